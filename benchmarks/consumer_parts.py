@@ -12,7 +12,7 @@ from unittest import mock
 import grpc.aio
 import psutil
 
-from coranto_consumers.spark.progress import Hooks, Step
+from coranto_consumers.spark.consumer.progress import Hooks, Step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,7 +130,7 @@ def _processor() -> dict[str, float]:
     for each in own.children(recursive=True):
         try:
             command = " ".join(each.cmdline())
-            if "java" in command or "coranto_consumers.spark.workers" in command or "pyspark" in command:
+            if "java" in command or "coranto_consumers.spark.session.workers" in command or "pyspark" in command:
                 used["processor of Spark, s"] += _seconds(each)
             elif "coranto_broker" in command:
                 used["processor of brokers, s"] += _seconds(each)

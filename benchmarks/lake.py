@@ -26,7 +26,7 @@ from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark import IcebergStore, Outputs, SparkConsumer, TableOutput
-from coranto_consumers.spark.session import new_session
+from coranto_consumers.spark.session.session import new_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

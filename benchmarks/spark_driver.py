@@ -37,7 +37,7 @@ from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_p
 from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import ConsumeReport, Outputs, SparkConsumer, TableOutput
-from coranto_consumers.spark.session import new_session, warm_up
+from coranto_consumers.spark.session.session import new_session, warm_up
 from coranto_consumers.stores import SqlStore
 
 if TYPE_CHECKING:

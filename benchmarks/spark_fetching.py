@@ -25,8 +25,8 @@ from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_p
 from coranto.testing.fake_broker import FakeBroker
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
-from coranto_consumers.spark.placing import executors_of
-from coranto_consumers.spark.session import new_session, warm_up
+from coranto_consumers.spark.journals.placing import executors_of
+from coranto_consumers.spark.session.session import new_session, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,7 @@ import hypothesis
 import pytest
 import structlog
 
-from coranto_consumers.spark.class_archive import archive_options
+from coranto_consumers.spark.session.class_archive import archive_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,34 +29,34 @@ LONG = (
     "orchestration/verification/test_ui.py",
     "orchestration/test_tutorial.py",
     "consumers/spark/cluster/test_cluster.py",
-    "consumers/spark/test_rejected.py",
+    "consumers/spark/consumer/test_rejections.py",
     "system/test_faults.py",
     "platform/recovery/test_journals.py",
     "orchestration/verification/test_damage_table.py",
     "system/test_consumer_chain.py",
-    "consumers/spark/test_outages.py",
+    "consumers/spark/consumer/test_outages.py",
     "consumers/spark/test_killed_executors.py",
     "consumers/spark/test_restored_checkpoints.py",
     "orchestration/windows/test_turns.py",
-    "consumers/spark/test_message_types.py",
-    "consumers/spark/test_consumer.py",
+    "consumers/spark/options/test_message_types.py",
+    "consumers/spark/consumer/test_consumer.py",
     "consumers/spark/sink/test_sink.py",
     "orchestration/flights/test_ui.py",
     "orchestration/flights/test_pipeline.py",
     "simulation/test_simulation.py",
-    "consumers/spark/test_windows.py",
+    "consumers/spark/consumer/test_windows.py",
     "broker/recovery/test_adoption.py",
     "simulation/test_streams_simulation.py",
     "system/test_crash_matrix_logs.py",
     "system/test_crash_matrix.py",
-    "consumers/spark/test_iceberg.py",
+    "consumers/spark/outputs/test_iceberg.py",
     "orchestration/verification/test_recovery.py",
     "broker/handlers/test_unread_answers.py",
     "consumers/recovery/test_losses_in_time.py",
     "platform/recovery/test_losses_in_time.py",
     "platform/cli/test_with_cluster.py",
     "simulation/test_streams_shared_simulation.py",
-    "consumers/spark/test_foreach_batch.py",
+    "consumers/spark/consumer/test_foreach_batch.py",
     "consumers/spark/test_streams.py",
     "system/test_streams_kill.py",
     "platform/streams/control/test_forking.py",
@@ -64,18 +64,18 @@ LONG = (
     "orchestration/windows/test_windows_backfill.py",
     "orchestration/flights/test_ui_processes.py",
     "broker/server/test_kill.py",
-    "consumers/spark/streaming/test_planning.py",
+    "consumers/spark/streaming/test_batches.py",
     "simulation/test_forks_simulation.py",
-    "consumers/spark/test_fetching.py",
+    "consumers/spark/journals/test_fetching.py",
     "consumers/spark/test_large_run.py",
     "broker/server/test_rotated_certificates.py",
-    "consumers/spark/test_parsing.py",
+    "consumers/spark/decoding/test_json_columns.py",
     "consumers/spark/test_store_restarts.py",
     "orchestration/test_serve.py",
     "broker/handlers/test_fuzz.py",
     "consumers/spark/streaming/test_query.py",
     "consumers/test_consumer_on_cluster.py",
-    "consumers/spark/test_committed.py",
+    "consumers/spark/committed/test_joint_reading.py",
     "system/test_kill_broker.py",
     "broker/fragments/test_retention.py",
     "platform/fragments/test_s3_store.py",
@@ -296,7 +296,7 @@ def logs_as_before() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     """The one session of all tests of a process: Spark shares its context, so a test that stops one stops them all."""
-    from coranto_consumers.spark.session import new_session
+    from coranto_consumers.spark.session.session import new_session
 
     session = new_session("coranto-tests", short=True)
     yield session

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coranto.errors import Unavailable
-from coranto_consumers.spark.class_archive import find_archive
+from coranto_consumers.spark.session.class_archive import find_archive
 from tools.class_archive import make_archive
 
 

@@ -85,7 +85,7 @@ ELSEWHERE: Final = {
         "tests' clusters are brokers of this kind",
     ),
     "coranto_consumers.outputs.dead_letters": (
-        "consumers/spark/test_rows_misfits.py",
+        "consumers/spark/decoding/test_rows_misfits.py",
         "Spark consumers and shards keep them, each in its way",
     ),
     "coranto_consumers.outputs.log": ("orchestration/journals/test_io_manager.py", "the IO manager is its user"),
@@ -100,7 +100,10 @@ ELSEWHERE: Final = {
     ),
     "coranto_consumers.runtime.discovery": ("consumers/cli/test_consumer.py", "commands find a consumer by it"),
     "coranto_consumers.runtime.metrics": ("consumers/runtime/test_process.py", "a process serves them"),
-    "coranto_consumers.spark.frames": ("consumers/spark/test_rows_misfits.py", "it takes a Spark session and misfits"),
+    "coranto_consumers.spark.inputs.frames": (
+        "consumers/spark/decoding/test_rows_misfits.py",
+        "it takes a Spark session and misfits",
+    ),
     "dagster_coranto.flights.cli": ("system/test_main_job.py", "the demo is run as its users run it"),
     "dagster_coranto.instance.log": ("orchestration/flights/test_ui_processes.py", "it takes processes of Dagster"),
     "dagster_coranto.instance.underway": ONE_RUN,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from coranto.errors import CorantoError, Unavailable
-from coranto_consumers.spark.class_archive import SILENT, archive_place, find_archive
+from coranto_consumers.spark.session.class_archive import SILENT, archive_place, find_archive
 
 _TIMEOUT: Final = 600.0
 

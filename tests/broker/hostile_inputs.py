@@ -26,7 +26,9 @@ from coranto.specs.durations import parse_duration
 from coranto.types import kinds, parsing, references, writing
 from coranto_broker.http.requests import append_request, read_request
 from coranto_consumers.runtime import batch_reading
-from coranto_consumers.spark import frames, json_values, parsers, task_errors
+from coranto_consumers.spark.decoding import json_values, parsers
+from coranto_consumers.spark.inputs import frames
+from coranto_consumers.spark.session import task_errors
 from coranto_consumers.stores import mysql, refusals, rejections, sql_dialects
 
 AT = datetime(2024, 1, 2, tzinfo=UTC)

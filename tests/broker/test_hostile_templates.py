@@ -167,15 +167,15 @@ REVIEWED: Final = {
     "coranto.types.parsing": {"_TOKEN"},
     "coranto.types.references": {"_VERSION"},
     "coranto.types.writing": {"_DAY", "_LOCAL", "_ZONED", "_NUMBER"},
-    "coranto_consumers.spark.frames": {"_ALL"},
-    "coranto_consumers.spark.json_limits": {"_RUNS", "_TOKENS"},
-    "coranto_consumers.spark.json_values": {"_INTEGER", "_DECIMAL", "_BASE64"},
-    "coranto_consumers.spark.json_times": {
+    "coranto_consumers.spark.inputs.frames": {"_ALL"},
+    "coranto_consumers.spark.decoding.json_limits": {"_RUNS", "_TOKENS"},
+    "coranto_consumers.spark.decoding.json_values": {"_INTEGER", "_DECIMAL", "_BASE64"},
+    "coranto_consumers.spark.decoding.json_times": {
         *("_DATE", "_TIME", "_CLOCK_ALONE", "_CLOCK_WITH_MINUTES", "_DAYS_AS_NUMBER"),
         *("_ONE_HOUR_DIGIT", "_ONE_MINUTE_DIGIT", "_OFFSET", "_REGION"),
     },
-    "coranto_consumers.spark.parsers": {"_INTEGER", "_NUMBER"},
-    "coranto_consumers.spark.task_errors": {"_LINE", "_LACKING"},
+    "coranto_consumers.spark.decoding.parsers": {"_INTEGER", "_NUMBER"},
+    "coranto_consumers.spark.session.task_errors": {"_LINE", "_LACKING"},
     "coranto.publication.batch_ledger": {"_WRITER", "_VALUE"},
     "coranto.publication.ledger": {"_SUMMARY_VALUE"},
     "coranto.streams.writer.multi_key.bulk": {"_WRITER", "_VALUE"},
@@ -209,9 +209,9 @@ REVIEWED: Final = {
     "coranto_consumers.stores.sql_text": {
         *("_PIECES", "_TARGET", "_WRITE", "_UPDATED", "_DELETED", "_INTO", "_UNNAMED_ROWS", "found"),
     },
-    "coranto_consumers.spark.inputs": {"one that is not assigned to a name"},
-    "coranto_consumers.spark.discovery": {"found"},
-    "coranto_consumers.spark.selections": {"one that is not assigned to a name"},
+    "coranto_consumers.spark.inputs.inputs": {"one that is not assigned to a name"},
+    "coranto_consumers.spark.journals.discovery": {"found"},
+    "coranto_consumers.spark.options.selections": {"one that is not assigned to a name"},
 }
 """The places of regular expressions, by the name that each is assigned to."""
 

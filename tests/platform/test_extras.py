@@ -30,12 +30,12 @@ except ImportError as error:
     ("module", "extra", "statement"),
     [
         ("pyspark", "spark", "from coranto_consumers.spark import SparkConsumer"),
-        ("pyspark", "spark", "import coranto_consumers.spark.consumer"),
-        ("pyspark", "spark", "from coranto_consumers.spark.session import new_session"),
+        ("pyspark", "spark", "import coranto_consumers.spark.consumer.consumer"),
+        ("pyspark", "spark", "from coranto_consumers.spark.session.session import new_session"),
         ("pyspark", "spark", "import pyspark_coranto"),
         ("sqlalchemy", "consumers", "from coranto_consumers.stores import SqlStore"),
         ("sqlalchemy", "consumers", "from coranto_consumers.stores.sqlite_file import SqliteStore"),
-        ("pyspark", "spark", "from coranto_consumers.spark.windows import WindowConsumer"),
+        ("pyspark", "spark", "from coranto_consumers.spark.consumer.windows import WindowConsumer"),
         ("sqlalchemy", "consumers", "from coranto_consumers.audit import ConsumerCheck"),
         (
             "sqlglot",

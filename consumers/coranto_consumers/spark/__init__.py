@@ -12,41 +12,48 @@ from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
     from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, dead_letter_table
-    from coranto_consumers.spark.application import Application, JournalOutput, Outputs, SqlOutput, TableOutput
-    from coranto_consumers.spark.consumer import SparkConsumer
-    from coranto_consumers.spark.consumer_options import ConsumerOptions
-    from coranto_consumers.spark.foreach_batch import exactly_once
-    from coranto_consumers.spark.framings import AnyLines, CsvRecords, FixedRecords
-    from coranto_consumers.spark.iceberg import IcebergStore
-    from coranto_consumers.spark.metrics import SparkConsumerMetrics
-    from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
-    from coranto_consumers.spark.selections import stream_selector
-    from coranto_consumers.spark.session import new_session
-    from coranto_consumers.spark.source import register
-    from coranto_consumers.spark.stopping import StopOnSignals
-    from coranto_consumers.spark.streaming.progress import bytes_behind
-    from coranto_consumers.spark.task_errors import error_of_task, errors_of_tasks
+    from coranto_consumers.spark.application.application import (
+        Application,
+        JournalOutput,
+        Outputs,
+        SqlOutput,
+        TableOutput,
+    )
+    from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+    from coranto_consumers.spark.consumer.consumer import SparkConsumer
+    from coranto_consumers.spark.consumer.foreach_batch import exactly_once
+    from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
+    from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, Step
+    from coranto_consumers.spark.consumer.stopping import StopOnSignals
+    from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords
+    from coranto_consumers.spark.options.selections import stream_selector
+    from coranto_consumers.spark.outputs.iceberg import IcebergStore
+    from coranto_consumers.spark.session.session import new_session
+    from coranto_consumers.spark.session.task_errors import error_of_task, errors_of_tasks
+    from coranto_consumers.spark.source.source import register
+    from coranto_consumers.spark.streaming.lag import bytes_behind
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
     from coranto_consumers.stores.staged_sql import StagedSql
 
 _HOMES = {
     **dict.fromkeys(
-        ("Application", "JournalOutput", "Outputs", "SqlOutput", "TableOutput"), "coranto_consumers.spark.application"
+        ("Application", "JournalOutput", "Outputs", "SqlOutput", "TableOutput"),
+        "coranto_consumers.spark.application.application",
     ),
-    **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer"),
-    **dict.fromkeys(("ConsumerOptions",), "coranto_consumers.spark.consumer_options"),
+    **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer.consumer"),
+    **dict.fromkeys(("ConsumerOptions",), "coranto_consumers.spark.application.consumer_options"),
     **dict.fromkeys(("DeadLetters", "MisfitPolicy", "dead_letter_table"), "coranto_consumers.outputs.dead_letters"),
-    **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.framings"),
-    **dict.fromkeys(("IcebergStore",), "coranto_consumers.spark.iceberg"),
-    **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.progress"),
-    **dict.fromkeys(("SparkConsumerMetrics",), "coranto_consumers.spark.metrics"),
-    **dict.fromkeys(("StopOnSignals",), "coranto_consumers.spark.stopping"),
-    **dict.fromkeys(("stream_selector",), "coranto_consumers.spark.selections"),
-    **dict.fromkeys(("new_session",), "coranto_consumers.spark.session"),
-    **dict.fromkeys(("register",), "coranto_consumers.spark.source"),
-    **dict.fromkeys(("error_of_task", "errors_of_tasks"), "coranto_consumers.spark.task_errors"),
-    **dict.fromkeys(("exactly_once",), "coranto_consumers.spark.foreach_batch"),
-    **dict.fromkeys(("bytes_behind",), "coranto_consumers.spark.streaming.progress"),
+    **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.journals.framings"),
+    **dict.fromkeys(("IcebergStore",), "coranto_consumers.spark.outputs.iceberg"),
+    **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.consumer.progress"),
+    **dict.fromkeys(("SparkConsumerMetrics",), "coranto_consumers.spark.consumer.metrics"),
+    **dict.fromkeys(("StopOnSignals",), "coranto_consumers.spark.consumer.stopping"),
+    **dict.fromkeys(("stream_selector",), "coranto_consumers.spark.options.selections"),
+    **dict.fromkeys(("new_session",), "coranto_consumers.spark.session.session"),
+    **dict.fromkeys(("register",), "coranto_consumers.spark.source.source"),
+    **dict.fromkeys(("error_of_task", "errors_of_tasks"), "coranto_consumers.spark.session.task_errors"),
+    **dict.fromkeys(("exactly_once",), "coranto_consumers.spark.consumer.foreach_batch"),
+    **dict.fromkeys(("bytes_behind",), "coranto_consumers.spark.streaming.lag"),
     **dict.fromkeys(("Add", "Max", "MergeRule", "Min", "Quotient", "Replace"), "coranto_consumers.stores.merge"),
     **dict.fromkeys(("StagedSql",), "coranto_consumers.stores.staged_sql"),
 }

@@ -14,15 +14,15 @@ from airflow_coranto.lineage import declare, lineage, positions_in, tell_growth
 from airflow_coranto.links import ReportLink
 from airflow_coranto.store import checked_store_url, store_url_of_connection
 from coranto.offsets import vector_to_json
-from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_coranto.lineage import Positions
-    from coranto_consumers.spark.application import Application
-    from coranto_consumers.spark.consumer import SparkConsumer
-    from coranto_consumers.spark.progress import ConsumeReport
+    from coranto_consumers.spark.application.application import Application
+    from coranto_consumers.spark.consumer.consumer import SparkConsumer
+    from coranto_consumers.spark.consumer.progress import ConsumeReport
 
 
 class SparkConsumerOperator(BaseOperator):
@@ -131,7 +131,7 @@ class SparkConsumerOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def _consume(self, context: Any) -> dict[str, Any]:
-        from coranto_consumers.spark.progress import catching_up
+        from coranto_consumers.spark.consumer.progress import catching_up
 
         before = self._output_positions()
         with catching_up(TaskLog(self.log)) as show:
@@ -166,7 +166,7 @@ class SparkConsumerOperator(BaseOperator):
             return positions_in(client, self.outputs)
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
-        from coranto_consumers.spark.consumer import SparkConsumer
+        from coranto_consumers.spark.consumer.consumer import SparkConsumer
 
         store = self._store()
         return SparkConsumer(
@@ -182,7 +182,7 @@ class SparkConsumerOperator(BaseOperator):
         return self.options if isinstance(self.options, ConsumerOptions) else ConsumerOptions.of(self.options)
 
     def _start_session(self) -> SparkSession:
-        from coranto_consumers.spark.session import new_session, running_session
+        from coranto_consumers.spark.session.session import new_session, running_session
 
         found = running_session()
         if found is not None:  # Of the process that runs this task, which still needs it afterwards.

@@ -5,7 +5,7 @@ from typing import Literal
 import dagster as dg
 from pydantic import Field
 
-from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 
 
 class DeadLettersModel(dg.Model, dg.Resolvable):

@@ -108,7 +108,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         application = load_target(self.application)
         options = self.options.made(by_window=self.windows is not None)
         if url.startswith("iceberg://"):
-            from coranto_consumers.spark.iceberg import IcebergStore
+            from coranto_consumers.spark.outputs.iceberg import IcebergStore
 
             return ConsumerSettings(application, IcebergStore.at(url), options)
         return ConsumerSettings(application, url, options)

@@ -28,8 +28,8 @@ from dagster_coranto.translation.sql_tables import table_facts
 from dagster_coranto.translation.vectors import keep_vector
 
 if TYPE_CHECKING:
-    from coranto_consumers.spark.consumer import SparkConsumer
-    from coranto_consumers.spark.progress import ConsumeReport
+    from coranto_consumers.spark.consumer.consumer import SparkConsumer
+    from coranto_consumers.spark.consumer.progress import ConsumeReport
 
 
 class Consumption:
@@ -57,7 +57,7 @@ class Consumption:
 
     def drain(self, log: Log) -> ConsumeReport:
         """Consume until the heads of the beginning are reached. Raises as `SparkConsumer.run_until_caught_up` does."""
-        from coranto_consumers.spark.progress import catching_up
+        from coranto_consumers.spark.consumer.progress import catching_up
 
         with catching_up(log) as show:
 
@@ -148,7 +148,7 @@ class Consumption:
         return Materialized(spec.key, version, metadata, tags)
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
-        from coranto_consumers.spark.consumer import SparkConsumer
+        from coranto_consumers.spark.consumer.consumer import SparkConsumer
 
         return SparkConsumer(
             self._settings.application,

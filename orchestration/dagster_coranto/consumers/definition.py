@@ -12,12 +12,12 @@ import dagster as dg
 
 from coranto.client.groups import JournalGroup
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from dagster_coranto.instance.tags import result_tags
 
 if TYPE_CHECKING:
-    from coranto_consumers.spark.application import Application
-    from coranto_consumers.spark.iceberg import IcebergStore
+    from coranto_consumers.spark.application.application import Application
+    from coranto_consumers.spark.outputs.iceberg import IcebergStore
 
 
 class ConsumerMode(enum.Enum):

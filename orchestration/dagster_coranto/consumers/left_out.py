@@ -15,15 +15,15 @@ from pydantic import Field
 from coranto.errors import InvalidInput
 from coranto.telemetry import amount
 from coranto_consumers.outputs.dead_letters import DeadLetters
-from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from dagster_coranto.consumers.definition import SparkConsumerDefinition, consumers_of
 from dagster_coranto.instance.evaluations import last_evaluation
 from dagster_coranto.translation.metadata import JournalRow, namespaced, table
 from dagster_coranto.translation.metadata_set import NAMESPACE
 
 if TYPE_CHECKING:
-    from coranto_consumers.spark.losses import LostContent
-    from coranto_consumers.spark.progress import ConsumeReport
+    from coranto_consumers.spark.consumer.progress import ConsumeReport
+    from coranto_consumers.spark.journals.losses import LostContent
 
 CHECK_NAME: Final = "nothing_left_out"
 _COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int", "made_again": "bool"}

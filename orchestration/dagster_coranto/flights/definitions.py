@@ -9,7 +9,7 @@ import dagster as dg
 
 from coranto.client.groups import JournalGroup
 from coranto.telemetry import progress
-from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_flights.names import TABLE, TREE, consumer_name
 from dagster_coranto.consumers.assets import build_spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerSettings

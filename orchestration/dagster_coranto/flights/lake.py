@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_flights.names import LAKE
 from dagster_coranto.consumers.assets import build_spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerSettings

@@ -11,7 +11,7 @@ from dagster_coranto.translation.metadata_set import TableMetadata
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from coranto_consumers.spark.iceberg import IcebergStore
+    from coranto_consumers.spark.outputs.iceberg import IcebergStore
 
 
 def iceberg_facts(store: IcebergStore, spec: dg.AssetSpec) -> Mapping[str, Any]:

@@ -145,7 +145,7 @@ class AsOf(Moment):
         The read fails where content is gone since. Of a window's content, messages whose transactions began before the
         window are left out; materialise the window to have them.
         """
-        from coranto_consumers.spark.client_options import client_options
+        from coranto_consumers.spark.options.client_options import client_options
 
         return {
             **client_options(journals.client_config()),

@@ -27,7 +27,7 @@ from dagster_coranto.translation.vectors import keep_vector
 from dagster_coranto.windows.turns import materialise_in_turn, turns_of
 
 if TYPE_CHECKING:
-    from coranto_consumers.spark.windows import WindowReport
+    from coranto_consumers.spark.consumer.windows import WindowReport
     from coranto_consumers.stores.windows import KnownWindow
 
 _COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int"}
@@ -137,7 +137,7 @@ class WindowStep:
         The other tables of the consumer, which change with these, are reported by events. Raises dg.Failure when
         another run of the window was quicker.
         """
-        from coranto_consumers.spark.windows import WindowConsumer
+        from coranto_consumers.spark.consumer.windows import WindowConsumer
 
         context = self.context
         chosen = self.settings(context, **resource_arguments(self.settings, context.resources))

@@ -13,7 +13,7 @@ from coranto.fragments.windows import Window
 from dagster_coranto.instance.one_at_a_time import OneAtATime
 
 if TYPE_CHECKING:
-    from coranto_consumers.spark.windows import WindowConsumer, WindowReport
+    from coranto_consumers.spark.consumer.windows import WindowConsumer, WindowReport
 
 POOLS: Final = 17
 """The number of pools of a consumer, and so of its windows that are materialised side by side.

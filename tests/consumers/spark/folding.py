@@ -7,10 +7,15 @@ from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
-from coranto_consumers.spark.long_transactions import LongTransaction, LongTransactions, find_long, sequence_part
-from coranto_consumers.spark.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
-from coranto_consumers.spark.scanning import RangeSummary, read_sequenced
-from coranto_consumers.spark.sequencing import sequence
+from coranto_consumers.spark.committed.long_transactions import (
+    LongTransaction,
+    LongTransactions,
+    find_long,
+    sequence_part,
+)
+from coranto_consumers.spark.committed.scanning import RangeSummary, read_sequenced
+from coranto_consumers.spark.committed.sequencing import sequence
+from coranto_consumers.spark.journals.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
 
 FRAMING = JsonLines()
 NOW = 1_900_000_000

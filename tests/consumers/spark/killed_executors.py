@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from coranto.client import ClientConfig
 from coranto.security.tokens import Keys
 from coranto_consumers.spark import Hooks, Outputs, SparkConsumer, Step, TableOutput, register
-from coranto_consumers.spark.application import JournalOutput
+from coranto_consumers.spark.application.application import JournalOutput
 from tests.consumers.spark.cluster.program import TOTALS, Buckets, read_source
 
 

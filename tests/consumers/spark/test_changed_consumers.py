@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, select
 from coranto.errors import ConsumerChanged
 from coranto.messages.checkpoints import Identity
 from coranto_consumers.spark import IcebergStore, JournalOutput, Outputs, SparkConsumer, TableOutput
-from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.stores import SqlStore
 
 JOURNALS = ("rows/a", "rows/b")

@@ -12,8 +12,8 @@ from coranto.messages.csv_rows import CsvRows, TextRows
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
 from coranto_consumers.spark import CsvRecords, Outputs, SparkConsumer, TableOutput
-from coranto_consumers.spark.source import JournalDataSource
-from coranto_consumers.spark.windows import WindowConsumer
+from coranto_consumers.spark.consumer.windows import WindowConsumer
+from coranto_consumers.spark.source.source import JournalDataSource
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
 

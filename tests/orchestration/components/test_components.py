@@ -20,7 +20,7 @@ from coranto.errors import InvalidInput
 from coranto.labels import label_set
 from coranto.testing.fake_broker import FakeBroker
 from coranto_consumers.runtime.shard_set import parse_shards
-from coranto_consumers.spark.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from dagster_coranto import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
 from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import CollectionParams, ConsumerParams

@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.iceberg import IcebergStore
+from coranto_consumers.spark.outputs.iceberg import IcebergStore
 from dagster_coranto.consumers.definition import ConsumerSettings
 from dagster_coranto.translation.iceberg_tables import iceberg_facts
 

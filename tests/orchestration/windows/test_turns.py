@@ -19,7 +19,7 @@ from coranto.client.loop import run_blocking
 from coranto.errors import Fenced, InvalidInput
 from coranto.fragments.windows import Window, find
 from coranto.testing.fake_broker import FakeBroker
-from coranto_consumers.spark.windows import WindowConsumer, WindowReport
+from coranto_consumers.spark.consumer.windows import WindowConsumer, WindowReport
 from coranto_consumers.stores.window_growth import grow
 from coranto_consumers.stores.windows import WindowLog
 from dagster_coranto import JournalResource, SqlStoreResource

@@ -22,7 +22,7 @@ from coranto.fragments.windows import Span, Window
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.offsets import JournalOffset, id_of, vector_of_json
 from coranto.testing.fake_broker import FakeBroker
-from coranto_consumers.spark.windows import WindowReport
+from coranto_consumers.spark.consumer.windows import WindowReport
 from coranto_consumers.stores.windows import WindowLog, shard_of
 from dagster_coranto import (
     AsOf,

@@ -23,8 +23,8 @@ from coranto.messages.columnar_mapping import mapped
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto.messages.uuids import Flags, ProducerClock, ProducerId, format_uuid, new_producer_id
+from coranto_consumers.spark.sink.message_rows import Rows
 from coranto_consumers.spark.sink.row_digest import RowDigest
-from coranto_consumers.spark.sink.rows import Rows
 
 _APPEND_BYTES: Final = 4 << 20
 _PENDING_BYTES: Final = 32 << 20

@@ -21,8 +21,8 @@ import structlog
 from pyspark import TaskContext
 
 from coranto.messages.uuids import ProducerId
-from coranto_consumers.spark.fetching import executor_folder
-from coranto_consumers.spark.producer_ids import IdPool, Use
+from coranto_consumers.spark.journals.fetching import executor_folder
+from coranto_consumers.spark.sink.producer_ids import IdPool, Use
 
 _RUN: Final = "spark.jobGroup.id"
 """Spark's name of a query's run, where tasks see it."""

@@ -38,14 +38,14 @@ from coranto.errors import BatchChanged, CorantoError, Fenced, InvalidInput
 from coranto.publication import BatchLedger, Decision, Ledger, Mark
 from coranto.publication.publish import append_intents, finish_batch, finish_decision, finish_decisions
 from coranto.security.tokens import Capability
-from coranto_consumers.spark.access import for_tasks
-from coranto_consumers.spark.fetching import executor_folder
-from coranto_consumers.spark.producer_ids import IdPool, Use
-from coranto_consumers.spark.sink.options import RowForm, SinkOptions
+from coranto_consumers.spark.journals.fetching import executor_folder
+from coranto_consumers.spark.session.access import for_tasks
+from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.sink.producer_ids import IdPool, Use
 from coranto_consumers.spark.sink.publishing import Pending, PendingPublisher
 from coranto_consumers.spark.sink.row_digest import RowDigest
 from coranto_consumers.spark.sink.settled import pool_of, run_of_task, settle, settled_pools
-from coranto_consumers.spark.task_errors import told_to_driver
+from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 
 _ABORT_SECONDS: Final = 5.0
 _QUERY: Final = "sql.streaming.queryId"

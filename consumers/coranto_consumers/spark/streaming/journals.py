@@ -9,10 +9,10 @@ from typing import Final
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorruptData, JournalRecreated, OffsetJump
-from coranto_consumers.spark.discovery import ContentExtent, contents, select_journals
-from coranto_consumers.spark.fetching import shared_cache
-from coranto_consumers.spark.options import SourceOptions
-from coranto_consumers.spark.segments import when_sealed
+from coranto_consumers.spark.journals.discovery import ContentExtent, contents, select_journals
+from coranto_consumers.spark.journals.fetching import shared_cache
+from coranto_consumers.spark.journals.segments import when_sealed
+from coranto_consumers.spark.options.options import SourceOptions
 from coranto_consumers.spark.streaming.offsets import Position
 
 _IDLE_SECONDS: Final = 0.1

@@ -10,9 +10,9 @@ import numpy as np
 
 from coranto.messages.columnar import Int64s
 from coranto.messages.framing import JsonLines
-from coranto_consumers.spark.framings import ReadFraming
-from coranto_consumers.spark.ranges import Range
-from coranto_consumers.spark.reading import JournalContent, read_blocks, read_lines
+from coranto_consumers.spark.journals.framings import ReadFraming
+from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.spark.journals.reading import JournalContent, read_blocks, read_lines
 
 _TAIL_BYTES: Final = 64 << 10
 

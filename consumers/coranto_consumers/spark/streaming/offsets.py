@@ -21,7 +21,7 @@ listed. It is rarely needed, only by a query that starts again, and at most `MAX
 again for idle producers: those that have been silent for longer are forgotten, if they are too many to be listed.
 
 **Segments of streams** are there from when they may be read until they are truncated away
-(`spark/segments.py`).
+(`spark/journals/segments.py`).
 
 **`since`.** Spark keeps only the ends of batches, and asks for the initial offset again if the query ended before its
 first batch did. `latest` may be another offset by then. So a batch's end says where the batch began, and nothing that

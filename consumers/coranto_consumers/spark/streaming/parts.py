@@ -10,11 +10,11 @@ import numpy as np
 from coranto.messages.checkpoints import ProducerState
 from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask
 from coranto.messages.uuids import ProducerId
-from coranto_consumers.spark.framings import ReadFraming
-from coranto_consumers.spark.ranges import NumberedRange, Range
-from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
-from coranto_consumers.spark.scanning import RangeSummary, piece_of, read_sequenced
-from coranto_consumers.spark.sequencing import Sequenced
+from coranto_consumers.spark.committed.scanning import RangeSummary, piece_of, read_sequenced
+from coranto_consumers.spark.committed.sequencing import Sequenced
+from coranto_consumers.spark.journals.framings import ReadFraming
+from coranto_consumers.spark.journals.ranges import NumberedRange, Range
+from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,12 @@ from typing import Any, Final
 from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
-from coranto_consumers.spark.discovery import ContentExtent, fragment_begins
-from coranto_consumers.spark.long_transactions import LongTransaction
-from coranto_consumers.spark.losses import LostContent, PartlyLost, go_on_behind, warn_of
-from coranto_consumers.spark.ranges import Range
-from coranto_consumers.spark.segments import gone_segments, not_read
-from coranto_consumers.spark.streaming.journals import QueryJournals, require
-from coranto_consumers.spark.streaming.losses import beginning_at, lost_at, without_lost_part
-from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, loads
-from coranto_consumers.spark.streaming.options import StreamOptions
-from coranto_consumers.spark.streaming.planning import (
+from coranto_consumers.spark.committed.long_transactions import LongTransaction
+from coranto_consumers.spark.journals.discovery import ContentExtent, fragment_begins
+from coranto_consumers.spark.journals.losses import LostContent, PartlyLost, go_on_behind, warn_of
+from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.spark.journals.segments import gone_segments, not_read
+from coranto_consumers.spark.streaming.batches import (
     BatchPlanner,
     JournalBatch,
     ReadState,
@@ -32,6 +28,10 @@ from coranto_consumers.spark.streaming.planning import (
     require_end,
     require_part,
 )
+from coranto_consumers.spark.streaming.journals import QueryJournals, require
+from coranto_consumers.spark.streaming.lost_content import beginning_at, lost_at, without_lost_part
+from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, loads
+from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
 _LEAST_LISTED: Final = 8
 _THREADS: Final = 8

@@ -28,21 +28,21 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.offsets import vector_to_json
 from coranto.security.tokens import Capability
-from coranto_consumers.spark.access import for_tasks, without_keys
-from coranto_consumers.spark.discovery import ContentExtent, heads_of
-from coranto_consumers.spark.fetching import shared_cache
-from coranto_consumers.spark.framings import name_of
-from coranto_consumers.spark.ranges import plan_transaction
-from coranto_consumers.spark.rows import BatchBuilder, RowLayout
-from coranto_consumers.spark.segments import open_journals
-from coranto_consumers.spark.small_ranges import read_together
+from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
+from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of
+from coranto_consumers.spark.journals.fetching import shared_cache
+from coranto_consumers.spark.journals.framings import name_of
+from coranto_consumers.spark.journals.ranges import plan_transaction
+from coranto_consumers.spark.journals.segments import open_journals
+from coranto_consumers.spark.journals.small_ranges import read_together
+from coranto_consumers.spark.session.access import for_tasks, without_keys
+from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.streaming.batches import JournalBatch
 from coranto_consumers.spark.streaming.journals import QueryJournals
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
-from coranto_consumers.spark.streaming.options import StreamOptions
 from coranto_consumers.spark.streaming.parts import StreamPart
-from coranto_consumers.spark.streaming.planning import JournalBatch
 from coranto_consumers.spark.streaming.query_planner import QueryPlanner
-from coranto_consumers.spark.task_errors import told_to_driver
+from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
 _WORTHWHILE_BYTES: Final = 2 << 20
 """Ranges are read by one task until they have this many bytes together: a task costs some tens of milliseconds."""

@@ -33,9 +33,9 @@ from coranto.streams import Merge, Split, SyncStreamReader, SyncStreams, default
 from coranto.streams.writer.multi_key import bulk
 from coranto.testing import SyncCluster
 from coranto.testing.cluster import STORE_URL
+from coranto_consumers.spark.session.task_errors import error_of_task
 from coranto_consumers.spark.sink import stream_publishing
-from coranto_consumers.spark.source import JournalDataSource
-from coranto_consumers.spark.task_errors import error_of_task
+from coranto_consumers.spark.source.source import JournalDataSource
 
 SCHEMA = StructType().add("n", IntegerType()).add("key", StringType())
 QUERY = "11111111-2222-3333-4444-555555555555"

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.iceberg import IcebergStore
+from coranto_consumers.spark.outputs.iceberg import IcebergStore
 from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.reading import read_checkpoint
 from tests.consumers.stores.iceberg.named_catalog import named_catalog

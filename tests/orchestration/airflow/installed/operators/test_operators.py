@@ -314,7 +314,7 @@ def test_a_consumer_has_the_options_of_its_engine_and_unknown_ones_are_refused_w
 
 
 def test_a_session_that_the_process_had_before_is_used_and_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    from coranto_consumers.spark import session
+    from coranto_consumers.spark.session import session
 
     class Found:
         running = True

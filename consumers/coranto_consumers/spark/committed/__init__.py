@@ -1,0 +1,1 @@
+"""Committed reads: what many tasks decide together."""

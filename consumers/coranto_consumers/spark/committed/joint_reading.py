@@ -1,0 +1,251 @@
+"""Committed reads, in which many tasks read one journal.
+
+The committed messages of a range depend on the ranges before it (which clocks were seen, what is pending), and behind
+it (is what is pending at its end acknowledged later?). But they depend on little of them: on their outlines
+(`coranto.messages.outlines`). So a read has two steps for each range: *scan* it, which yields its outline, and, once
+all ranges of the journal are scanned, *choose* its committed rows. Scans are independent of each other, and choosing
+is too.
+
+**The tasks scan, and the tasks fold.** Spark plans a read in a process that can start no tasks, and that would scan
+alone. Spark has no barrier for sources either: a task must not wait for one that may not have started. So each task
+does what is missing. It goes through the journal's ranges from its own on, and scans each that nobody has scanned and
+nobody is scanning. Then it waits for the scans that others have begun. These others are running, and hold a lock that
+ends with their process, so nobody waits for ever. At last one of them resolves the outlines, and all find the limits
+of their range in the result. So the first tasks on a machine scan the journal together, with all cores, and later
+tasks only choose.
+
+**Shared is a folder of the application on the machine** (`fetching.machine_folder`), which also holds the fragments
+that were fetched (`coranto.client.disk_cache`). So a machine fetches a fragment once, scans each range once, and reads
+most ranges a second time from its disk. A range that a task scans for itself is held in memory meanwhile, up to
+`HELD_BYTES`, and not read a second time.
+
+**Another machine shares nothing.** It scans the journal for itself, because tasks cannot reach each other, and a place
+that all of them may write to would be one more thing to run and to trust. So on M machines a journal of more than one
+range is fetched and scanned up to M times, and its values are parsed once. `SparkConsumer`, whose driver can start
+tasks, fetches and scans everything once on any number of machines.
+
+Without a folder (outside of an executor, or if its disk is full), a task scans all ranges itself. The result is the
+same: a file in the folder only saves work. Files are named after their read, which has a random name, and written
+whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from coranto.errors import CorantoError
+from coranto.messages.columnar import Int32s, RangeScanner
+from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
+from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
+from coranto_consumers.spark.committed.sequencing import read_end
+from coranto_consumers.spark.journals.framings import ReadFraming
+from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
+
+HELD_BYTES: Final = 64 << 20
+_KEPT_SECONDS: Final = 3600.0
+"""The time in seconds for which the scans of a read are kept after its last task began."""
+_LIMITS: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("lo", pa.uint64()), ("hi", pa.uint64())])
+_ACKNOWLEDGED: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("offset", pa.int64())])
+
+_log = structlog.get_logger(__name__)
+
+
+class RangeDecision(NamedTuple):
+    """The decisions about one range's segments."""
+
+    limits: tuple[Limit, ...]
+    acknowledged: tuple[SegmentCommit, ...]
+
+
+class CommittedReader:
+    """Reads the committed content of ranges, which together are one contiguous part of a journal.
+
+    `shared` is a folder that the tasks of one read, and of one journal in it, share; None if they share nothing. With
+    `commits`, lines tell where they became committed.
+    """
+
+    def __init__(
+        self,
+        content: JournalContent,
+        ranges: Sequence[Range],
+        framing: ReadFraming,
+        shared: Path | None = None,
+        *,
+        commits: bool = False,
+    ) -> None:
+        self._commits = commits
+        self._content = content
+        self._ranges = ranges
+        self._framing = framing
+        self._shared = shared if len(ranges) > 1 else None
+
+    def read(self, number: int) -> Iterator[Lines]:
+        """Yield the committed content of range `number`. Messages before the first range are not known.
+
+        Raises CorruptMessage and OffsetJump, for content of any of the ranges.
+        """
+        held: list[tuple[Lines, Int32s]] = []
+
+        def scan(wanted: int) -> RangeSummary:
+            return self._scan(wanted, held if wanted == number else None)
+
+        limits, acknowledged = self._decided(number, scan)
+        for lines, row_segment in held or self._again(number):
+            committed = limited_mask(row_segment, limits, lines.clocks)
+            if self._commits:
+                lines = replace(lines, commits=commit_offsets(row_segment, acknowledged, lines.begins))
+            yield lines.where(committed)
+
+    def _decided(self, number: int, scan: Callable[[int], RangeSummary]) -> RangeDecision:
+        if self._shared is not None:
+            try:
+                return _SharedScans(self._shared, len(self._ranges), scan, self._resolve).decided(number)
+            except CorantoError:
+                raise
+            except OSError as error:
+                _log.warning("spark.scans_not_shared", folder=str(self._shared), error=str(error))
+        return self._resolve([scan(wanted) for wanted in range(len(self._ranges))])[number]
+
+    def _scan(self, number: int, held: list[tuple[Lines, Int32s]] | None) -> RangeSummary:
+        """Scan a range, and hold its lines if there is a list for them, and they are few enough."""
+        part = self._ranges[number]
+        scan = RangeSummarizer(number, part.begin, commits=self._commits)
+        if held is not None:
+            held.clear()
+        for lines in read_lines(self._content, part, self._framing):
+            scan.saw(lines)
+            lines = lines.messages
+            row_segment = scan.feed(lines)
+            if held is not None and part.length <= HELD_BYTES:
+                held.append((lines, row_segment))
+        return scan.summary()
+
+    def _again(self, number: int) -> Iterator[tuple[Lines, Int32s]]:
+        scanner = RangeScanner()
+        for read in read_lines(self._content, self._ranges[number], self._framing):
+            lines = read.messages
+            yield lines, scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
+
+    def _resolve(self, summaries: Sequence[RangeSummary]) -> list[RangeDecision]:
+        """Return what is decided about each range. Raises CorruptData if a message between two ranges is missing."""
+        found = {part: summary for part, summary in zip(self._ranges, summaries, strict=True) if summary.rows}
+        if found:
+            first = min(found)
+            read_end(first.journal, found[first].first, found)
+        resolution = resolve_outlines([summary.outline for summary in summaries], {}, replayed=())
+        return [RangeDecision(*each) for each in zip(resolution.limits, resolution.acknowledged, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedScans:
+    """The scans of a journal's ranges, which tasks share in a folder."""
+
+    folder: Path
+    count: int
+    scan: Callable[[int], RangeSummary]
+    resolve: Callable[[Sequence[RangeSummary]], list[RangeDecision]]
+
+    def decided(self, number: int) -> RangeDecision:
+        """Return what is decided of a range, once all are scanned. Raises OSError if the folder cannot be used."""
+        _open_folder(self.folder)
+        limits, acknowledged = self.folder / "limits", self.folder / "acknowledged"
+        if not limits.exists():
+            self._scan_what_is_missing(number)
+            with self._lock("limits", wait=True):
+                if not limits.exists():
+                    found = self.resolve([RangeSummary.loads(self._path(n).read_bytes()) for n in range(self.count)])
+                    _write(acknowledged, _dump(_ACKNOWLEDGED, [each.acknowledged for each in found]))
+                    _write(limits, _dump(_LIMITS, [each.limits for each in found]))  # The last, as others look for it.
+        return RangeDecision(
+            tuple(Limit(*row) for row in _load(limits, number)),
+            tuple(SegmentCommit(*row) for row in _load(acknowledged, number)),
+        )
+
+    def _scan_what_is_missing(self, own: int) -> None:
+        begun_by_others = []
+        for number in (*range(own, self.count), *range(own)):
+            if self._path(number).exists():
+                continue
+            with self._lock(str(number), wait=False) as free:
+                if free:
+                    self._ensure(number)
+                else:
+                    begun_by_others.append(number)
+        for number in begun_by_others:
+            with self._lock(str(number), wait=True):
+                self._ensure(number)  # It is missing if the other one failed.
+
+    def _ensure(self, number: int) -> None:
+        path = self._path(number)
+        if not path.exists():
+            _write(path, self.scan(number).dumps())
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number}.scan"
+
+    @contextlib.contextmanager
+    def _lock(self, name: str, *, wait: bool) -> Iterator[bool]:
+        """Hold a lock, which ends with the process. Gives False if another process holds it and `wait` is False."""
+        with (self.folder / f"{name}.lock").open("ab") as file:
+            yield _locked(file, wait)
+
+
+def _locked(file: IO[bytes], wait: bool) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _open_folder(folder: Path) -> None:
+    """Make a read's folder, and remove those of reads that have ended long ago."""
+    try:
+        os.utime(folder)
+    except FileNotFoundError:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        oldest = time.time() - _KEPT_SECONDS
+        for other in folder.parent.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # Another task has removed it.
+                if other.stat().st_mtime < oldest:
+                    shutil.rmtree(other, ignore_errors=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _dump(schema: Any, ranges: Sequence[Sequence[tuple[int, ...]]]) -> bytes:
+    """Return rows of ranges as an Arrow stream. The first column is the range's number."""
+    rows = [(number, *row) for number, rows in enumerate(ranges) for row in rows]
+    columns: Any = zip(*rows, strict=True) if rows else [[]] * len(schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return bytes(sink.getvalue())
+
+
+def _load(path: Path, number: int) -> list[tuple[int, ...]]:
+    """Return the rows of a range from a file of `_dump`."""
+    table = pa.ipc.open_stream(pa.BufferReader(path.read_bytes())).read_all()
+    begin, end = np.searchsorted(table.column("range").to_numpy(), [number, number + 1]).tolist()
+    return list(zip(*(column.slice(begin, end - begin).to_pylist() for column in table.columns[1:]), strict=True))

@@ -1,0 +1,131 @@
+"""Transactions that were open over more content than a consumer reads at once.
+
+The messages of an open transaction are read again when its acknowledgement comes (`columnar.py`, Replay). That may be
+all that was written to the journal for days. A consumer then goes on in three steps:
+
+1. It processes the journal up to the acknowledgement, and not beyond.
+2. It **replays parts**: each consumer transaction reads a bounded part of what the producer had pending, and delivers
+   its messages. Its checkpoint still ends before the acknowledgement, but the producer's pending messages now begin
+   behind the part, and its last clock is that of the part's last message.
+3. The rest, which is small enough, is delivered with what follows the acknowledgement.
+
+So messages are delivered in the order in which they became committed, each checkpoint is one that any consumer can go
+on from, and what a transaction reads is bounded. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.outlines import resolve_outlines
+from coranto.messages.uuids import Flags, ProducerId
+from coranto_consumers.spark.committed.scanning import RangeSummary, piece_of
+from coranto_consumers.spark.committed.sequencing import PieceLimit, Sequenced, commits_of, read_end
+from coranto_consumers.spark.journals.ranges import Range
+
+
+@dataclass(frozen=True, slots=True)
+class LongTransaction:
+    """A producer's transaction whose messages are to be replayed in parts."""
+
+    journal: str
+    producer: ProducerId
+    acknowledged_at: int
+    """The offset of its acknowledgement."""
+
+    def acknowledgement(self, head: int) -> Range:
+        """Return the range that holds only the acknowledgement, of a journal that ends at `head`."""
+        return Range(self.journal, self.acknowledged_at, self.acknowledged_at + 1, head)
+
+    def part(self, source: Source, max_bytes: int) -> Range:
+        """Return the next part to replay."""
+        begin = source.producers[self.producer].begin
+        end = min(begin + max_bytes, source.read_through)
+        return Range(self.journal, begin, end, source.read_through, journal_id=source.journal_id)
+
+
+def find_long(journal: str, source: Source, sequenced: Sequenced, max_bytes: int) -> LongTransaction | None:
+    """Return the first of the transactions, by acknowledgement, of which more than `max_bytes` is to be read again."""
+    if sequenced.replay is None:
+        return None
+    _, producers = sequenced.replay
+    long = [
+        LongTransaction(journal, producer, sequenced.acknowledged[producer])
+        for producer, state in producers.items()
+        if source.read_through - state.begin > max_bytes
+    ]
+    return min(long, key=lambda each: each.acknowledged_at, default=None)
+
+
+class LongTransactions:
+    """The long transactions that a consumer has met and not delivered yet: at most one for each journal."""
+
+    def __init__(self) -> None:
+        self._met: dict[str, LongTransaction] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._met)
+
+    def meet(self, found: Iterable[LongTransaction]) -> None:
+        """Take in what was met. Nothing may be committed of what was read with it."""
+        for each in found:
+            self._met[each.journal] = each
+
+    def ends(self, ends: Mapping[str, int]) -> dict[str, int]:
+        """Return the offsets up to which journals can be read now, at most `ends`."""
+        return {
+            journal: min(end, self._met[journal].acknowledged_at) if journal in self._met else end
+            for journal, end in ends.items()
+        }
+
+    def due(self, sources: Mapping[str, Source], max_bytes: int) -> LongTransaction | None:
+        """Return one of which a part is to be replayed now, with its journal processed up to its acknowledgement.
+
+        Those of which at most `max_bytes` are left to read are forgotten.
+        """
+        for journal, long in list(self._met.items()):
+            source = sources[journal]
+            if source.read_through < long.acknowledged_at:
+                continue
+            state = source.producers.get(long.producer)
+            left = source.read_through - state.begin if state is not None and state.is_pending else 0
+            if source.read_through == long.acknowledged_at and left > max_bytes:
+                return long
+            del self._met[journal]
+        return None
+
+
+def sequence_part(
+    long: LongTransaction,
+    source: Source,
+    acknowledgement: RangeSummary,
+    parts: Mapping[Range, RangeSummary],
+) -> Sequenced:
+    """Sequence ranges that make a part, which `source` is the state before. Raises CorruptData as `sequence` does."""
+    end = read_end(long.journal, min(part.begin for part in parts), parts)
+    summaries = [parts[part] for part in sorted(parts)]
+    resolution = resolve_outlines(
+        [each.outline for each in (*summaries, acknowledgement)], source.seen_producers, replayed={long.producer}
+    )
+    limits = tuple(
+        PieceLimit(piece_of(summary.number, segment), lo, hi)
+        for summary, limits in zip(summaries, resolution.limits[:-1], strict=True)
+        for segment, lo, hi in limits
+    )
+    counts = [summary.committed_rows(found) for summary, found in zip(summaries, resolution.limits[:-1], strict=True)]
+    messages = None if None in counts else sum(count or 0 for count in counts)
+    state = source.producers[long.producer]
+    clocks = [
+        segment.last_clock
+        for summary in summaries
+        for _, segment in summary.outline.border
+        if segment.producer == long.producer and segment.flags is Flags.CONTINUE_TXN
+    ]
+    decided = min(max([state.last_ack, *clocks]), resolution.states[long.producer].last_ack)
+    after: ProducerState = replace(state, last_ack=decided, begin=end)
+    commits = commits_of(summaries, resolution.acknowledged[:-1])
+    return Sequenced(
+        replace(source, producers={**source.producers, long.producer: after}), limits, messages, (), None, {}, commits
+    )

@@ -1,0 +1,262 @@
+"""Scanning of ranges by tasks, and the summaries in which tasks tell the driver, or each other, what they found.
+
+A sequenced read gives each row a number, its *piece*. The upper bits are the range's number in the plan, and the lower
+bits are the row's segment in the range (see `coranto.messages.columnar`). After the rows of each range comes one row
+that is not a message but the range's summary, for the driver. Summaries hold outlines (`coranto.messages.outlines`), so
+they do not grow with the number of transactions. The driver decides which clocks of which pieces are *not* committed.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+
+from coranto.errors import CorruptData
+from coranto.messages.checkpoints import ProducerState
+from coranto.messages.columnar import (
+    ALWAYS,
+    DROPPED,
+    ClockReset,
+    Int32s,
+    Int64s,
+    RangeScanner,
+    RowSegment,
+    replay_mask,
+)
+from coranto.messages.outlines import BorderSegment, Limit, Outline, SegmentCommit, outline
+from coranto.messages.uuids import Flags, ProducerId
+from coranto_consumers.spark.journals.framings import ReadFraming
+from coranto_consumers.spark.journals.ranges import NumberedRange
+from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
+
+SUMMARY_PIECE: Final = -3
+_SEGMENT_BITS: Final = 32
+_NO_BOUND: Final = (1 << 63) - 1
+
+_VERSION: Final = 1
+"""The form of a summary's content."""
+_PLAIN_BYTES: Final = 512
+"""Content of more is compressed."""
+
+
+def piece_of(number: int, segment: int) -> int:
+    """Return the piece of a segment in the range with number `number`."""
+    return number << _SEGMENT_BITS | segment
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSummary:
+    """The summary of a range that was read."""
+
+    number: int
+    rows: int
+    """The number of rows in the range: messages, also those that do not count for a replay, and blank rows."""
+    first: int
+    """The offset of the first row. Without rows, the range's begin."""
+    end: int
+    """The offset after the last row. Without rows, the range's begin."""
+    outline: Outline = field(default_factory=Outline)
+    border_rows: tuple[int, ...] = ()
+    """The numbers of rows of the outline's border segments."""
+    inner_rows: int = 0
+    """The number of other rows that are committed whatever other ranges hold, if `is_counted`."""
+    is_counted: bool = True
+    misfits: int = 0
+    """The number of messages that do not fit, whether they are committed or not."""
+
+    def dumps(self) -> bytes:
+        """Return the summary as bytes: a list in JSON, which is compressed if it is long."""
+        border = [
+            (
+                number,
+                segment.producer.hex(),
+                int(segment.flags),
+                segment.first_clock,
+                segment.last_clock,
+                segment.first_offset,
+                rows,
+            )
+            for (number, segment), rows in zip(self.outline.border, self.border_rows, strict=True)
+        ]
+        fields = (
+            *(_VERSION, self.number, self.rows, self.first, self.end, self.inner_rows, self.misfits, self.is_counted),
+            border,
+            self.outline.limits,
+            [(each.producer.hex(), *each[1:]) for each in self.outline.resets],
+            self.outline.acknowledged,
+        )
+        content = json.dumps(fields, separators=(",", ":")).encode()
+        return content if len(content) <= _PLAIN_BYTES else zlib.compress(content, 1)
+
+    @classmethod
+    def loads(cls, content: bytes) -> Self:
+        """Return the summary from bytes of `dumps`. Raises CorruptData."""
+        try:
+            found = json.loads(content if content.startswith(b"[") else zlib.decompress(content))
+            version, number, rows, first, end, inner_rows, misfits, is_counted, border, limits, resets, commits = found
+            if version != _VERSION or not isinstance(is_counted, bool):
+                raise ValueError("it has another form")
+            _numbers(number, rows, first, end, inner_rows, misfits)
+            return cls(
+                number,
+                rows,
+                first,
+                end,
+                Outline(
+                    tuple(_border_segment(*each) for each in border),
+                    tuple(Limit(*_numbers(*each)) for each in limits),
+                    tuple(ClockReset(_producer(producer), *_numbers(*each)) for producer, *each in resets),
+                    tuple(SegmentCommit(*_numbers(*each)) for each in commits),
+                ),
+                _numbers(*(each[-1] for each in border)),
+                inner_rows,
+                is_counted,
+                misfits,
+            )
+        except (TypeError, ValueError, RecursionError, zlib.error) as error:
+            raise CorruptData(
+                f"not a range's summary: {error}; all processes must run one version of Coranto"
+            ) from error
+
+    def committed_rows(self, limits: Sequence[Limit]) -> int | None:
+        """Return the number of committed rows, given the limits of all segments. None if it takes the rows to know."""
+        rows = dict(zip((number for number, _ in self.outline.border), self.border_rows, strict=True))
+        for limit in limits:
+            if limit.segment in rows:
+                if limit.lo < limit.hi:
+                    return None
+                del rows[limit.segment]
+        return self.inner_rows + sum(rows.values()) if self.is_counted else None
+
+
+def _border_segment(
+    number: int, producer: str, flags: int, first_clock: int, last_clock: int, first_offset: int, rows: int
+) -> BorderSegment:
+    _numbers(number, flags, first_clock, last_clock, first_offset, rows)
+    return BorderSegment(number, RowSegment(_producer(producer), Flags(flags), first_clock, last_clock, first_offset))
+
+
+def _producer(text: str) -> ProducerId:
+    found = bytes.fromhex(text)
+    if len(found) != 6:
+        raise ValueError("a producer has six bytes")
+    return ProducerId(found)
+
+
+def _numbers(*values: object) -> tuple[Any, ...]:
+    """Return values that are whole numbers. Raises ValueError for others."""
+    if any(type(value) is not int for value in values):
+        raise ValueError("it has other values than whole numbers")
+    return values
+
+
+class RangeSummarizer:
+    """Scans one range, line by line, and summarizes it.
+
+    With `commits`, the summary tells where each segment was acknowledged.
+    """
+
+    def __init__(self, number: int, begin: int, *, commits: bool = False) -> None:
+        self._number = number
+        self._commits = commits
+        self._first = self._end = begin
+        self._rows = self._always = 0
+        self._scanner = RangeScanner()
+        self._counts: Int64s = np.zeros(0, dtype=np.int64)
+
+    def saw(self, lines: Lines) -> None:
+        """Take note of the next lines, whether they are to be scanned or not."""
+        if not self._rows:
+            self._first = int(lines.begins[0])
+        self._rows, self._end = self._rows + len(lines), int(lines.ends[-1])
+
+    def feed(self, lines: Lines) -> Int32s:
+        """Scan lines, and return the segment of each."""
+        row_segment = self._scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
+        self._always += int((row_segment == ALWAYS).sum())
+        counts = np.bincount(row_segment[row_segment >= 0], minlength=len(self._counts))
+        counts[: len(self._counts)] += self._counts
+        self._counts = counts
+        return row_segment
+
+    def summary(self, misfits: int = 0) -> RangeSummary:
+        """Return the summary of all lines so far. `misfits` is the number of messages that do not fit."""
+        segments = self._scanner.segments()
+        found = outline(segments, acknowledged=self._commits)
+        counts: Int64s = np.zeros(len(segments), dtype=np.int64)
+        counts[: len(self._counts)] = self._counts
+        numbers = [number for number, _ in found.border]
+        border_rows = tuple(counts[numbers].tolist())
+        counts[numbers] = 0
+        counts[[limit.segment for limit in found.limits]] = 0
+        return RangeSummary(
+            self._number,
+            self._rows,
+            self._first,
+            self._end,
+            found,
+            border_rows,
+            self._always + int(counts.sum()),
+            all(limit.lo >= limit.hi for limit in found.limits),
+            misfits,
+        )
+
+
+def read_sequenced(
+    content: JournalContent, numbered: NumberedRange, framing: ReadFraming
+) -> Generator[tuple[Lines, Int64s], None, RangeSummarizer]:
+    """Yield the messages of a range that may be committed, with their pieces. Return the range's scan.
+
+    Duplicates and acknowledgements are left out. Raises CorruptMessage and OffsetJump.
+    """
+    replay = {ProducerId(bytes.fromhex(name)): ProducerState(0, begin) for name, begin in numbered.replay.items()}
+    scan = RangeSummarizer(numbered.number, numbered.range.begin, commits=numbered.commits)
+    for lines in read_lines(content, numbered.range, framing):
+        scan.saw(lines)
+        lines = lines.messages
+        if replay:
+            lines = lines.where(replay_mask(lines.producers, lines.clocks, lines.begins, replay, _NO_BOUND))
+        row_segment = scan.feed(lines)
+        counts = row_segment != DROPPED
+        yield lines.where(counts), _pieces(numbered.number, row_segment[counts])
+    return scan
+
+
+def _pieces(number: int, row_segment: Int32s) -> Int64s:
+    segment = row_segment.astype(np.int64)
+    return np.where(segment < 0, segment, segment | number << _SEGMENT_BITS)
+
+
+def summary_rows(summaries: Sequence[tuple[str, RangeSummary]]) -> tuple[Lines, Int64s]:
+    """Return the summaries of ranges, at least one, each with its journal, as rows like `read_sequenced` yields."""
+    count = len(summaries)
+    rows = Lines(
+        summaries[0][0],
+        np.array([summary.first for _, summary in summaries], dtype=np.int64),
+        np.array([summary.end for _, summary in summaries], dtype=np.int64),
+        np.zeros(count, dtype=np.uint64),
+        np.zeros(count, dtype=np.uint64),
+        np.zeros(count, dtype=np.uint16),
+        pa.array([_text(summary.dumps()) + b"\n" for _, summary in summaries], pa.binary()),
+        journals=pa.array([journal for journal, _ in summaries], pa.string()),
+    )
+    return rows, np.full(count, SUMMARY_PIECE, dtype=np.int64)
+
+
+def _text(content: bytes) -> bytes:
+    return content if content.startswith(b"[") else b64encode(content)
+
+
+def summary_of_row(text: str) -> RangeSummary:
+    """Return the summary from the text of a row of `summary_rows`. Raises CorruptData."""
+    try:
+        return RangeSummary.loads(text.encode() if text.startswith("[") else b64decode(text, validate=True))
+    except ValueError as error:
+        raise CorruptData(f"not a range's summary: {error}; all processes must run one version of Coranto") from error

@@ -1,0 +1,1 @@
+"""Consumers: a transaction from its plan to its acknowledgement, and the lifecycle around it."""

@@ -1,0 +1,348 @@
+"""`exactly_once`: a function for `foreachBatch` whose effects on a store and on journals happen once.
+
+::
+
+    def delays(batch: DataFrame) -> Outputs:
+        rows = batch.groupBy("carrier").agg(F.count("*").alias("flights"))
+        return Outputs(tables=[TableOutput(DELAYS, rows, keys=["carrier"], merge={"flights": Add()})])
+
+    write = exactly_once("postgresql://…", delays, name="delays")
+    query = frame.writeStream.foreachBatch(write).option("checkpointLocation", "/srv/checkpoints/delays").start()
+
+Spark repeats the last batch of a query that ended before it knew that the batch was done. Here each batch commits in
+one transaction of the store, together with its number and content (`batch_content.py`) and under a fence, as
+`SparkConsumer` commits (`consumer.py`). So a repeated batch is passed by, and a query that continues beside its
+successor cannot commit any more. A batch of a committed number with other content is an error: the query's checkpoint
+is older than the store. While the store or a broker is unavailable, the batch is tried again under the same fence
+(`outages.py`). Rows that the store rejects are treated as `misfits` say (`rejected_batches.py`).
+
+The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches anew, and its
+offsets are not those of the store. So it is refused under the same name, instead of passing batches by or adding them
+twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import structlog
+from pyspark.sql import DataFrame
+
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.config import require_client
+from coranto.client.retry import JOB_SECONDS, RetryPolicy
+from coranto.errors import BatchChanged, CorruptData, InvalidInput, Outcome, RejectedRow, Unavailable
+from coranto.messages.checkpoints import Checkpoint, Identity, Source
+from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
+from coranto_consumers.outputs.identity import IdentityCheck, checked_codes
+from coranto_consumers.spark.application.application import Outputs, checked_outputs
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.dead_letters import dead_letter_outputs
+from coranto_consumers.spark.consumer.acknowledging import acknowledge, rolled_back_on_failure
+from coranto_consumers.spark.consumer.batch_content import (
+    BatchContent,
+    BatchDifference,
+    RunningQuery,
+    difference,
+    older_checkpoint,
+)
+from coranto_consumers.spark.consumer.comparing import compare_tables
+from coranto_consumers.spark.consumer.outages import Outages, RunCommits
+from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, Step
+from coranto_consumers.spark.consumer.rejected_batches import SettledBatch, settled
+from coranto_consumers.spark.consumer.store_of_url import output_store
+from coranto_consumers.spark.outputs.output_stores import OutputStore
+from coranto_consumers.spark.outputs.staging import Published, publish_journal_outputs
+from coranto_consumers.spark.session.task_errors import errors_of_tasks, told_to_driver
+from coranto_consumers.spark.sink.producer_ids import SettledIds
+
+_PREFIX = "spark-query/"
+
+_log = structlog.get_logger(__name__)
+
+
+def exactly_once(
+    store: str | OutputStore[Any],
+    outputs: Callable[[DataFrame], Outputs],
+    *,
+    name: str,
+    client: ClientConfig | None = None,
+    first_batch: int = 0,
+    retry_timeout: float = JOB_SECONDS,
+    misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
+    fail_on_data_loss: bool = True,
+    accept_changes: str = "",
+    on_progress: Callable[[ConsumeReport], None] | None = None,
+    hooks: Hooks | None = None,
+) -> Callable[[DataFrame, int], None]:
+    """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
+
+    `store` is a URL of SQLAlchemy or like `iceberg://lake/shop.orders`, or an `IcebergStore`. `outputs` makes a batch's
+    outputs of its rows. As `Application.outputs`, it may be called several times for a batch, and must have no side
+    effects. Before the fence is raised, it is called with a batch without rows, and the tables are compared with its
+    outputs. `name` is the query's identity in the store: a query that starts under a name fences off the one that runs
+    under it. `client` is needed to publish to journals. `first_batch` is the number of the first batch that the query
+    commits in this store; it is not 0 for a query that ran without the store before.
+
+    The store, a broker or a fragment store may be unavailable, or a transaction may conflict with another one. The
+    batch is then tried again under the same fence: in a query that ends by itself (trigger `availableNow` or `once`)
+    for `retry_timeout` seconds since the first failure, in other queries without a limit. `query.stop()` ends the
+    retries. `on_progress` is called after each batch, and at each failure that is tried again. Its report counts
+    batches as transactions since the fence was raised. It counts no rows, and has no offsets.
+
+    Rows that the store rejects are `misfits`. They end the query with RejectedRow; or `outputs` gets them again, with
+    nulls in columns that may be null (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction, as
+    lines of JSON. Errors, the log and letters name the journal and the offset of their messages, if the batch has the
+    columns with these that `format("journal")` makes; otherwise the batch and the row's number in it, from 0.
+
+    The function raises Fenced when another query has the name now, InvalidInput for outputs that do not fit and for a
+    query with another checkpoint, BatchChanged for a batch whose number is committed with other content,
+    ConsumerChanged when the checkpoint records other outputs or another store (`accept_changes` takes the code that it
+    names), Unavailable when the query is stopped while it waits, and what a store and brokers raise for longer than the
+    retries, or for good. The query then ends, and may be started again. With `fail_on_data_loss=False`, a batch that
+    differs is skipped, and what this loses is logged (`batch.content_lost`).
+    """
+    if client is not None:
+        require_client(client)
+    elif isinstance(misfits, DeadLetters) and misfits.journals:
+        raise InvalidInput("dead letters in journals need a client; give exactly_once one", field="client")
+    ConsumerOptions(retry_timeout=retry_timeout, misfits=misfits)  # Raises InvalidInput.
+    identity = IdentityCheck(name, checked_codes(accept_changes))
+    return _Batches(
+        store,
+        outputs,
+        name,
+        client,
+        first_batch,
+        retry_timeout,
+        misfits,
+        fail_on_data_loss,
+        identity,
+        on_progress or (lambda report: None),
+        hooks or Hooks(),
+    )
+
+
+class _Batches:
+    """The function, and what it knows of its store from its first call on."""
+
+    def __init__(
+        self,
+        store: str | OutputStore[Any],
+        outputs: Callable[[DataFrame], Outputs],
+        name: str,
+        client: ClientConfig | None,
+        first_batch: int,
+        retry_timeout: float,
+        misfits: MisfitPolicy | DeadLetters,
+        fail_on_data_loss: bool,
+        identity: IdentityCheck,
+        on_progress: Callable[[ConsumeReport], None],
+        hooks: Hooks,
+    ) -> None:
+        self._store = output_store(store, hooks.commit)
+        self._outputs = outputs
+        self._name = name
+        self._client = client
+        self._first_batch = first_batch
+        self._retry_timeout = retry_timeout
+        self._misfits = misfits
+        self._fail_on_data_loss = fail_on_data_loss
+        self._identity = identity
+        self._on_progress = on_progress
+        self._hooks = hooks
+        self._query = ""
+        """The query whose fence was raised. Empty before the first batch, and after an error that ended a query."""
+        self._is_restored = False
+        """True while the fields below agree with the store: until a batch fails."""
+        self._commits = RunCommits()
+        self._outages = self._retries(math.inf)
+        self._next = first_batch
+        self._last = ""
+        """The record of the last batch's content; empty if it is unknown."""
+        self._ids = SettledIds()
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        with told_to_driver(), errors_of_tasks():
+            query = RunningQuery.of(batch)
+            if self._query != query.id:
+                self._commits.forget()
+                self._outages = self._retries(self._retry_timeout if query.ends_by_itself else math.inf)
+                self._is_restored = False
+            self._query = ""
+
+            def attempt() -> ConsumeReport:
+                return self._process(batch, query, number)
+
+            if self._outages.run(attempt, self._progress, query.is_stopped) is None:
+                stopped = Unavailable(
+                    f"the query was stopped while batch {number} of {self._name} waited for {self._store.name} or for "
+                    "brokers. Spark repeats the batch when the query is started again"
+                )
+                stopped.outcome = Outcome.UNKNOWN  # A commit whose answer was lost may have been applied.
+                raise stopped
+            self._query = query.id
+
+    def _retries(self, timeout: float) -> Outages:
+        return Outages(self._name, RetryPolicy(timeout), self._hooks, self._on_progress)
+
+    def _progress(self) -> ConsumeReport:
+        return self._commits.report or NOTHING
+
+    def _process(self, batch: DataFrame, query: RunningQuery, number: int) -> ConsumeReport:
+        """Commit a batch, in one attempt. Return the progress of the query."""
+        is_restored, self._is_restored = self._is_restored, False
+        if not is_restored:
+            self._begin(query.id, number, batch)
+        content = query.content_of_batch(number)
+        if number < self._next:
+            self._pass_by(number, content)
+        elif number > self._next:
+            raise CorruptData(
+                f"batch {number} of {self._name} comes, and {self._next} was not committed: the store is older "
+                "than the query's checkpoint, as after a restoration. Begin a new query, with another name"
+            )
+        else:
+            self._write(batch, query.id, number, content.to_text())
+            self._next, self._last = number + 1, content.to_text()
+        self._is_restored = True
+        self._outages.progressed()
+        report = replace(self._progress(), retries=self._outages.retries)
+        self._on_progress(report)
+        return report
+
+    def _pass_by(self, number: int, content: BatchContent) -> None:
+        """Skip a batch whose number is committed. Raises BatchChanged if that loses something."""
+        batches = self._next - number
+        if batches == 1 and not self._last:  # A version without records of batches has committed it.
+            _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
+            return
+        last = BatchContent.from_text(self._last) if self._last else None
+        if batches == 1 and last is not None and content.is_same(last):
+            _log.info("batch.committed_before", name=self._name, batch=number)
+            return
+        found = BatchDifference() if last is None else difference(content, last, batches)
+        if self._fail_on_data_loss:
+            text = older_checkpoint(number, batches, f"{self._name} is committed in {self._store.name}", found, last)
+            raise BatchChanged(text, batches=batches)
+        if found or batches == 1:
+            lost, twice = list(found.lost), list(found.twice)
+            _log.warning("batch.content_lost", name=self._name, batch=number, lost=lost, twice=twice)
+        else:
+            _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
+
+    def _begin(self, query: str, number: int, batch: DataFrame) -> None:
+        """Raise the fence, or resume under it after a failure, and finish what may be left unfinished.
+
+        Raises InvalidInput for outputs that their tables cannot take, before an earlier process is fenced off.
+        """
+        key = _PREFIX + query
+        before = self._commits.report
+        if before is None:
+            compare_tables(self._name, self._outputs, self._store, batch.limit(0), self._misfits)
+            fence, checkpoint = self._store.raise_fence(self._name)
+            self._commits.begin(checkpoint, replace(NOTHING, fence=fence))
+            self._commits.committed()
+            self._identity.restored(checkpoint, Identity(store=self._store.location), tuple)
+        else:  # An earlier attempt has raised it, and another process may have raised it since.
+            fence, checkpoint = before.fence, self._store.resume(self._name, before.fence)
+            self._commits.restored(checkpoint, self._store.name)
+        self._ids.begin(fence)
+        self._hooks.reached(Step.FENCED)
+        if others := sorted(checkpoint.sources.keys() - {key}):
+            raise InvalidInput(
+                f"{self._name} is that of {others[0]} in {self._store.name}, and this is {key}, with another "
+                "checkpoint. Start the query with its own checkpoint, or choose another name",
+                field="name",
+            )
+        known = checkpoint.sources.get(key)
+        if known is None and number != self._first_batch:
+            raise InvalidInput(
+                f"{self._store.name} knows no batch of {self._name}, whose next one is {number}. Is it the store that "
+                f"the query had before? With first_batch={number} the query begins in it",
+                field="first_batch",
+            )
+        self._next = number if known is None else known.read_through
+        self._last = checkpoint.batch
+        if checkpoint.ack_intents:
+            with self._connected() as client:
+                acknowledge(client, checkpoint.ack_intents)
+        self._store.sweep(self._name, fence if before is None else fence + 1)  # What earlier attempts wrote, too.
+        self._hooks.reached(Step.RECOVERED)
+
+    def _write(self, batch: DataFrame, query: str, number: int, content: str) -> None:
+        """Commit the outputs of a batch, without the rows that the store rejects. Raises RejectedRow."""
+        try:
+            self._finish(SettledBatch(batch, None, 0), query, content)
+        except RejectedRow as rejected:
+            found = settled(
+                batch,
+                f"batch {number} of {self._name}",
+                self._name,
+                self._outputs,
+                self._misfits,
+                lambda made: self._store.rejection(made, self._name, self._progress().fence),
+                rejected,
+            )
+        else:
+            return
+        self._finish(found, query, content)
+
+    def _finish(self, batch: SettledBatch, query: str, content: str) -> None:
+        made = [checked_outputs(self._outputs(batch.rows))]
+        self._identity.take(made[0].names)
+        if batch.dead is not None and isinstance(self._misfits, DeadLetters):
+            made.append(dead_letter_outputs(self._misfits, batch.dead))
+        with errors_of_tasks():
+            staged = self._store.write_all(made, self._name, self._progress().fence)
+        self._hooks.reached(Step.STAGED)
+        journals = [output for outputs in made for output in outputs.journals]
+        if not journals:
+            self._hooks.reached(Step.PUBLISHED)
+            self._commit(query, staged, Published(), batch.misfits, content, lambda: None)
+            self._hooks.reached(Step.COMMITTED)
+        else:
+            with self._connected() as client:
+                with errors_of_tasks():
+                    published = publish_journal_outputs(journals, client, self._ids)
+                self._hooks.reached(Step.PUBLISHED)
+                with rolled_back_on_failure(client, published) as committing:
+                    self._commit(query, staged, published, batch.misfits, content, committing)
+                self._hooks.reached(Step.COMMITTED)
+                if not acknowledge(client, published.intents).may_repeat:
+                    self._ids.settle(published.uses)
+        self._hooks.reached(Step.ACKNOWLEDGED)
+
+    def _commit(
+        self,
+        query: str,
+        staged: Sequence[Any],
+        published: Published,
+        misfits: int,
+        content: str,
+        committing: Callable[[], None],
+    ) -> None:
+        def merged() -> None:
+            self._hooks.reached(Step.MERGED)
+            committing()
+
+        sources = {_PREFIX + query: Source(self._next + 1)}
+        checkpoint = Checkpoint(sources, published.intents, self._identity.record, content)
+        before = self._progress()
+        done = replace(
+            before,
+            transactions=before.transactions + 1,
+            published=before.published + published.messages,
+            misfits=before.misfits + misfits,
+        )
+        self._commits.begin(checkpoint, done)
+        self._store.commit(self._name, before.fence, staged, checkpoint, merged)
+        self._commits.committed()
+
+    def _connected(self) -> SyncJournalClient:
+        if self._client is None:
+            raise InvalidInput("publishing to journals needs to reach them; give exactly_once a client", field="client")
+        return SyncJournalClient.of(self._client)

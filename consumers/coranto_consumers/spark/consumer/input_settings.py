@@ -1,0 +1,78 @@
+"""The settings of a consumer's input, and the reader that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import SparkSession
+
+from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
+from coranto.client.config import require_client
+from coranto_consumers.spark.application.application import Application, NamesMessageType
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.dead_letters import policy_of
+from coranto_consumers.spark.inputs.frames import parse_schema, require_ddl
+from coranto_consumers.spark.inputs.inputs import InputReader
+from coranto_consumers.spark.journals.discovery import JournalLabels, list_journals
+from coranto_consumers.spark.journals.framings import labels_of
+from coranto_consumers.spark.options.message_types import ResolvedType, resolve_type
+
+_ANY_LABELS = JournalLabels(content_type=None)
+
+
+class InputSettings:
+    """The settings of a consumer's input.
+
+    `spark` may be a function that starts a session; `name` is that of the consumer. With a registry, the type of the
+    messages is found when journals are first listed, and stays the same.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        client: ClientConfig,
+        spark: SparkSession | Callable[[], SparkSession],
+        options: ConsumerOptions,
+        name: str,
+    ) -> None:
+        require_client(client)
+        require_ddl(application.value_schema)
+        self._application = application
+        self._client = client
+        self._spark = spark
+        self._options = options
+        self._name = name
+        self._type: ResolvedType | None = None
+
+    @property
+    def has_session(self) -> bool:
+        """True if there is a session, so that to use it starts none."""
+        return not callable(self._spark)
+
+    def journals(
+        self, client: SyncJournalClient, wanted: str | Sequence[str], *, field: str
+    ) -> tuple[JournalInfo, ...]:
+        """Return the journals of a label selector or a list of names, whose labels are those of the input.
+
+        Raises as `list_journals` and, with a registry, `resolve_type`.
+        """
+        if not self._options.registry:
+            return list_journals(client, wanted, field=field, labels=labels_of(self._options.chosen_framing))
+        if self._type is None:
+            found = list_journals(client, wanted, field=field, labels=_ANY_LABELS)
+            named = self._application.message_type if isinstance(self._application, NamesMessageType) else ""
+            self._type = resolve_type(client, self._options.registry, found, named)
+        return list_journals(client, wanted, field=field, labels=self._type.labels)
+
+    def reader(self) -> InputReader:
+        """Return the reader of the input. Starts the session if there is none yet."""
+        found = self._type
+        return InputReader(
+            self._spark() if callable(self._spark) else self._spark,
+            self._client,
+            parse_schema(self._application.value_schema, None if found is None else found.schema),
+            self._options.max_partition_bytes,
+            misfits=policy_of(self._options.misfits),
+            framing=self._options.chosen_framing if found is None else found.framing,
+            name=self._name,
+        )

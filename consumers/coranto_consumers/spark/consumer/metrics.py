@@ -1,0 +1,83 @@
+"""Prometheus metrics of Spark consumers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from coranto_consumers.spark.consumer.progress import ConsumeReport
+
+
+class SparkConsumerMetrics:
+    """The metrics of one consumer in one process. Give `observe` to `SparkConsumer` as `on_progress`."""
+
+    def __init__(self, consumer: str, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._consumer = consumer
+        counter = partial(Counter, labelnames=["consumer"], registry=self.registry)
+        self._counters = {
+            name: counter(f"coranto_spark_{name}", text).labels(consumer)
+            for name, text in {
+                "transactions": "Transactions that were committed and acknowledged.",
+                "messages": "Committed messages that were processed.",
+                "rows": "Messages that were read: duplicates, acknowledgements, pending and dropped ones, too.",
+                "published": "Messages that were published and acknowledged.",
+                "misfits": "Processed messages that do not fit the application's columns.",
+                "retries": "Failures of stores and brokers after which the consumer has tried again.",
+            }.items()
+        }
+        self._outage = Gauge(
+            "coranto_spark_outage_seconds",
+            "Time since a store or broker failed; 0 while the consumer makes progress.",
+            labelnames=["consumer"],
+            registry=self.registry,
+        ).labels(consumer)
+        self._seconds = Counter(
+            "coranto_spark_phase_seconds",
+            "Time of transactions, by phase: reading (waiting for their input), writing, committing, acknowledging.",
+            labelnames=["consumer", "phase"],
+            registry=self.registry,
+        )
+        self._lag = Gauge(
+            "coranto_spark_lag_bytes",
+            "Content of a journal that was there when a run looked last, and is not processed.",
+            labelnames=["consumer", "journal"],
+            registry=self.registry,
+        )
+        self._open = Gauge(
+            "coranto_spark_open_transaction_bytes",
+            "Processed content of a journal that is read again when the oldest open transaction there is committed.",
+            labelnames=["consumer", "journal"],
+            registry=self.registry,
+        )
+        self._lost = counter("coranto_spark_lost_ranges", "Ranges of content that were gone and passed by.").labels(
+            consumer
+        )
+        self._before: ConsumeReport | None = None
+
+    def observe(self, report: ConsumeReport) -> None:
+        """Take in the progress of a run, or of the next one, whose report begins at zero again."""
+        before = self._before
+        if before is not None and before.fence not in (report.fence, 0):  # 0: the fence was not raised yet.
+            before = None
+        self._outage.set(report.outage_seconds)
+        for name, metric in self._counters.items():
+            metric.inc(getattr(report, name) - (getattr(before, name) if before else 0))
+        for phase, seconds in report.seconds.items():
+            known = before.seconds.get(phase, 0.0) if before else 0.0
+            self._seconds.labels(self._consumer, phase).inc(max(0.0, seconds - known))
+        self._lost.inc(len(report.lost) - (len(before.lost) if before else 0))
+        for journal, head in report.heads.items():
+            behind = max(0, head - report.offsets.get(journal, 0))
+            self._lag.labels(self._consumer, journal).set(behind)
+        open_now = {each.journal: each.bytes_read_again for each in report.open_transactions}
+        for journal, size in open_now.items():
+            self._open.labels(self._consumer, journal).set(size)
+        for ended in (
+            {each.journal for each in self._before.open_transactions} - open_now.keys() if self._before else ()
+        ):
+            self._open.remove(self._consumer, ended)
+        for gone in (self._before.heads.keys() if self._before else set()) - report.heads.keys():
+            self._lag.remove(self._consumer, gone)
+        self._before = report

@@ -1,0 +1,148 @@
+"""The progress of a running consumer, its display, and hooks that can interrupt it."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy import Connection
+
+from coranto.telemetry import Log, amount, progress
+from coranto_consumers.spark.consumer.pending_report import LastingTransaction
+from coranto_consumers.spark.journals.losses import LostContent
+
+
+class Step(enum.Enum):
+    """The steps of a consumer, in order. Those from PLANNED on repeat for each transaction."""
+
+    FENCED = "the fence is raised and the checkpoint restored"
+    RECOVERED = "the checkpoint's acknowledgements are appended again, and stale staged rows are deleted"
+    PLANNED = "the transaction's ranges are planned"
+    SEQUENCED = "its messages are read, and those that are committed are known"
+    STAGED = "its rows are staged"
+    PUBLISHED = "its messages are in their journals, pending"
+    MERGED = "staged rows are merged, in a transaction of the store that is still open"
+    COMMITTED = "the store's transaction has committed"
+    ACKNOWLEDGED = "acknowledgements are appended: published messages are committed"
+
+
+class Hooks:
+    """Hooks that a consumer calls while it runs. An exception from a hook ends the consumer there, as a crash would."""
+
+    def reached(self, step: Step) -> None:
+        """Called when the consumer has just completed `step`."""
+
+    def commit(self, connection: Connection) -> None:
+        """Commit the SQL transaction."""
+        connection.commit()
+
+    def pause(self, seconds: float) -> None:
+        """Wait before the next attempt, after a failure of something that the consumer depends on."""
+        time.sleep(seconds)
+
+
+_SOME_CHECKPOINTS: Final = 5
+PHASES: Final = ("reading", "writing", "committing", "acknowledging")
+"""The phases of a transaction, in order. `reading` is the time for which a transaction waits for its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeReport:
+    """The progress of a run so far."""
+
+    transactions: int
+    messages: int
+    """Committed content messages that were processed."""
+    rows: int
+    """Messages that were read, including duplicates, acknowledgements, and pending or rolled back messages."""
+    published: int
+    """Messages that were published and acknowledged."""
+    offsets: Mapping[str, int]
+    """Offsets through which each source journal is processed, as in the committed checkpoint."""
+    heads: Mapping[str, int]
+    """Write heads of the source journals. During a run: the heads to catch up with. At its end: the latest heads."""
+    replayed_intents: int
+    """The number of journals to which acknowledgements of the restored checkpoint were appended again."""
+    fence: int
+    misfits: int = 0
+    """Messages among the processed that do not fit the application's columns: dead letters, or nulls."""
+    lost: tuple[LostContent, ...] = ()
+    """Content of the sources that is gone, and was passed by."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """The time of transactions by phase: reading (waiting for their input), writing, committing, acknowledging."""
+
+    open_transactions: tuple[LastingTransaction, ...] = ()
+    """The oldest transaction that a producer has open, of each source journal that has one."""
+
+    retries: int = 0
+    """The number of failures of stores and brokers after which the run has tried again."""
+    outage_seconds: float = 0.0
+    """The time since the first failure after the last progress. 0 while the run makes progress."""
+
+    @property
+    def lag_bytes(self) -> int:
+        """The bytes of content up to `heads` that are not processed yet."""
+        return sum(max(0, head - self.offsets.get(journal, 0)) for journal, head in self.heads.items())
+
+
+NOTHING: Final = ConsumeReport(0, 0, 0, 0, {}, {}, 0, 0)
+"""The progress of a run that has not begun."""
+
+
+@contextmanager
+def catching_up(log: Log | None = None) -> Iterator[Callable[[ConsumeReport], None]]:
+    """Show how a consumer catches up, in bytes: a bar on a terminal, otherwise lines of `log`.
+
+    Yields the function that takes the consumer's reports (its `on_progress`).
+    """
+    with progress("Consuming", unit="bytes", log=log) as bar:
+        lag: int | None = None
+
+        def show(report: ConsumeReport) -> None:
+            nonlocal lag
+            bar.note(
+                f"{report.messages:,} messages ({report.published:,} published), transactions: {report.transactions}"
+                f"{waits_for(report)}"
+            )
+            if lag is None:
+                bar.expect(report.lag_bytes)
+            else:
+                bar.advance(lag - report.lag_bytes)
+            lag = report.lag_bytes
+
+        yield show
+
+
+def waits_for(report: ConsumeReport) -> str:
+    """Return words about the open transaction for which most is to be read again, if it outlasts some checkpoints."""
+    lasting = [each for each in report.open_transactions if each.checkpoints >= _SOME_CHECKPOINTS]
+    if not lasting:
+        return ""
+    most = max(lasting, key=lambda each: each.bytes_read_again)
+    return (
+        f"; open over {most.checkpoints} checkpoints: a transaction in {most.journal}, "
+        f"{amount(most.bytes_read_again, 'bytes')} to read again"
+    )
+
+
+class PhaseTimes:
+    """Measures the phases of one transaction, in seconds."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._last = monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def ended(self, phase: str) -> None:
+        """Take in that a phase has ended, and the next one begins."""
+        now = self._monotonic()
+        self._seconds[phase] = now - self._last
+        self._last = now
+
+    def added_to(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Return the phases' times together with those of earlier transactions."""
+        return {phase: seconds.get(phase, 0.0) + self._seconds.get(phase, 0.0) for phase in PHASES}

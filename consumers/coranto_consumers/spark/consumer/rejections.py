@@ -1,0 +1,228 @@
+"""Messages of a transaction whose rows the store rejects: they are found, and treated as the consumer's `misfits` say.
+
+A database reports that it rejects a row of a transaction, but not the message that the row comes from. So parts
+of the transaction are tried, in transactions of the store that are rolled back (`outputs.rejections`).
+
+Two columns with places identify messages. Batches of `exactly_once` may have rows that come from no message;
+`rejected_batches.py` gives such rows places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import structlog
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from coranto.errors import RejectedRow
+from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, MisfitPolicy
+from coranto_consumers.outputs.rejections import MOST_REJECTED, TooManyRejected, find_nulls, find_rejected
+from coranto_consumers.spark.application.application import Outputs
+from coranto_consumers.spark.inputs.frames import METADATA
+from coranto_consumers.spark.inputs.inputs import Input
+
+_MOST_TOLD: Final = 10
+_LOOKED_FOR_TO_FAIL: Final = 8
+"""The rejected messages that are looked for to name one: the first may be taken with those after it."""
+_JOURNAL, _OFFSET, _NULLS, _MARK = (f"_coranto_{name}" for name in ("journal", "offset", "nulls", "mark"))
+
+_log = structlog.get_logger(__name__)
+
+
+class MessagePlace(NamedTuple):
+    """The place of a message; or of a row in a batch, which is in place of the journal."""
+
+    journal: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceColumns:
+    """The columns with the places of messages, and what they mean."""
+
+    journal: str = "_journal"
+    offset: str = "_offset"
+    are_rows: bool = False
+    """True for rows of batches, which have no journal."""
+    fewer: str = "set a smaller max_transaction_bytes"
+    """The advice for a transaction with too many rejected messages."""
+
+    def error(self, problem: RejectedRow, place: MessagePlace) -> RejectedRow:
+        """Return an error that names a place."""
+        return problem.at(*place, is_row=self.are_rows)
+
+
+Treatment = frozenset[str] | None
+"""The columns of a message that are null instead. None: the message is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejections:
+    """Treats what a store rejects of the transactions of one consumer."""
+
+    consumer: str
+    outputs: Callable[[DataFrame], Outputs]
+    """Makes the outputs of messages."""
+    misfits: MisfitPolicy | DeadLetters
+    reject: Callable[[Outputs], RejectedRow | None]
+    """Writes outputs in a transaction that is rolled back, and returns what the store rejects of them."""
+    places: PlaceColumns = PlaceColumns()
+
+    def treatments(
+        self, committed: DataFrame, kept: Collection[str], problem: RejectedRow
+    ) -> dict[MessagePlace, Treatment]:
+        """Return the messages that the store rejects, and what becomes of each by the policy.
+
+        `problem` is what the store rejected of all messages. Columns in `kept` are never null instead. Raises
+        RejectedRow, with the place, for a message that the policy does not let pass, and `problem` if no message is to
+        blame.
+        """
+        places = self._places_in(committed)
+
+        def attempt(left_out: Collection[int], until: int) -> RejectedRow | None:
+            frame = committed if until == len(places) else self._before(committed, places[until])
+            return self._rejection(treated(frame, {places[number]: None for number in left_out}, self.places))
+
+        fails = self.misfits is MisfitPolicy.FAIL
+        try:
+            found = find_rejected(len(places), attempt, problem, _LOOKED_FOR_TO_FAIL if fails else MOST_REJECTED)
+        except TooManyRejected as many:
+            found = many.found
+            if not fails:
+                first, kind = min(found), "rows" if self.places.are_rows else "messages"
+                raise self.places.error(
+                    RejectedRow(
+                        f"{found[first].problem}. More than {len(found)} {kind} of one transaction are rejected. "
+                        f"Correct the table or the application, or {self.places.fewer} to have all of them treated"
+                    ),
+                    places[first],
+                ) from None
+        if fails:
+            raise self.places.error(found[min(found)], places[min(found)])
+        rejected = {places[number]: problem for number, problem in sorted(found.items())}
+        nulls = self.misfits is MisfitPolicy.NULLS
+        treatments = self._nulls(committed, kept, rejected) if nulls else dict.fromkeys(rejected)
+        for place, each in list(rejected.items())[:_MOST_TOLD]:
+            _log.warning(
+                "consumer.row_rejected",
+                consumer=self.consumer,
+                journal=place.journal,
+                offset=place.offset,
+                problem=each.problem,
+                nulls=sorted(treatments[place] or ()),
+                rejected=len(rejected),
+            )
+        return treatments
+
+    def _nulls(
+        self, committed: DataFrame, kept: Collection[str], rejected: Mapping[MessagePlace, RejectedRow]
+    ) -> dict[MessagePlace, Treatment]:
+        """Return the columns of rejected messages that have to be null. Raises RejectedRow if that does not do."""
+        columns = [name for name in committed.columns if name not in kept]
+        treatments: dict[MessagePlace, Treatment] = dict.fromkeys(rejected)
+        for place, problem in rejected.items():
+
+            def attempt(nulls: Collection[str], place: MessagePlace = place) -> RejectedRow | None:
+                return self._rejection(treated(committed, {**treatments, place: frozenset(nulls)}, self.places))
+
+            nulls = find_nulls(columns, attempt)
+            if nulls is None:
+                raise self.places.error(problem, place)
+            treatments[place] = nulls
+        return treatments
+
+    def _rejection(self, committed: DataFrame) -> RejectedRow | None:
+        outputs = self.outputs(committed)
+        return self.reject(Outputs(outputs.tables, (), outputs.sql))
+
+    def _places_in(self, committed: DataFrame) -> list[MessagePlace]:
+        """Return the places of messages, in order. Several rows may have the same one."""
+        journal, offset = self.places.journal, self.places.offset
+        table = committed.select(_column(journal).alias(_JOURNAL), _column(offset).alias(_OFFSET)).toArrow()
+        table = table.group_by([_JOURNAL, _OFFSET]).aggregate([])
+        table = table.sort_by([(_JOURNAL, "ascending"), (_OFFSET, "ascending")]).select([_JOURNAL, _OFFSET])
+        journals, offsets = (column.to_pylist() for column in table.columns)
+        return [MessagePlace(*each) for each in zip(journals, offsets, strict=True)]
+
+    def _before(self, committed: DataFrame, place: MessagePlace) -> DataFrame:
+        """Return the messages that are before one, by journal and offset."""
+        journal, offset = _column(self.places.journal), _column(self.places.offset)
+        return committed.where((journal < place.journal) | ((journal == place.journal) & (offset < place.offset)))
+
+
+def treated(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns) -> DataFrame:
+    """Return messages without the left-out ones, and with nulls in others."""
+    if not treatments:
+        return frame
+    joined = _marked(frame, treatments, places).where(F.col(_MARK).isNull() | F.col(_NULLS).isNotNull())
+    nulled = {name for each in treatments.values() for name in each or ()}
+    return joined.select(
+        *(
+            F.when(F.array_contains(_NULLS, name), F.lit(None)).otherwise(_column(name)).alias(name)
+            if name in nulled
+            else _column(name)
+            for name in frame.columns
+        )
+    )
+
+
+def left_out(
+    frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns, columns: Collection[str]
+) -> DataFrame:
+    """Return the left-out messages as dead letters, whose lines are the rows with some columns, as lines of JSON."""
+    row = F.to_json(F.struct(*(_column(name) for name in columns)), {"ignoreNullFields": "false"})
+    lines = F.array_join(F.sort_array(F.collect_list(row)), "\n")
+    letters = _marked(frame, treatments, places).where(F.col(_MARK) & F.col(_NULLS).isNull())
+    found = letters.groupBy(F.col(_JOURNAL).alias("journal"), F.col(_OFFSET).alias("offset"))
+    return found.agg(F.encode(lines, "UTF-8").alias("line"))
+
+
+def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) -> Input:
+    """Return an input without the messages that the store rejects, or with nulls in them.
+
+    `problem`, and the errors raised, are those of `Rejections.treatments`.
+    """
+    treatments = rejections.treatments(read.committed, read.required.union(METADATA), problem)
+    gone = sorted(place for place, nulls in treatments.items() if nulls is None)
+    dead = read.dead
+    if gone:
+        journals, offsets = zip(*gone, strict=True)
+        assert read.lines_at is not None  # Every read can read again.
+        lines = pa.array(read.lines_at(gone), pa.binary())
+        rows = pa.table({"journal": pa.array(journals), "offset": pa.array(offsets, pa.int64()), "line": lines})
+        found = read.committed.sparkSession.createDataFrame(rows).select(*COLUMNS)
+        dead = found if dead is None else dead.select(*COLUMNS).unionAll(found)
+    return replace(
+        read,
+        committed=treated(read.committed, treatments, rejections.places),
+        messages=read.messages - len(gone),
+        misfits=read.misfits + len(treatments),
+        dead=dead,
+        packed=None,
+    )
+
+
+def _marked(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns) -> DataFrame:
+    """Return messages with columns that say which of them are treated, and how."""
+    marks = frame.sparkSession.createDataFrame(
+        pa.table(
+            {
+                _JOURNAL: pa.array([place.journal for place in treatments], pa.string()),
+                _OFFSET: pa.array([place.offset for place in treatments], pa.int64()),
+                _NULLS: pa.array(
+                    [None if each is None else sorted(each) for each in treatments.values()], pa.list_(pa.string())
+                ),
+                _MARK: pa.array([True] * len(treatments)),
+            }
+        )
+    )
+    same = (_column(places.journal) == F.col(_JOURNAL)) & (_column(places.offset) == F.col(_OFFSET))
+    return frame.join(F.broadcast(marks), same, "left")
+
+
+def _column(name: str) -> Any:
+    return F.col(f"`{name.replace('`', '``')}`")

@@ -1,0 +1,90 @@
+"""The content that a run has left to read: journals up to the heads of its beginning, but for what it has met. Pure.
+
+Segments of streams are read when those before them are (`segments.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from coranto.messages.checkpoints import Source
+from coranto_consumers.spark.committed.long_transactions import LongTransactions
+from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of
+from coranto_consumers.spark.journals.losses import Holes
+from coranto_consumers.spark.journals.ranges import Range, plan_transaction
+from coranto_consumers.spark.journals.segments import open_journals
+
+
+def ends_of(present: Mapping[str, ContentExtent]) -> dict[str, object]:
+    """Return all that tells if there may be more to read than there was: ends of journals, and of segments."""
+    return {journal: (extent.head, extent.segment, extent.journal_id) for journal, extent in present.items()}
+
+
+class UnreadContent:
+    """The content of the journals that are present, up to their `heads`, as far as it is not read."""
+
+    def __init__(self, present: Mapping[str, ContentExtent]) -> None:
+        self.present = dict(present)
+        self.heads = heads_of(present)
+        self.holes = Holes()
+        self.long = LongTransactions()
+        self._behind = set(present)
+        self._ended: dict[str, int] = {}
+        """The heads of journals that end in a line which is not finished."""
+
+    def known(self, sources: Mapping[str, Source]) -> dict[str, Source]:
+        """Return the states of sources, with those that may be read now and were not begun."""
+        begun = {
+            journal: Source(extent.begin, journal_id=extent.journal_id)
+            for journal in self._open(sources) - sources.keys()
+            for extent in (self.present[journal],)
+        }
+        return {**begun, **sources}
+
+    def _open(self, sources: Mapping[str, Source]) -> frozenset[str]:
+        read = {journal: source.read_through for journal, source in sources.items()}
+        return open_journals(self.present, {**read, **self._ended})
+
+    def has_successors(self, journals: Collection[str]) -> bool:
+        """Return True if one of the journals is a segment that comes after others."""
+        segments = [self.present[journal].segment for journal in self.present.keys() & set(journals)]
+        return any(segment.predecessors for segment in segments if segment is not None)
+
+    def plan(self, sources: Mapping[str, Source], max_bytes: int) -> list[Range]:
+        """Return what the next transaction reads, which goes on at the states of `sources`. Empty at the end."""
+        return self._plan(self._behind, sources, max_bytes)
+
+    def processed(self, ranges: Sequence[Range], after: Mapping[str, Source]) -> None:
+        """Take in that a transaction has read ranges, and left the sources in the states `after`."""
+        # A journal may end in a line that its writer has not finished. That line is left to the next run.
+        ends = {each.journal: each.end for each in ranges}
+        stuck = {journal for journal, offset in _unread(ranges, after).items() if self.holes.stuck(journal, offset)}
+        self._behind -= stuck
+        self._ended.update((name, self.heads[name]) for name in stuck if ends[name] >= self.heads[name])
+
+    @property
+    def is_clear(self) -> bool:
+        """True unless something that was met is not passed yet."""
+        return not (self.holes or self.long)
+
+    def plan_next(self, ranges: Sequence[Range], after: Mapping[str, Source], max_bytes: int) -> list[Range]:
+        """Return what `plan` will return once these ranges are processed. Empty if that is the end, or not known yet.
+
+        It is not known while something that was met is not passed yet.
+        """
+        if not self.is_clear:
+            return []
+        return self._plan(self._behind - _unread(ranges, after).keys(), after, max_bytes)
+
+    def _plan(self, journals: set[str], sources: Mapping[str, Source], max_bytes: int) -> list[Range]:
+        ends = self.long.ends(self.holes.ends(self.heads))
+        known = self.known(sources)
+        begins = {journal: known[journal].read_through for journal in sorted(journals & self._open(known))}
+        planned = plan_transaction({journal: (begin, ends[journal]) for journal, begin in begins.items()}, max_bytes)
+        return [replace(each, journal_id=known[each.journal].journal_id) for each in planned]
+
+
+def _unread(ranges: Sequence[Range], after: Mapping[str, Source]) -> dict[str, int]:
+    """Return the begins of ranges, by journal, of which nothing was read."""
+    return {each.journal: each.begin for each in ranges if after[each.journal].read_through == each.begin}

@@ -1,0 +1,390 @@
+"""`WindowConsumer`: runs an application over one window of offsets, and replaces the window's rows.
+
+A message belongs to the window in which it becomes committed: its own if it is in no transaction, otherwise the one
+with its acknowledgement. So each message is in one window, the same one each time, and all windows together give what
+a consumer that goes on from message to message gives. What decides it are the states of producers where the window
+begins. They are kept with the windows; where they are not known, the windows before are read once to find them.
+
+Rows bear the number of their window in the column `coranto_window`. One SQL transaction notes that the window still
+exists, deletes its rows, merges the new ones and commits its checkpoint. So a window may be materialised any number of
+times, and several of them side by side. The transaction also records what the consumer is (`outputs/identity.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coranto.extras import explained
+
+try:
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+    from sqlalchemy import Connection, Table, delete
+    from sqlalchemy.exc import SQLAlchemyError
+except ModuleNotFoundError as error:
+    raise explained(error) from error
+
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.retry import JOB_SECONDS, RetryPolicy
+from coranto.errors import CorruptData, Fenced, InvalidInput, RejectedRow
+from coranto.fragments.windows import Window, find, positions
+from coranto.journal_ids import held_through, same_journal
+from coranto.labels import NAME, label_selector
+from coranto.messages.checkpoints import Checkpoint, Identity, Source
+from coranto.messages.framing import DEFAULT_UUID_POINTER
+from coranto.messages.pruning import Pruning
+from coranto_consumers.outputs.dead_letters import MisfitPolicy
+from coranto_consumers.outputs.identity import IdentityCheck, sources_of
+from coranto_consumers.spark.application.application import Application, Outputs, TableOutput, checked_outputs
+from coranto_consumers.spark.application.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
+from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs
+from coranto_consumers.spark.consumer.input_settings import InputSettings
+from coranto_consumers.spark.consumer.outages import Outages
+from coranto_consumers.spark.consumer.progress import NOTHING, Hooks, Step
+from coranto_consumers.spark.consumer.rejections import Rejections, without_rejected
+from coranto_consumers.spark.inputs.inputs import Input, InputReader
+from coranto_consumers.spark.journals.discovery import cuts_of
+from coranto_consumers.spark.journals.framings import ReadFraming
+from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.spark.outputs.staging import Staged, stage_table_output, table_of
+from coranto_consumers.spark.session.task_errors import errors_of_tasks
+from coranto_consumers.stores.sql import SqlStore, check_deferred
+from coranto_consumers.stores.staging import delete_shards, delete_staged, delete_stale
+from coranto_consumers.stores.windows import (
+    WINDOW_COLUMN,
+    KnownWindow,
+    WindowLog,
+    is_merged,
+    shard_of,
+    sources_before,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """The result of materialising a window."""
+
+    window: Window
+    messages: int
+    """The messages that became committed in the window."""
+    rows: int
+    """Messages that were read, including duplicates, acknowledgements, and pending or rolled back messages."""
+    fence: int
+    misfits: int = 0
+    """Messages among them that do not fit the application's columns: dead letters, or nulls."""
+
+
+class WindowConsumer:
+    """Materialises the windows of the consumer `name` through an application.
+
+    The application's outputs are tables only, with the column `coranto_window` (BIGINT NOT NULL), which is part of each
+    key; this class fills it. The application's name is not used. A window says what is read, and has its own fence.
+    `misfits`, `retry_timeout`, `uuid_pointer`, `framing` and `registry` mean what they mean for `SparkConsumer`. Dead
+    letters go to a table only, which `dead_letter_table(…, by_window=True)` makes.
+
+    The store records the application's selector of sources, its outputs and the store's location for all windows of
+    `name`. Others under the same name are refused with ConsumerChanged, which names the code that confirms the change:
+    `accept_changes`. Windows that were materialised before the change keep their rows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        application: Application,
+        client: ClientConfig,
+        store_url: str,
+        spark: SparkSession | Callable[[], SparkSession],
+        *,
+        retry_timeout: float = JOB_SECONDS,
+        max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
+        hooks: Hooks | None = None,
+        misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
+        accept_changes: str = "",
+        uuid_pointer: str = DEFAULT_UUID_POINTER,
+        framing: ReadFraming | None = None,
+        registry: str = "",
+    ) -> None:
+        options = ConsumerOptions(
+            retry_timeout=retry_timeout,
+            max_partition_bytes=max_partition_bytes,
+            misfits=misfits,
+            accept_changes=accept_changes,
+            uuid_pointer=uuid_pointer,
+            framing=framing,
+            registry=registry,
+        )  # Raises InvalidInput.
+        self._input = InputSettings(application, client, spark, options, name)
+        if isinstance(misfits, DeadLetters) and (misfits.table is None or WINDOW_COLUMN not in misfits.table.c):
+            raise InvalidInput(
+                f"dead letters of a window are replaced with its rows: give a table that has {WINDOW_COLUMN}, as "
+                "dead_letter_table(…, by_window=True) makes it",
+                field="misfits",
+            )
+        self._misfits = misfits
+        self._retry_timeout = retry_timeout
+        self.name = name
+        self._application = application
+        self._config = client
+        self._hooks = hooks or Hooks()
+        self._store = SqlStore(store_url, commit=self._hooks.commit)
+        self.log = WindowLog(self._store, name)
+        self._identity = IdentityCheck(name, accept_changes)
+        self._recorded = Identity()
+
+    def window(self, name: str) -> Window:
+        """Return the window of a name, or the larger one that it was merged into.
+
+        Raises InvalidInput for an unknown window, and SqlStoreError.
+        """
+        return find([each.window for each in self.log.load()], name)
+
+    def materialise(self, name: str) -> WindowReport:
+        """Read the window of a name, and replace its rows. A name that was merged leads to the larger window.
+
+        If two runs of a window overlap, the later one replaces its rows and the earlier one raises Fenced. Dagster's
+        assets let the later one wait instead.
+
+        Raises
+
+        * InvalidInput for an unknown window, and for outputs that cannot be replaced by window,
+        * ConsumerChanged when the store records other sources or outputs, or another store,
+        * Fenced when another run of the window has started, the window was merged, or another process has changed the
+          consumer's record meanwhile (nothing was committed),
+        * CorruptData when a journal was deleted and created again, and OffsetJump when content is gone,
+        * what `SparkConsumer.run_until_caught_up` raises for messages, stores and brokers.
+        """
+        fences: dict[str, int] = {}
+
+        def materialise() -> WindowReport:
+            return self._materialise(name, fences)
+
+        outages = Outages(self.name, RetryPolicy(self._retry_timeout), self._hooks, lambda progress: None)
+        report = outages.run(materialise, lambda: NOTHING)
+        assert report is not None  # Nothing stops it.
+        return report
+
+    def _materialise(self, name: str, fences: dict[str, int]) -> WindowReport:
+        """Read a window and replace its rows, in one attempt. `fences` has those that earlier attempts have raised."""
+        known = self.log.load()
+        window = find([each.window for each in known], name)
+        self._compare(known)
+        try:
+            return self._replace_rows(known, window, fences)
+        except Fenced as error:
+            if self.log.identity() != self._recorded:
+                raise  # Another process has changed the consumer's record. That error says so.
+            raise self._overtaken(window) from error
+
+    def _overtaken(self, window: Window) -> Fenced:
+        """Return the error of a run that another run of its window, or a merge, has overtaken."""
+        now = self.window(window.name)
+        if now.name != window.name:
+            return Fenced(
+                f"window {window.name} of {self.name} was merged into {now.name} while this run read it. This run has "
+                "committed nothing; materialise the larger one"
+            )
+        return Fenced(
+            f"another run of window {window.name} of {self.name} started after this one and replaces its rows. This "
+            "run has committed nothing; wait for the other run, and materialise the window again only if that one fails"
+        )
+
+    def _replace_rows(self, known: Sequence[KnownWindow], window: Window, fences: dict[str, int]) -> WindowReport:
+        shard = shard_of(self.name, window)
+        if shard in fences:
+            fence, checkpoint = fences[shard], self._store.resume(shard, fences[shard])
+        else:
+            fence, checkpoint = self._store.raise_fence(shard)
+            fences[shard] = fence
+        if checkpoint.sources:
+            # The new commit must differ from the one before, should its outcome have to be found out.
+            with self._store.transaction(shard, fence) as transaction:
+                transaction.commit(Checkpoint())
+        self._delete_stale_rows(shard, fence, [each.window for each in known])
+        self._hooks.reached(Step.FENCED)
+        with SyncJournalClient.of(self._config) as client:
+            _require_same_journals(client, window, self._input)
+            reader = self._input.reader()
+            sources = self._sources(reader, client, known, window)
+            ranges, cuts, sources, pruning = _plan(client, window, sources)
+            self._hooks.reached(Step.PLANNED)
+            with reader.read(ranges, sources, cuts, pruning) as read:
+                _require_whole(window, read.sources)
+                self._hooks.reached(Step.SEQUENCED)
+                try:
+                    self._write(window, shard, fence, read)
+                except RejectedRow as rejected:
+
+                    def reject(made: Outputs) -> RejectedRow | None:
+                        return self._rejection(window, shard, fence, made)
+
+                    rejections = Rejections(self.name, self._application.outputs, self._misfits, reject)
+                    read = without_rejected(read, rejections, rejected)
+                    self._write(window, shard, fence, read)
+                return WindowReport(window, read.messages, read.rows, fence, read.misfits)
+
+    def _compare(self, known: Sequence[KnownWindow]) -> None:
+        """Compare this consumer with its record, before a run is fenced off. Raises ConsumerChanged."""
+        sources, self._recorded = self._application.sources, self.log.identity()
+        if self._identity.is_compared and self._recorded == self._identity.record:
+            return  # As this instance has committed it.
+        done = positions([each.window for each in known if each.materialised is not None])
+
+        def unread() -> set[str]:
+            with SyncJournalClient.of(self._config) as client:
+                found = self._input.journals(client, sources, field="application sources")
+            return done.keys() - {each.name for each in found}
+
+        checkpoint = Checkpoint({journal: Source(span.end) for journal, span in done.items()}, {}, self._recorded)
+        now = Identity(sources_of(sources), store=self._store.location)
+        self._identity.restored(checkpoint, now, unread)
+
+    def _sources(
+        self, reader: InputReader, client: SyncJournalClient, known: Sequence[KnownWindow], window: Window
+    ) -> dict[str, Source]:
+        """Return the states of sources where a window begins, reading those windows before it that lack them."""
+        sources, between = sources_before(known, window)
+        for each in between:
+            _require_same_journals(client, each, self._input)
+            ranges, cuts, sources, pruning = _plan(client, each, sources)
+            sources = reader.advance(ranges, sources, cuts, pruning)
+            _require_whole(each, sources)
+            self.log.remember(each, Checkpoint(sources))
+        return sources
+
+    def _stage(self, window: Window, shard: str, read: Input, fence: int) -> list[Staged]:
+        if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
+            self._store.create_tables(self._misfits.table)
+        made = [checked_outputs(self._application.outputs(read.committed))] if read.messages else []
+        names = [outputs.names for outputs in made]  # Dead letters are no outputs of the application.
+        if read.dead is not None and isinstance(self._misfits, DeadLetters):
+            made.append(dead_letter_outputs(self._misfits, read.dead))
+        if not made:
+            return []
+        if any(outputs.journals for outputs in made):
+            raise InvalidInput(
+                "an application that runs by windows cannot publish: messages in journals cannot be replaced; "
+                "let it return tables only",
+                field="outputs",
+            )
+        if any(outputs.sql for outputs in made):
+            raise InvalidInput(
+                "an application that runs by windows cannot write by SQL of its own: nobody could tell which rows to "
+                "replace; let it return tables only",
+                field="outputs",
+            )
+        tables = [_of_window(output, window) for outputs in made for output in outputs.tables]
+        for each in names:
+            self._identity.take(each)
+        staged = [stage_table_output(output, self._store, shard, fence) for output in tables]
+        self._hooks.reached(Step.STAGED)
+        return staged
+
+    def _write(self, window: Window, shard: str, fence: int, read: Input) -> None:
+        with errors_of_tasks():
+            staged = self._stage(window, shard, read, fence)
+        self._commit(window, shard, fence, staged, Checkpoint(read.sources))
+
+    def _rejection(self, window: Window, shard: str, fence: int, made: Outputs) -> RejectedRow | None:
+        """Write outputs of a window in a transaction that is rolled back. Return what the store rejects of them."""
+        try:
+            with errors_of_tasks():
+                tables = [_of_window(output, window) for output in made.tables]
+                staged = [stage_table_output(output, self._store, shard, fence) for output in tables]
+            with self._store.transaction(shard, fence) as transaction:
+                self._replace(transaction.connection, window, staged)
+                check_deferred(transaction.connection)
+        except RejectedRow as rejected:
+            return rejected
+        return None
+
+    def _commit(self, window: Window, shard: str, fence: int, staged: Sequence[Staged], after: Checkpoint) -> None:
+        self._identity.settle()
+        with self._store.transaction(shard, fence) as transaction:
+            connection = transaction.connection
+            self.log.record(connection, self._identity.record, self._recorded)
+            self.log.claim(connection, window, after, time.time())
+            self._replace(connection, window, staged)
+            for stage in {each.stage.name: each.stage for each in staged}.values():
+                delete_staged(connection, stage, shard, below_fence=fence + 1)
+            self._hooks.reached(Step.MERGED)
+            transaction.commit(after)
+        self._hooks.reached(Step.COMMITTED)
+
+    def _replace(self, connection: Connection, window: Window, staged: Sequence[Staged]) -> None:
+        """Replace the rows of a window by staged ones."""
+        tables: dict[str, Table] = {each.plan.table.fullname: each.plan.table for each in staged}
+        if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
+            tables[self._misfits.table.fullname] = self._misfits.table  # There may be none any more.
+        for table in tables.values():
+            connection.execute(delete(table).where(table.c[WINDOW_COLUMN].between(window.first, window.last)))
+        for each in staged:
+            each.merge(connection)
+
+    def _delete_stale_rows(self, shard: str, fence: int, windows: Sequence[Window]) -> None:
+        """Delete rows that earlier runs of the window staged, and runs of windows that were merged since."""
+        try:
+            with self._store.engine.begin() as connection:
+                delete_stale(self._store, connection, shard, fence)
+                delete_shards(self._store, connection, lambda found: is_merged(self.name, found, windows))
+        except SQLAlchemyError as error:
+            raise self._store.failure("stale staged rows could not be deleted", error) from error
+
+
+def _plan(
+    client: SyncJournalClient, window: Window, before: Mapping[str, Source]
+) -> tuple[list[Range], dict[str, list[int]], dict[str, Source], Pruning]:
+    """Return what to read of a window, and the sources with those that begin in it.
+
+    Producers are forgotten by the time at which the window was made, so that it reads the same at any time.
+    """
+    spans = window.spans
+    sources = {**{name: Source(span.begin, journal_id=span.journal_id) for name, span in spans.items()}, **before}
+    ranges = [
+        Range(name, span.begin, span.end, span.end, journal_id=span.journal_id) for name, span in sorted(spans.items())
+    ]
+    for each in ranges:
+        if sources[each.journal].read_through != each.begin:
+            raise CorruptData(
+                f"window {window.name} begins at {each.begin} of {each.journal}, and the states before it are those at "
+                f"{sources[each.journal].read_through}"
+            )
+    cuts = cuts_of(client, [each.journal for each in ranges])
+    return ranges, cuts, sources, Pruning(window.created)
+
+
+def _require_whole(window: Window, sources: Mapping[str, Source]) -> None:
+    for journal, span in window.spans.items():
+        if sources[journal].read_through != span.end:
+            raise CorruptData(
+                f"window {window.name} ends at {span.end} of {journal}, but its last line at "
+                f"{sources[journal].read_through}"
+            )
+
+
+def _require_same_journals(client: SyncJournalClient, window: Window, settings: InputSettings) -> None:
+    """Raise CorruptData for a journal that is not the one that the window was made of."""
+    settings.journals(client, sorted(window.spans), field=f"window {window.name}")
+    for each in client.heads(label_selector(include=[(NAME, journal) for journal in window.spans])):
+        span = window.spans[each.journal]
+        if not same_journal(span.revision, span.journal_id, span.end, each.create_revision, each.journal_id):
+            held = held_through(span.journal_id, span.end, each.journal_id)
+            lost = f"has lost its content from offset {held} on" if held else "was deleted and created again"
+            raise CorruptData(f"journal {each.journal} {lost} after window {window.name} was made of it")
+
+
+def _of_window(output: TableOutput, window: Window) -> TableOutput:
+    """Return an output whose rows bear the number of their window. Raises InvalidInput for a table without it."""
+    table = table_of(output)
+    where = f"table {table.name}"
+    if WINDOW_COLUMN not in table.c:
+        raise InvalidInput(
+            f"has no column {WINDOW_COLUMN}, by which a window's rows are replaced; add "
+            f'Column("{WINDOW_COLUMN}", BigInteger, nullable=False), and to its keys if it has any',
+            field=where,
+        )
+    if WINDOW_COLUMN in output.rows.columns:
+        raise InvalidInput(f"the rows have a column {WINDOW_COLUMN}; leave it out, it is filled in", field=where)
+    rows = output.rows.withColumn(WINDOW_COLUMN, F.lit(window.first).cast("bigint"))
+    return replace(output, rows=rows, keys=(*output.keys, WINDOW_COLUMN) if output.keys else ())

@@ -1,0 +1,1 @@
+"""Decoding of messages into typed columns."""

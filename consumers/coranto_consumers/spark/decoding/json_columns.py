@@ -1,0 +1,187 @@
+"""Parsing of messages' JSON into typed columns, many lines at once, with the answers of Spark's own reader.
+
+pyarrow parses the lines (`coranto.messages.column_parser`). It is quick, but lenient and strict in other places than
+Spark. So its answer counts only for lines about which the two agree. All other lines are *doubtful*, and
+`json_values.py` decides, and so are all lines where a column has a MAP, for which pyarrow has no type. Dates, times and
+bytes are parsed as texts. Those of a plain form are converted at once, and each other text once, however often it
+occurs.
+"""
+
+from __future__ import annotations
+
+import decimal
+from datetime import tzinfo
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from coranto.messages import column_parser
+from coranto.messages.columnar import Mask
+from coranto_consumers.spark.decoding.json_limits import may_be_beyond
+from coranto_consumers.spark.decoding.text_values import mask_of, settled_texts
+
+TYPES: Final = (
+    (StringType(), pa.string()),
+    (BooleanType(), pa.bool_()),
+    (ByteType(), pa.int8()),
+    (ShortType(), pa.int16()),
+    (IntegerType(), pa.int32()),
+    (LongType(), pa.int64()),
+    (DoubleType(), pa.float64()),
+)
+"""The types of columns that pyarrow parses, and of which rows of CSV have columns, with Arrow's."""
+
+_MOST_DIGITS: Final = 76
+
+
+def is_parsed(kind: DataType) -> bool:
+    """Return True if pyarrow parses columns of a type."""
+    return any(kind == known for known, _ in TYPES)
+
+
+class ColumnParser(column_parser.LineParser):
+    """Parses lines of JSON objects into columns of a schema, of types that `json_values.py` reads.
+
+    `zone` is that of times that name none.
+    """
+
+    def __init__(self, schema: StructType, zone: tzinfo | None = None) -> None:
+        self._kinds = [field.dataType for field in schema.fields]
+        self._plain = all(map(is_parsed, self._kinds))
+        self._final = to_arrow_schema(schema, timezone="UTC")
+        self._zone = zone
+        self._has_maps = any(map(_has_maps, self._kinds))
+        fields = [] if self._has_maps else [(field.name, _parsed_as(field.dataType)) for field in schema.fields]
+        # Without a column, pyarrow does not tell how many lines it has parsed.
+        super().__init__(pa.schema(fields or [("~", pa.null())]))
+
+    def parse(self, content: Any) -> tuple[Any, Mask]:
+        if self._has_maps:
+            return self._nulls(len(content)), np.ones(len(content), dtype=np.bool_)
+        parsed, doubtful = super().parse(content)
+        return self._settled_table(parsed, doubtful), doubtful
+
+    def unlike_lines(self, content: Any) -> Mask:
+        return super().unlike_lines(content) | may_be_beyond(content)
+
+    def unlike(self, table: Any) -> Mask:
+        """Return the mask of rows with a number that Spark reads differently: an infinite one, or the integer -0."""
+        unlike: Mask = np.zeros(table.num_rows, dtype=np.bool_)
+        if not self._plain:
+            return unlike  # `_settled` looks at numbers on every level.
+        for column in table.columns:
+            if pa.types.is_floating(column.type):
+                unlike |= _unlike_numbers(column.combine_chunks())
+        return unlike
+
+    def _nulls(self, rows: int) -> Any:
+        """Return a table of the final columns without a value."""
+        return pa.Table.from_arrays([pa.nulls(rows, each.type) for each in self._final], schema=self._final)
+
+    def _settled_table(self, parsed: Any, doubtful: Mask) -> Any:
+        """Return a parsed table with the final columns. Adds to the mask."""
+        if self._plain:
+            return parsed if self._kinds else pa.table({}).select([])
+        if doubtful.all():
+            return self._nulls(len(parsed))
+        columns = []
+        for column, kind, to in zip(parsed.columns, self._kinds, self._final, strict=True):
+            settled, unlike = self._settled(column.combine_chunks(), kind, to.type)
+            columns.append(settled)
+            doubtful |= unlike
+        found = pa.Table.from_arrays(columns, schema=self._final)
+        return found.take(pa.array(np.arange(len(parsed)), mask=doubtful)) if doubtful.any() else found
+
+    def _settled(self, array: Any, kind: DataType, to: Any) -> tuple[Any, Mask]:
+        """Return parsed values as values of a column's type, and the mask of those that are doubtful."""
+        match kind:
+            case ArrayType():
+                return self._settled_lists(array, kind, to)
+            case StructType():
+                return self._settled_structs(array, kind, to)
+            case BinaryType() | DateType() | TimestampNTZType() | TimestampType():
+                return settled_texts(array, kind, to, self._zone)
+            case DecimalType():
+                most = pa.scalar(decimal.Decimal((0, (9,) * kind.precision, -kind.scale)), array.type)
+                fits = pc.less_equal(pc.abs(array), most)
+                return pc.if_else(fits, array, pa.scalar(None, array.type)).cast(to), mask_of(pc.invert(fits))
+            case FloatType() | DoubleType():
+                return array, _unlike_numbers(array)
+        return array, np.zeros(len(array), dtype=np.bool_)
+
+    def _settled_lists(self, array: Any, kind: ArrayType, to: Any) -> tuple[Any, Mask]:
+        values, unlike = self._settled(array.flatten(), kind.elementType, to.value_type)
+        borders, doubtful = _lists_around(array, unlike)
+        return pa.ListArray.from_arrays(borders, values, type=to, mask=pc.is_null(array)), doubtful
+
+    def _settled_structs(self, array: Any, kind: StructType, to: Any) -> tuple[Any, Mask]:
+        doubtful: Mask = np.zeros(len(array), dtype=np.bool_)
+        children = []
+        for child, field, final in zip(array.flatten(), kind.fields, to, strict=True):
+            settled, unlike = self._settled(child, field.dataType, final.type)
+            children.append(settled)
+            doubtful |= unlike
+        return pa.StructArray.from_arrays(children, fields=list(to), mask=pc.is_null(array)), doubtful
+
+
+def _has_maps(kind: DataType) -> bool:
+    match kind:
+        case ArrayType():
+            return _has_maps(kind.elementType)
+        case StructType():
+            return any(_has_maps(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType)
+
+
+def _parsed_as(kind: DataType) -> Any:
+    """Return the type that pyarrow parses a column into."""
+    match kind:
+        case ArrayType():
+            return pa.list_(_parsed_as(kind.elementType))
+        case StructType():
+            return pa.struct([(field.name, _parsed_as(field.dataType)) for field in kind.fields])
+        case DecimalType():
+            # pyarrow does not notice when a number with its scale has more digits than a decimal has bits for.
+            return pa.decimal256(_MOST_DIGITS - kind.scale, kind.scale)
+        case FloatType():
+            return pa.float32()
+        case BinaryType() | DateType() | TimestampType() | TimestampNTZType():
+            return pa.string()
+    return next(arrow for known, arrow in TYPES if kind == known)
+
+
+def _lists_around(array: Any, unlike: Mask) -> tuple[Any, Mask]:
+    """Return the borders of lists in what they hold, and the mask of lists that hold what is `unlike`."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    borders = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    doubtful: Mask = np.zeros(len(array), dtype=np.bool_)
+    doubtful[np.repeat(np.arange(len(array)), lengths)[unlike]] = True
+    return borders, doubtful
+
+
+def _unlike_numbers(column: Any) -> Mask:
+    numbers = column.fill_null(1.0).to_numpy(zero_copy_only=False)
+    unlike: Mask = ~np.isfinite(numbers) | ((numbers == 0) & np.signbit(numbers))
+    return unlike

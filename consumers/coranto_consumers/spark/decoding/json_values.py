@@ -1,0 +1,343 @@
+"""The values of one JSON line as Spark's reader of JSON files gives them, for lines that are not parsed as columns.
+
+The line must be JSON as RFC 8259 defines it, in UTF-8; of Spark's words, `NaN`, `Infinity` and `-Infinity` are allowed.
+Other lines have no values, even if Spark would accept them (names in single quotes, text behind the object), and nor
+have lines that are nested more deeply than Python's parser reads, some 900 levels. Spark reads a few more.
+
+Dates are days since 1970, times are microseconds since then, and maps are lists of names and values, as pyarrow takes
+them: names of a map may be equal.
+"""
+
+from __future__ import annotations
+
+import binascii
+import decimal
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from datetime import tzinfo
+from fractions import Fraction
+from typing import Final, NamedTuple, TypeAlias
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from coranto.errors import InvalidInput
+from coranto.messages.json_text import Number, elements_of, fields_of
+from coranto_consumers.spark.decoding.json_limits import has_long_number, is_deep
+from coranto_consumers.spark.decoding.json_times import NoZone, days_of, local_micros_of, micros_of
+
+_BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
+_INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
+_DECIMAL: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?")
+_DIGIT: Final = "[A-Za-z0-9+/]"
+_BASE64: Final = re.compile(rf"(?:[\x00-\x20]|{_DIGIT * 4}|{_DIGIT * 3}=|{_DIGIT * 2}==)*+")
+_BELOW_PRINTABLE: Final = dict.fromkeys(range(0x21))
+_MAX_EXPONENT: Final = (1 << 31) - 1
+"""The largest exponent of Java's decimals, and the largest number of their digits behind the point."""
+_WORDS: Final = {
+    "NaN": math.nan,
+    **dict.fromkeys(("Infinity", "+Infinity", "+INF"), math.inf),
+    **dict.fromkeys(("-Infinity", "-INF"), -math.inf),
+}
+MISFIT: Final = object()
+"""Stands for a value that does not fit its column's type."""
+
+Convert: TypeAlias = Callable[[object, str], object]
+"""Returns a JSON value, given also as it is written, as a value of a column: or MISFIT, or a Partial one."""
+
+
+class Partial(NamedTuple):
+    """A struct, or what holds one, that has nulls for values that do not fit."""
+
+    value: object
+
+
+class LineValues:
+    """Reads the values of lines for the columns of a schema. `zone` is that of times that name none.
+
+    Raises InvalidInput for types that it does not read.
+    """
+
+    def __init__(self, schema: StructType, zone: tzinfo | None = None) -> None:
+        self._columns = {field.name: converter_of(field, field.dataType, zone) for field in schema.fields}
+
+    def __call__(self, line: bytes) -> tuple[list[object], bool]:
+        """Return the values of a line, and True if all of them fit.
+
+        A value that does not fit is left out. If the line is not a JSON object, all values are. If names are equal, the
+        last value that fits counts. Raises InvalidInput for a time without a zone if none is known.
+        """
+        try:
+            text = line.decode()
+            if is_deep(text):
+                return [None] * len(self._columns), False
+            found, fits = _fields(self._columns, text)
+        except NoZone as error:
+            raise InvalidInput(
+                "a TIMESTAMP of a message names no time zone; set the option to the session's, "
+                "spark.conf.get('spark.sql.session.timeZone')",
+                field="option timeZone",
+            ) from error
+        except (ValueError, RecursionError):
+            return [None] * len(self._columns), False
+        return list(found.values()), fits
+
+
+def converter_of(column: StructField, kind: DataType, zone: tzinfo | None) -> Convert:
+    """Return the function that reads values of a type within a column. Raises InvalidInput for one that is not read."""
+    match kind:
+        case ArrayType():
+            return _array(converter_of(column, kind.elementType, zone))
+        case MapType() if kind.keyType == StringType():
+            return _map(converter_of(column, kind.valueType, zone))
+        case StructType() if kind.fields and len({*kind.names}) == len(kind.fields):
+            return _struct({field.name: converter_of(column, field.dataType, zone) for field in kind.fields})
+        case DecimalType():
+            return _decimal(kind.precision, kind.scale)
+        case TimestampType():
+            return lambda value, _: _timestamp(value, zone)
+    for known, convert in _SIMPLE.items():
+        if kind == known:
+            return convert
+    raise InvalidInput(
+        f"column {column.name!r} has {kind.simpleString()}, and lines are not parsed into that. Declare STRING and "
+        "parse or cast the text, or read messages as they are and use from_json",
+        field="schema",
+    )
+
+
+def _fields(columns: Mapping[str, Convert], text: str) -> tuple[dict[str, object], bool]:
+    """Return the values of an object's fields, and True if all fit. Raises ValueError for what is no object."""
+    found: dict[str, object] = dict.fromkeys(columns)
+    fits = True
+    for name, value, written in fields_of(text):
+        if name not in columns:
+            if has_long_number(value, written):
+                raise ValueError(f"a number of {name[:100]!r} has too many digits")
+            continue
+        read = None if value is None else columns[name](value, written)
+        if read is MISFIT:
+            fits = False
+        elif isinstance(read, Partial):
+            found[name], fits = read.value, False
+        else:
+            found[name] = read
+    return found, fits
+
+
+def _struct(columns: Mapping[str, Convert]) -> Convert:
+    def convert(value: object, text: str) -> object:
+        if not isinstance(value, dict):
+            return MISFIT
+        found, fits = _fields(columns, text)
+        return found if fits else Partial(found)
+
+    return convert
+
+
+def _array(element: Convert) -> Convert:
+    def convert(value: object, text: str) -> object:
+        if not isinstance(value, list):
+            return MISFIT
+        found: list[object] = []
+        fits = True
+        for each, written in elements_of(text):
+            read = None if each is None else element(each, written)
+            if read is MISFIT:
+                return MISFIT
+            if isinstance(read, Partial):
+                read, fits = read.value, False
+            found.append(read)
+        return found if fits else Partial(found)
+
+    return convert
+
+
+def _map(entry: Convert) -> Convert:
+    def convert(value: object, text: str) -> object:
+        if not isinstance(value, dict):
+            return MISFIT
+        found: list[tuple[str, object]] = []
+        fits = True
+        for name, each, written in fields_of(text):
+            read = None if each is None else entry(each, written)
+            if read is MISFIT:
+                return MISFIT
+            if isinstance(read, Partial):
+                read, fits = read.value, False
+            found.append((_plain(name), read))
+        return found if fits else Partial(found)
+
+    return convert
+
+
+def _plain(text: str) -> str:
+    return text.encode(errors="replace").decode()  # Halves of surrogate pairs become question marks.
+
+
+def _string(value: object, text: str) -> object:
+    if has_long_number(value, text):
+        return MISFIT
+    return _plain(value if type(value) is str else text)
+
+
+def _boolean(value: object, _: str) -> object:
+    return value if isinstance(value, bool) else MISFIT
+
+
+def _whole(value: object) -> int | None:
+    """Return a number that is written as an integer and is not too long for Spark; None for anything else."""
+    if not isinstance(value, Number) or _INTEGER.fullmatch(value) is None or has_long_number(value, value):
+        return None
+    return int(value)
+
+
+def _integer(kind: type[DataType]) -> Convert:
+    limit = 1 << (_BITS[kind] - 1)
+
+    def convert(value: object, _: str) -> object:
+        number = _whole(value)
+        if number is None:
+            return MISFIT
+        if kind is ByteType and limit <= number < 2 * limit:
+            return number - 2 * limit  # Spark takes it for an unsigned byte.
+        return number if -limit <= number < limit else MISFIT
+
+    return convert
+
+
+def _double(value: object, _: str = "") -> object:
+    if not isinstance(value, str):
+        return MISFIT
+    if value in _WORDS:
+        return _WORDS[value]
+    if not isinstance(value, Number) or has_long_number(value, value):
+        return MISFIT
+    if _INTEGER.fullmatch(value) is None:
+        return float(value)
+    try:
+        return float(int(value))  # The integer -0 is 0.
+    except OverflowError:
+        return math.copysign(math.inf, -1.0 if value.startswith("-") else 1.0)
+
+
+def _float(value: object, _: str) -> object:
+    near = _double(value)
+    if not isinstance(near, float) or not isinstance(value, Number) or value in _WORDS:
+        return near
+    return _nearest(value, near)
+
+
+def _nearest(text: str, near: float) -> float:
+    """Return the float of 32 bits that is nearest to a number, `near` being its double."""
+    if near == 0 or not math.isfinite(near) or abs(near) >= 2.0**128:
+        return near if abs(near) < 2.0**128 else math.copysign(math.inf, near)
+    if abs(near) < 2.0**-151:
+        return math.copysign(0.0, near)
+    # A double holds any number between two floats but one in the middle, which the number itself may be beside.
+    unit = math.ldexp(1.0, max(math.frexp(near)[1] - 24, -149))
+    exact = Fraction(text)
+    rounded = float(round(exact / Fraction(unit))) * unit
+    if abs(rounded) >= 2.0**128:
+        return math.copysign(math.inf, near)
+    [found] = struct.unpack("f", struct.pack("f", math.copysign(rounded, near)))
+    return float(found)
+
+
+def _decimal(precision: int, scale: int) -> Convert:
+    places = decimal.Decimal(1).scaleb(-scale)
+    context = decimal.Context(
+        prec=2 * DecimalType().precision + 80,
+        rounding=decimal.ROUND_HALF_UP,
+        Emax=decimal.MAX_EMAX,
+        Emin=decimal.MIN_EMIN,
+    )
+
+    def convert(value: object, _: str) -> object:
+        if not isinstance(value, str) or has_long_number(value, value):
+            return MISFIT
+        digits = value if isinstance(value, Number) else value.replace(",", "")
+        if _DECIMAL.fullmatch(digits) is None or any(character > "\uffff" for character in digits):
+            return MISFIT
+        if not _is_decimal_of_java(digits):
+            return MISFIT
+        number = decimal.Decimal(digits)
+        if not number:
+            return decimal.Decimal(0).quantize(places)
+        if number.adjusted() >= precision - scale:
+            return MISFIT
+        rounded = number.quantize(places, context=context)
+        return rounded if rounded.adjusted() < precision - scale or not rounded else MISFIT
+
+    return convert
+
+
+def _is_decimal_of_java(digits: str) -> bool:
+    mantissa, _, exponent = digits.lower().partition("e")
+    if len(exponent.lstrip("+-0")) > len(str(_MAX_EXPONENT)):
+        return False
+    power = int(exponent or 0)
+    behind = len(mantissa.partition(".")[2]) - power
+    return abs(power) <= _MAX_EXPONENT and -_MAX_EXPONENT <= behind <= _MAX_EXPONENT
+
+
+def _binary(value: object, _: str) -> object:
+    if type(value) is not str or _BASE64.fullmatch(value) is None:
+        return MISFIT
+    digits = value.translate(_BELOW_PRINTABLE)
+    if "=" not in digits[:-2]:
+        return binascii.a2b_base64(digits)
+    return b"".join(binascii.a2b_base64(digits[at : at + 4]) for at in range(0, len(digits), 4))
+
+
+def _date(value: object, _: str) -> object:
+    return _or_misfit(days_of(value) if type(value) is str else None)
+
+
+def _timestamp(value: object, zone: tzinfo | None) -> object:
+    if isinstance(value, Number):
+        seconds = _whole(value)
+        if seconds is None or not -(1 << 63) <= seconds < 1 << 63:
+            return MISFIT
+        return (seconds * 1_000_000 + (1 << 63)) % (1 << 64) - (1 << 63)  # As Java multiplies.
+    return _or_misfit(micros_of(value, zone) if type(value) is str else None)
+
+
+def _local_timestamp(value: object, _: str) -> object:
+    return _or_misfit(local_micros_of(value) if type(value) is str else None)
+
+
+def _or_misfit(found: object) -> object:
+    return MISFIT if found is None else found
+
+
+_SIMPLE: Final[Mapping[DataType, Convert]] = {
+    StringType(): _string,
+    BooleanType(): _boolean,
+    **{kind(): _integer(kind) for kind in _BITS},
+    FloatType(): _float,
+    DoubleType(): _double,
+    BinaryType(): _binary,
+    DateType(): _date,
+    TimestampNTZType(): _local_timestamp,
+}

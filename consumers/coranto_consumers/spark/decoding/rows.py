@@ -1,0 +1,347 @@
+"""Rows of the source: its columns, and Arrow batches with exactly the types that Spark requests."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import tzinfo
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.column_parser import without_heads
+from coranto.messages.columnar import Int64s, Mask, UInt64s
+from coranto.messages.framing import JsonLines
+from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE
+from coranto_consumers.spark.decoding.parsers import parser_of
+from coranto_consumers.spark.journals.framings import FixedRecords, ReadFraming
+from coranto_consumers.spark.journals.reading import Lines
+
+ROWS_PER_BATCH: Final = 32_768
+UUID_FIELDS: Final = ("producer", "clock", "flags")
+FIELDS: Final[Mapping[str, StructField]] = {
+    field.name: field
+    for field in (
+        StructField("journal", StringType()),
+        StructField("offset", LongType()),
+        StructField("next_offset", LongType()),
+        StructField("producer", BinaryType()),
+        StructField("clock", LongType()),
+        StructField("flags", IntegerType()),
+        StructField("value", StringType()),
+        StructField("commit_offset", LongType()),
+    )
+}
+COMMIT_OFFSET: Final = "commit_offset"
+"""The field with the offset at which a message became committed: that of its acknowledgement, or its own."""
+PIECE: Final = StructField("coranto_piece", LongType())
+"""The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
+LINE: Final = StructField("coranto_line", BinaryType())
+"""The column of sequenced reads with the lines of messages that do not fit."""
+SUMMARY: Final = StructField("coranto_summary", StringType())
+"""The column of sequenced reads with the summary of a range (see `scanning.py`)."""
+PARSED_PREFIX: Final = "_"
+"""The prefix of the source's own columns where lines are parsed, to tell them from fields of messages."""
+
+
+class Misfits(enum.Enum):
+    """The way of a read with lines that do not fit the columns they are parsed into."""
+
+    PERMISSIVE = "PERMISSIVE"
+    """Values that do not fit are null, as in Spark's readers."""
+    FAILFAST = "FAILFAST"
+    """The first such line ends the read with an error."""
+    KEPT = "KEPT"
+    """For consumers: values that do not fit are null, and the column `LINE` has the line."""
+
+
+_REQUIRED: Final = "coranto.required"
+"""The metadata of columns that messages must have."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """The origins of a schema's columns."""
+
+    schema: StructType
+    own: Mapping[str, str]
+    """Column to field of `FIELDS`, or `PIECE`, `LINE` and `SUMMARY`."""
+    message: StructType
+    """The columns that are fields of messages."""
+    text: str = ""
+    """The column with the text of lines that do not fit, if there is one."""
+    misfits: Misfits = Misfits.PERMISSIVE
+    framing: ReadFraming = field(default_factory=JsonLines)
+    """The framing of the messages, which are parsed as it says."""
+    zone: tzinfo | None = None
+    """The time zone of texts with a time that name none."""
+
+    @property
+    def has_commits(self) -> bool:
+        """True if a column tells where messages became committed."""
+        return COMMIT_OFFSET in self.own.values()
+
+
+def raw_layout(schema: StructType, *, sequenced: bool) -> RowLayout:
+    """Return the layout of a read of lines as they are. Raises InvalidInput for columns the source does not have."""
+    known = {**FIELDS, PIECE.name: PIECE} if sequenced else FIELDS
+    for column in schema.fields:
+        if column.name not in known:
+            raise InvalidInput(f"there is no column {column.name!r}; there are {', '.join(known)}", field="schema")
+        _require_type(column, known[column.name])
+    return RowLayout(schema, {name: name for name in schema.names}, StructType([]))
+
+
+def parsed_layout(
+    schema: StructType, text: str, misfits: Misfits, framing: ReadFraming, zone: tzinfo | None = None
+) -> RowLayout:
+    """Return the layout of a read that parses messages. Columns that are not the source's own are fields of messages.
+
+    Raises InvalidInput for columns that messages of the framing are not parsed into.
+    """
+    known = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
+    if misfits is Misfits.KEPT:
+        known |= {PARSED_PREFIX + field.name: field for field in (PIECE, LINE, SUMMARY)}
+        text = ""
+    own: dict[str, str] = {}
+    message = []
+    for column in schema.fields:
+        if column.name in known:
+            _require_type(column, known[column.name])
+            own[column.name] = known[column.name].name
+        elif column.name == text:
+            # A frame is no text, so its column is BINARY.
+            kind = BinaryType() if isinstance(framing, FixedRecords) else StringType()
+            _require_type(column, StructField(text, kind))
+        else:
+            _require_nullable(column)
+            message.append(column)
+    parser_of(framing, StructType(message), zone)  # Raises InvalidInput.
+    return RowLayout(schema, own, StructType(message), text if text in schema.names else "", misfits, framing, zone)
+
+
+def is_raw(schema: StructType) -> bool:
+    """Return True if a schema asks for the source's own columns only. Raises InvalidInput if that is not clear."""
+    own = [name for name in schema.names if name in FIELDS or name == PIECE.name]
+    others = [name for name in schema.names if name not in own]
+    if own and others:
+        raise InvalidInput(
+            f"{own[0]!r} is a column of the source, and {others[0]!r} a field of messages. Write "
+            f"{PARSED_PREFIX}{own[0]} for the source's, or set the option parse=json if messages have {own[0]!r} too",
+            field="schema",
+        )
+    return not others
+
+
+def _require_type(column: StructField, expected: StructField) -> None:
+    if column.dataType != expected.dataType and not (expected.name == "value" and column.dataType == BinaryType()):
+        raise InvalidInput(
+            f"column {column.name!r} is {expected.dataType.simpleString()}, not {column.dataType.simpleString()}",
+            field="schema",
+        )
+
+
+def nullable(kind: DataType) -> DataType:
+    """Return a type all parts of which may be null."""
+    match kind:
+        case StructType():
+            return StructType([StructField(each.name, nullable(each.dataType), True) for each in kind.fields])
+        case ArrayType():
+            return ArrayType(nullable(kind.elementType), True)
+        case MapType():
+            return MapType(kind.keyType, nullable(kind.valueType), True)
+    return kind
+
+
+def required(column: StructField) -> StructField:
+    """Return a column as one that may be null for Spark, and whose nulls are misfits if it is not nullable."""
+    return StructField(column.name, column.dataType, True, None if column.nullable else {_REQUIRED: True})
+
+
+def _require_nullable(column: StructField) -> None:
+    """Raise InvalidInput for a column that must not be null: Spark ends with an error of its own at the first null."""
+    if not column.nullable or column.dataType != nullable(column.dataType):
+        raise InvalidInput(
+            f"column {column.name!r} is NOT NULL or has parts that are, and messages may lack what they should have: "
+            "declare it without, and filter rows with nulls out",
+            field="schema",
+        )
+
+
+class BatchBuilder:
+    """Builds Arrow batches of a layout's schema from lines, or other messages."""
+
+    def __init__(self, layout: RowLayout) -> None:
+        self._layout = layout
+        self._schema: Any = to_arrow_schema(layout.schema, timezone="UTC")
+        self._parser = parser_of(layout.framing, layout.message, layout.zone)
+        self._head_bytes = 0
+        if isinstance(layout.framing, JsonLines) and not set(layout.framing.path[:1]) & set(layout.message.names):
+            self._head_bytes = layout.framing.head_bytes
+        self.misfits: Mask = np.zeros(0, dtype=np.bool_)
+        """The messages of the last lines that do not fit, of a read that keeps them."""
+
+    def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
+        """Yield record batches of the lines. With pieces, all of them are messages, or all are summaries.
+
+        Raises CorruptMessage for a line that is not UTF-8 or, if the layout says so, does not fit the columns.
+        """
+        if not len(lines):
+            return
+        is_summary = pieces is not None and bool((pieces == SUMMARY_PIECE).any())
+        parsed, misfits = self._summary(lines) if is_summary else self._parsed(lines)
+        own: dict[str, Callable[[Any], Any]] = {
+            "journal": lambda kind: _journals(lines, kind),
+            "offset": lambda kind: pa.array(lines.begins, kind),
+            "next_offset": lambda kind: pa.array(lines.ends, kind),
+            "producer": lambda kind: producer_ids(lines.producers),
+            "clock": lambda kind: pa.array(lines.clocks.view(np.int64), kind),
+            "flags": lambda kind: pa.array(lines.flags.astype(np.int32), kind),
+            COMMIT_OFFSET: lambda kind: pa.array(lines.commits, kind),
+            "value": lambda kind: lines.values if kind == pa.binary() else as_text(lines),
+            PIECE.name: lambda kind: pa.array(pieces, kind),
+            LINE.name: lambda kind: _where(lines.values, misfits),
+            SUMMARY.name: lambda kind: as_text(lines) if is_summary else pa.nulls(len(lines), kind),
+        }
+        arrays = [
+            parsed[field.name] if field.name in parsed else own[self._layout.own[field.name]](field.type)
+            for field in self._schema
+        ]
+        whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        for start in range(0, len(lines), ROWS_PER_BATCH):
+            yield whole.slice(start, ROWS_PER_BATCH)
+
+    def _summary(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
+        """Return the columns of a range's summary, which is no message."""
+        empty = {name: pa.nulls(len(lines), self._schema.field(name).type) for name in self._layout.message.names}
+        return empty, np.zeros(len(lines), dtype=np.bool_)
+
+    def _parsed(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
+        """Return the columns of the messages' fields, and of the texts of misfits; and the mask of those."""
+        layout, parser = self._layout, self._parser
+        columns: dict[str, Any] = {}
+        misfits: Mask
+        if layout.message.fields or layout.misfits is Misfits.KEPT:
+            table, misfits = parser.parse(self._fields(lines))
+            if lines.unreadable is not None:
+                misfits |= lines.unreadable
+            columns = {name: table.column(name).combine_chunks() for name in layout.message.names}
+            if misfits.any() and parser.decides:
+                columns = {name: _without(column, lines.unreadable) for name, column in columns.items()}
+            elif misfits.any():
+                columns, misfits = self._one_by_one(lines, columns, misfits)
+        else:
+            # Nothing is parsed, so everything fits that has a UUID.
+            misfits = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable
+        for each in layout.message.fields:
+            if each.metadata.get(_REQUIRED):
+                misfits = misfits | columns[each.name].is_null().to_numpy(zero_copy_only=False)
+        if layout.misfits is Misfits.FAILFAST and misfits.any():
+            wanted = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in layout.message.fields)
+            row = int(np.argmax(misfits))
+            begin = int(lines.begins[row])
+            raise CorruptMessage(lines.journal_of(row), begin, f"its value does not fit {wanted}")
+        if layout.misfits is Misfits.KEPT:
+            self.misfits = misfits
+        if layout.text:
+            columns[layout.text] = self._texts(lines, misfits)
+        return columns, misfits
+
+    def _fields(self, lines: Lines) -> Any:
+        """Return the content of the lines, without fields that are known to hold the UUID only."""
+        if lines.headed is None or not self._head_bytes:
+            return lines.content
+        return without_heads(lines.content, lines.headed, self._head_bytes)
+
+    def _one_by_one(self, lines: Lines, columns: dict[str, Any], doubtful: Mask) -> tuple[dict[str, Any], Mask]:
+        """Give doubtful lines the values that Spark gives them. Return the mask of lines that do not fit."""
+        misfits = np.zeros(len(lines), dtype=np.bool_)
+        found = []
+        values: Sequence[object]
+        for row in np.flatnonzero(doubtful).tolist():
+            if lines.unreadable is not None and lines.unreadable[row]:
+                values, fits = [None] * len(self._layout.message.fields), False
+            else:
+                values, fits = self._parser.values_of(lines.content[row].as_py()[:-1])
+            misfits[row] = not fits
+            found.append(values)
+        mask = pa.array(doubtful)
+        return {
+            name: _replaced(column, mask, pa.array(values, column.type))
+            for (name, column), values in zip(columns.items(), zip(*found, strict=True), strict=True)
+        }, misfits
+
+    def _texts(self, lines: Lines, wanted: Mask) -> Any:
+        """Return the texts of the messages that `wanted` marks, and nulls for others."""
+        kind = self._schema.field(self._layout.text).type
+        if not wanted.any():
+            return pa.nulls(len(lines), kind)
+        rows = np.flatnonzero(wanted)
+        found = [lines.content[row].as_py()[:-1] for row in rows.tolist()]
+        texts = pa.array(found if kind == pa.binary() else [each.decode(errors="replace") for each in found], kind)
+        place = np.zeros(len(lines), dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        return texts.take(pa.array(place, mask=~wanted))
+
+
+def _journals(lines: Lines, kind: Any) -> Any:
+    if lines.journals is None:
+        return pa.repeat(pa.scalar(lines.journal, kind), len(lines))
+    return lines.journals.cast(kind)
+
+
+def producer_ids(producers: UInt64s) -> Any:
+    """Return producer ids as an Arrow binary array of six bytes each."""
+    data = np.ascontiguousarray(producers.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:])
+    borders = np.arange(0, 6 * len(producers) + 1, 6, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(producers), [None, pa.py_buffer(borders), pa.py_buffer(data)])
+
+
+def _without(column: Any, mask: Mask | None) -> Any:
+    """Return a column with nulls where `mask` is set."""
+    return column if mask is None or not mask.any() else _where(column, ~mask)
+
+
+def _replaced(column: Any, mask: Any, values: Any) -> Any:
+    """Return a column with `values`, in order, where `mask` is set."""
+    if not pa.types.is_nested(column.type):
+        return pc.replace_with_mask(column, mask, values)
+    chosen = np.asarray(mask)
+    place = np.arange(len(column))
+    place[chosen] = len(column) + np.arange(len(values))
+    return pa.concat_arrays([column, values]).take(pa.array(place))
+
+
+def _where(values: Any, mask: Mask) -> Any:
+    """Return the values that `mask` marks, and nulls for others."""
+    nothing = pa.nulls(len(mask), values.type)
+    return pc.if_else(pa.array(mask), values, nothing) if mask.any() else nothing
+
+
+def as_text(lines: Lines) -> Any:
+    """Return the lines as an Arrow array of texts. Raises CorruptMessage for one that is not UTF-8."""
+    try:
+        return lines.values.cast(pa.string())
+    except pa.ArrowInvalid:
+        for row, (begin, value) in enumerate(zip(lines.begins.tolist(), lines.values, strict=True)):
+            try:
+                value.as_py().decode()
+            except UnicodeDecodeError as error:
+                raise CorruptMessage(lines.journal_of(row), begin, f"not UTF-8: {error}") from error
+        raise

@@ -1,0 +1,386 @@
+"""DataFrames of a consumer transaction: the rows that were read, and the committed and parsed rows."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from coranto.client import ClientConfig
+from coranto.client.routes import KnownRoute
+from coranto.errors import CorruptMessage, InvalidInput
+from coranto_consumers.outputs.dead_letters import MisfitPolicy
+from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
+from coranto_consumers.spark.committed.sequencing import PieceCommit, PieceLimit
+from coranto_consumers.spark.decoding.rows import (
+    COMMIT_OFFSET,
+    FIELDS,
+    LINE,
+    PARSED_PREFIX,
+    PIECE,
+    SUMMARY,
+    Misfits,
+    nullable,
+    required,
+)
+from coranto_consumers.spark.inputs.packed import PACKED, ChooseTask, PackedInput, PackedRows, PackTask, chosen_columns
+from coranto_consumers.spark.journals.framings import ReadFraming, name_of, options_of
+from coranto_consumers.spark.journals.placing import numbered_partitions
+from coranto_consumers.spark.journals.ranges import Range, ReadPlan
+from coranto_consumers.spark.options.client_options import client_options
+from coranto_consumers.spark.options.options import Isolation
+from coranto_consumers.spark.source.batch_reader import JournalPartition, JournalReader
+from coranto_consumers.spark.source.source import JournalDataSource
+
+METADATA = ("_journal", "_offset", "_producer", "_clock")
+"""Metadata columns of committed rows."""
+COMMITTED_AT = PARSED_PREFIX + COMMIT_OFFSET
+"""The metadata column of committed rows that applications have to ask for."""
+
+_TOLD_SECONDS: Final = 2.0
+"""The time in seconds within which Spark tells what an action has observed, if it does."""
+_DDL: Final = "value_schema"
+_ALL: Final = re.compile(r"\s*+\*\s*+(?:,|$)")
+_LOW, _HIGH, _COMMIT = "_coranto_low", "_coranto_high", "_coranto_commit"
+_PIECE = PARSED_PREFIX + PIECE.name
+_LINE = PARSED_PREFIX + LINE.name
+_SUMMARY = PARSED_PREFIX + SUMMARY.name
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Reads the partitions of a reader, whose numbers are the rows that it gets."""
+
+    reader: JournalReader
+    partitions: tuple[JournalPartition, ...]
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield from self.reader.read(self.partitions[number])
+
+    def read(self) -> Iterator[Any]:
+        """Yield the record batches of all partitions."""
+        for partition in self.partitions:
+            yield from self.reader.read(partition)
+
+
+class PlannedRows(NamedTuple):
+    """The rows of a plan: all messages of its ranges with their pieces, and the ranges' summaries."""
+
+    task: ReadTask
+    schema: StructType
+    places: tuple[str, ...] = ()
+
+    def along(self, routes: Mapping[str, KnownRoute]) -> PlannedRows:
+        """Return the same rows, whose tasks try routes of journals first."""
+        partitions = tuple(each.along(routes) for each in self.task.partitions)
+        return self._replace(task=ReadTask(self.task.reader, partitions))
+
+    def by_tasks(self, spark: SparkSession) -> DataFrame:
+        """Return the rows, which tasks read whenever they are needed. Spark starts no process to plan them."""
+        return self.partitions(spark).mapInArrow(self.task, self.schema)
+
+    def partitions(self, spark: SparkSession) -> DataFrame:
+        """Return what the task gets: the numbers of its partitions, each in a partition of its own."""
+        return numbered_partitions(spark, len(self.task.partitions), self.places)
+
+    def packed_by_tasks(self, spark: SparkSession) -> PackedRows:
+        """Return the same rows, to be kept as whole Arrow batches."""
+        task = PackTask(self.task, _PIECE, SUMMARY_PIECE, _SUMMARY)
+        return PackedRows(self.partitions(spark).mapInArrow(task, PACKED), self.schema)
+
+    def read_here(self) -> Any:
+        """Return the rows as an Arrow table, read by this process."""
+        return pa.Table.from_batches(self.task.read(), to_arrow_schema(self.schema, timezone="UTC"))
+
+
+def planned_rows(
+    client: ClientConfig, plan: ReadPlan, schema: StructType, framing: ReadFraming, zone: str, *, tolerant: bool
+) -> PlannedRows:
+    """Return the rows of a plan, with messages parsed into an application's columns.
+
+    A message without a column that `schema` has as not nullable is a misfit.
+    `zone` is the time zone of texts with a time that name none. A tolerant read takes lines whose UUID cannot be read
+    for messages without one. Raises InvalidInput for columns that messages of the framing are not parsed into.
+    """
+    options = {
+        **client_options(client),
+        "isolation": Isolation.SEQUENCED.value,
+        "slices": plan.dumps(),
+        "parse": name_of(framing),
+        **options_of(framing),
+        "timeZone": zone,
+        "mode": (Misfits.PERMISSIVE if tolerant else Misfits.FAILFAST).value,
+    }
+    own = (*FIELDS.values(), PIECE, LINE, SUMMARY)
+    # Only the columns that are needed below, because rows are cached whole.
+    needed = [
+        StructField(PARSED_PREFIX + field.name, field.dataType)
+        for field in own
+        if PARSED_PREFIX + field.name in (*METADATA, _PIECE, _LINE, _SUMMARY)
+    ]
+    asked = StructType([*needed, *map(required, schema.fields)])
+    rows = StructType([*needed, *_nullable(schema.fields).fields])
+    reader = JournalDataSource(options).reader(asked)
+    return PlannedRows(ReadTask(reader, tuple(reader.partitions())), rows, plan.places)
+
+
+def read_lines(client: ClientConfig, plan: ReadPlan, framing: ReadFraming, zone: str) -> dict[tuple[str, int], bytes]:
+    """Return the lines that begin in a plan's ranges, by journal and offset, read by this process."""
+    options = {
+        **client_options(client),
+        "isolation": Isolation.SEQUENCED.value,
+        "slices": plan.dumps(),
+        "parse": name_of(framing),
+        **options_of(framing),
+        "timeZone": zone,
+    }
+    names = [PARSED_PREFIX + name for name in ("journal", "offset", "value")]
+    kinds = (StringType(), LongType(), BinaryType())
+    asked = StructType([*map(StructField, names, kinds), StructField(_PIECE, LongType())])
+    reader = JournalDataSource(options).reader(asked)
+    found: dict[tuple[str, int], bytes] = {}
+    for batch in ReadTask(reader, tuple(reader.partitions())).read():
+        for row in batch.to_pylist():
+            if row[_PIECE] != SUMMARY_PIECE:
+                found[row[names[0]], row[names[1]]] = row[names[2]]
+    return found
+
+
+def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSummary]:
+    """Return the summaries of a plan's ranges."""
+    found = rows.where(F.col(_PIECE) == SUMMARY_PIECE).select(_SUMMARY).collect()
+    return _by_range([row[0] for row in found], plan)
+
+
+def packed_summaries(rows: PackedRows, plan: ReadPlan) -> dict[Range, RangeSummary]:
+    """Return the summaries of a plan's ranges from its packed rows."""
+    return _by_range(rows.summaries(), plan)
+
+
+def packed_input(
+    packed: PackedRows, committed: DataFrame, limits: Sequence[PieceLimit], commits: Sequence[PieceCommit] | None
+) -> PackedInput | None:
+    """Return committed messages as packed rows. None if they have a column that is not among those."""
+    return None if commits is not None else PackedInput(packed, committed, tuple(limits), _PIECE, "_clock")
+
+
+def summaries_in(table: Any, plan: ReadPlan) -> dict[Range, RangeSummary]:
+    """Return the summaries of a plan's ranges from the Arrow table of its rows."""
+    return _by_range(table.filter(pc.equal(table.column(_PIECE), SUMMARY_PIECE)).column(_SUMMARY).to_pylist(), plan)
+
+
+def _by_range(texts: Sequence[str], plan: ReadPlan) -> dict[Range, RangeSummary]:
+    summaries = {summary.number: summary for summary in map(summary_of_row, texts)}
+    return {part: summaries[number] for part, number in plan.numbers.items()}
+
+
+class ExpectedRows:
+    """The committed messages of a plan as if all were committed, before the ranges' summaries are there to tell.
+
+    The first action over them tells the summaries, too. It may be of any frame that is made of them. Where an output
+    has columns of theirs and no more, the task that reads them may write it (`batches_of`), and tells the summaries.
+    """
+
+    def __init__(self, spark: SparkSession, planned: PlannedRows, schema: StructType) -> None:
+        self._spark = spark
+        self._planned = planned
+        self._observed = Observation()
+        self._texts: list[str] | None = None
+        texts = F.collect_list(F.when(F.col(_PIECE) == SUMMARY_PIECE, F.col(_SUMMARY))).alias(_SUMMARY)
+        rows = planned.by_tasks(spark).observe(self._observed, texts)
+        self.committed = parsed_values(rows.where(F.col(_PIECE) != SUMMARY_PIECE).drop(_PIECE), schema)
+
+    def batches_of(self, rows: DataFrame) -> tuple[DataFrame, ChooseTask] | None:
+        """Return partitions, and the task that reads an output's rows there. Its summaries must be told (`tell`).
+
+        None if an application has made the rows by more than choosing columns of the committed messages.
+        """
+        columns = chosen_columns(rows, self.committed)
+        if columns is None:
+            return None
+        task = ChooseTask(self._planned.task, _PIECE, SUMMARY_PIECE, _SUMMARY, columns)
+        return self._planned.partitions(self._spark), task
+
+    def tell(self, texts: Sequence[str]) -> None:
+        """Take in the summaries that tasks of `batches_of` have met."""
+        self._texts = list(texts)
+
+    def summaries(self, plan: ReadPlan) -> dict[Range, RangeSummary] | None:
+        """Return the summaries of a plan's ranges, after an action. None if it has not told all of them.
+
+        A plan of Spark tells nothing that has no need for these rows, and not all if it stops before their end.
+        """
+        if self._texts is None:
+            due = time.monotonic() + _TOLD_SECONDS
+            # To ask for what Spark has not been told waits for ever.
+            while not self._observed._jo.future().isCompleted():  # type: ignore[union-attr]  # It was observed.
+                if time.monotonic() > due:
+                    return None
+                time.sleep(_TOLD_SECONDS / 1000)
+            self._texts = self._observed.get[_SUMMARY]
+        # A task that ran again has told its own once more.
+        summaries = {summary.number: summary for summary in map(summary_of_row, self._texts)}
+        if not set(plan.numbers.values()) <= set(summaries):
+            return None
+        return {part: summaries[number] for part, number in plan.numbers.items()}
+
+
+def choose_committed(
+    spark: SparkSession, rows: DataFrame, limits: Sequence[PieceLimit], commits: Sequence[PieceCommit] | None
+) -> DataFrame:
+    """Return the committed messages among sequenced rows, each once: all that are within the limits of their pieces.
+
+    With `commits`, they have the column `COMMITTED_AT`.
+    """
+    messages = rows.where(F.col(_PIECE) != SUMMARY_PIECE)
+    own_offset = [] if commits is None else [F.col("_offset").alias(COMMITTED_AT)]
+    if not limits and not commits:
+        return messages.drop(_PIECE).select("*", *own_offset)
+    pieces: dict[int, dict[str, int]] = {limit.piece: {_LOW: limit.lo, _HIGH: limit.hi} for limit in limits}
+    for piece, offset in commits or ():
+        pieces.setdefault(piece, {})[_COMMIT] = offset
+    known = [{_PIECE: piece, **values} for piece, values in pieces.items()]
+    table = pa.Table.from_pylist(known, pa.schema([(name, pa.int64()) for name in (_PIECE, _LOW, _HIGH, _COMMIT)]))
+    joined = messages.join(F.broadcast(spark.createDataFrame(table)), _PIECE, "left")
+    within = (F.col("_clock") > F.col(_LOW)) & (F.col("_clock") <= F.col(_HIGH))
+    committed = joined.where(F.col(_LOW).isNull() | within)
+    offset_column = [F.coalesce(_COMMIT, "_offset").alias(COMMITTED_AT) for _ in own_offset]
+    return committed.select("*", *offset_column).drop(_PIECE, _LOW, _HIGH, _COMMIT)
+
+
+def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
+    """Return the columns of an application's `value_schema`, which may ask for `COMMITTED_AT`. Raises InvalidInput.
+
+    `*` at the beginning stands for the columns of a registered type. These may be null, whatever the type says, because
+    messages of other versions may lack them. A message that lacks a column which the schema itself declares NOT NULL is
+    a misfit. Parts of columns may be null.
+    """
+    require_ddl(ddl)
+    star, rest = _ALL.match(ddl), ddl
+    if star is not None:
+        if registered is None:
+            raise InvalidInput(
+                "`*` stands for the fields of a registered type: give the consumer a registry", field=_DDL
+            )
+        rest = ddl[star.end() :]
+        if not rest.strip():
+            return _checked(_nullable(registered.fields))
+    try:
+        schema = StructType.fromDDL(rest)
+    except PySparkException as error:
+        raise InvalidInput(
+            f"{ddl!r} is not a list of columns: {error}; write it as `id BIGINT, name STRING`", field=_DDL
+        ) from error
+    if not isinstance(schema, StructType):
+        raise InvalidInput(
+            f"{ddl!r} is a type, not a list of columns; write it as `id BIGINT, name STRING`", field=_DDL
+        )
+    if star is not None and registered is not None:
+        if twice := sorted(set(registered.names) & set(schema.names)):
+            raise InvalidInput(f"column {twice[0]} is among those that `*` stands for; leave it out", field=_DDL)
+        schema = StructType([*_nullable(registered.fields).fields, *schema.fields])
+    return _checked(schema)
+
+
+def _nullable(fields: Sequence[StructField]) -> StructType:
+    return StructType([StructField(field.name, field.dataType, True) for field in fields])
+
+
+def require_ddl(columns: object) -> None:
+    """Raise InvalidInput for a `value_schema` that is not a text, such as a StructType."""
+    if not isinstance(columns, str):
+        shown = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in getattr(columns, "fields", ()))
+        raise InvalidInput(
+            f"is a {type(columns).__name__}, and not a text with a list of columns; write it as "
+            f"`{shown or 'id BIGINT, name STRING'}`",
+            field=_DDL,
+        )
+
+
+def _checked(schema: StructType) -> StructType:
+    """Return columns that an application may have. Raises InvalidInput for others."""
+    asked = {name: schema[name].dataType.simpleString() for name in schema.names if name == COMMITTED_AT}
+    if asked.get(COMMITTED_AT, "bigint") != "bigint":
+        raise InvalidInput(f"column {COMMITTED_AT} is a BIGINT, not {asked[COMMITTED_AT]}", field=_DDL)
+    own = {PARSED_PREFIX + name for name in FIELDS} - asked.keys()
+    reserved = sorted(name for name in schema.names if name in own or name.startswith("_coranto_"))
+    if reserved:
+        raise InvalidInput(f"column {reserved[0]} is reserved; give yours another name", field=_DDL)
+    return StructType([StructField(each.name, nullable(each.dataType), each.nullable) for each in schema.fields])
+
+
+def nothing_committed(spark: SparkSession, schema: StructType, *, commits: bool) -> DataFrame:
+    """Return the frame that an application would get of a transaction without messages."""
+    names = [name.removeprefix(PARSED_PREFIX) for name in (*METADATA, *([COMMITTED_AT] if commits else []))]
+    own = [StructField(PARSED_PREFIX + name, FIELDS[name].dataType) for name in names]
+    return spark.createDataFrame([], StructType([*_nullable(schema.fields).fields, *own]))
+
+
+def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Return rows with the application's columns, of which workers have parsed all values."""
+    return rows.select(*(_column(name) for name in schema.names), *_metadata(rows))
+
+
+def _metadata(rows: DataFrame) -> list[str]:
+    return [*METADATA, *(name for name in rows.columns if name == COMMITTED_AT)]
+
+
+def _column(name: str) -> Column:
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+class TakenIn(NamedTuple):
+    """The committed messages of a transaction, some of which may not fit."""
+
+    all: DataFrame
+    """The application's columns, with nulls for what does not fit."""
+    fitting: DataFrame
+    """The rows of messages that fit."""
+    messages: int
+    """The number of all rows."""
+    dead: DataFrame
+    """Journal, offset and line of the messages that do not fit."""
+    misfits: int
+    """The number of messages that do not fit."""
+
+
+def take_in(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) -> TakenIn:
+    """Count committed rows and those that do not fit.
+
+    Raises CorruptMessage for one that ends the run: any with `MisfitPolicy.FAIL`, and with `MisfitPolicy.NULLS` one
+    that would have nulls in columns that are not nullable.
+    """
+    misfit = F.col(_LINE).isNotNull()
+    lacks = [_column(field.name).isNull() for field in schema.fields if not field.nullable]
+    if misfits is not MisfitPolicy.NULLS:
+        lacks = [F.lit(misfits is MisfitPolicy.FAIL)]
+    fatal = misfit & functools.reduce(operator.or_, lacks, F.lit(False))
+    first = F.min(F.when(fatal, F.struct("_journal", "_offset"))).alias("first")
+    [found] = rows.agg(F.count(F.lit(1)).alias("messages"), F.count(_LINE).alias("misfits"), first).collect()
+    if found.first is not None:
+        columns = ", ".join(
+            f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
+            for field in schema.fields
+        )
+        journal, offset = found.first
+        raise CorruptMessage(journal, offset, f"its value does not fit the columns {columns}")
+    dead = rows.where(misfit).select(
+        F.col("_journal").alias("journal"), F.col("_offset").alias("offset"), F.col(_LINE).alias("line")
+    )
+    everything = parsed_values(rows, schema)
+    fitting = parsed_values(rows.where(~misfit), schema) if found.misfits else everything
+    return TakenIn(everything, fitting, int(found.messages), dead, int(found.misfits))

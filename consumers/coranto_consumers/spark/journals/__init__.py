@@ -1,0 +1,1 @@
+"""Ranges of journals: discovery, planning, fetching and reading."""

@@ -1,0 +1,143 @@
+"""Placing of a transaction's input: tasks that read one fragment run on one executor, which keeps its content.
+
+Machines share nothing with each other, so each one that reads a part of a fragment fetches it (`fetching.py`). Adjacent
+fragments go to one executor, too: where a task begins, the byte before tells if a line begins there, and that byte is
+in the fragment before. Executors have about equal shares, and keep the fragments that they have in later transactions.
+
+Much of one fragment is read by several executors all the same, because to fetch it takes less time than to parse it.
+Places are wishes. Spark runs a task elsewhere if its executor is busy for long or gone. It then fetches what it needs.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from coranto_consumers.spark.journals.ranges import Range, Slice, plan_slices, split
+
+_MOST_PLACES: Final = 10_000
+
+_log = structlog.get_logger(__name__)
+
+
+class FragmentPlaces:
+    """The executors that fragments were given to, as far back as executors are likely to have their content."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def place(
+        self, ranges: Sequence[Range], cuts: Mapping[str, Sequence[int]], executors: Sequence[str], max_bytes: int
+    ) -> dict[str, list[Range]]:
+        """Return the ranges that each executor is to read, cut where fragments begin: at `cuts`, sorted, by journal.
+
+        More than `max_bytes` of one fragment is read by several executors, if it is more than an even share of all.
+        """
+        pieces = [piece for each in sorted(ranges) for piece in _by_fragment(each, cuts.get(each.journal, ()))]
+        share = sum(piece.length for _, piece in pieces) / len(executors)
+        parts = [(name, part) for name, piece in pieces for part in split(piece, max(max_bytes, math.ceil(share)))]
+        loads = dict.fromkeys(executors, 0)
+        dealt: dict[str, list[Range]] = {executor: [] for executor in executors}
+        before = ""
+        for fragment, part in parts:
+            has_it = [place for place in self._places.pop(fragment, ()) if place in loads]
+            has_room = [each for each in (*has_it, before) if each in loads and loads[each] + part.length / 2 <= share]
+            if has_it and part.length <= max_bytes:
+                place = min(has_it, key=lambda each: loads[each])
+            else:
+                place = has_room[0] if has_room else min(executors, key=lambda each: loads[each])
+            self._places[fragment] = (*has_it, *([] if place in has_it else [place]))
+            loads[place] += part.length
+            before, mine = place, dealt[place]
+            if mine and (mine[-1].journal, mine[-1].end) == (part.journal, part.begin):
+                mine[-1] = replace(mine[-1], end=part.end)
+            else:
+                mine.append(part)
+        while len(self._places) > max(_MOST_PLACES, len(pieces)):
+            del self._places[next(iter(self._places))]
+        return dealt
+
+    def plan_slices(
+        self,
+        ranges: Sequence[Range],
+        *,
+        max_bytes: int,
+        max_slices: int,
+        cuts: Mapping[str, Sequence[int]],
+        executors: Sequence[str],
+    ) -> tuple[list[Slice], tuple[str, ...]]:
+        """Return slices as `ranges.plan_slices` does, and the executor of each."""
+        slices: list[Slice] = []
+        places: list[str] = []
+        dealt = self.place(ranges, cuts, executors, max_bytes)
+        for executor, mine in dealt.items():
+            made = plan_slices(mine, max_bytes=max_bytes, max_slices=max(1, max_slices // len(executors)), cuts=cuts)
+            slices += made
+            places += [executor] * len(made)
+        return slices, tuple(places)
+
+
+def _by_fragment(whole: Range, cuts: Sequence[int]) -> Iterator[tuple[tuple[str, int], Range]]:
+    """Yield the parts of a range in each fragment, with the fragment's journal and begin."""
+    begin, aligned = whole.begin, whole.aligned
+    while begin < whole.end:
+        index = bisect.bisect_right(cuts, begin)
+        end = min(whole.end, cuts[index]) if index < len(cuts) else whole.end
+        fragment = cuts[index - 1] if index else 0
+        yield (whole.journal, fragment), Range(whole.journal, begin, end, whole.limit, aligned, whole.journal_id)
+        begin, aligned = end, False
+
+
+def executors_of(spark: SparkSession) -> tuple[str, ...]:
+    """Return the places of a session's executors, as Spark names them. Empty if it has one, or does not tell.
+
+    A session of Spark Connect does not tell, and nor does one whose Java process is out of reach.
+    """
+    executors = []
+    try:
+        found = spark.sparkContext._jsc.sc().statusStore().executorList(True).iterator()
+        while found.hasNext():
+            each = found.next()
+            if each.id() != "driver":
+                executors.append(f"executor_{each.hostPort().rpartition(':')[0]}_{each.id()}")
+    except (PySparkException, Py4JError):
+        return ()
+    return tuple(sorted(executors)) if len(executors) > 1 else ()
+
+
+def numbered_partitions(spark: SparkSession, count: int, places: Sequence[str]) -> DataFrame:
+    """Return the numbers below `count` (a column `id`), each in a partition that runs at its place if it has one."""
+    if places:
+        try:
+            return _placed(spark, places)
+        except Py4JError as error:
+            _log.warning("spark.tasks_not_placed", error=str(error).partition("\n")[0])
+    return spark.range(0, count, 1, count)
+
+
+def _placed(spark: SparkSession, places: Sequence[str]) -> DataFrame:
+    context = spark.sparkContext
+    jvm, gateway = context._jvm, context._gateway
+    assert jvm is not None  # The session is one of this process.
+    assert gateway is not None
+    located = []
+    for number, place in enumerate(places):
+        values = gateway.new_array(jvm.java.lang.Object, 1)
+        values[0] = number
+        located.append(jvm.scala.Tuple2(jvm.org.apache.spark.sql.RowFactory.create(values), _seq(jvm, [place])))
+    tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("org.apache.spark.sql.Row"))
+    rows = context._jsc.sc().makeRDD(_seq(jvm, located), tag).toJavaRDD()
+    schema = jvm.org.apache.spark.sql.types.StructType.fromDDL("id INT NOT NULL")
+    return DataFrame(spark._jsparkSession.createDataFrame(rows, schema), spark)
+
+
+def _seq(jvm: object, items: Sequence[object]) -> object:
+    return jvm.PythonUtils.toSeq(items)  # type: ignore[attr-defined]

@@ -1,0 +1,359 @@
+"""Reading of a journal's range as blocks of whole lines, and of blocks as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coranto.client import Chunk
+from coranto.errors import CorruptMessage, JournalRecreated, OffsetJump
+from coranto.journal_ids import is_same
+from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number
+from coranto.messages.framing import DEFAULT_LINE_BYTES, Decoder, JsonLines
+from coranto.messages.special_lines import read_block
+from coranto.messages.uuids import ZERO_UUID, UuidParts
+from coranto_consumers.spark.journals.framings import ReadFraming, Records
+from coranto_consumers.spark.journals.ranges import Range
+
+BLOCK_BYTES = 4 << 20
+OVERRUN_BYTES = 4 << 10
+"""The first bytes that are read behind a range. More would more often be in the next fragment, which nobody needs."""
+_MAX_CLOCK = (1 << 63) - 1
+
+
+class JournalContent(Protocol):
+    """The source of content: `SyncJournalClient`, or a stand-in."""
+
+    def read(
+        self,
+        journal: str,
+        offset: int = 0,
+        *,
+        end_offset: int = 0,
+        block: bool = False,
+        fail_on_jump: bool = False,
+        journal_id: str = "",
+    ) -> Iterator[Chunk]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Messages of one journal, in order, as columns of equal length; or of several, one after the other."""
+
+    journal: str
+    """The journal, or the first one."""
+    begins: Int64s
+    ends: Int64s
+    """The offsets just after the lines' newlines."""
+    producers: UInt64s
+    clocks: UInt64s
+    flags: UInt16s
+    content: Any
+    """An Arrow binary array of the lines with their newlines."""
+    unreadable: Mask | None = None
+    """The lines whose UUID cannot be read; None without any. They count as messages without a UUID."""
+    commits: Int64s | None = None
+    """The offsets at which the messages became committed, if they were asked for."""
+    headed: Mask | None = None
+    """The lines of JSON whose first field holds the UUID and nothing else (`LineColumns.headed`)."""
+    journals: Any | None = None
+    """The journal of each message, as an Arrow array of texts, if they are of several."""
+    blank: Mask | None = None
+    """The rows that are no messages, such as empty lines; None without any."""
+
+    @classmethod
+    def together(cls, parts: Sequence[Lines]) -> Lines:
+        """Return the messages of all parts, of which there is at least one, as one."""
+        if len(parts) == 1:
+            return parts[0]
+        unreadable = headed = None
+        if any(each.unreadable is not None for each in parts):
+            unreadable = np.concatenate([_mask_of(each.unreadable, len(each)) for each in parts])
+        if any(each.headed is not None for each in parts):
+            headed = np.concatenate([_mask_of(each.headed, len(each)) for each in parts])
+        names = pa.array([each.journal for each in parts], pa.string())
+        return cls(
+            parts[0].journal,
+            np.concatenate([each.begins for each in parts]),
+            np.concatenate([each.ends for each in parts]),
+            np.concatenate([each.producers for each in parts]),
+            np.concatenate([each.clocks for each in parts]),
+            np.concatenate([each.flags for each in parts]),
+            pa.concat_arrays([each.content for each in parts]),
+            unreadable,
+            headed=headed,
+            journals=names.take(pa.array(np.repeat(np.arange(len(parts)), [len(each) for each in parts]))),
+        )
+
+    def journal_of(self, row: int) -> str:
+        """Return the journal of a message."""
+        return self.journal if self.journals is None else str(self.journals[row])
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    @property
+    def values(self) -> Any:
+        """An Arrow binary array of the lines without their newlines."""
+        return pc.binary_slice(self.content, 0, -1)
+
+    @property
+    def messages(self) -> Lines:
+        """The lines without blank ones."""
+        return self if self.blank is None else replace(self.where(~self.blank), blank=None)
+
+    def where(self, mask: Mask) -> Lines:
+        """Return only the lines that `mask` marks."""
+        if mask.all():
+            return self
+        return Lines(
+            self.journal,
+            self.begins[mask],
+            self.ends[mask],
+            self.producers[mask],
+            self.clocks[mask],
+            self.flags[mask],
+            self.content.filter(pa.array(mask)),
+            None if self.unreadable is None else self.unreadable[mask],
+            None if self.commits is None else self.commits[mask],
+            None if self.headed is None else self.headed[mask],
+            None if self.journals is None else self.journals.filter(pa.array(mask)),
+            None if self.blank is None else self.blank[mask],
+        )
+
+
+def _mask_of(mask: Mask | None, length: int) -> Mask:
+    return np.zeros(length, dtype=np.bool_) if mask is None else mask
+
+
+def read_lines(
+    content: JournalContent, part: Range, framing: ReadFraming, block_bytes: int = BLOCK_BYTES
+) -> Iterator[Lines]:
+    """Yield the lines, or other messages, that start in a range, in blocks. Some may be blank.
+
+    Raises CorruptMessage for a line that is not a message, unless the framing is tolerant, and OffsetJump where content
+    is gone.
+    """
+    if not isinstance(framing, JsonLines):
+        yield from read_records(content, part, framing, block_bytes)
+        return
+    for offset, block in read_blocks(content, part, block_bytes, framing.max_line_bytes):
+        yield parse_lines(framing, part.journal, offset, block)
+
+
+def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> Lines:
+    """Return the lines of a block that begins at `offset` and ends with a newline."""
+    found = read_block(framing, journal, block, offset)
+    lines, unreadable = found.lines, found.unreadable
+    begins = lines.offsets(offset)
+    clocks = lines.uuids.clocks
+    if len(clocks) and clocks.max() > _MAX_CLOCK:
+        beyond: Mask = clocks > _MAX_CLOCK
+        if not framing.tolerant:
+            bad = int(np.argmax(beyond))
+            raise CorruptMessage(journal, int(begins[bad]), "the timestamp of its UUID is beyond the year 3409")
+        unreadable = beyond if unreadable is None else unreadable | beyond
+        for column in lines.uuids:
+            column[beyond] = 0
+    return Lines(
+        journal,
+        begins,
+        lines.end_offsets(offset),
+        lines.uuids.producers,
+        clocks,
+        lines.uuids.flags,
+        found.content,
+        unreadable,
+        headed=lines.headed,
+        blank=found.blank,
+    )
+
+
+def read_records(
+    content: JournalContent, part: Range, records: Records, block_bytes: int = BLOCK_BYTES
+) -> Iterator[Lines]:
+    """Yield the messages that start in a range, in blocks; one of them starts where the range does.
+
+    Each has its payload with a newline behind it, as lines have. Content between and behind them that is no message,
+    such as empty lines, is one blank row each time. Raises as `read_lines` does.
+    """
+    framing = records.framing()
+    decoder: Decoder[Any] = framing.decoder(part.journal, part.begin)
+    held: list[_Record] = []
+    size, at, read_through = 0, part.begin, part.begin
+    for chunk in _to_end_of_message(content, part, decoder):
+        read_through += len(chunk)
+        for record in _records(content, part, decoder, chunk, records):
+            if at < min(record.begin, part.end):
+                held.append(_blank(at, record.begin))
+            if record.begin < part.end:
+                held.append(record)
+                size += len(record.content)
+            at = record.end
+        if size >= block_bytes:
+            yield _lines_of(part.journal, held, records)
+            held, size = [], 0
+    tail = decoder.finish()
+    end = read_through if tail is None else tail.offset
+    if at < min(end, part.end):
+        held.append(_blank(at, end))
+    if held:
+        yield _lines_of(part.journal, held, records)
+
+
+class _Record(NamedTuple):
+    """A message, content that a tolerant framing does not take for one, or blank content."""
+
+    begin: int
+    end: int
+    uuid: UuidParts
+    content: bytes
+    is_readable: bool = True
+    is_blank: bool = False
+
+
+def _blank(begin: int, end: int) -> _Record:
+    return _Record(begin, end, ZERO_UUID, b"", is_blank=True)
+
+
+def _records(
+    content: JournalContent, part: Range, decoder: Decoder[Any], chunk: bytes, records: Records
+) -> Iterator[_Record]:
+    """Yield what a chunk completes. Raises CorruptMessage for what is no message, unless the framing is tolerant."""
+    while True:
+        try:
+            for each in decoder.feed(chunk):
+                uuid = UuidParts(each.producer, each.clock, each.flags)
+                if each.clock <= _MAX_CLOCK:
+                    yield _Record(each.begin, each.end, uuid, each.content)
+                elif records.tolerant:
+                    yield _Record(each.begin, each.end, ZERO_UUID, each.content, is_readable=False)
+                else:
+                    problem = "the timestamp of its UUID is beyond the year 3409"
+                    raise CorruptMessage(part.journal, each.begin, problem)
+            return
+        except CorruptMessage as error:
+            if not records.tolerant:
+                raise
+            # The decoder has passed it over, and goes on behind it.
+            passed = b"".join(_contiguous(content, part, error.offset, decoder.offset))
+            yield _Record(error.offset, decoder.offset, ZERO_UUID, records.payload_of(passed), is_readable=False)
+            chunk = b""
+
+
+def _to_end_of_message(content: JournalContent, part: Range, decoder: Decoder[Any]) -> Iterator[bytes]:
+    """Yield the content of a range, and behind it that of a message which starts within it."""
+    yield from _contiguous(content, part, part.begin, part.end)
+    begin, step = part.end, OVERRUN_BYTES
+    while begin < part.limit:
+        tail = decoder.finish()
+        if tail is None or tail.offset >= part.end:
+            return
+        end = min(part.limit, begin + step)
+        yield from _contiguous(content, part, begin, end)
+        begin, step = end, min(step * 2, BLOCK_BYTES)
+
+
+def _lines_of(journal: str, found: Sequence[_Record], records: Records) -> Lines:
+    unreadable: Mask | None = None
+    if records.tolerant:
+        unreadable = np.fromiter((not each.is_readable for each in found), np.bool_, len(found))
+        unreadable = unreadable if unreadable.any() else None
+    blank: Mask = np.fromiter((each.is_blank for each in found), np.bool_, len(found))
+    return Lines(
+        journal,
+        np.array([each.begin for each in found], dtype=np.int64),
+        np.array([each.end for each in found], dtype=np.int64),
+        np.array([producer_number(each.uuid.producer) for each in found], dtype=np.uint64),
+        np.array([each.uuid.clock for each in found], dtype=np.uint64),
+        np.array([each.uuid.flags for each in found], dtype=np.uint16),
+        pa.array([each.content + b"\n" for each in found], pa.binary()),
+        unreadable,
+        blank=blank if blank.any() else None,
+    )
+
+
+def read_blocks(
+    content: JournalContent, part: Range, block_bytes: int = BLOCK_BYTES, max_line_bytes: int = DEFAULT_LINE_BYTES
+) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and content of blocks of whole lines: exactly the lines that start in the range.
+
+    A last line that reaches beyond the range's `limit` is left out, because its writer has not finished it. Raises
+    CorruptMessage for a line that has not ended after `max_line_bytes`.
+    """
+    start = part.start
+    skipping = not part.aligned
+    pieces: list[bytes | memoryview] = []  # Joined only once: to copy content costs more than to find its lines.
+    size = 0
+    offset = start
+    for chunk in _contiguous(content, part, start, part.end):
+        view = memoryview(chunk)
+        if skipping:
+            line = chunk.find(b"\n") + 1
+            offset += line or len(chunk)
+            if not line:
+                continue
+            view, skipping = view[line:], False
+        cut = chunk.rfind(b"\n") + 1 - (len(chunk) - len(view))
+        if size + len(view) >= block_bytes and cut > 0:
+            block = b"".join([*pieces, view[:cut]])
+            yield offset, block
+            offset += len(block)
+            pieces, size, view = [], 0, view[cut:]
+        if len(view):
+            pieces.append(view)
+            size += len(view)
+    held = b"".join(pieces)
+    if held and not held.endswith(b"\n"):
+        whole = bytearray(held)
+        _finish_line(content, part, whole, offset, max_line_bytes)
+        held = bytes(whole[: whole.rfind(b"\n") + 1])
+    if held:
+        yield offset, held
+
+
+def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: int, max_bytes: int) -> None:
+    """Read on after the range, up to the end of its last line or the range's limit.
+
+    The content is added to `held`, which begins at `offset`. Raises CorruptMessage for a line that has not ended after
+    `max_bytes`.
+    """
+    begin, step = part.end, OVERRUN_BYTES
+    line = held.rfind(b"\n") + 1
+    while begin < part.limit:
+        if len(held) - line > max_bytes:
+            raise CorruptMessage(part.journal, offset + line, f"a line that has not ended after {max_bytes} bytes")
+        end = min(part.limit, begin + step)
+        more = b"".join(_contiguous(content, part, begin, end))
+        newline = more.find(b"\n")
+        if newline >= 0:
+            held += more[: newline + 1]
+            return
+        held += more
+        begin, step = end, min(step * 2, BLOCK_BYTES)
+
+
+def _contiguous(content: JournalContent, part: Range, begin: int, end: int) -> Iterator[bytes]:
+    """Yield exactly the content [begin, end) of a part's journal.
+
+    It existed when the range was planned, so lagging brokers are awaited.
+    """
+    if begin >= end:
+        return
+    expected = begin
+    for chunk in content.read(
+        part.journal, begin, end_offset=end, block=True, fail_on_jump=True, journal_id=part.journal_id
+    ):
+        if chunk.offset != expected:
+            raise OffsetJump(part.journal, expected, chunk.offset)
+        if not is_same(part.journal_id, end, chunk.journal_id):
+            raise JournalRecreated(part.journal, end, part.journal_id, chunk.journal_id, chunk.write_head)
+        expected += len(chunk.content)
+        yield chunk.content
+    if expected != end:
+        raise OffsetJump(part.journal, expected, end)

@@ -1,0 +1,102 @@
+"""The content of a task's small ranges, which are read side by side.
+
+A consumer of many journals has a few messages of each. To read them one after the other takes the round trips of all.
+So the task's client reads small ranges ahead, several at the same time, and in memory that is bounded
+(`SyncJournalClient.read_each`). Large ranges are read in pieces, each in its turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol, cast
+
+from coranto.client import Chunk
+from coranto.client.side_by_side import JournalRange
+from coranto.errors import JournalRecreated, OffsetJump
+from coranto.journal_ids import is_same
+from coranto.messages.framing import JsonLines
+from coranto_consumers.spark.journals.framings import ReadFraming
+from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.spark.journals.reading import OVERRUN_BYTES, JournalContent
+
+SMALL_BYTES: Final = 256 << 10
+
+
+class ManyContents(JournalContent, Protocol):
+    """A source of content that can read many ranges: `SyncJournalClient`, or a stand-in."""
+
+    def read_each(
+        self, ranges: Sequence[JournalRange], *, block: bool = False, fail_on_jump: bool = False
+    ) -> Iterator[Sequence[Chunk]]: ...
+
+
+class SmallRanges:
+    """The content of ranges that are read in turn, as `JournalContent`. `small` are those that are read ahead."""
+
+    def __init__(self, client: JournalContent, small: Sequence[JournalRange], contents: Iterator[Sequence[Chunk]]):
+        self._client = client
+        self._due = deque(small)
+        self._contents = contents
+        self._held = JournalRange("", 0, 0)
+        self._content = b""
+
+    def read(
+        self,
+        journal: str,
+        offset: int = 0,
+        *,
+        end_offset: int = 0,
+        block: bool = False,
+        fail_on_jump: bool = False,
+        journal_id: str = "",
+    ) -> Iterator[Chunk]:
+        """Yield content as the client does. Raises the errors of a range that was read ahead when it is its turn."""
+        if self._due and self._due[0][:2] == (journal, offset):
+            self._held = self._due.popleft()
+            self._content = _whole(self._held, next(self._contents))
+        held = self._held
+        if held.journal == journal and held.offset <= offset < end_offset <= held.end_offset:
+            yield Chunk(offset, self._content[offset - held.offset : end_offset - held.offset], held.end_offset)
+            return
+        yield from self._client.read(
+            journal, offset, end_offset=end_offset, block=block, fail_on_jump=fail_on_jump, journal_id=journal_id
+        )
+
+
+def _whole(wanted: JournalRange, chunks: Sequence[Chunk]) -> bytes:
+    """Return the content of a range. Raises OffsetJump if that is not what chunks have."""
+    expected = wanted.offset
+    for chunk in chunks:
+        if chunk.offset != expected:
+            raise OffsetJump(wanted.journal, expected, chunk.offset)
+        if not is_same(wanted.journal_id, wanted.end_offset, chunk.journal_id):
+            raise JournalRecreated(
+                wanted.journal, wanted.end_offset, wanted.journal_id, chunk.journal_id, chunk.write_head
+            )
+        expected += len(chunk.content)
+    if expected != wanted.end_offset:
+        raise OffsetJump(wanted.journal, expected, wanted.end_offset)
+    return b"".join(chunk.content for chunk in chunks)
+
+
+@contextmanager
+def read_together(client: ManyContents, parts: Sequence[Range], framing: ReadFraming) -> Iterator[JournalContent]:
+    """Give the content of ranges that are going to be read in this order, each once."""
+    reads = [_first_read(part, framing) for part in parts if part.length > 0]
+    small = [each for each in reads if each.length <= SMALL_BYTES]
+    if len(small) < 2:
+        yield client
+        return
+    contents = client.read_each(small, block=True, fail_on_jump=True)
+    try:
+        yield SmallRanges(client, small, contents)
+    finally:
+        cast("Generator[Sequence[Chunk]]", contents).close()
+
+
+def _first_read(part: Range, framing: ReadFraming) -> JournalRange:
+    """Return the content that is read of a range, and for its last line, if that is not long."""
+    start = part.start if isinstance(framing, JsonLines) else part.begin
+    return JournalRange(part.journal, start, min(part.limit, part.end + OVERRUN_BYTES), part.journal_id)

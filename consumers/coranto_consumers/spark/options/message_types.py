@@ -1,0 +1,112 @@
+"""Registered message types for Spark: their framing, and the type of the journals that are read.
+
+A type that a registry has takes the place of a schema and of the options of a framing. The version is found once, when
+a read, a query or a consumer's run begins, and stays the same until its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from coranto.client import JournalInfo, SyncJournalClient
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
+from coranto.types.blocking import SyncTypeRegistry
+from coranto.types.catalog import TypeVersion
+from coranto.types.definitions import CsvForm, FixedForm, JsonForm, MessageType
+from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX
+from coranto_consumers.spark.decoding.type_columns import spark_schema
+from coranto_consumers.spark.journals.discovery import JournalLabels, select_journals
+from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming, made_tolerant
+from coranto_consumers.spark.options.options import SourceOptions
+
+
+def read_framing(definition: MessageType) -> ReadFraming:
+    """Return the framing in which Spark reads messages of a type."""
+    match definition.form:
+        case JsonForm(uuid_pointer):
+            return JsonLines(uuid_pointer)
+        case CsvForm(uuid_column):
+            return CsvRecords(len(definition.fields) + (uuid_column is not None), uuid_column)
+        case FixedForm(descriptors, message, uuid_field) if message:
+            return FixedRecords(descriptors, message, uuid_field)
+        case FixedForm():
+            return FixedRecords()
+    return AnyLines()
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedType:
+    """The version of a type that a read has, and True if the labels of journals name the type."""
+
+    version: TypeVersion
+    by_labels: bool
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of its messages."""
+        return spark_schema(self.version.definition.fields)
+
+    @property
+    def framing(self) -> ReadFraming:
+        """The framing of its messages."""
+        return read_framing(self.version.definition)
+
+    @property
+    def labels(self) -> JournalLabels:
+        """The labels of journals that may be read as this type, those included that come later."""
+        name = self.version.name if self.by_labels else ""
+        return JournalLabels(self.version.definition.content_type or None, name)
+
+
+def resolve_type(
+    client: SyncJournalClient, registry: str, journals: Sequence[JournalInfo], reference: str
+) -> ResolvedType:
+    """Return the type that a reference names in a registry, else the one that all journals name.
+
+    Raises InvalidInput if they name none, or several, and what `TypeRegistry.find_for` raises.
+    """
+    with SyncTypeRegistry(client, registry) as types:
+        return ResolvedType(types.find_for(journals, reference), not reference)
+
+
+def find_type(client: SyncJournalClient, options: SourceOptions) -> ResolvedType:
+    """Return the type of a read or a write by a registry. Raises as `resolve_type`."""
+    any_labels = JournalLabels(content_type=None)
+    journals = select_journals(client, options.journals, options.pattern, options.selector, any_labels)
+    return resolve_type(client, options.registry, journals, options.type_reference)
+
+
+def with_type(options: SourceOptions, found: ResolvedType) -> SourceOptions:
+    """Return the options of a read of messages of a type."""
+    framing = found.framing
+    if options.framing.tolerant:
+        framing = made_tolerant(framing)
+    return replace(options, framing=framing, labels=found.labels)
+
+
+def registered_schema(found: ResolvedType, options: SourceOptions) -> StructType:
+    """Return the columns of a read without a schema: those of the type, and those of the source that are asked for.
+
+    Raises InvalidInput for a type with a field that has the name of a column of the source.
+    """
+    own = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
+    taken = [name for name in found.schema.names if name in own or name == options.text_column]
+    if taken:
+        raise InvalidInput(
+            f"{found.version} has a field {taken[0]}, and so has the source: give a schema without it, or another "
+            "columnNameOfCorruptRecord",
+            field="option registry",
+        )
+    is_binary = isinstance(found.framing, FixedRecords)
+    added = []
+    for name in options.metadata:
+        if name in own:
+            kind = BinaryType() if is_binary and own[name].name == "value" else own[name].dataType
+        else:
+            kind = BinaryType() if is_binary else StringType()
+        added.append(StructField(name, kind))
+    return StructType([*found.schema.fields, *added])

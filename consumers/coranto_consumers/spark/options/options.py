@@ -1,0 +1,243 @@
+"""Options of `format("journal")`. They are checked before anything is read.
+
+Options that Spark's Kafka source has too are spelled as there.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import tzinfo
+
+from coranto.client import ClientConfig
+from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
+from coranto.names import validate_journal
+from coranto_consumers.spark.decoding.json_times import zone_of
+from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX, Misfits
+from coranto_consumers.spark.journals import framings
+from coranto_consumers.spark.journals.discovery import JournalLabels
+from coranto_consumers.spark.journals.framings import ReadFraming, labels_of
+from coranto_consumers.spark.options import bounds, client_options, selections, times
+from coranto_consumers.spark.options.option_values import (
+    bytes_option,
+    choice_option,
+    count_option,
+    flag_option,
+    require_known,
+)
+from coranto_consumers.spark.options.times import TimeOptions
+
+DEFAULT_MAX_BYTES = 64 << 20
+"""A task takes some 30 ms of processor time beside its content, and a committed read of large parts scans less for
+other tasks. A task holds its part meanwhile (`committed.HELD_BYTES`), so parts are not larger."""
+
+OPTIONS = {
+    **client_options.OPTIONS,
+    **selections.OPTIONS,
+    **bounds.OPTIONS,
+    **times.OPTIONS,
+    "isolation": "read_committed (default) or read_uncommitted",
+    "fragmentCacheBytes": "bytes of fragments that executors keep on a machine's local disk, to share them",
+    "maxBytesPerPartition": "bytes of content that a task reads at most",
+    "maxRecordsPerPartition": "messages that a task reads at most, by the length of each journal's first messages",
+    "minPartitions": "number of tasks to read with at least, if there is enough content",
+    "includeUuid": "whether there are columns producer, clock and flags: true (default) or false",
+    "parse": "name of the framing, such as json: columns without underscore are fields of messages (default if no "
+    "column is the source's own)",
+    "mode": "for values that do not fit their columns: PERMISSIVE (null, default) or FAILFAST (an error)",
+    "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
+    "timeZone": "time zone of TIMESTAMP columns for texts that name none, such as Europe/Paris: the session's",
+    **framings.OPTIONS,
+    "registry": "journal that registers message types: columns and framing are those of the type that messageType "
+    "names, else of the one that the journals' labels name",
+    "metadataColumns": "columns of the source's own beside those of a registered type, as _journal,_offset: none",
+    "includeHeaders": "false (default): as in Spark's Kafka source, but no framing has headers",
+    "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
+    "slices": "what each task reads, planned by a consumer; excludes all options that say what to read",
+    "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
+    "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
+    "minOffsetsPerTrigger": "messages for which a micro-batch waits (default: none)",
+    "acceptJournals": "ID/JOURNAL, separated by commas: journals that have the content of earlier ones of their names, "
+    "so that a query continues in them at its offsets",
+    "maxTriggerDelay": "time for which a micro-batch waits for minOffsetsPerTrigger at most: 15m (default)",
+}
+STREAM_OPTIONS = (
+    "acceptJournals",
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+)
+"""The options that only streaming queries have."""
+
+
+class Isolation(enum.StrEnum):
+    """The isolation of a read, which decides the messages that are read."""
+
+    READ_COMMITTED = "read_committed"
+    """Committed content, each message once. Messages pending or rolled back at the end of the range are left out."""
+    READ_UNCOMMITTED = "read_uncommitted"
+    """Every message as it is written, with duplicates, pending messages and acknowledgements."""
+    SEQUENCED = "sequenced"
+    """For consumers: every message with the number of its segment, and summaries to resolve segments in the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The parsed options of one read."""
+
+    client: ClientConfig
+    journals: tuple[str, ...] | None
+    """None means the journals of `pattern` or `selector`."""
+    pattern: str
+    selector: str
+    starting: Mapping[str, int] | None
+    """None means earliest."""
+    ending: Mapping[str, int] | None
+    """None means latest."""
+    as_of: float | Mapping[str, int] | None
+    """A time in Unix seconds or ends of journals, instead of `ending`. Content then counts from 0 on by default."""
+    isolation: Isolation
+    max_bytes: int
+    max_records: int | None
+    min_partitions: int
+    cache_bytes: int
+    """Bytes of fragments that the executors of a machine keep. 0: none."""
+    include_uuid: bool
+    parses: bool
+    """True if columns are fields of messages, although the source has columns of these names."""
+    misfits: Misfits
+    text_column: str
+    """The column for lines that do not fit."""
+    framing: ReadFraming
+    zone: tzinfo | None
+    """The time zone of texts with a time that name none. None: such texts are an error."""
+    fail_on_data_loss: bool
+    times: TimeOptions
+    slices: str
+    labels: JournalLabels
+    """The labels of journals that can be read."""
+    registry: str = ""
+    """The journal with the type of the messages. Then `framing` and `labels` are to be those of the type."""
+    type_reference: str = ""
+    """The type in the registry. Empty: the one that journals' labels name."""
+    metadata: tuple[str, ...] = ()
+    """The columns besides those of the type, if the user gives no schema."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
+        given = {key.lower(): value for key, value in options.items()}
+        for key in options:
+            require_known(key, OPTIONS)
+        slices = given.get("slices", "")
+        isolation = choice_option(given, "isolation", Isolation, Isolation.READ_COMMITTED)
+        if (isolation is Isolation.SEQUENCED) != bool(slices):
+            raise InvalidInput(
+                "slices and the isolation `sequenced` go together; give both or neither", field="option slices"
+            )
+        if slices and (other := [name for name in selections.OPTIONS if name.lower() in given]):
+            raise InvalidInput("is given beside slices: leave it out", field=f"option {other[0]}")
+        selected = selections.SelectedJournals() if slices else selections.SelectedJournals.parse(given)
+        # Lines as they are have no nulls for what is wrong with them, so that has to be asked for.
+        tolerant = "mode" in given and _misfits(given) is Misfits.PERMISSIVE
+        if flag_option(given, "includeHeaders", False):
+            raise InvalidInput(
+                "no framing has headers: write what they would tell into the messages, and leave the option out",
+                field="option includeHeaders",
+            )
+        registry = _registry(given)
+        framing = JsonLines(tolerant=tolerant) if registry else framings.parse_framing(given, tolerant=tolerant)
+        return cls(
+            client=client_options.client_of(given),
+            journals=selected.journals,
+            pattern=selected.pattern,
+            selector=selected.selector,
+            starting=bounds.starting_offsets(given),
+            ending=bounds.ending_offsets(given),
+            as_of=bounds.as_of(given),
+            isolation=isolation,
+            max_bytes=bytes_option(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
+            max_records=count_option(given, "maxRecordsPerPartition", "10000")
+            if "maxrecordsperpartition" in given
+            else None,
+            min_partitions=count_option(given, "minPartitions", "1"),
+            cache_bytes=bytes_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
+            include_uuid=flag_option(given, "includeUuid", True),
+            parses=bool(registry) or _parse(given),
+            misfits=Misfits.KEPT if slices else _misfits(given),
+            text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
+            framing=framing,
+            zone=_zone(given),
+            times=TimeOptions.parse(given),
+            fail_on_data_loss=flag_option(given, "failOnDataLoss", True),
+            slices=slices,
+            labels=labels_of(framing),
+            registry=registry,
+            type_reference=type_reference(given) if registry else "",
+            metadata=_metadata(given, registry),
+        )
+
+
+def _registry(given: Mapping[str, str]) -> str:
+    """Return the registry that is given; empty if there is none."""
+    registry = given.get("registry", "")
+    if not registry:
+        if "registry" in given:
+            raise InvalidInput("names no journal: give one, as types/registry", field="option registry")
+        return ""
+    for name in (*framings.OPTIONS, "parse"):
+        if name.lower() in given and name != "messageType":
+            raise InvalidInput("is told by the registry: leave it out", field=f"option {name}")
+    return validate_journal(registry, kind="option registry")
+
+
+def type_reference(given: Mapping[str, str]) -> str:
+    """Return the message type that an option names, empty if it names none. Raises InvalidInput."""
+    text = given.get("messagetype", "")
+    if "messagetype" not in given:
+        return ""
+    from coranto.types.references import parse_reference  # Not for each worker.
+
+    return str(parse_reference(text, field="option messageType"))
+
+
+def _metadata(given: Mapping[str, str], registry: str) -> tuple[str, ...]:
+    field = "option metadataColumns"
+    if "metadatacolumns" not in given:
+        return ()
+    if not registry:
+        raise InvalidInput("is for reads by a registry; name columns in the schema", field=field)
+    names = tuple(dict.fromkeys(name.strip() for name in given["metadatacolumns"].split(",")))
+    known = [PARSED_PREFIX + name for name in FIELDS] + [given.get("columnnameofcorruptrecord", "_corrupt_record")]
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidInput(f"{unknown[0]!r} is not one of {', '.join(known)}", field=field)
+    return names
+
+
+def _parse(given: Mapping[str, str]) -> bool:
+    text = given.get("parse", "")
+    framing = given.get("framing", "json").lower()
+    if text not in ("", framing):
+        raise InvalidInput(f"{text!r} is not {framing}, the framing of the messages", field="option parse")
+    return bool(text)
+
+
+def _zone(given: Mapping[str, str]) -> tzinfo | None:
+    name = given.get("timezone")
+    if name is None:
+        return None
+    if (zone := zone_of(name)) is None:
+        raise InvalidInput(f"{name!r} is no time zone: write it as Europe/Paris or +01:00", field="option timeZone")
+    return zone
+
+
+def _misfits(given: Mapping[str, str]) -> Misfits:
+    text = given.get("mode", Misfits.PERMISSIVE.value).upper()
+    offered = (Misfits.PERMISSIVE, Misfits.FAILFAST)
+    if text not in (each.value for each in offered):
+        raise InvalidInput(f"{given['mode']!r} is not one of PERMISSIVE, FAILFAST", field="option mode")
+    return Misfits(text)

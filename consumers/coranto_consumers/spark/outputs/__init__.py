@@ -1,0 +1,1 @@
+"""Outputs of applications, and the stores that they are written to."""

@@ -1,0 +1,309 @@
+"""`IcebergStore`: tables of an Iceberg catalog as the store of a Spark consumer, or of `exactly_once`.
+
+::
+
+    catalog = SqlCatalog("lake", uri="postgresql+psycopg://…", warehouse="s3://lake/")
+    SparkConsumer(application, client, IcebergStore(catalog, "shop.orders"), spark).run_until_caught_up()
+
+Tasks write Parquet files, and one commit of the catalog names them in their tables, together with the checkpoint and
+under the fence (`stores/iceberg/owner.py`). Rows with keys are merged by the driver: it reads the files that may have
+the keys, and writes those anew that have them.
+
+Each transaction has a folder of its own in the place of each table's data. Files in it that the commit does not name
+are removed after it: those of attempts that lost, and those that were only staged. They are looked for again after the
+next commit, and when the next owner starts, since an attempt that hangs may still write.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import structlog
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table import Transaction
+from pyspark.sql import DataFrame
+from sqlalchemy import Table
+
+from coranto.errors import CommitOutcomeUnknown, InvalidInput, SqlStoreError
+from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.spark.application.application import Outputs, TableOutput
+from coranto_consumers.spark.inputs.packed import PackedInput, UnpackTask
+from coranto_consumers.spark.outputs.iceberg_tasks import FILES, WriteFilesTask
+from coranto_consumers.spark.outputs.output_stores import OutputStore
+from coranto_consumers.spark.outputs.staging import CARRIED_TO_APPEND, CARRIED_TO_MERGE, require_deletes
+from coranto_consumers.spark.session.jobs import described
+from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure
+from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions, require_partitioning
+from coranto_consumers.stores.iceberg.files import sweep
+from coranto_consumers.stores.iceberg.owner import Change, IcebergOwner
+from coranto_consumers.stores.iceberg.state import state_of
+from coranto_consumers.stores.iceberg.tables import find_or_create, plan_for, require_target
+from coranto_consumers.stores.iceberg.urls import IcebergHome
+from coranto_consumers.stores.iceberg.writing import FileWriter
+from coranto_consumers.stores.merge import MergePlan
+from coranto_consumers.stores.sql import Restored
+
+_log = structlog.get_logger(__name__)
+_SWEPT_TRANSACTIONS: Final = 2
+"""The number of the last transactions whose folders are looked through after a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Rows of an output: in files that no commit names yet, or here."""
+
+    table: str
+    plan: MergePlan
+    overwrite: bool
+    writer: FileWriter
+    files: tuple[DataFile, ...]
+    staged: tuple[str, ...]
+    carried: tuple[bytes, ...]
+    from_packed: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        """True if no other output of a transaction may change the same table."""
+        return self.overwrite or bool(self.plan.keys)
+
+    def rows_here(self) -> list[pa.RecordBatch]:
+        """Return the rows that tasks have carried to the driver."""
+        return [batch for each in self.carried for batch in pa.ipc.open_stream(pa.BufferReader(each))]
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """The folder of a transaction, and the files in it that its commit names, by table."""
+
+    folder: str
+    named: dict[str, set[str]] = field(default_factory=dict)
+
+
+class IcebergStore(OutputStore[Written]):
+    """Tables of a pyiceberg catalog, with a consumer's checkpoint in one of them, its *home*.
+
+    Tables are named `namespace.name`. Those given as definitions of SQLAlchemy are created if they are absent, in
+    `namespace` if they name no schema, and partitioned by the columns in `Table.info["partition_by"]`. The catalog must
+    be pyiceberg's SQL catalog on PostgreSQL or SQLite, where all tables of a transaction commit in one transaction of
+    its database; or its REST catalog, where the home must be the only table. Other writers may append to the tables,
+    compact them and expire their snapshots.
+
+    Use an instance in one driver only, for one consumer at a time.
+    """
+
+    def __init__(
+        self, catalog: Catalog, home: Table | str, *, namespace: str = "default", relaxed_durability: bool = False
+    ) -> None:
+        """`relaxed_durability` accepts a catalog's server that may lose commits when its machine crashes.
+
+        Raises InvalidInput for a catalog that this store cannot use.
+        """
+        self._namespace = namespace
+        self._home = home
+        self._owner = IcebergOwner(catalog, self._name_of(home), relaxed_durability=relaxed_durability)
+        self._recent: deque[_Transaction] = deque(maxlen=_SWEPT_TRANSACTIONS)
+        self.packs = True
+
+    @classmethod
+    def at(cls, url: str) -> IcebergStore:
+        """Return the store of a URL such as iceberg://lake/shop.orders, whose home is there already.
+
+        pyiceberg's settings say what the catalog `lake` is. The home's namespace is that of tables without a schema.
+        Raises InvalidInput, and SqlStoreError if the catalog does not answer.
+        """
+        home = IcebergHome.at(url)
+        return cls(home.catalog, home.table, namespace=home.table.rpartition(".")[0])
+
+    @property
+    def name(self) -> str:
+        return f"iceberg {self._owner.catalog.name}/{self._owner.home}"
+
+    @property
+    def location(self) -> str:
+        return self._owner.location
+
+    def read(self, shard: str) -> Restored | None:
+        try:
+            table = self.load(self._home)
+        except FAILURES as error:
+            raise self._failure(f"the checkpoint of {shard} could not be read", error) from error
+        state = None if table is None else state_of(table, shard)
+        return None if state is None or not state.fence else Restored(state.fence, state.checkpoint)
+
+    def compare(self, made: Outputs) -> None:
+        for each in made.sql:
+            self.prepare(each.sql)
+        for output in made.tables:
+            table, plan = self._planned(output)
+            require_target(table, output.table if isinstance(output.table, Table) else None, plan)
+
+    def raise_fence(self, shard: str) -> Restored:
+        if not shard:
+            raise InvalidInput("a consumer needs a name; it is the identity that fences it; give one", field="shard")
+        try:
+            self._owner.require_durability()
+            self._find(self._home)
+            before = self._owner.raise_fence(shard)
+        except FAILURES as error:
+            raise self._failure(f"the fence of {shard} could not be raised", error) from error
+        self._recent.clear()
+        return Restored(before.fence + 1, before.checkpoint)
+
+    def resume(self, shard: str, fence: int) -> Checkpoint:
+        try:
+            return self._owner.resume()
+        except FAILURES as error:
+            raise self._failure(f"the checkpoint of {shard} could not be read again", error) from error
+
+    def sweep(self, shard: str, fence: int) -> None:
+        try:
+            self._owner.sweep()
+        except FAILURES as error:
+            raise self._failure("files of earlier owners could not be removed", error) from error
+
+    def write_all(
+        self, made: Sequence[Outputs], shard: str, fence: int, packed: PackedInput | None = None
+    ) -> list[Written]:
+        outputs = [output for each in made for output in each.tables]
+        written = [
+            self._write(output, shard, None if packed is None else packed.batches_of(output.rows)) for output in outputs
+        ]
+        if packed is not None:  # The next transaction is likely to have outputs of the same kind.
+            self.packs = any(each.from_packed for each in written)
+        return written + [self.write_sql(output, shard, fence) for each in made for output in each.sql]
+
+    def write(self, output: TableOutput, shard: str, fence: int) -> Written:
+        return self._write(output, shard, None)
+
+    def _write(self, output: TableOutput, shard: str, packed: tuple[DataFrame, UnpackTask] | None) -> Written:
+        """Write the rows of an output, which are packed rows if there are any."""
+        table, plan = self._planned(output)
+        name = self._name_of(output.table)
+        try:
+            self._owner.know(name)
+        except FAILURES as error:
+            raise self._failure(f"rows for {name} could not be written", error) from error
+        writer = FileWriter.of(table, self._owner.name_of(self._owner.next_number))
+        merged = bool(plan.keys)
+        rows, unpack = packed or (output.rows, None)
+        task = WriteFilesTask(writer, CARRIED_TO_MERGE if merged else CARRIED_TO_APPEND, merged, unpack)
+        with described(output.rows.sparkSession, f"{shard}: writes rows for table {name}"):
+            won = rows.mapInArrow(task, FILES).collect()
+        files = tuple(file for row in won if row.files is not None for file in pickle.loads(bytes(row.files)))
+        staged = tuple(place for row in won for place in row.staged)
+        carried = tuple(bytes(row.carried) for row in won if row.carried is not None)
+        return Written(name, plan, output.overwrite, writer, files, staged, carried, packed is not None)
+
+    def _planned(self, output: TableOutput) -> tuple[IcebergTable, MergePlan]:
+        """Return the table of an output, created if it is absent, and the plan for its rows.
+
+        Raises InvalidInput for rows that do not fit.
+        """
+        name = self._name_of(output.table)
+        require_deletes(output, name)
+        try:
+            table = self._find(output.table)
+        except FAILURES as error:
+            raise self._failure(f"table {name} could not be read", error) from error
+        definition = output.table if isinstance(output.table, Table) else None
+        plan = plan_for(table, definition, output.rows.columns, output.keys, output.merge, output.delete)
+        if output.overwrite and (plan.keys or table.spec().is_unpartitioned()):
+            problem = "has keys, which replace rows" if plan.keys else "is not partitioned"
+            raise InvalidInput(f"{problem}: leave out overwrite=True", field=f"table {name}")
+        return table, plan
+
+    def commit(
+        self, shard: str, fence: int, written: Sequence[Written], checkpoint: Checkpoint, merged: Callable[[], None]
+    ) -> None:
+        by_table: defaultdict[str, list[Written]] = defaultdict(list)
+        for each in written:
+            if each.files or each.staged or each.carried:
+                by_table[each.table].append(each)
+        number = self._owner.next_number
+        done = _Transaction(self._owner.name_of(number))
+        try:
+            changes = {name: self._change(name, outputs, done) for name, outputs in by_table.items()}
+            try:
+                self._owner.commit(checkpoint, changes, number, merged)
+            except CommitOutcomeUnknown as error:
+                self._owner.resolve(number, error)
+        except FAILURES as error:
+            raise self._failure(f"the commit of {shard} could not be made", error) from error
+        self._recent.append(done)
+        self._sweep_losers()
+
+    def load(self, table: Table | str) -> IcebergTable | None:
+        """Return a table as it is now, None if there is none. A name without a namespace is in that of the store."""
+        name = f"{self._namespace}.{table}" if isinstance(table, str) and "." not in table else self._name_of(table)
+        try:
+            return self._owner.catalog.load_table(name)
+        except NoSuchTableError:
+            return None
+
+    def _change(self, name: str, outputs: Sequence[Written], done: _Transaction) -> Change:
+        """Return what changes a table, and note the files that it names."""
+        first = outputs[0]
+        if len(outputs) > 1 and any(each.is_alone for each in outputs):
+            raise InvalidInput(
+                "is the table of several outputs, of which one merges or overwrites: make one output of them",
+                field=f"table {name}",
+            )
+        if first.plan.keys:
+
+            def parts() -> Iterator[pa.Table]:
+                yield from first.writer.read(first.staged)
+                if rows := first.rows_here():
+                    yield pa.Table.from_batches(rows)
+
+            def merge(transaction: Transaction, summary: Mapping[str, str]) -> None:
+                files = merge_rows(transaction, summary, first.plan, parts, first.writer)
+                done.named[name] = {file.file_path for file in files}
+
+            return merge
+        # Rows of all tasks that have few are written once, before the first attempt.
+        files = [file for each in outputs for file in (*each.files, *each.writer.write(each.rows_here()))]
+        done.named[name] = {file.file_path for file in files}
+        add = overwrite_partitions if first.overwrite else append
+
+        def change(transaction: Transaction, summary: Mapping[str, str]) -> None:
+            for each in outputs:
+                require_partitioning(transaction, each.writer)
+            add(transaction, summary, files, first.writer)
+
+        return change
+
+    def _sweep_losers(self) -> None:
+        """Remove files in the folders of the last transactions that their commits do not name.
+
+        A failure is logged: what is committed is committed, and the next owner sweeps as well.
+        """
+        for transaction in self._recent:
+            named = set[str]().union(*transaction.named.values())  # Tables may share their place, and so the folder.
+            for name in transaction.named:
+                try:
+                    sweep(self._owner.load(name), transaction.folder, named)
+                except (*FAILURES, ValueError, InvalidInput) as error:
+                    _log.warning("iceberg.sweep_failed", table=name, folder=transaction.folder, error=str(error))
+
+    def _find(self, table: Table | str) -> IcebergTable:
+        name = self._name_of(table)
+        if isinstance(table, str) and name == self._owner.home:
+            table = self._home  # It may have a definition.
+        return find_or_create(self._owner.catalog, name, None if isinstance(table, str) else table)
+
+    def _name_of(self, table: Table | str) -> str:
+        name = table if isinstance(table, str) else f"{table.schema or self._namespace}.{table.name}"
+        if "." not in name.strip("."):
+            raise InvalidInput(f"{name!r} has no namespace; name the table like shop.orders", field="table")
+        return name
+
+    def _failure(self, what: str, error: Exception) -> SqlStoreError:
+        return failure(f"store {self.name}: {what}", error)

@@ -1,0 +1,212 @@
+"""Stores of outputs: what a consumer's driver asks of a store, and databases in SQL as such stores.
+
+A store has the consumer's tables, its checkpoint and its fence, and commits them together. `iceberg.IcebergStore` is
+the other one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from coranto.errors import InvalidInput, RejectedRow
+from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.spark.application.application import Outputs, SqlOutput, TableOutput
+from coranto_consumers.spark.inputs.frames import ExpectedRows
+from coranto_consumers.spark.inputs.packed import PackedInput
+from coranto_consumers.spark.outputs.staging import Staged, compare_table_output, stage_sql_output, stage_table_output
+from coranto_consumers.spark.session.task_errors import errors_of_tasks
+from coranto_consumers.stores.sql import Restored, SqlStore, check_deferred
+from coranto_consumers.stores.staged_sql import StagedSql
+from coranto_consumers.stores.staging import delete_staged, delete_stale
+
+W = TypeVar("W")
+
+
+class OutputStore(ABC, Generic[W]):
+    """A store of outputs, used by one driver. `shard` is the consumer's name, and `W` what it keeps of written rows."""
+
+    packs = False
+    """True if outputs may be written from packed rows, so that these are worth keeping (`packed.py`)."""
+
+    at_once = False
+    """True if rows may be written before it is known that they count: what does not is removed by the next commit."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The store's name for people. It has no password."""
+
+    @property
+    def location(self) -> str:
+        """The location of the store. A checkpoint records it, so that a copied checkpoint is recognized."""
+        return self.name
+
+    def recorded(self, shard: str) -> Checkpoint:
+        """Return the last committed checkpoint of a consumer without raising its fence; empty before the first.
+
+        Raises InvalidInput for a retired consumer, and SqlStoreError.
+        """
+        found = self.read(shard)
+        return Checkpoint() if found is None else found.checkpoint
+
+    @abstractmethod
+    def raise_fence(self, shard: str) -> Restored:
+        """Raise the fence of a consumer, and return it with the last committed checkpoint.
+
+        On return no earlier owner can commit. Raises InvalidInput for a store that cannot keep what it commits, and
+        SqlStoreError.
+        """
+
+    @abstractmethod
+    def resume(self, shard: str, fence: int) -> Checkpoint:
+        """Return the last committed checkpoint of the owner of a fence, after a failure of the store.
+
+        On return no earlier commit of this owner can take place any more. The fence is not raised. Raises Fenced when
+        a later owner has raised it, CorruptData when the store has an earlier fence and so has lost commits, and
+        SqlStoreError.
+        """
+
+    @abstractmethod
+    def sweep(self, shard: str, fence: int) -> None:
+        """Remove rows that owners with lower fences have written and not committed. Raises SqlStoreError."""
+
+    @abstractmethod
+    def write(self, output: TableOutput, shard: str, fence: int) -> W:
+        """Have tasks write the rows of an output, so that `commit` can make them count.
+
+        Raises InvalidInput for rows that do not fit the table.
+        """
+
+    def prepare(self, sql: StagedSql) -> None:
+        """Check an application's own SQL. Raises InvalidInput for what the store would not run, and SqlStoreError."""
+        raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
+
+    def write_sql(self, output: SqlOutput, shard: str, fence: int) -> W:
+        """Have tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for other columns."""
+        raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
+
+    def write_all(self, made: Sequence[Outputs], shard: str, fence: int, packed: PackedInput | None = None) -> list[W]:
+        """Write the rows of outputs for tables, and behind them those for SQL. Raises InvalidInput.
+
+        `packed` has the input, for stores that use it.
+        """
+        written = [self.write(output, shard, fence) for outputs in made for output in outputs.tables]
+        return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
+
+    def write_expected(self, made: Outputs, shard: str, fence: int, rows: ExpectedRows) -> list[W]:
+        """Write the rows of outputs that are made of messages which are not known to count. Raises InvalidInput.
+
+        Only stores that write `at_once` are asked.
+        """
+        return self.write_all([made], shard, fence)
+
+    @abstractmethod
+    def read(self, shard: str) -> Restored | None:
+        """Return a consumer's fence and checkpoint without raising the fence. None if it never started.
+
+        Raises InvalidInput for a retired consumer, and SqlStoreError.
+        """
+
+    @abstractmethod
+    def compare(self, made: Outputs) -> None:
+        """Raise InvalidInput for outputs whose rows their tables cannot take, and for missing privileges.
+
+        Creates tables and stage tables that are absent. Raises SqlStoreError.
+        """
+
+    def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
+        """Write the rows of outputs in a transaction that is rolled back. Return what the store rejects of them.
+
+        Raises as `commit` does for other errors. Only stores that raise RejectedRow are asked.
+        """
+        raise InvalidInput(f"{self.name} rejects no rows", field="store")
+
+    @abstractmethod
+    def commit(
+        self, shard: str, fence: int, written: Sequence[W], checkpoint: Checkpoint, merged: Callable[[], None]
+    ) -> None:
+        """Make written rows count, together with the checkpoint. On return they are durable.
+
+        `merged` is called once, when only the commit itself is left. Raises Fenced when a later owner has raised the
+        fence and SqlStoreError when the store refused (nothing was committed), InvalidInput for rows that do not fit,
+        and CommitOutcomeUnknown.
+        """
+
+
+class SqlOutputs(OutputStore[Staged]):
+    """A database, as a store of outputs."""
+
+    at_once = True
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+
+    @property
+    def name(self) -> str:
+        return self._store.name
+
+    @property
+    def location(self) -> str:
+        return self._store.location
+
+    def raise_fence(self, shard: str) -> Restored:
+        return self._store.raise_fence(shard)
+
+    def resume(self, shard: str, fence: int) -> Checkpoint:
+        return self._store.resume(shard, fence)
+
+    def read(self, shard: str) -> Restored | None:
+        return self._store.read(shard)
+
+    def compare(self, made: Outputs) -> None:
+        for output in made.sql:
+            output.sql.prepare(self._store)
+        for each in made.tables:
+            compare_table_output(each, self._store)
+
+    def sweep(self, shard: str, fence: int) -> None:
+        try:
+            with self._store.engine.begin() as connection:
+                delete_stale(self._store, connection, shard, fence)
+        except SQLAlchemyError as error:
+            raise self._store.failure("stale staged rows could not be deleted", error) from error
+
+    def write(self, output: TableOutput, shard: str, fence: int) -> Staged:
+        return stage_table_output(output, self._store, shard, fence)
+
+    def write_expected(self, made: Outputs, shard: str, fence: int, rows: ExpectedRows) -> list[Staged]:
+        written = [stage_table_output(output, self._store, shard, fence, rows) for output in made.tables]
+        return written + [self.write_sql(output, shard, fence) for output in made.sql]
+
+    def prepare(self, sql: StagedSql) -> None:
+        sql.prepare(self._store)
+
+    def write_sql(self, output: SqlOutput, shard: str, fence: int) -> Staged:
+        return stage_sql_output(output, self._store, shard, fence)
+
+    def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
+        try:
+            with errors_of_tasks():
+                written = self.write_all([made], shard, fence)
+            with self._store.transaction(shard, fence) as transaction:
+                for each in written:
+                    each.merge(transaction.connection)
+                check_deferred(transaction.connection)
+        except RejectedRow as rejected:
+            return rejected
+        return None
+
+    def commit(
+        self, shard: str, fence: int, written: Sequence[Staged], checkpoint: Checkpoint, merged: Callable[[], None]
+    ) -> None:
+        with self._store.transaction(shard, fence) as transaction:
+            for each in written:
+                each.merge(transaction.connection)
+            for stage in {each.stage.name: each.stage for each in written}.values():
+                delete_staged(transaction.connection, stage, shard, below_fence=fence + 1)
+            merged()
+            transaction.commit(checkpoint)

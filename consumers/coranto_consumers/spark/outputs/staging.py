@@ -1,0 +1,266 @@
+"""Writing of an application's outputs. They count only if the transaction commits."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    MapType,
+    StructField,
+    StructType,
+    VariantType,
+)
+from sqlalchemy import Connection, Table
+
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput
+from coranto.messages.uuids import ProducerId
+from coranto.security.tokens import Capability
+from coranto_consumers.spark.application.application import JournalOutput, SqlOutput, TableOutput
+from coranto_consumers.spark.inputs.frames import ExpectedRows
+from coranto_consumers.spark.journals.discovery import find_journals
+from coranto_consumers.spark.outputs.tasks import PUBLISHED, STAGED, PublishTask, StageTask
+from coranto_consumers.spark.session.access import for_tasks
+from coranto_consumers.spark.session.jobs import described
+from coranto_consumers.spark.sink.encoding import is_encodable, require_text_keys
+from coranto_consumers.spark.sink.producer_ids import SettledIds, Use
+from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
+from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.staged_sql import StagedSql
+from coranto_consumers.stores.staging import compare_plan, merge_in_transaction, stage_of, write_in_transaction
+
+EXACT: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Options of Spark's writer of JSON, which writes milliseconds otherwise."""
+
+
+CARRIED_TO_APPEND: Final = 8 << 20
+"""The bytes of rows that one of the first tasks carries to the driver at most, for the driver to write them."""
+CARRIED_TO_MERGE: Final = 1 << 20
+"""The same for rows with keys, which have to be staged anyway: by the tasks at once, if they are many.
+
+PostgreSQL is given as many as for appending: to stage them in a table of the session takes it a third of the time.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Rows that are ready: in a stage table, or here."""
+
+    plan: MergePlan
+    stage: Table
+    owner: tuple[str, int, str]
+    """The values of `STAGE_COLUMNS` for rows that are staged only by `merge`."""
+    attempts: tuple[str, ...]
+    """The attempts that Spark declared successful and whose rows are in the stage table."""
+    rows: int
+    """The number of rows in the stage table."""
+    carried: tuple[bytes, ...] = ()
+    """Other rows, as Arrow streams."""
+    sql: StagedSql | None = None
+    """The statements that take the rows instead of a merge."""
+
+    def merge(self, connection: Connection) -> None:
+        """Merge the rows into their table, or run the statements for them. Raises like `merge_staged`.
+
+        Carried rows that are only appended are written once, straight into the table.
+        """
+        attempts, rows = self.attempts, self.rows
+        is_appended = not self.plan.keys and self.sql is None
+        if self.plan.keys and not attempts and self.sql is None and connection.dialect.name == "postgresql":
+            merge_in_transaction(connection, self.plan, *chain.from_iterable(map(_batches, self.carried)))
+            return
+        for stream in self.carried:
+            for batch in _batches(stream):
+                if is_appended:
+                    write_in_transaction(connection, self.plan.table, batch)
+                else:
+                    write_in_transaction(connection, self.stage, batch, self.owner)
+                    rows += batch.num_rows
+        if self.carried and not is_appended:
+            attempts = (*attempts, self.owner[-1])
+        if self.sql is not None:
+            self.sql.run(connection, self.stage, attempts, rows)
+        else:
+            merge_staged(connection, self.plan, self.stage, attempts, rows)
+
+
+def _batches(stream: bytes) -> Any:
+    return pa.ipc.open_stream(pa.BufferReader(stream))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Messages that are pending in their journals, and the acknowledgements that commit them, by journal."""
+
+    intents: dict[str, bytes] = field(default_factory=dict)
+    messages: int = 0
+    rollbacks: dict[str, bytes] = field(default_factory=dict)
+    """The acknowledgements that drop the messages instead."""
+    uses: tuple[Use, ...] = ()
+    """The uses of producer ids, by the attempts that Spark declared successful."""
+
+
+def stage_sql_output(output: SqlOutput, store: SqlStore, shard: str, fence: int) -> Staged:
+    """Stage the rows of an output for SQL. Raises InvalidInput when they or the statements do not do."""
+    plan = output.sql.plan(output.rows.columns)
+    stage = output.sql.prepare(store)
+    rows = output.rows.select(*(F.col(f"`{name.replace('`', '``')}`") for name in plan.columns))
+    return _staged(rows, plan, stage, store, shard, fence, CARRIED_TO_MERGE, output.sql)
+
+
+def stage_table_output(
+    output: TableOutput, store: SqlStore, shard: str, fence: int, expected: ExpectedRows | None = None
+) -> Staged:
+    """Stage the rows of an output. Raises InvalidInput when they do not fit the table.
+
+    Tasks that read the messages which are `expected` stage them themselves, if the rows are columns of these.
+    """
+    plan = _plan_of(output)
+    stage = stage_of(store, plan)
+    few = CARRIED_TO_MERGE if plan.keys and not store.is_postgresql else CARRIED_TO_APPEND
+    most = few if can_carry(plan) else 0
+    return _staged(output.rows, plan, stage, store, shard, fence, most, expected=expected)
+
+
+def compare_table_output(output: TableOutput, store: SqlStore) -> None:
+    """Raise InvalidInput for an output whose rows its table cannot take. Creates the table and its stage if absent."""
+    plan = _plan_of(output)
+    compare_plan(store, plan, stage_of(store, plan))
+
+
+def _plan_of(output: TableOutput) -> MergePlan:
+    table = table_of(output)
+    plan = plan_merge(table, output.rows.columns, output.keys, output.merge, output.delete)
+    require_deletes(output, table.name)
+    return plan
+
+
+def _staged(
+    rows: DataFrame,
+    plan: MergePlan,
+    stage: Table,
+    store: SqlStore,
+    shard: str,
+    fence: int,
+    most: int,
+    sql: StagedSql | None = None,
+    expected: ExpectedRows | None = None,
+) -> Staged:
+    """Let tasks stage rows, or carry them, at most `most` bytes each."""
+    read = None if expected is None else expected.batches_of(rows)
+    given, choose = read or (rows, None)
+    task = StageTask(store.url, stage, shard, fence, most, choose)
+    with described(rows.sparkSession, f"{shard}: writes rows for table {plan.table.name}"):
+        told = given.mapInArrow(task, STAGED).collect()
+    if expected is not None and choose is not None:
+        expected.tell([row.summary for row in told if row.summary is not None])
+    won = [row for row in told if row.summary is None]
+    staged = [row for row in won if row.carried is None]
+    return Staged(
+        plan,
+        stage,
+        (shard, fence, uuid.uuid4().hex),
+        tuple(row.attempt for row in staged),
+        sum(row.rows for row in staged),
+        tuple(bytes(row.carried) for row in won if row.carried is not None),
+        sql,
+    )
+
+
+def table_of(output: TableOutput) -> Table:
+    """Return the table of an output in a SQL store. Raises InvalidInput for what only an `IcebergStore` can do."""
+    if isinstance(output.table, str):
+        raise InvalidInput(
+            "a table in SQL needs its definition: give a Table of SQLAlchemy", field=f"table {output.table}"
+        )
+    if output.overwrite:
+        raise InvalidInput(
+            "tables in SQL have no partitions to overwrite; use keys to replace rows",
+            field=f"table {output.table.name}",
+        )
+    return output.table
+
+
+def require_deletes(output: TableOutput, name: str) -> None:
+    """Raise InvalidInput if the column that tells which rows to delete is not a BOOLEAN."""
+    if output.delete and not isinstance(kind := output.rows.schema[output.delete].dataType, BooleanType):
+        raise InvalidInput(
+            f"{output.delete!r} is {kind.simpleString()}, and tells by BOOLEAN which rows to delete: cast it",
+            field=f"table {name}",
+        )
+
+
+def can_carry(plan: MergePlan) -> bool:
+    """Return True if rows that are written straight into a plan's table are those that a merge would write.
+
+    A merge is a statement of SQLAlchemy, which gives other columns their defaults, and the database refuses it values
+    that it makes itself.
+    """
+    others = [column for name, column in plan.table.c.items() if name not in plan.columns]
+    own = [plan.table.c[name] for name in plan.columns]
+    return not any(each.default is not None for each in others) and all(
+        each.identity is None and each.computed is None for each in own
+    )
+
+
+def publish_journal_outputs(
+    outputs: Sequence[JournalOutput], client: SyncJournalClient, ids: SettledIds | None = None
+) -> Published:
+    """Publish the messages of outputs as pending. Raises InvalidInput for missing journals or columns.
+
+    Tasks may use the producer ids of `ids` again; without it, each uses a new one.
+    """
+    intents: defaultdict[str, bytes] = defaultdict(bytes)
+    rollbacks: defaultdict[str, bytes] = defaultdict(bytes)
+    uses: dict[ProducerId, Use] = {}
+    messages = 0
+    pool = (ids or SettledIds()).pool()
+    for output in outputs:
+        journals = find_journals(client, output.journals, field="journal output")
+        messages_of, fields = _keys_and_values(output, keyed=len(journals) > 1)
+        access = for_tasks(client.config, Capability.APPEND, journals)
+        task = PublishTask(access, journals, output.mapping, pool, fields)
+        with described(output.rows.sparkSession, f"publishes messages to {_shown(output.journals)}"):
+            won = messages_of.mapInArrow(task, PUBLISHED).collect()
+        for row in won:
+            intents[row.journal] += bytes(row.intent)
+            rollbacks[row.journal] += bytes(row.rollback)
+            messages += row.messages
+            uses[ProducerId(bytes(row.producer))] = Use(ProducerId(bytes(row.producer)), row.token, row.clock)
+    return Published(dict(intents), messages, dict(rollbacks), tuple(uses.values()))
+
+
+def _shown(journals: str | Sequence[str]) -> str:
+    return journals if isinstance(journals, str) else ", ".join(journals)
+
+
+def _keys_and_values(output: JournalOutput, *, keyed: bool) -> tuple[DataFrame, tuple[StructField, ...] | None]:
+    """Return the rows' keys and values, and the fields of values that are structs, unless they are texts already.
+
+    Tasks write structs as JSON. Spark does so for types that they do not know (times of day, intervals, variants).
+    """
+    rows = output.rows
+    wanted = {"key", "value"} if keyed and output.mapping != "random" else {"value"}
+    if missing := sorted(wanted - set(rows.columns)):
+        raise InvalidInput(f"the rows have no column {missing[0]!r}; add it", field="journal output")
+    value, kind = F.col("value"), rows.schema["value"].dataType
+    key = (F.col("key") if "key" in rows.columns else F.lit(None)).cast(BinaryType()).alias("key")
+    if isinstance(kind, StructType) and is_encodable(kind):
+        return rows.select(key, value), tuple(kind.fields)
+    if isinstance(kind, StructType | MapType | VariantType):
+        require_text_keys(kind, "value", field="journal output")
+        value = F.to_json(value, dict(EXACT))
+    return rows.select(key, value.cast("string").alias("value")), None

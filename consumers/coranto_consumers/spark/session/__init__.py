@@ -1,0 +1,1 @@
+"""Spark sessions, their workers, and errors of their tasks."""

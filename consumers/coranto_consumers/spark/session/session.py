@@ -1,0 +1,161 @@
+"""Spark sessions with settings for consumers."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coranto.extras import explained
+
+try:
+    import pyspark
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
+except ModuleNotFoundError as error:
+    raise explained(error) from error
+
+from coranto.errors import InvalidInput
+from coranto_consumers.spark.session.class_archive import archive_options, find_java
+
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
+"""Options before those, which users do not set."""
+
+_SETTINGS: Mapping[str, str] = {
+    _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.memory": "2g",
+    # Otherwise journals are read whole, whatever filters say of their offsets and times.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # Aggregates of one transaction are small, so more partitions than cores only cost time.
+    "spark.sql.shuffle.partitions": "2",
+    # The rows of a transaction are kept until it has committed. To compress them takes half of the time of reading.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+}
+
+_LOCAL_SETTINGS: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""Settings without executors on other machines, which have to reach the driver."""
+
+_IN_PROCESS_SETTINGS: Mapping[str, str] = {"spark.python.daemon.module": "coranto_consumers.spark.session.workers"}
+"""Settings without other executors, which may have another environment of Python."""
+
+_QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+"""Java's setting to compile quickly rather than well. Otherwise the compiler takes most of the first minute's time."""
+
+_INTERPRETER = """#!/bin/sh
+# Spark puts a zip of PySpark first, whose modules each process of Python would compile anew. This interpreter has
+# PySpark itself.
+PYTHONPATH=$(printf %s "$PYTHONPATH" | tr : '\\n' | grep -v '/pyspark[.]zip$' | paste -sd : -)
+export PYTHONPATH
+exec {python} "$@"
+"""
+
+
+def settings_for(master: str) -> dict[str, str]:
+    """Return the settings for consumers on a master. They leave to Spark what depends on the cluster."""
+    return {
+        **_SETTINGS,
+        **(_LOCAL_SETTINGS if _is_local(master) else {}),
+        **(_IN_PROCESS_SETTINGS if _is_in_process(master) else {}),
+    }
+
+
+def running_session() -> SparkSession | None:
+    """Return the session that this process has already; None if it has none."""
+    try:
+        active = SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+    # `createDataFrame` in a batch of a streaming query makes the query's copy of the session the active one.
+    return active if is_remote() else SparkSession.builder.getOrCreate()
+
+
+def new_session(
+    app_name: str, *, master: str = "local[2]", settings: Mapping[str, str] | None = None, short: bool = False
+) -> SparkSession:
+    """Return a new session on `master`. `settings` override the settings for consumers.
+
+    If the process has a session already, that one is returned as it is: none of its settings changes.
+    `short` is for sessions of a few minutes: Java then compiles quickly rather than well. In longer ones, expressions
+    and aggregates would be slower in the end.
+    Python workers run on this interpreter, unless PYSPARK_PYTHON names another. Raises InvalidInput without Java.
+    """
+    if (running := running_session()) is not None:
+        return running
+    if find_java() is None:
+        raise InvalidInput("Spark needs Java 17 or later: install it (openjdk-17-jre-headless), or set JAVA_HOME")
+    if _is_local(master):
+        # Otherwise Spark looks up this machine's name, and logs a warning.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(app_name).master(master)
+    chosen = {**settings_for(master), **(settings or {})}
+    if short:
+        chosen[_JAVA_OPTIONS] = f"{chosen[_JAVA_OPTIONS]} {_QUICK_COMPILER}"
+    if _DEFAULT_JAVA_OPTIONS not in chosen and (archived := archive_options()):
+        chosen[_DEFAULT_JAVA_OPTIONS] = archived
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    with _workers_on(_local_interpreter() if _is_in_process(master) else sys.executable):
+        return builder.getOrCreate()
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Run a job that does nothing, so that Java has loaded what jobs need, and Python's workers have started."""
+    tasks = max(1, spark.sparkContext.defaultParallelism)
+    spark.range(0, tasks, 1, tasks).mapInArrow(_unchanged, "id BIGINT").count()
+
+
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+    return batches
+
+
+@contextmanager
+def _workers_on(interpreter: str) -> Iterator[None]:
+    """Have a session that starts now run its workers on an interpreter, unless the environment names another one."""
+    names = [name for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name not in os.environ]
+    os.environ |= dict.fromkeys(names, interpreter)
+    try:
+        yield
+    finally:
+        # Sessions that others start in this process or its children have an interpreter that stays.
+        os.environ |= dict.fromkeys(names, sys.executable)
+
+
+def _is_local(master: str) -> bool:
+    """Return True if all executors are on this machine."""
+    return master.startswith("local")
+
+
+def _is_in_process(master: str) -> bool:
+    """Return True if the driver is the only executor."""
+    return master == "local" or master.startswith("local[")
+
+
+@functools.cache
+def _local_interpreter() -> str:
+    """Return a command that runs this interpreter with its own PySpark. It is there as long as this process lives."""
+    if ".zip" in pyspark.__file__:
+        return sys.executable
+    folder = tempfile.TemporaryDirectory(prefix="coranto-spark-")
+    atexit.register(folder.cleanup)
+    command = Path(folder.name) / "python"
+    command.write_text(_INTERPRETER.format(python=shlex.quote(sys.executable)))
+    command.chmod(0o700)
+    return str(command)

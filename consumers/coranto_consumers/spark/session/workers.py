@@ -1,0 +1,46 @@
+"""The parent of a local session's Python workers.
+
+Spark forks its workers from a daemon, and ends those that were idle for a minute. This daemon has imported what workers
+need before it forks, so that only the first worker of a session waits for that. Workers collect garbage after each
+task, and leave out what the daemon had: to look through all modules takes 50 ms. They keep freed memory for the next
+block of content. Spark starts it as a module, in place of `pyspark.daemon` (setting `spark.python.daemon.module`), with
+the name of the workers' module. It has a daemon for each such module: one for tasks, and one for each step of planning
+a read.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from importlib import import_module
+from typing import Final
+
+from coranto.process.memory import keep_freed_memory
+
+TASKS: Final = "pyspark.worker"
+IMPORTED: Final = (
+    "pandas",  # Spark's workers import it with their first task.
+    "pyarrow.json",
+    TASKS,
+    "coranto_consumers.spark.source.source",
+    "coranto_consumers.spark.outputs.tasks",
+)
+"""The modules that tasks need."""
+
+
+def imported_for(module: str) -> tuple[str, ...]:
+    """Return the modules that workers of a module need. Those that plan have no use for what only tasks need."""
+    return IMPORTED if module == TASKS else (module, "coranto_consumers.spark.source.source")
+
+
+def main() -> None:
+    from pyspark.daemon import manager
+
+    list(map(import_module, imported_for(sys.argv[1] if len(sys.argv) > 1 else TASKS)))
+    gc.freeze()
+    keep_freed_memory()
+    manager()
+
+
+if __name__ == "__main__":
+    main()

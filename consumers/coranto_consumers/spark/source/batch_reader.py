@@ -1,0 +1,183 @@
+"""Reads of `format("journal")` that are no streaming queries: the plan, and what tasks read of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.routes import KnownRoute
+from coranto.errors import CorantoError
+from coranto.security.tokens import Capability
+from coranto_consumers.spark.committed.joint_reading import CommittedReader
+from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
+from coranto_consumers.spark.journals.fetching import machine_folder, shared_cache
+from coranto_consumers.spark.journals.ranges import NumberedRange, Range
+from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
+from coranto_consumers.spark.journals.small_ranges import read_together
+from coranto_consumers.spark.options.options import Isolation, SourceOptions
+from coranto_consumers.spark.options.times import TimeSpan
+from coranto_consumers.spark.session.access import for_tasks, without_keys
+from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.source.filters import Narrowing
+from coranto_consumers.spark.source.joined_rows import SequencedRows
+from coranto_consumers.spark.source.planning import plan_read
+
+
+@dataclass
+class JournalPartition(InputPartition):
+    """The ranges that one task reads. In a committed read, their numbers are those within their journals."""
+
+    parts: tuple[NumberedRange, ...]
+    client: ClientConfig = field(repr=False)
+    """For this task: with a token for its journals instead of keys."""
+    routes: Mapping[str, KnownRoute] = field(default_factory=dict, repr=False)
+    """The routes of its journals that are tried first."""
+
+    def along(self, routes: Mapping[str, KnownRoute]) -> JournalPartition:
+        """Return the partition with those of the routes that are its journals'."""
+        journals = [part.range.journal for part in self.parts]
+        return replace(self, routes={journal: routes[journal] for journal in journals if journal in routes})
+
+
+class Shares(NamedTuple):
+    """The plan of a read."""
+
+    ranges: Mapping[str, Sequence[Range]]
+    """The ranges of each journal, in order, for committed reads: a task needs all those of its journal."""
+    of_tasks: Sequence[tuple[NumberedRange, ...]]
+
+
+def _planned(options: SourceOptions, narrowing: Narrowing) -> Shares:
+    with SyncJournalClient.of(options.client) as client:
+        ranges, shares = plan_read(client, options, narrowing)
+    return Shares(ranges if options.isolation is Isolation.READ_COMMITTED else {}, shares)
+
+
+class _TakesFilters:
+    """The method of a reader that takes filters.
+
+    Spark ends each read with an error if a reader overrides this method of `DataSourceReader`, and the session does not
+    hand filters over. Reads of such sessions shall go on as they are, so it looks here as if it was not overridden.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, take: Callable[[list[Filter]], list[Filter]]) -> None:
+        self._take = take
+
+    def __call__(self, filters: list[Filter]) -> list[Filter]:
+        return self._take(filters)
+
+
+class JournalReader(DataSourceReader):
+    """Plans a read, and reads what is planned. Spark calls `partitions` and `read` in different processes.
+
+    Spark gives it the filters if there are any, pickles it, and calls `partitions`. The plan is made once, by the first
+    who needs it.
+    """
+
+    def __init__(self, options: SourceOptions, layout: RowLayout, planned: Shares | None = None) -> None:
+        self._options = options
+        self._layout = layout
+        self._planned = planned
+        self._failure: CorantoError | None = None
+        self._narrowing = Narrowing()
+        self._name = uuid.uuid4().hex
+
+    @property
+    def pushFilters(self) -> _TakesFilters:
+        """Have the read planned for the rows that pass filters. Returns these, because Spark applies them again."""
+        return _TakesFilters(self._narrow)
+
+    def _narrow(self, filters: list[Filter]) -> list[Filter]:
+        self._narrowing = Narrowing.of(filters, self._layout.own)
+        if self._options.isolation is not Isolation.SEQUENCED:
+            self._planned = self._failure = None
+        return filters
+
+    def _plan(self) -> Shares:
+        if self._failure is not None:
+            raise self._failure
+        if self._planned is None:
+            try:
+                self._planned = _planned(self._options, self._narrowing)
+            except CorantoError as error:
+                self._failure = error
+                raise
+        return self._planned
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out keys, because executors have no use for them, and shares, because each task is given its own."""
+        planned = Shares({}, ())
+        # Spark would make an error of its own of this one. `partitions` raises it next.
+        with contextlib.suppress(CorantoError):
+            planned = self._plan()._replace(of_tasks=())
+        options = replace(self._options, client=without_keys(self._options.client))
+        return {**self.__dict__, "_options": options, "_planned": planned, "_failure": None}
+
+    def partitions(self) -> list[JournalPartition]:
+        with told_to_driver():
+            return [self._partition(parts) for parts in self._plan().of_tasks]
+
+    def _partition(self, parts: tuple[NumberedRange, ...]) -> JournalPartition:
+        journals = {part.range.journal for part in parts}
+        return JournalPartition(parts, for_tasks(self._options.client, Capability.READ, journals))
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        # Spark replaces an empty list of partitions by a single one that is None or a plain InputPartition.
+        if not isinstance(partition, JournalPartition):
+            return
+        config = replace(partition.client, disk_cache=shared_cache(self._options.cache_bytes))
+        if config.route_cache:
+            config = replace(config, route_cache=max(config.route_cache, len(partition.routes)))
+        with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
+            client.suggest_routes(partition.routes)
+            framing, isolation = self._options.framing, self._options.isolation
+            # What is committed in one of several ranges of a journal depends on all of them, so each task reads those.
+            once = [
+                each.range
+                for each in partition.parts
+                if isolation is not Isolation.READ_COMMITTED or len(self._plan().ranges[each.range.journal]) == 1
+            ]
+            with read_together(client, once, framing) as content:
+                if isolation is Isolation.SEQUENCED:
+                    yield from SequencedRows(self._layout).read(content, partition.parts, framing)
+                    return
+                batches = BatchBuilder(self._layout)
+                for numbered in partition.parts:
+                    span = self._options.times.of(numbered.range.journal)
+                    for lines in self._lines(content, numbered):
+                        yield from batches.build(self._chosen(lines, span))
+
+    def _lines(self, content: JournalContent, numbered: NumberedRange) -> Iterator[Lines]:
+        if self._options.isolation is Isolation.READ_UNCOMMITTED:
+            return (lines.messages for lines in read_lines(content, numbered.range, self._options.framing))
+        journal = numbered.range.journal
+        reader = CommittedReader(
+            content,
+            self._plan().ranges[journal],
+            self._options.framing,
+            self._shared_folder(journal),
+            commits=self._layout.has_commits,
+        )
+        return reader.read(numbered.number)
+
+    def _chosen(self, lines: Lines, span: TimeSpan) -> Lines:
+        """Return the lines that are asked for, and may pass the filters."""
+        mask = span.mask(lines.clocks)
+        if self._narrowing != Narrowing():
+            mask &= self._narrowing.mask(lines.begins, lines.clocks)
+        return lines.where(mask)
+
+    def _shared_folder(self, journal: str) -> Path | None:
+        folder = machine_folder()
+        return folder and folder / "coranto-scans" / f"{self._name}-{hashlib.sha256(journal.encode()).hexdigest()[:16]}"

@@ -1,0 +1,208 @@
+"""Planning of a read: the ranges of its journals, and the tasks that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from coranto.client import JournalInfo, Moment, SyncJournalClient
+from coranto.errors import InvalidInput, JournalRecreated
+from coranto.journal_ids import is_same
+from coranto.labels import label_selector
+from coranto.messages.framing import JsonLines
+from coranto.offsets import id_of
+from coranto_consumers.spark.journals.discovery import ContentExtent, contents, cuts_of, select_journals
+from coranto_consumers.spark.journals.losses import LostContent, lost_before, warn_of
+from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
+from coranto_consumers.spark.journals.segments import when_sealed
+from coranto_consumers.spark.options.bounds import EARLIEST, LATEST
+from coranto_consumers.spark.options.options import Isolation, SourceOptions
+from coranto_consumers.spark.options.times import TimeSpan
+from coranto_consumers.spark.source.filters import Narrowing
+
+_SAMPLE_BYTES: Final = 64 << 10
+_ADVICE: Final = (
+    "Give offsets of the present journal; or give the offset as a number, if the present journal has the same content "
+    "up to there. With failOnDataLoss=false, a read begins at the present journal's beginning instead of at such an "
+    "offset, and has nothing of content that ends at one."
+)
+
+Plan = tuple[dict[str, list[Range]], list[tuple[NumberedRange, ...]]]
+
+
+def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narrowing = Narrowing()) -> Plan:
+    """Return the ranges of each journal, numbered from 0, and the ranges that each task reads.
+
+    What cannot have a row of `narrowing` is left out, as far as the others can be read without it.
+    Raises InvalidInput for offsets that the journals do not have, StreamChanged for a stream whose split or merge does
+    not end, and the errors of lost content.
+    """
+    found = _contents(client, options)
+    options = _at_moment(client, found, options)
+    wholes = [_whole(client, journal, extent, options) for journal, extent in found.items() if narrowing.takes(journal)]
+    wholes = [narrowed for whole in wholes if (narrowed := _narrowed(client, whole, options, narrowing)).length > 0]
+    if not isinstance(options.framing, JsonLines):
+        return _unsplit(wholes, options)
+    ranges = _split(client, wholes, options)
+    parts = [part for found in ranges.values() for part in found]
+    if len(parts) < options.min_partitions:
+        even = max(1, sum(whole.length for whole in wholes) // options.min_partitions)
+        ranges = {
+            whole.journal: [each for part in ranges[whole.journal] for each in split(part, even)] for whole in wholes
+        }
+        parts = [part for found in ranges.values() for part in found]
+    numbers = {part: NumberedRange(number, part) for found in ranges.values() for number, part in enumerate(found)}
+    if options.isolation is Isolation.READ_COMMITTED:
+        # What is committed in a part depends on all parts, but only these have rows.
+        parts = [part for part in parts if _may_pass(part, narrowing)]
+    few = options.min_partitions > 1 or options.max_records is not None
+    shares = [[part] for part in parts] if few else share(parts, min(WORTHWHILE_BYTES, options.max_bytes))
+    return ranges, [tuple(numbers[part] for part in each) for each in shares]
+
+
+def _contents(client: SyncJournalClient, options: SourceOptions) -> dict[str, ContentExtent]:
+    """Return what the journals hold. If a read ends where they do, it has no event without those before it."""
+    if options.ending is not None or options.as_of is not None:
+        return contents(client, _journals(client, options))
+    return when_sealed(lambda: contents(client, _journals(client, options)), options.client.patience)
+
+
+def _at_moment(
+    client: SyncJournalClient, journals: Mapping[str, ContentExtent], options: SourceOptions
+) -> SourceOptions:
+    """Return options with the offsets of the moment that they ask for. Raises ContentGone if its content is not there.
+
+    Journals that are not named had no content then. What a stream was truncated of is not its content.
+    """
+    asked = options.as_of
+    if asked is None:
+        return options
+    if isinstance(asked, Mapping):
+        if unknown := sorted(set(asked) - set(journals)):
+            raise InvalidInput(f"names {', '.join(unknown)}, which is not read", field="option asOf")
+        ends = {journal: asked.get(journal, 0) for journal in journals}
+    else:
+        ends = dict(client.moment(label_selector(include=[("name", journal) for journal in journals]), asked).ends)
+    given = options.starting or {}
+    firsts = {journal: extent.segment.begin if extent.segment else 0 for journal, extent in journals.items()}
+    begins = {
+        journal: min(start if (start := given.get(journal, EARLIEST)) >= 0 else first, ends[journal])
+        for journal, first in firsts.items()
+    }
+    if options.fail_on_data_loss:
+        client.require_content(Moment(ends, begins))
+    return replace(options, starting=begins, ending=ends, as_of=None)
+
+
+def _unsplit(wholes: Sequence[Range], options: SourceOptions) -> Plan:
+    """Return the plan for messages that are not lines: a task for each journal."""
+    for given, name in ((options.min_partitions > 1, "minPartitions"), (options.max_records, "maxRecordsPerPartition")):
+        if given:
+            raise InvalidInput(
+                "several tasks can read a journal of lines only: leave the option out, and each journal has one task",
+                field=f"option {name}",
+            )
+    return {whole.journal: [whole] for whole in wholes}, [(NumberedRange(0, whole),) for whole in wholes]
+
+
+def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[JournalInfo, ...]:
+    listed = select_journals(client, options.journals, options.pattern, options.selector, options.labels)
+    journals = [info.name for info in listed]
+    for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        if offsets is not None and set(offsets) != set(journals):
+            raise InvalidInput(
+                f"must name exactly the journals that are read: {', '.join(journals)}", field=f"option {name}"
+            )
+    return listed
+
+
+def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, options: SourceOptions) -> Range:
+    start = EARLIEST if options.starting is None else options.starting[journal]
+    end = LATEST if options.ending is None else options.ending[journal]
+    if start == EARLIEST:
+        start = options.times.of(journal).first_offset(client, journal, extent.begin, extent.head)
+    end = extent.head if end == LATEST else end
+    start, end = _of_present(journal, start, end, extent, options)
+    lost = _lost(journal, start, end, extent)
+    if lost is not None and options.fail_on_data_loss and not lost.made_again:
+        raise lost.error("")
+    if lost is not None and not options.fail_on_data_loss:
+        warn_of(lost)
+        start = min(max(start, extent.begin), extent.head) if not lost.made_again else extent.begin
+        end = max(start, min(end, extent.head))
+    if not start <= end <= extent.head:
+        raise InvalidInput(
+            f"[{start}, {end}) is not a range of {journal}, whose head is {extent.head}; give offsets from 0 to that, "
+            "or set failOnDataLoss to false",
+            field="options",
+        )
+    # If a user's offset is within a line, reading begins with the next line.
+    return Range(journal, start, end, extent.head, aligned=start <= extent.begin, journal_id=extent.journal_id)
+
+
+def _of_present(journal: str, start: int, end: int, extent: ContentExtent, options: SourceOptions) -> tuple[int, int]:
+    """Return the range to read of the present journal. The offsets may be of an earlier journal.
+
+    A start of an earlier journal becomes the present journal's beginning, or its reset head. With an end of an earlier
+    journal, nothing is read: its content is gone. Raises JournalRecreated if lost content is an
+    error.
+    """
+    found = extent.journal_id
+    of_earlier = [at for at in (start, end) if not is_same(id_of(at), at, found)]
+    if not of_earlier:
+        return start, end
+    at = of_earlier[-1]
+    if options.fail_on_data_loss:
+        raise JournalRecreated(journal, at, id_of(at), found, extent.head, _ADVICE)
+    if at is end:
+        warn_of(LostContent(journal, start, end, known=id_of(end), found=found))
+        return extent.begin, extent.begin
+    lost = LostContent(journal, start, extent.head, made_again=True, known=id_of(start), found=found)
+    warn_of(lost)
+    return max(extent.begin, lost.same_through), min(end, extent.head)
+
+
+def _narrowed(client: SyncJournalClient, whole: Range, options: SourceOptions, narrowing: Narrowing) -> Range:
+    """Return the range that has to be read for the rows of `narrowing` in it."""
+    begin, end = whole.begin, whole.end
+    if narrowing.since is not None:
+        begin = TimeSpan(narrowing.since).first_offset(client, whole.journal, begin, end)
+    if options.isolation is Isolation.READ_UNCOMMITTED:
+        end = min(end, narrowing.offsets.most + 1)
+        if isinstance(options.framing, JsonLines):  # Other messages may begin anywhere.
+            begin = max(begin, narrowing.offsets.least)
+    return replace(whole, begin=begin, end=end, aligned=whole.aligned and begin == whole.begin)
+
+
+def _may_pass(part: Range, narrowing: Narrowing) -> bool:
+    return part.begin <= narrowing.offsets.most and narrowing.offsets.least < part.end
+
+
+def _lost(journal: str, start: int, end: int, extent: ContentExtent) -> LostContent | None:
+    """Return what a read of [start, end) asks for and does not find."""
+    if end < start <= extent.head:
+        return None  # That is no range at all.
+    lost = lost_before(journal, start, extent.begin, extent.head, is_end=extent.is_end)
+    if lost is not None and not lost.made_again:
+        return replace(lost, end=min(lost.end, end)) if start < end else None
+    return lost or lost_before(journal, end, 0, extent.head, is_end=extent.is_end)
+
+
+def _split(client: SyncJournalClient, wholes: Sequence[Range], options: SourceOptions) -> dict[str, list[Range]]:
+    most = {
+        whole.journal: min(options.max_bytes, options.max_records * _mean_length(client, whole))
+        if options.max_records is not None
+        else options.max_bytes
+        for whole in wholes
+    }
+    # Small journals are not split, so nobody needs to know where their fragments begin.
+    cuts = cuts_of(client, [whole.journal for whole in wholes if whole.length > most[whole.journal]])
+    return {whole.journal: split(whole, most[whole.journal], cuts.get(whole.journal, ())) for whole in wholes}
+
+
+def _mean_length(client: SyncJournalClient, whole: Range) -> int:
+    """Return about the mean length of a range's first messages, in bytes."""
+    end = min(whole.end, whole.begin + _SAMPLE_BYTES)
+    sample = client.read_all(whole.journal, whole.begin, end)
+    return max(1, len(sample) // max(1, sample.count(b"\n")))

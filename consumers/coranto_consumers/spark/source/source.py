@@ -1,0 +1,161 @@
+"""`spark.read.format("journal")`: journals as DataFrames.
+
+::
+
+    spark.read.format("journal").options(endpoint="127.0.0.1:8080", selector="name:prefix=flights/events/").load()
+
+has a row for each message: `journal`, `offset` (at which it begins), `next_offset`, `producer` (six bytes), `clock`,
+`flags` and `value`, which is the line without its newline. A schema given by the user chooses columns (Spark offers
+Python sources no other way) and may declare `value` as BINARY.
+
+With a schema of the messages' fields, such as `carrier STRING, arr_delay DOUBLE`, lines are parsed into these columns
+as by Spark's reader of JSON files. The source's own columns then begin with an underscore: `_journal`, `_offset`,
+`_value`. See `options.py` for the options.
+
+Spark plans a read in one process and runs it in others, so `coranto` must be installed in all of them. The package
+`pyspark_coranto` beside this one makes the name `journal` known without registration. Call `register` where Spark does
+not discover it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from coranto.extras import explained
+
+try:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import BinaryType, StructField, StructType
+except ModuleNotFoundError as error:
+    raise explained(error) from error
+
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput
+from coranto_consumers.spark.decoding.rows import (
+    COMMIT_OFFSET,
+    FIELDS,
+    PIECE,
+    UUID_FIELDS,
+    Misfits,
+    RowLayout,
+    is_raw,
+    parsed_layout,
+    raw_layout,
+)
+from coranto_consumers.spark.journals.framings import FixedRecords, made_tolerant
+from coranto_consumers.spark.journals.ranges import ReadPlan
+from coranto_consumers.spark.options.options import Isolation, SourceOptions
+from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.source.batch_reader import JournalReader, Shares
+from coranto_consumers.spark.streaming.reader import JournalStreamReader
+from coranto_consumers.spark.streaming.stream_options import StreamOptions, refuse_stream_options
+
+if TYPE_CHECKING:
+    from coranto_consumers.spark.options.message_types import ResolvedType
+    from coranto_consumers.spark.sink.stream_writer import StreamBatchWriter, StreamQueryWriter
+    from coranto_consumers.spark.sink.writer import JournalStreamWriter, JournalWriter
+
+
+class JournalDataSource(DataSource):
+    """The data source. `options.OPTIONS` describes its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "journal"
+
+    _type: ResolvedType | None = None
+    """The registered type, once it is found. It goes along when Spark pickles the source, so a read has one version."""
+
+    def schema(self) -> StructType:
+        # Streaming queries have other starting offsets. Which of both this will be, is not known here.
+        given = {key: value for key, value in self.options.items() if key.lower() != "startingoffsets"}
+        with told_to_driver():
+            options = SourceOptions.parse(given)
+            if options.registry:
+                from coranto_consumers.spark.options.message_types import registered_schema  # Not for each worker.
+
+                return registered_schema(self._resolved(options), options)
+        names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
+        names.remove(COMMIT_OFFSET)  # It costs something, so it must be asked for.
+        fields = [FIELDS[name] for name in names]
+        if isinstance(options.framing, FixedRecords):
+            fields = [StructField("value", BinaryType()) if each.name == "value" else each for each in fields]
+        if options.isolation is Isolation.SEQUENCED:
+            fields.append(PIECE)
+        return StructType(fields)
+
+    def reader(self, schema: StructType) -> JournalReader:
+        with told_to_driver():
+            refuse_stream_options(self.options)
+            options = self._typed(SourceOptions.parse(self.options))
+            options, layout = _layout(schema, options)
+            if options.isolation is Isolation.SEQUENCED:
+                return JournalReader(options, layout, Shares({}, ReadPlan.loads(options.slices).numbered()))
+            return JournalReader(options, layout)
+
+    def streamReader(self, schema: StructType) -> JournalStreamReader:
+        with told_to_driver():
+            options = StreamOptions.parse(self.options)
+            source, layout = _layout(schema, self._typed(options.source))
+            return JournalStreamReader(replace(options, source=source), layout)
+
+    def _typed(self, options: SourceOptions) -> SourceOptions:
+        """Return the options with the framing of the registered type, if there is a registry."""
+        if not options.registry:
+            return options
+        from coranto_consumers.spark.options.message_types import with_type  # Not for each worker.
+
+        return with_type(options, self._resolved(options))
+
+    def _resolved(self, options: SourceOptions) -> ResolvedType:
+        if self._type is None:
+            from coranto_consumers.spark.options.message_types import find_type  # Not for each worker.
+
+            with SyncJournalClient.of(options.client) as client:
+                self._type = find_type(client, options)
+        return self._type
+
+    def writer(self, schema: StructType, overwrite: bool) -> JournalWriter | StreamBatchWriter:
+        from coranto_consumers.spark.sink.sink_options import SinkOptions
+        from coranto_consumers.spark.sink.stream_writer import StreamBatchWriter
+        from coranto_consumers.spark.sink.writer import JournalWriter
+
+        with told_to_driver():
+            options = SinkOptions.parse(self.options, streaming=False).typed()
+            return (StreamBatchWriter if options.stream else JournalWriter)(options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> JournalStreamWriter | StreamQueryWriter:
+        from coranto_consumers.spark.sink.sink_options import SinkOptions
+        from coranto_consumers.spark.sink.stream_writer import StreamQueryWriter
+        from coranto_consumers.spark.sink.writer import JournalStreamWriter
+
+        with told_to_driver():
+            options = SinkOptions.parse(self.options, streaming=True).typed()
+            return (StreamQueryWriter if options.stream else JournalStreamWriter)(options, schema, overwrite)
+
+
+def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
+    """Return the layout of a schema, and the options with the framing that suits it."""
+    if not options.parses and is_raw(schema):
+        return options, _with_commits(raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED), options)
+    if options.misfits is Misfits.PERMISSIVE:
+        options = replace(options, framing=made_tolerant(options.framing))
+    layout = parsed_layout(schema, options.text_column, options.misfits, options.framing, options.zone)
+    return options, _with_commits(layout, options)
+
+
+def _with_commits(layout: RowLayout, options: SourceOptions) -> RowLayout:
+    """Return the layout. Raises InvalidInput if it asks an uncommitted read where messages became committed."""
+    if layout.has_commits and options.isolation is not Isolation.READ_COMMITTED:
+        raise InvalidInput(
+            f"only committed reads know the column {COMMIT_OFFSET}; set isolation to read_committed, or leave it out",
+            field="schema",
+        )
+    return layout
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("journal")` known to a session without `pyspark_coranto` on its Python path."""
+    spark.dataSource.register(JournalDataSource)

@@ -1,0 +1,317 @@
+"""The plan of a micro-batch: the ranges that its tasks read, and what is committed in them.
+
+The planning process reads a batch's messages once, only for their UUIDs, and decides which of them are committed
+(`sequencing.py`). Tasks then read them once more, for their values. So a batch has many tasks, however few journals
+there are, and a batch that is planned again after a restart has the same messages.
+
+A transaction that began before the batch, and is acknowledged in it, is delivered in this batch: the content since its
+begin is read again, for this producer's messages alone. If that is more than a batch may read, the transaction is
+delivered in parts, as consumers do it (`long_transactions.py`): a batch ends before the acknowledgement, and the next
+ones deliver a part each. Their positions have the same offset, and what is pending of the producer begins further on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import structlog
+
+from coranto.errors import CorruptData
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.columnar import replay_mask
+from coranto.messages.framing import JsonLines
+from coranto.messages.outlines import resolve_outlines
+from coranto.messages.pruning import Pruning
+from coranto.messages.uuids import Flags, ProducerId
+from coranto_consumers.spark.committed.long_transactions import LongTransaction, find_long, sequence_part
+from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
+from coranto_consumers.spark.committed.sequencing import Sequenced, sequence
+from coranto_consumers.spark.journals.framings import ReadFraming
+from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
+from coranto_consumers.spark.journals.reading import JournalContent, read_lines
+from coranto_consumers.spark.streaming.message_ends import count_messages, last_end
+from coranto_consumers.spark.streaming.offsets import Position, bounded
+from coranto_consumers.spark.streaming.parts import StreamPart, stream_parts
+
+_NO_BOUND: Final = (1 << 63) - 1
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """The knowledge of a journal's producers at a position."""
+
+    position: Position
+    source: Source
+    anchors: Mapping[ProducerId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalBatch:
+    """The part of a micro-batch in one journal."""
+
+    parts: tuple[StreamPart, ...]
+    rows: int
+    """Messages that were read, acknowledgements included."""
+    state: ReadState
+    """The state behind the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlanner:
+    """Plans batches of journals. It has no state of its own, and may be used by several threads."""
+
+    content: JournalContent
+    framing: ReadFraming
+    committed: bool
+    part_bytes: int
+    commits: bool = False
+    """True if tasks are to tell where messages became committed."""
+
+    def plan(
+        self,
+        whole: Range,
+        state: ReadState,
+        *,
+        cuts: Sequence[int],
+        counted: bool = False,
+        max_messages: int | None = None,
+        listed: int = 0,
+        first_offset: int = 0,
+        max_replay_bytes: int | None = None,
+    ) -> JournalBatch:
+        """Plan to read the messages that start in `whole`, and no more than `max_messages` of them.
+
+        If more than `max_replay_bytes` before them would be read again for a transaction, the batch ends before its
+        acknowledgement, or delivers a part of it. `state` is that before the batch. `cuts` are offsets at which it is
+        cheap to split the range, `listed` is the number of producers to list in the position behind it. Messages of an
+        uncommitted read are counted only if `counted`. Raises CorruptMessage, CorruptData and OffsetJump.
+        """
+        if not self.committed:
+            if counted or max_messages:
+                end, rows = count_messages(self.content, whole, self.framing, max_messages)
+            else:
+                end, rows = last_end(self.content, whole, self.framing), 0
+            found = replace(whole, end=end, limit=end)
+            ranges = [found] if found.length else []
+            if ranges and isinstance(self.framing, JsonLines):
+                ranges = split(found, self.part_bytes, cuts)
+            parts = tuple(StreamPart(NumberedRange(number, part)) for number, part in enumerate(ranges))
+            return JournalBatch(
+                parts,
+                rows,
+                ReadState(replace(state.position, offset=end), Source(end, journal_id=whole.journal_id), {}),
+            )
+        summaries: dict[Range, RangeSummary] = {}
+        for part, summary in self._scanned(whole, cuts, max_messages=max_messages):
+            if summary.rows:
+                summaries[replace(part, end=summary.end, limit=summary.end)] = summary
+        if not summaries:
+            return JournalBatch((), 0, state)
+        rows = sum(summary.rows for summary in summaries.values())
+        source = state.source
+        if not whole.aligned:  # Reading begins with the next line.
+            source = replace(source, read_through=min(summary.first for summary in summaries.values()))
+        pruning = Pruning(time.time(), first_offsets={whole.journal: first_offset})
+        if max_replay_bytes is not None:
+            first = sequence(whole.journal, source, summaries, pruning=pruning)
+            long = find_long(whole.journal, source, first, max_replay_bytes)
+            if long is not None and long.acknowledged_at > source.read_through:
+                return self.plan(
+                    replace(whole, end=long.acknowledged_at),
+                    state,
+                    cuts=cuts,
+                    max_messages=max_messages,
+                    listed=listed,
+                    first_offset=first_offset,
+                )
+            if long is not None:
+                return self.plan_part(long, state, whole.limit, max_replay_bytes, cuts=cuts, listed=listed)
+        sequenced, replayed, replays = self._sequence(whole.journal, source, summaries, pruning, cuts)
+        both = [
+            *stream_parts(sequenced, replayed, replays, commits=self.commits),
+            *stream_parts(sequenced, summaries, commits=self.commits),
+        ]
+        anchors = _anchors(state.anchors, state.source.producers, sequenced.source.producers, tuple(summaries.values()))
+        return JournalBatch(tuple(both), rows, _state_after(state, sequenced.source, anchors, listed))
+
+    def plan_part(
+        self, long: LongTransaction, state: ReadState, head: int, max_bytes: int, *, cuts: Sequence[int], listed: int
+    ) -> JournalBatch:
+        """Plan to deliver the next part of a long transaction, whose acknowledgement is what is read next.
+
+        The part has `max_bytes` of content, and a line. `head` is that of the journal, at least. Raises CorruptMessage,
+        CorruptData and OffsetJump.
+        """
+        source = state.source
+        replays = {long.producer: source.producers[long.producer]}
+        acknowledgement = self._scan(long.acknowledgement(head), 0, max_messages=1)
+        again = dict(self._scanned(long.part(source, max_bytes), cuts, first_number=1, replay=replays))
+        sequenced = sequence_part(long, source, acknowledgement, again)
+        rows = sum(summary.rows for summary in again.values())
+        # Without an anchor it is listed: no content tells how much of it is delivered.
+        anchors = {producer: at for producer, at in state.anchors.items() if producer != long.producer}
+        after = _state_after(state, sequenced.source, anchors, listed)
+        return JournalBatch(tuple(stream_parts(sequenced, again, replays, commits=self.commits)), rows, after)
+
+    def restore(self, journal: str, position: Position) -> ReadState:
+        """Return the state at a position from a checkpoint. Raises CorruptMessage and OffsetJump."""
+        listed = Source(position.offset, position.producers, position.journal_id)
+        if not self.committed or position.rescan is None:
+            return ReadState(position, listed, {})
+        end, journal_id = position.offset, position.journal_id
+        whole = Range(journal, position.rescan, end, end, journal_id=journal_id)
+        summaries = [summary for _, summary in self._scanned(whole, ())]
+        outlines = [summary.outline for summary in summaries]
+        resolution = resolve_outlines(outlines, {}, replayed=(), through=position.offset)
+        states = resolution.states | listed.seen_producers
+        anchors = _anchors({}, {}, states, summaries)
+        return ReadState(
+            position,
+            Source(position.offset, states, position.journal_id),
+            {producer: at for producer, at in anchors.items() if producer not in position.producers},
+        )
+
+    def _sequence(
+        self,
+        journal: str,
+        source: Source,
+        summaries: Mapping[Range, RangeSummary],
+        pruning: Pruning,
+        cuts: Sequence[int],
+    ) -> tuple[Sequenced, dict[Range, RangeSummary], Mapping[ProducerId, ProducerState]]:
+        sequenced = sequence(journal, source, summaries, pruning=pruning)
+        if sequenced.replay is None:
+            _warn_of_resets(journal, sequenced)
+            return sequenced, {}, {}
+        whole, producers = sequenced.replay
+        again = dict(self._scanned(whole, cuts, first_number=len(summaries), replay=producers))
+        sequenced = sequence(journal, source, summaries, again, producers, pruning)
+        _warn_of_resets(journal, sequenced)
+        return sequenced, again, producers
+
+    def _scanned(
+        self,
+        whole: Range,
+        cuts: Sequence[int],
+        *,
+        first_number: int = 0,
+        replay: Mapping[ProducerId, ProducerState] | None = None,
+        max_messages: int | None = None,
+    ) -> Iterator[tuple[Range, RangeSummary]]:
+        """Yield the parts of a range with their summaries, up to `max_messages`. Parts with messages are numbered.
+
+        A part of records begins where the last message of the one before ends, so it is known only then.
+        """
+        lines, number, left = isinstance(self.framing, JsonLines), first_number, max_messages
+        parts = deque(split(whole, self.part_bytes, cuts) if lines else [whole])
+        while parts and left != 0:
+            part = parts.popleft()
+            if not lines:
+                part = replace(part, end=min(part.end, part.begin + self.part_bytes))
+            summary = self._scan(part, number, replay=replay, max_messages=left)
+            yield part, summary
+            number += summary.rows > 0
+            left = None if left is None else left - summary.rows
+            if not lines and summary.rows and summary.end < whole.end:
+                parts.append(replace(whole, begin=summary.end))
+
+    def _scan(
+        self,
+        part: Range,
+        number: int,
+        *,
+        replay: Mapping[ProducerId, ProducerState] | None = None,
+        max_messages: int | None = None,
+    ) -> RangeSummary:
+        scan, rows = RangeSummarizer(number, part.begin, commits=self.commits), 0
+        for lines in read_lines(self.content, part, self.framing):
+            if max_messages is not None and rows + len(lines) > max_messages:
+                lines = lines.where(np.arange(len(lines)) < max_messages - rows)
+            if not len(lines):
+                break
+            scan.saw(lines)
+            rows += len(lines)
+            lines = lines.messages
+            if replay:
+                lines = lines.where(replay_mask(lines.producers, lines.clocks, lines.begins, replay, _NO_BOUND))
+            scan.feed(lines)
+            if rows == max_messages:
+                break
+        return scan.summary()
+
+
+def _state_after(before: ReadState, source: Source, anchors: Mapping[ProducerId, int], listed: int) -> ReadState:
+    shown, others, rescan = bounded(source.producers, anchors, source.read_through, listed)
+    known = before.position
+    position = Position(source.read_through, known.created, producers=shown, rescan=rescan, journal_id=known.journal_id)
+    return ReadState(position, replace(source, producers={**shown, **others}), anchors)
+
+
+def part_between(journal: str, state: ReadState, after: Position) -> tuple[LongTransaction, int] | None:
+    """Return the long transaction of which a part lies between a state and a position, and the bytes of that part.
+
+    None if there is none: then nothing was read between them, as both have the same offset.
+    """
+    for producer, end in after.producers.items():
+        begin = state.source.producers.get(producer)
+        if begin is not None and begin.is_pending and end.is_pending and begin.begin < end.begin:
+            return LongTransaction(journal, producer, after.offset), end.begin - begin.begin
+    return None
+
+
+def _anchors(
+    known: Mapping[ProducerId, int],
+    before: Mapping[ProducerId, ProducerState],
+    after: Mapping[ProducerId, ProducerState],
+    summaries: Sequence[RangeSummary],
+) -> dict[ProducerId, int]:
+    """Return the producers' anchors (`offsets.py`) after ranges with these summaries."""
+    anchors = {producer: at for producer, at in known.items() if producer in after}
+    decided = set()
+    for summary in summaries:
+        for _, segment in summary.outline.border:
+            producer = segment.producer
+            if producer not in after or producer in decided:
+                continue
+            if producer not in before:
+                anchors.setdefault(producer, segment.first_offset)
+                continue
+            last_ack = after[producer].last_ack
+            if last_ack == before[producer].last_ack:
+                continue
+            clock = segment.first_clock if segment.flags is Flags.ACK_TXN else segment.last_clock
+            if segment.flags is not Flags.CONTINUE_TXN and clock == last_ack:
+                anchors[producer] = segment.first_offset
+                decided.add(producer)
+    return anchors
+
+
+def _warn_of_resets(journal: str, sequenced: Sequenced) -> None:
+    for reset in sequenced.resets:
+        _log.warning("producer.reset", journal=journal, producer=reset.producer.hex(), offset=reset.offset)
+
+
+def require_end(journal: str, batch: JournalBatch, end: int) -> None:
+    """Raise CorruptData if a batch that is planned again does not end where it did before."""
+    if batch.state.position.offset != end:
+        raise CorruptData(
+            f"journal {journal}: a batch of the checkpoint ends at {end}, and now at {batch.state.position.offset}: "
+            "the journal has lost content, or is not the one that was read"
+        )
+
+
+def require_part(journal: str, batch: JournalBatch, after: Position) -> None:
+    """Raise CorruptData if a batch with a part of a transaction leaves another state than it did before."""
+    found = batch.state.source.producers
+    if any(found.get(producer) != state for producer, state in after.producers.items()):
+        raise CorruptData(
+            f"journal {journal}: a batch of the checkpoint delivers a part of a transaction, and now another one: the "
+            "journal has lost content, or is not the one that was read"
+        )

@@ -1,0 +1,103 @@
+"""An input that was read ahead is used if it is the one that is wanted, and is let go otherwise."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from coranto.messages.checkpoints import Source
+from coranto_consumers.spark.consumer.prefetch import InputAhead, NextInput, PlannedInput
+from coranto_consumers.spark.journals.discovery import ContentExtent
+from coranto_consumers.spark.journals.ranges import Range
+
+FIRST = PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(7)})
+SECOND = PlannedInput.of([Range("a", 10, 20, 50)], {"a": Source(10)})
+
+
+class Inputs:
+    """Opens inputs, and knows those that are open."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.failing = False
+        self.thread = ""
+
+    @contextmanager
+    def read(self, name: str) -> Iterator[str]:
+        if self.failing:
+            raise ValueError(f"{name} cannot be read")
+        self.thread = threading.current_thread().name
+        self.open.append(name)
+        try:
+            yield name
+        finally:
+            self.open.remove(name)
+
+
+def following(planned: PlannedInput, reading, extents=None):
+    return lambda: NextInput(planned, reading, extents)
+
+
+def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
+    inputs = Inputs()
+    with InputAhead[str]() as ahead:
+        assert ahead.take(FIRST) is None
+        ahead.begin(following(FIRST, inputs.read("first")))
+        taken = ahead.take(PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(8)}))
+        assert taken is not None, "states of other journals play no part"
+        assert ahead.take(FIRST) is None
+        with taken as found:
+            assert (found, inputs.open) == ("first", ["first"])
+        assert inputs.open == []
+    assert inputs.thread != threading.current_thread().name
+
+
+def test_what_nobody_wants_is_let_go():
+    inputs = Inputs()
+    with InputAhead[str]() as ahead:
+        ahead.begin(following(FIRST, inputs.read("first")))
+        assert ahead.take(SECOND) is None
+        assert inputs.open == []
+        ahead.begin(following(FIRST, inputs.read("first")))
+        ahead.begin(following(SECOND, inputs.read("second")))
+    assert inputs.open == []
+
+
+def test_other_states_of_sources_are_another_input():
+    inputs = Inputs()
+    with InputAhead[str]() as ahead:
+        ahead.begin(following(FIRST, inputs.read("first")))
+        assert ahead.take(PlannedInput(FIRST.ranges, {"a": Source(1)})) is None
+
+
+def test_a_plan_may_come_with_a_look_at_what_there_is_or_find_nothing():
+    inputs = Inputs()
+    with InputAhead[str]() as ahead:
+        assert ahead.extents() is None
+        ahead.begin(following(FIRST, inputs.read("first")))
+        assert ahead.extents() is None
+        ahead.begin(following(FIRST, inputs.read("first"), {"a": ContentExtent(0, 50)}))
+        assert ahead.extents() == {"a": ContentExtent(0, 50)}
+        assert ahead.take(FIRST) is not None
+        assert ahead.extents() is None
+        ahead.begin(lambda: None)
+        assert (ahead.extents(), ahead.take(FIRST)) == (None, None)
+
+
+def unplanned():
+    raise ValueError("nobody answers")
+
+
+def test_errors_are_raised_to_the_taker_and_to_nobody_else():
+    inputs = Inputs()
+    inputs.failing = True
+    with InputAhead[str]() as ahead:
+        ahead.begin(following(FIRST, inputs.read("first")))
+        taken = ahead.take(FIRST)
+        assert taken is not None
+        with pytest.raises(ValueError, match="first cannot be read"), taken:
+            pass
+        ahead.begin(unplanned)
+        assert (ahead.extents(), ahead.take(FIRST)) == (None, None)
+        ahead.begin(following(SECOND, inputs.read("second")))

@@ -1,0 +1,160 @@
+"""Transactions that are read and written in one job, and those that only seemed to allow it."""
+
+import os
+import time
+
+import pytest
+from sqlalchemy import BigInteger, Column, MetaData, Table, func, select
+
+from coranto.client.publishing import SyncPublisher
+from coranto.messages import JsonLines, ProducerClock, new_producer_id
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto_consumers.spark import JournalOutput, Outputs, Replace, SparkConsumer, TableOutput
+from coranto_consumers.spark.consumer import writing_at_once
+from coranto_consumers.spark.consumer.writing_at_once import NotAtOnce, WritingAtOnce
+from coranto_consumers.spark.inputs import inputs
+from coranto_consumers.spark.inputs.frames import ExpectedRows
+from coranto_consumers.spark.inputs.inputs import InputReader
+from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.stores import SqlStore
+from coranto_consumers.stores.staging import stage_tables
+
+ROWS = Table(
+    "rows", MetaData(), Column("n", BigInteger, primary_key=True, autoincrement=False), Column("twice", BigInteger)
+)
+JOURNAL = "rows/source"
+LARGE = [Range(JOURNAL, 0, 2 << 20, 2 << 20)]
+DECIDED = {JOURNAL: Source(0, {new_producer_id(os.urandom): ProducerState(7)})}
+PENDING = {JOURNAL: Source(0, {new_producer_id(os.urandom): ProducerState(7, 3)})}
+
+
+def test_what_is_little_or_has_a_transaction_open_is_not_written_at_once():
+    writing = WritingAtOnce()
+    assert writing.is_worthwhile(LARGE, DECIDED)
+    assert not writing.is_worthwhile(LARGE, PENDING)
+    assert not writing.is_worthwhile([Range(JOURNAL, 0, 1000, 1000)], DECIDED)
+
+
+def test_the_more_often_it_was_in_vain_the_longer_it_is_not_tried():
+    writing = WritingAtOnce()
+    tried = []
+    for transaction in range(40):
+        if at_once := writing.is_worthwhile(LARGE, DECIDED):
+            tried.append(transaction)
+        writing.took_two_jobs(in_vain=at_once)
+    assert tried == [0, 2, 5, 10, 19, 36]
+    writing.took_one_job()
+    assert writing.is_worthwhile(LARGE, DECIDED)
+
+
+def test_it_is_not_tried_again_for_an_application_that_publishes():
+    writing = WritingAtOnce()
+    with pytest.raises(NotAtOnce):
+        writing.require_one_table(Outputs(journals=[JournalOutput(None, "a/b")]))  # type: ignore[arg-type]
+    assert not writing.is_worthwhile(LARGE, DECIDED)
+
+
+class Rows:
+    """Writes each message as a row, by its key or not; or only some of them."""
+
+    name = "rows"
+    sources = f"name={JOURNAL}"
+    value_schema = "n BIGINT"
+
+    def __init__(self, keyed: bool, most: int = 0, factor: int = 2) -> None:
+        self._keyed, self._most, self._factor = keyed, most, factor
+
+    def outputs(self, committed):
+        # The rows of factor 1 are columns of the messages, which those who read may write without Spark.
+        rows = committed.selectExpr("n", "n AS twice" if self._factor == 1 else "2 * n AS twice")
+        rows = rows.limit(self._most) if self._most else rows
+        by_key = {"keys": ["n"], "merge": {"twice": Replace()}} if self._keyed else {}
+        return Outputs(tables=[TableOutput(ROWS, rows, **by_key)])
+
+
+@pytest.fixture
+def at_once(monkeypatch) -> list[bool]:
+    """Notes of each transaction that is tried at once if it was written so. All may be, however small."""
+    taken = []
+
+    def watched(reader, *arguments, read=InputReader.read_at_once):
+        found = read(reader, *arguments)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(InputReader, "read_at_once", watched)
+    monkeypatch.setattr(writing_at_once, "WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(inputs, "WORTHWHILE_BYTES", 0)
+    return taken
+
+
+def publisher(broker) -> SyncPublisher:
+    clock = ProducerClock(time.time_ns)
+    return SyncPublisher(broker.write, producer=new_producer_id(os.urandom), clock=clock, framing=JsonLines())
+
+
+def publish(broker, *numbers: int, commit: bool = True) -> None:
+    each = publisher(broker)
+    for number in numbers:
+        each.add(JOURNAL, {"n": number})
+    each.flush()
+    each.commit() if commit else each.rollback()
+
+
+def check(url: str, *numbers: int, factor: int = 2) -> None:
+    """The table has these rows, and no others are staged."""
+    store = SqlStore(url)
+    with store.engine.connect() as connection:
+        found = connection.execute(select(ROWS.c.n, ROWS.c.twice).order_by(ROWS.c.n)).all()
+        assert [tuple(row) for row in found] == [(number, factor * number) for number in numbers]
+        for stage in stage_tables(store, connection):
+            assert connection.execute(select(func.count()).select_from(stage)).scalar_one() == 0
+
+
+@pytest.mark.parametrize(("keyed", "factor"), [(False, 1), (True, 1), (True, 2)])
+def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_first(
+    spark, broker, store_url, at_once, monkeypatch, keyed, factor
+):
+    monkeypatch.setattr(
+        "coranto_consumers.spark.outputs.staging.CARRIED_TO_APPEND", 0
+    )  # Staged, so that it has to be deleted.
+    monkeypatch.setattr("coranto_consumers.spark.outputs.staging.CARRIED_TO_MERGE", 0)
+    told = []
+    tell = ExpectedRows.tell
+    monkeypatch.setattr(ExpectedRows, "tell", lambda rows, texts: (told.append(texts), tell(rows, texts)))
+    broker.create(JOURNAL)
+    publish(broker, 1, 2, 3)
+    publish(broker, 4, 5)
+    consumer = SparkConsumer(Rows(keyed, factor=factor), broker.config, store_url, spark)
+    assert consumer.run_until_caught_up().messages == 5
+    check(store_url, 1, 2, 3, 4, 5, factor=factor)
+    assert at_once == [True]
+    assert bool(told) == (factor == 1), "a task that reads plain columns also stages them, without Spark"
+
+    publish(broker, 6, 7)
+    publish(broker, 8, commit=False)
+    broker.write(JOURNAL, broker.content(JOURNAL).splitlines(keepends=True)[0])  # A duplicate of what came before.
+    report = consumer.run_until_caught_up()
+    check(store_url, *range(1, 8), factor=factor)
+    assert (at_once, report.messages, report.rows) == ([True, False], 2, 6)
+
+
+def test_an_application_that_does_not_read_to_the_end_takes_two_jobs(spark, broker, tmp_path, at_once):
+    broker.create(JOURNAL)
+    publish(broker, *range(100))
+    url = f"sqlite:///{tmp_path}/store.db"
+    report = SparkConsumer(Rows(True, most=2), broker.config, url, spark).run_until_caught_up()
+    assert (at_once, report.messages) == ([False], 100)
+    with SqlStore(url).engine.connect() as connection:
+        assert connection.execute(select(func.count()).select_from(ROWS)).scalar_one() == 2
+
+
+def test_a_value_that_does_not_fit_is_told_as_ever(spark, broker, tmp_path, at_once):
+    broker.create(JOURNAL)
+    each = publisher(broker)
+    each.publish(JOURNAL, {"n": "one"})
+    each.flush()
+    consumer = SparkConsumer(Rows(True), broker.config, f"sqlite:///{tmp_path}/store.db", spark)
+    with pytest.raises(Exception, match="does not fit the columns n bigint"):
+        consumer.run_until_caught_up()
+    assert at_once == [False]

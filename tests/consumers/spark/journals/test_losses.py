@@ -1,0 +1,386 @@
+"""Content that is gone before it was read is an error, or is passed by with exact words of what is missing."""
+
+import json
+import os
+import time
+
+import pytest
+from sqlalchemy import BigInteger, Column, MetaData, Table, select
+from structlog.testing import capture_logs
+
+from coranto.cli import main
+from coranto.client import SyncJournalClient
+from coranto.errors import CorruptData, InvalidInput, JournalRecreated, OffsetJump, Unavailable
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.framing import JsonLines
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.uuids import ProducerClock, ProducerId, new_producer_id
+from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.journals.losses import (
+    Holes,
+    LostContent,
+    PartlyLost,
+    go_on_behind,
+    lost_before,
+    lost_of,
+    of_another,
+)
+from coranto_consumers.spark.options.options import SourceOptions
+from coranto_consumers.spark.source.planning import plan_read
+from coranto_consumers.stores import SqlStore
+
+JOURNAL = "losses/one"
+A, B, C = (ProducerId(bytes([n] * 6)) for n in (1, 2, 3))
+
+
+def test_lost_is_what_begins_before_the_content_or_behind_its_end():
+    assert lost_before("j", 5, 0, 10) is None
+    assert lost_before("j", 10, 10, 10) is None
+    assert lost_before("j", 5, 8, 10) == LostContent("j", 5, 8)
+    assert lost_before("j", 11, 0, 10) == LostContent("j", 11, 10, made_again=True)
+    assert lost_before("j", 11, 11, 11, is_end=False) is None
+    with pytest.raises(Unavailable, match="is processed through 11, and its broker has content through 10"):
+        lost_before("j", 11, 0, 10, is_end=False)
+    assert isinstance(LostContent("j", 5, 8).error(""), OffsetJump)
+    assert "processed through 11" in str(LostContent("j", 11, 10, made_again=True).error("x"))
+
+
+def test_a_source_goes_on_behind_lost_content_with_what_remains_of_pending_transactions():
+    source = Source(100, {A: ProducerState(7, 20), B: ProducerState(8, 60), C: ProducerState(9)})
+
+    behind, partly = go_on_behind(source, LostContent("j", 0, 50))
+    assert behind == Source(100, {A: ProducerState(7, 50), B: ProducerState(8, 60), C: ProducerState(9)})
+    assert partly == [PartlyLost("j", A, 20, 50)]
+
+    behind, partly = go_on_behind(source, LostContent("j", 100, 150))
+    assert (behind, partly) == (Source(150, source.producers), []), "pending messages before it are still there"
+
+    behind, partly = go_on_behind(source, LostContent("j", 0, 150))
+    assert behind == Source(150, {A: ProducerState(7), B: ProducerState(8), C: ProducerState(9)})
+    assert partly == [PartlyLost("j", A, 20, 100), PartlyLost("j", B, 60, 100)]
+
+    lost = [PartlyLost("j", A, 20, 100), PartlyLost("j", B, 60, 100)]
+    assert go_on_behind(source, LostContent("j", 100, 30, made_again=True), 10) == (Source(10), lost)
+
+
+def test_a_source_is_of_another_journal_if_both_ids_are_known():
+    source = Source(100, journal_id="one")
+    lost = of_another(source, "j", 300, "two")
+    assert lost == LostContent("j", 100, 300, made_again=True, known="one", found="two")
+    assert isinstance(lost.error("Do so."), JournalRecreated)
+    assert str(lost.error("Do so.")).endswith("Do so.")
+    assert lost_of(lost.error("")) == lost
+    for before, found in ((source, "one"), (source, ""), (Source(100), "two"), (Source(0, journal_id="one"), "two")):
+        assert of_another(before, "j", 300, found) is None
+
+
+def test_a_hole_is_read_up_to_and_then_passed_by_once():
+    holes, sources = Holes(), {"j": Source(10), "k": Source(10)}
+    hole = LostContent("j", 30, 40)
+    holes.meet(hole)
+    assert holes.ends({"j": 100, "k": 100}) == {"j": 30, "k": 100}
+    assert holes.due(sources) == []
+    assert holes.stuck("k", 10)
+    assert not holes.stuck("j", 25), "the line that began at 25 has lost its end"
+    assert holes.due({"j": Source(25)}) == [LostContent("j", 25, 40)]
+    assert holes.ends({"j": 100}) == {"j": 100}
+    with pytest.raises(OffsetJump):
+        holes.meet(hole)
+
+
+ROWS = Table("rows", MetaData(), Column("n", BigInteger, primary_key=True))
+
+
+class Numbers:
+    name = "numbers"
+    sources = f"name={JOURNAL}"
+    value_schema = "n BIGINT"
+
+    def outputs(self, committed):
+        return Outputs(tables=[TableOutput(ROWS, committed.select("n"))])
+
+
+class World:
+    """A journal whose fragments a test makes and removes."""
+
+    def __init__(self, broker, folder) -> None:
+        self.broker = broker
+        self.folder = folder
+        self.fake = broker.fake.journals[JOURNAL]
+
+    def publisher(self) -> SyncPublisher:
+        producer, clock = new_producer_id(os.urandom), ProducerClock(time.time_ns)
+        return SyncPublisher(self.broker.write, producer=producer, clock=clock, framing=JsonLines())
+
+    def publish(self, *numbers: int) -> int:
+        """Publish numbers, which are committed at once, as a fragment. Returns its end."""
+        publisher = self.publisher()
+        for n in numbers:
+            publisher.publish(JOURNAL, {"n": n})
+        publisher.flush()
+        return self.store()
+
+    def store(self) -> int:
+        """Complete a fragment, and return its end."""
+        return self.fake.roll(self.folder).end
+
+    def lose(self, begin: int, end: int) -> None:
+        self.fake.stored = [each for each in self.fake.stored if not begin <= each.fragment.begin < end]
+
+
+@pytest.fixture
+def world(broker, tmp_path) -> World:
+    broker.create(JOURNAL)
+    return World(broker, tmp_path)
+
+
+@pytest.fixture
+def run(request, world, tmp_path):
+    def start(**options):
+        url = f"sqlite:///{tmp_path}/store.db"
+        spark = lambda: request.getfixturevalue("spark")  # noqa: E731 - only for runs that read
+        with capture_logs() as logs:
+            report = SparkConsumer(Numbers(), world.broker.config, url, spark, **options).run_until_caught_up()
+        with SqlStore(url).engine.connect() as connection:
+            rows = sorted(row.n for row in connection.execute(select(ROWS)))
+        return report, rows, [log for log in logs if "lost" in log["event"]]
+
+    return start
+
+
+@pytest.mark.integration
+def test_retention_that_overtook_a_consumer(world, run):
+    first = world.publish(1, 2)
+    run()
+    world.publish(3)
+    third = world.publish(4)
+    world.lose(0, third)
+    world.publish(5)
+
+    with pytest.raises(OffsetJump) as error:
+        run()
+    assert (error.value.expected, error.value.actual) == (first, third)
+    report, rows, logs = run(fail_on_data_loss=False)
+    assert rows == [1, 2, 5]
+    assert report.lost == (LostContent(JOURNAL, first, third),)
+    assert [(log["begin"], log["end"]) for log in logs] == [(first, third)]
+    assert run()[0].lost == ()
+
+
+@pytest.mark.integration
+def test_content_that_is_missing_between_other_content(world, run):
+    begin = world.publish(1)
+    end = world.publish(2)
+    world.publish(3)
+    world.lose(begin, end)
+
+    with pytest.raises(OffsetJump):
+        run()
+    report, rows, _ = run(fail_on_data_loss=False)
+    assert rows == [1, 3]
+    assert report.lost == (LostContent(JOURNAL, begin, end),)
+
+
+@pytest.mark.integration
+def test_retention_that_took_the_beginning_of_a_pending_transaction(world, run):
+    late = world.publisher()
+    late.add(JOURNAL, {"n": 1})
+    late.flush()
+    first = world.store()
+    late.add(JOURNAL, {"n": 2})
+    late.flush()
+    read = world.publish(3)
+    run()
+    world.lose(0, first)
+    world.publish(4)
+    late.commit()
+
+    with pytest.raises(OffsetJump):
+        run()
+    report, rows, logs = run(fail_on_data_loss=False)
+    assert rows == [2, 3, 4]
+    assert report.lost == (LostContent(JOURNAL, 0, first),)
+    [partly] = [log for log in logs if log["event"] == "source.transaction_lost_in_part"]
+    assert (partly["producer"], partly["begin"], partly["end"]) == (late.producer.hex(), 0, first)
+    assert report.offsets[JOURNAL] > read
+
+
+@pytest.mark.integration
+def test_a_journal_that_was_made_again(world, run):
+    world.publish(1, 2, 3)
+    run()
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    world.publish(4)  # Less than there was.
+
+    with pytest.raises(CorruptData, match="created again"):
+        run()
+    report, rows, _ = run(
+        fail_on_data_loss=False,
+    )
+    assert report.lost[0].made_again
+    assert 4 in rows
+
+
+@pytest.mark.integration
+def test_a_journal_that_was_made_again_and_has_grown_beyond_the_checkpoint(world, run):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    first = world.publish(1, 2, 3)
+    run()
+    known = world.fake.journal_id
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    head = world.publish(*range(10, 30))
+    assert head > first
+
+    with pytest.raises(JournalRecreated, match="fail_on_data_loss=False"):
+        run()
+    report, rows, logs = run(fail_on_data_loss=False)
+    assert rows == [1, 2, 3, *range(10, 30)]
+    found = world.fake.journal_id
+    assert report.lost == (LostContent(JOURNAL, first, head, made_again=True, known=known, found=found),)
+    assert [(each["begin"], each["journal_id"]) for each in logs] == [(first, found)]
+    world.publish(30)
+    assert run()[1] == [1, 2, 3, *range(10, 31)]
+
+
+@pytest.mark.integration
+def test_a_consumer_continues_in_a_journal_with_the_same_content_as_its_error_says(world, run, tmp_path, capsys):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    world.publish(1, 2, 3)
+    run()
+    content = world.fake.content
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    world.broker.write(JOURNAL, content)
+    world.publish(4)
+    with pytest.raises(JournalRecreated) as error:
+        run()
+    command = str(error.value).partition("`coranto ")[2].partition("`")[0]
+    assert main(command.replace("URL", f"sqlite:///{tmp_path}/store.db").split()) == 0
+    assert f"{JOURNAL}: consumer" in capsys.readouterr().out
+    assert run()[1] == [1, 2, 3, 4]
+
+
+@pytest.mark.integration
+def test_a_journal_whose_head_fell_and_that_has_grown_beyond_the_checkpoint(world, run, tmp_path):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    kept, first = world.publish(1), world.publish(2, 3)
+    run()
+    known = world.fake.journal_id
+    world.fake.fall(kept)
+    head = world.publish(*range(10, 30))
+    assert head > first
+
+    with pytest.raises(JournalRecreated, match=f"lost its content from offset {kept} on.*fail_on_data_loss=False"):
+        run()
+    report, rows, logs = run(fail_on_data_loss=False)
+    assert rows == [1, 2, 3, *range(10, 30)], "what is there is read, and nothing twice"
+    found = world.fake.journal_id
+    assert report.lost == (LostContent(JOURNAL, first, head, made_again=True, known=known, found=found),)
+    assert [(each["begin"], each["same_through"]) for each in logs] == [(first, kept)]
+    assert run()[1] == rows
+
+    world.fake.fall(head)  # Nothing of it is lost.
+    end = world.publish(30)
+    assert run()[1] == [*rows, 30]
+    (source,) = SqlStore(f"sqlite:///{tmp_path}/store.db").read("numbers").checkpoint.sources.values()
+    assert source.journal_id == world.fake.journal_id
+
+    world.fake.fall(kept)
+    while world.publish(*range(head, head + 9)) <= end:
+        head += 9
+    with pytest.raises(JournalRecreated):
+        run()
+
+
+@pytest.mark.integration
+def test_a_fall_after_an_acceptance_is_found_again_although_nothing_was_read_meanwhile(world, run, tmp_path, capsys):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    kept, first = world.publish(1), world.publish(2, 3)
+    run()
+    content = world.fake.content
+    world.fake.fall(kept)
+    world.broker.write(JOURNAL, content[kept:])  # An operator appends again what was lost.
+    with pytest.raises(JournalRecreated) as error:
+        run()
+    command = str(error.value).partition("`coranto ")[2].partition("`")[0]
+    assert main(command.replace("URL", f"sqlite:///{tmp_path}/store.db").split()) == 0
+    assert run()[1] == [1, 2, 3]
+    world.fake.fall(kept)
+    assert world.publish(*range(10, 20)) > first
+    with pytest.raises(JournalRecreated):
+        run()
+
+
+@pytest.mark.integration
+def test_a_checkpoint_without_ids_gets_them(world, run, tmp_path):
+    world.publish(1)
+    run()
+    world.fake.journal_id = "given"
+    world.publish(2)
+    assert run()[1] == [1, 2]
+    (source,) = SqlStore(f"sqlite:///{tmp_path}/store.db").read("numbers").checkpoint.sources.values()
+    assert source.journal_id == "given"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        ({"startingOffsets": 0}, ("begin", "head")),
+        ({"startingOffsets": 0, "endingOffsets": 3}, None),
+        ({"startingOffsets": 10_000}, ("begin", "head")),
+        ({"endingOffsets": 10_000}, ("begin", "head")),
+        ({"startingOffsets": 10_000, "endingOffsets": 10_001}, ("begin", "head")),
+    ],
+)
+def test_a_read_of_offsets_that_are_gone(world, offsets, expected):
+    begin = world.publish(1)
+    world.lose(0, begin)
+    head = world.publish(2)
+    given = {name: json.dumps({JOURNAL: offset}) for name, offset in offsets.items()}
+    options = {"endpoint": world.broker.endpoint, "subscribe": JOURNAL, **given}
+    with SyncJournalClient.of(world.broker.config) as client:
+        with pytest.raises((OffsetJump, InvalidInput), match=r"has no content in \[0, |set failOnDataLoss to false"):
+            plan_read(client, SourceOptions.parse(options))
+        with capture_logs() as logs:
+            ranges, _ = plan_read(client, SourceOptions.parse({**options, "failOnDataLoss": "false"}))
+    found = [(part.begin, part.end) for parts in ranges.values() for part in parts]
+    assert found == ([] if expected is None else [(begin, head)])
+    assert [log["event"] for log in logs if "lost" in log["event"]] == ["source.content_lost"]
+
+
+def test_a_read_of_offsets_of_lost_content(world):
+    world.broker.fake.tells_ids = True
+    world.broker.create(JOURNAL)
+    world.fake = world.broker.fake.journals[JOURNAL]
+    kept, before = world.publish(1), world.fake.journal_id
+    lost = world.publish(2, 3)
+    world.fake.fall(kept)
+    head = world.publish(*range(10, 20))
+    assert head > lost
+
+    def planned(**options: object) -> list[tuple[int, int]]:
+        given = {"endpoint": world.broker.endpoint, "subscribe": JOURNAL, **options}
+        with SyncJournalClient.of(world.broker.config) as client:
+            ranges, _ = plan_read(client, SourceOptions.parse(given))
+        return [(part.begin, part.end) for parts in ranges.values() for part in parts]
+
+    def at(offset: int) -> str:
+        return json.dumps({JOURNAL: {"offset": offset, "journal_id": before}})
+
+    assert planned(startingOffsets=at(kept)) == [(kept, head)], "it has the same content up to there"
+    assert planned(endingOffsets=at(kept)) == [(0, kept)]
+    for name in ("startingOffsets", "endingOffsets"):
+        with pytest.raises(JournalRecreated, match=f"lost its content from offset {kept} on"):
+            planned(**{name: at(lost)})
+    assert planned(startingOffsets=at(lost), failOnDataLoss="false") == [(kept, head)]
+    assert planned(endingOffsets=at(lost), failOnDataLoss="false") == []

@@ -1,0 +1,16 @@
+"""Spark's UI shows what a consumer's jobs are for."""
+
+from coranto_consumers.spark.session.jobs import described
+
+KEY = "spark.job.description"
+
+
+def test_a_description_holds_within_its_block(spark):
+    context = spark.sparkContext
+    before = context.getLocalProperty(KEY)
+    with described(spark, "delays: reads 10 bytes"):
+        assert context.getLocalProperty(KEY) == "delays: reads 10 bytes"
+        with described(spark, "another"):
+            assert context.getLocalProperty(KEY) == "another"
+        assert context.getLocalProperty(KEY) == "delays: reads 10 bytes"
+    assert context.getLocalProperty(KEY) == before

@@ -1,0 +1,96 @@
+"""Tasks use a producer id again once its last use is settled, and never two of them at a time."""
+
+import concurrent.futures
+import time
+
+from structlog.testing import capture_logs
+
+from coranto.messages.uuids import clock_from_ns
+from coranto_consumers.spark.sink.producer_ids import IdPool, SettledIds, Use
+
+
+def settled(driver: SettledIds, *taken) -> None:
+    driver.settle(Use(use.producer, use.token, clock.tick()) for use, clock in taken)
+
+
+def test_an_id_is_used_again_once_its_use_is_settled(tmp_path):
+    driver = SettledIds()
+    driver.begin(1)
+    first, lost = driver.pool().take(tmp_path), driver.pool().take(tmp_path)
+    assert first.use.producer != lost.use.producer
+    settled(driver, first)
+
+    again, other = driver.pool().take(tmp_path), driver.pool().take(tmp_path)
+    assert again.use.producer == first.use.producer
+    assert again.use.token != first.use.token
+    assert other.use.producer not in (first.use.producer, lost.use.producer)
+    # The use that goes on now is not the one that was settled.
+    assert driver.pool().take(tmp_path).use.producer not in {taken.use.producer for taken in (first, lost, other)}
+
+
+def test_clocks_go_on_behind_the_last_use_although_time_goes_back(tmp_path):
+    driver = SettledIds()
+    driver.begin(1)
+    first = driver.pool().take(tmp_path)
+    ahead = clock_from_ns(time.time_ns() + 10**18)
+    driver.settle([first.use._replace(clock=ahead + 7)])
+    assert driver.pool().take(tmp_path).clock.tick() > ahead + 7
+
+
+def test_tasks_at_the_same_time_get_different_ids(tmp_path):
+    driver = SettledIds()
+    driver.begin(1)
+    with concurrent.futures.ThreadPoolExecutor(8) as tasks:
+        seen = set()
+        for _ in range(20):
+            pool = driver.pool()
+            taken = list(tasks.map(lambda _, pool=pool: pool.take(tmp_path), range(8)))
+            ids = {use.producer for use, _ in taken}
+            assert len(ids) == 8
+            seen |= ids
+            settled(driver, *taken[:6])  # Two of them have lost.
+    assert len(seen) == 8 + 19 * 2, "only what has lost is replaced"
+
+
+def test_executors_use_only_their_own_ids(tmp_path):
+    driver = SettledIds()
+    driver.begin(1)
+    first = driver.pool().take(tmp_path / "one")
+    settled(driver, first)
+    assert driver.pool().take(tmp_path / "two").use.producer != first.use.producer
+    assert driver.pool().take(tmp_path / "one").use.producer == first.use.producer
+
+
+def test_ids_outlive_a_run_unless_another_instance_was_there_meanwhile(tmp_path):
+    driver = SettledIds()
+    driver.begin(4)
+    first = driver.pool().take(tmp_path)
+    settled(driver, first)
+    driver.begin(5)
+    second = driver.pool().take(tmp_path)
+    assert second.use.producer == first.use.producer
+    settled(driver, second)
+    driver.begin(7)
+    assert driver.pool().take(tmp_path).use.producer != first.use.producer
+
+
+def test_without_a_folder_or_an_instance_ids_are_new(tmp_path):
+    driver = SettledIds()
+    driver.begin(1)
+    first = driver.pool().take(None)
+    settled(driver, first)
+    assert driver.pool().take(None).use.producer != first.use.producer
+    assert IdPool().take(tmp_path).use.producer != IdPool().take(tmp_path).use.producer
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with capture_logs() as logs:
+        assert driver.pool().take(tmp_path / "file").use.producer != first.use.producer
+    assert [each["event"] for each in logs] == ["producer.id_not_reused"]
+
+
+def test_what_the_driver_remembers_is_bounded(tmp_path):
+    driver = SettledIds()
+    driver.begin(1)
+    many = [IdPool().take(None).use for _ in range(1_010)]
+    driver.settle(many)
+    assert driver.pool().settled == tuple(many[10:])
