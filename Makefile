@@ -18,7 +18,7 @@ DIST ?= dist
 INTERPRETER_TESTS := tests/test_patterns.py tests/platform/messages tests/platform/types tests/platform/specs \
     tests/platform/fragments tests/platform/test_names.py tests/platform/test_labels.py tests/broker/spool \
     tests/broker/http tests/broker/test_hostile_templates.py tests/consumers/comparison \
-    $(wildcard tests/consumers/spark/test_json_*.py tests/consumers/spark/test_*pars*.py tests/consumers/spark/test_csv*.py)
+    tests/consumers/spark/decoding
 # Tests start several hundred processes; one that may keep compiled modules starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 # Java is looked for at every run, so that a machine that lost it is told so.

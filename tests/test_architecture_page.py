@@ -14,6 +14,8 @@ LINK = re.compile(r"\[(`?)([^\]`]+)`?\]\(([^)#]+)\)")
 ROOMS = {
     "### The platform, bottom up": ROOT / "platform" / "coranto",
     "### The broker, bottom up": ROOT / "broker" / "coranto_broker",
+    "### Consumers, bottom up": ROOT / "consumers" / "coranto_consumers",
+    "### Spark consumers, bottom up": ROOT / "consumers" / "coranto_consumers" / "spark",
     "### The Airflow integration, bottom up": ROOT / "orchestration" / "airflow_coranto",
     "### The Dagster integration, bottom up": ROOT / "orchestration" / "dagster_coranto",
     "### Streams, bottom up": ROOT / "platform" / "coranto" / "streams",
@@ -46,6 +48,34 @@ def test_every_room_is_described() -> None:
         assert present <= named, f"{title}: {sorted(present - named)} are not described"
         for name in named:
             assert (folder / name).is_dir() or (folder / f"{name}.py").is_file(), f"{title}: there is no {name}"
+
+
+def imported_rooms(room: Path, folder: Path) -> set[str]:
+    """Return the other rooms of a folder that a room (a package or a module) imports anywhere."""
+    package = ".".join(folder.relative_to(ROOT).parts[1:])
+    names = set()
+    for path in room.rglob("*.py") if room.is_dir() else [room.with_suffix(".py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {f"{each.name}." for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {f"{node.module}.{each.name}." for each in node.names}
+    inner = {name.removeprefix(f"{package}.").partition(".")[0] for name in names if name.startswith(f"{package}.")}
+    return inner - {room.name}
+
+
+@pytest.mark.parametrize("title", ROOMS)
+def test_rooms_are_listed_bottom_up(title: str) -> None:
+    """Each room imports rooms of its own row and of those above it only."""
+    rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
+    rank = {name: number for number, row in enumerate(rows) for name in re.findall(r"`([^`]+)`", row)}
+    upwards = [
+        (name, other)
+        for name, number in rank.items()
+        for other in imported_rooms(ROOMS[title] / name, ROOMS[title])
+        if rank.get(other, 0) > number
+    ]
+    assert not upwards, f"{title}: these import rooms that are listed below them"
 
 
 OF_THEIR_ORCHESTRATOR = {

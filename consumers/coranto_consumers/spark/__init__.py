@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
     from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, Step
     from coranto_consumers.spark.consumer.stopping import StopOnSignals
+    from coranto_consumers.spark.consumer.windows import WindowConsumer, WindowReport
     from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords
     from coranto_consumers.spark.options.selections import stream_selector
     from coranto_consumers.spark.outputs.iceberg import IcebergStore
@@ -48,6 +49,7 @@ _HOMES = {
     **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.consumer.progress"),
     **dict.fromkeys(("SparkConsumerMetrics",), "coranto_consumers.spark.consumer.metrics"),
     **dict.fromkeys(("StopOnSignals",), "coranto_consumers.spark.consumer.stopping"),
+    **dict.fromkeys(("WindowConsumer", "WindowReport"), "coranto_consumers.spark.consumer.windows"),
     **dict.fromkeys(("stream_selector",), "coranto_consumers.spark.options.selections"),
     **dict.fromkeys(("new_session",), "coranto_consumers.spark.session.session"),
     **dict.fromkeys(("register",), "coranto_consumers.spark.source.source"),
@@ -84,6 +86,8 @@ __all__ = [
     "Step",
     "StopOnSignals",
     "TableOutput",
+    "WindowConsumer",
+    "WindowReport",
     "bytes_behind",
     "dead_letter_table",
     "error_of_task",
