@@ -13,9 +13,9 @@ from coranto.lazy import lazy_names
 if TYPE_CHECKING:
     from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, dead_letter_table
     from coranto_consumers.spark.application.application import (
-        Application,
         JournalOutput,
         Outputs,
+        SparkApplication,
         SqlOutput,
         TableOutput,
     )
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(
-        ("Application", "JournalOutput", "Outputs", "SqlOutput", "TableOutput"),
+        ("SparkApplication", "JournalOutput", "Outputs", "SqlOutput", "TableOutput"),
         "coranto_consumers.spark.application.application",
     ),
     **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer.consumer"),
@@ -63,7 +63,6 @@ _HOMES = {
 __all__ = [
     "Add",
     "AnyLines",
-    "Application",
     "ConsumeReport",
     "ConsumerOptions",
     "CsvRecords",
@@ -79,6 +78,7 @@ __all__ = [
     "Outputs",
     "Quotient",
     "Replace",
+    "SparkApplication",
     "SparkConsumer",
     "SparkConsumerMetrics",
     "SqlOutput",

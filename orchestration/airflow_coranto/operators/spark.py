@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_coranto.lineage import Positions
-    from coranto_consumers.spark.application.application import Application
+    from coranto_consumers.spark.application.application import SparkApplication
     from coranto_consumers.spark.consumer.consumer import SparkConsumer
     from coranto_consumers.spark.consumer.progress import ConsumeReport
 
@@ -65,7 +65,7 @@ class SparkConsumerOperator(BaseOperator):
     def __init__(
         self,
         *,
-        application: str | Callable[..., Application],
+        application: str | Callable[..., SparkApplication],
         application_kwargs: Mapping[str, Any] | None = None,
         store_conn_id: str = "",
         store_url: str = "",
@@ -192,10 +192,10 @@ class SparkConsumerOperator(BaseOperator):
         )
         return self._session
 
-    def _application(self) -> Application:
+    def _application(self) -> SparkApplication:
         from coranto_consumers.loading import load_target
 
-        made: Application
+        made: SparkApplication
         if callable(self.application):
             made = self.application(**self.application_kwargs)
         else:

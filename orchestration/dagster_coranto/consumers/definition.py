@@ -16,7 +16,7 @@ from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from dagster_coranto.instance.tags import result_tags
 
 if TYPE_CHECKING:
-    from coranto_consumers.spark.application.application import Application
+    from coranto_consumers.spark.application.application import SparkApplication
     from coranto_consumers.spark.outputs.iceberg import IcebergStore
 
 
@@ -36,7 +36,7 @@ class ConsumerSettings:
     The store is a database, by its URL, or an `IcebergStore`.
     """
 
-    application: Application
+    application: SparkApplication
     store: str | IcebergStore = field(repr=False)  # It may hold a password.
     options: ConsumerOptions = field(default_factory=ConsumerOptions)
 

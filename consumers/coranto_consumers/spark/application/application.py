@@ -96,7 +96,7 @@ def checked_outputs(made: object) -> Outputs:
     raise InvalidInput(f"the function returned {found}: {advice}", field="outputs")
 
 
-class Application(Protocol):
+class SparkApplication(Protocol):
     """A consumer's logic."""
 
     @property

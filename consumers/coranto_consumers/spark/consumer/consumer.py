@@ -46,7 +46,7 @@ from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
-from coranto_consumers.spark.application.application import Application, DeclaresSql, Outputs, checked_outputs
+from coranto_consumers.spark.application.application import DeclaresSql, Outputs, SparkApplication, checked_outputs
 from coranto_consumers.spark.application.consumer_options import (
     DEFAULT_PARTITION_BYTES,
     DEFAULT_TRANSACTION_BYTES,
@@ -130,7 +130,7 @@ class SparkConsumer:
 
     def __init__(
         self,
-        application: Application,
+        application: SparkApplication,
         client: ClientConfig,
         store: str | OutputStore[Any],
         spark: SparkSession | Callable[[], SparkSession],

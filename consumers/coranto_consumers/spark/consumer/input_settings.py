@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto.client.config import require_client
-from coranto_consumers.spark.application.application import Application, NamesMessageType
+from coranto_consumers.spark.application.application import NamesMessageType, SparkApplication
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.dead_letters import policy_of
 from coranto_consumers.spark.inputs.frames import parse_schema, require_ddl
@@ -29,7 +29,7 @@ class InputSettings:
 
     def __init__(
         self,
-        application: Application,
+        application: SparkApplication,
         client: ClientConfig,
         spark: SparkSession | Callable[[], SparkSession],
         options: ConsumerOptions,

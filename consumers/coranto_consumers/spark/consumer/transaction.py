@@ -14,7 +14,7 @@ from coranto.errors import RejectedRow
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
-from coranto_consumers.spark.application.application import Application, Outputs, checked_outputs
+from coranto_consumers.spark.application.application import Outputs, SparkApplication, checked_outputs
 from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.consumer.acknowledging import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.consumer.outages import RunCommits
@@ -41,7 +41,7 @@ None if that does not do: what was written does not count then.
 class OutputTransactions:
     """Processes the inputs of one consumer, one after the other."""
 
-    application: Application
+    application: SparkApplication
     store: OutputStore[Any]
     hooks: Hooks
     misfits: MisfitPolicy | DeadLetters

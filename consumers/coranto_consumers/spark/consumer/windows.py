@@ -37,7 +37,7 @@ from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
-from coranto_consumers.spark.application.application import Application, Outputs, TableOutput, checked_outputs
+from coranto_consumers.spark.application.application import Outputs, SparkApplication, TableOutput, checked_outputs
 from coranto_consumers.spark.application.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
 from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.consumer.input_settings import InputSettings
@@ -92,7 +92,7 @@ class WindowConsumer:
     def __init__(
         self,
         name: str,
-        application: Application,
+        application: SparkApplication,
         client: ClientConfig,
         store_url: str,
         spark: SparkSession | Callable[[], SparkSession],
