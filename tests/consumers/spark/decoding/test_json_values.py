@@ -336,7 +336,7 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch, column
     if columns == MAPS:
         assert doubtful.all()
     else:
-        assert 0.2 < doubtful.mean() < 0.97  # Both ways are tried.
+        assert 0.2 < doubtful.mean() < 0.9  # Both ways are tried.
     read = LineValues(schema, zone_of(ZONE))
     assert not any(read(blank)[1] for blank in (b"", b" ", b"\r", b"[]"))  # Spark's reader of files passes them by.
     one_by_one = [read(line.encode()) for line in lines]
