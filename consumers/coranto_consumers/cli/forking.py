@@ -132,7 +132,7 @@ def promote(
     """
     opened = SqlStore(store)
     offsets = with_client(endpoint, lambda client: promote_consumer(client, opened, name, new))
-    print_table(["JOURNAL", "GOES ON AT"], [[journal, str(at)] for journal, at in sorted(offsets.items())])
+    print_table(["JOURNAL", "CONTINUES AT"], [[journal, str(at)] for journal, at in sorted(offsets.items())])
     typer.echo(
         f"\nNext, stop the old application, and run the changed one as {new} with these journals as its sources. "
         f"Then `coranto consumer drop-fork {name}` deletes the forks."
