@@ -1,4 +1,4 @@
-"""The page of the architecture names rooms and files that exist, and integrations of orchestrators are thin."""
+"""The page of the architecture names packages and files that exist, and integrations of orchestrators are thin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 LINK = re.compile(r"\[(`?)([^\]`]+)`?\]\(([^)#]+)\)")
-ROOMS = {
+PACKAGES = {
     "### The platform, bottom up": ROOT / "platform" / "coranto",
     "### The broker, bottom up": ROOT / "broker" / "coranto_broker",
     "### Consumers, bottom up": ROOT / "consumers" / "coranto_consumers",
@@ -26,7 +26,7 @@ def section(title: str) -> str:
     return PAGE.read_text().partition(f"{title}\n")[2].partition("\n##")[0]
 
 
-def rooms_of(title: str) -> set[str]:
+def packages_of(title: str) -> set[str]:
     rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
@@ -41,41 +41,41 @@ def test_every_link_leads_to_a_file_and_every_named_thing_is_in_it() -> None:
             assert re.search(rf"^class {name}\b", path.read_text(), re.MULTILINE), f"{target} has no class {name}"
 
 
-def test_every_room_is_described() -> None:
-    for title, folder in ROOMS.items():
+def test_every_package_is_described() -> None:
+    for title, folder in PACKAGES.items():
         present = {path.name for path in folder.iterdir() if (path / "__init__.py").exists()}
-        named = rooms_of(title)
+        named = packages_of(title)
         assert present <= named, f"{title}: {sorted(present - named)} are not described"
         for name in named:
             assert (folder / name).is_dir() or (folder / f"{name}.py").is_file(), f"{title}: there is no {name}"
 
 
-def imported_rooms(room: Path, folder: Path) -> set[str]:
-    """Return the other rooms of a folder that a room (a package or a module) imports anywhere."""
-    package = ".".join(folder.relative_to(ROOT).parts[1:])
+def imported_packages(package: Path, folder: Path) -> set[str]:
+    """Return the other packages of a folder that a package or module imports anywhere."""
+    dotted = ".".join(folder.relative_to(ROOT).parts[1:])
     names = set()
-    for path in room.rglob("*.py") if room.is_dir() else [room.with_suffix(".py")]:
+    for path in package.rglob("*.py") if package.is_dir() else [package.with_suffix(".py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names |= {f"{each.name}." for each in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names |= {f"{node.module}.{each.name}." for each in node.names}
-    inner = {name.removeprefix(f"{package}.").partition(".")[0] for name in names if name.startswith(f"{package}.")}
-    return inner - {room.name}
+    inner = {name.removeprefix(f"{dotted}.").partition(".")[0] for name in names if name.startswith(f"{dotted}.")}
+    return inner - {package.name}
 
 
-@pytest.mark.parametrize("title", ROOMS)
-def test_rooms_are_listed_bottom_up(title: str) -> None:
-    """Each room imports rooms of its own row and of those above it only."""
+@pytest.mark.parametrize("title", PACKAGES)
+def test_packages_are_listed_bottom_up(title: str) -> None:
+    """Each package imports packages of its own row and of those above it only."""
     rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
     rank = {name: number for number, row in enumerate(rows) for name in re.findall(r"`([^`]+)`", row)}
     upwards = [
         (name, other)
         for name, number in rank.items()
-        for other in imported_rooms(ROOMS[title] / name, ROOMS[title])
+        for other in imported_packages(PACKAGES[title] / name, PACKAGES[title])
         if rank.get(other, 0) > number
     ]
-    assert not upwards, f"{title}: these import rooms that are listed below them"
+    assert not upwards, f"{title}: these import packages that are listed below them"
 
 
 OF_THEIR_ORCHESTRATOR = {
