@@ -53,7 +53,7 @@ class _SyncReading(Face, Generic[E]):
         return self
 
     def __next__(self) -> Event[E]:
-        """Return the next event. Raises TimeoutError, which takes no event, and what the asynchronous reader raises."""
+        """Return the next event. Raises TimeoutError, which takes no event, and the asynchronous reader's errors."""
         event = run_blocking(_next(self._inner, self._timeout))
         if event is None:
             raise StopIteration

@@ -122,7 +122,7 @@ class SyncStreamWriter(StreamWriterFace[E], Blocking):
         self._run_after_calls(note)
 
     def close(self, deadline: float = CLOSE_SECONDS) -> None:
-        """Close the writer, giving what is under way `deadline` seconds; see `StreamWriter.close`."""
+        """Close the writer, giving unfinished writes `deadline` seconds; see `StreamWriter.close`."""
 
         async def close() -> None:
             await self._writer.close(deadline)

@@ -16,7 +16,7 @@ from coranto.wire import protocol_pb2 as pb
 
 
 class Applied(NamedTuple):
-    """The revision of etcd at which a change was made, or if the answer was lost, by which its journals had it."""
+    """The etcd revision of a change or, if the answer was lost, one that already shows it."""
 
     revision: int
     is_exact: bool

@@ -22,12 +22,12 @@ class ContentRange(NamedTuple):
 
 
 class Batches(Generic[C]):
-    """Appends content with `send`, in the order given, one append after the other.
+    """Appends content with `send`, in order, one append at a time.
 
-    `send` gets the content of a batch, and what was given with each.
+    `send` gets the content of a batch, and the values added with each.
 
-    Without load, each content is an append of its own. Content that arrives while an append is under way is batched
-    into the next one. All content of a batch is appended, or all of it fails with the same error.
+    Without load, each content is one append. Content that arrives during an append is batched into the next one. All
+    content of a batch is appended, or all of it fails with the same error.
     """
 
     def __init__(self, send: Callable[[Sequence[bytes], Sequence[C]], Awaitable[AppendResult]]) -> None:

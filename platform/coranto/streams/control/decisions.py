@@ -9,10 +9,11 @@ The journal is JSON lines:
 
 ====================================  ===============================================================================
 `{"decided": txn, "acks": {…}}`       the transaction is committed; by journal, its acknowledgements in base64; `lane`
-                                      is its producer id and the clock at which it began (`lanes.py`)
+                                                                            is its producer id and the clock at its
+                                                                            start (`lanes.py`)
 `{"void": txn}`                       it is not committed, unless an earlier record decided it
 `{"done": txn}`                       its acknowledgements are in their segments
-`{"settled": offset}`                 so are those of all transactions that were decided below the offset
+`{"settled": offset}`                 so are the acknowledgements of all transactions decided below the offset
 `{"gate": state}`                     the gate was opened or closed
 `{"writer": name}`                    a writer of numbered batches got its register (`bulk.py`)
 ====================================  ===============================================================================
@@ -21,9 +22,9 @@ A segment must not be sealed between a decision and its acknowledgements. The jo
 prevents that. It is a token, `open-…` or `closed-…`. A transaction reads the gate when it begins, before it lists the
 segments; the append that decides is conditioned on the gate being open with the same token. A process that changes the
 segments first closes the gate, then appends the acknowledgements of all decided transactions, and opens the gate with
-another token once the segments are sealed. The register `coranto.dev/gate-revision` = `<cluster>.<revision>` then tells
-the revision of etcd at which the segments changed, because some brokers may still list what was there before. An etcd
-that is restored from a backup has another cluster id, and counts from an earlier revision.
+another token once the segments are sealed. The register `coranto.dev/gate-revision` = `<cluster>.<revision>` then has
+the etcd revision of the change of segments, because some brokers may still list older segments. A restored etcd has
+another cluster id, and counts from an earlier revision.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ _TOKEN_BYTES: Final = 8
 class Gate:
     """The state of the gate at an append. `token` is None if the gate was never opened, or the registers were lost.
 
-    All decisions below the offset `settled` of the journal are carried out. `end` is the end of the journal. `revision`
-    is that of etcd at which the segments last changed, as far as who opened the gate told it, or 0; `cluster` is the id
-    of that etcd cluster, or 0 if it is not known.
+    All decisions below the offset `settled` of the journal are complete. `end` is the end of the journal. `revision` is
+    the etcd revision of the last change of segments, if the process that opened the gate recorded it, or 0; `cluster`
+    is
+    the id of that etcd cluster, or 0 if it is unknown.
     """
 
     token: str | None
@@ -123,7 +125,7 @@ class Recorded:
 
 
 def replay(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Recorded:
-    """Combine records, given with the offsets at which they begin. Raises CorruptData."""
+    """Combine records, given with their offsets. Raises CorruptData."""
     decided: dict[str, Decided] = {}
     void: set[str] = set()
     done: set[str] = set()
@@ -153,7 +155,7 @@ def _lane_in(record: Mapping[str, Any]) -> LaneUse | None:
 
 
 class Decisions:
-    """The journal of a stream's decisions. Safe for use by many tasks at once."""
+    """The journal of a stream's decisions. Safe for use by many tasks."""
 
     def __init__(self, client: JournalClient, stream: str, entropy: Entropy) -> None:
         self._client = client
@@ -173,10 +175,10 @@ class Decisions:
         return Gate.of(await self.record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True))
 
     async def open(self, before: str | None, revision: int = 0, cluster: int = 0) -> bool:
-        """Open the gate if it still is in the state `before`. Returns False if somebody has changed it.
+        """Open the gate if it still is in the state `before`. Returns False if its state has changed.
 
-        `revision` is that of etcd at which the segments were changed. Who reads the gate does not take an older listing
-        for the segments. `cluster` is the id of the etcd cluster, by default that of the client's last change.
+        `revision` is the etcd revision of the change of segments: readers of the gate ignore older listings of the
+        segments. `cluster` is the id of the etcd cluster, by default the one of the client's last change.
         """
         state = _OPEN + self._entropy(_TOKEN_BYTES).hex()
         selector = (

@@ -31,12 +31,13 @@ async def torn_units(
     entropy: Entropy,
     progress: ProgressReport | None = None,
 ) -> list[Unit]:
-    """Return all transactions on several keys, and what else would be torn at `wanted`.
+    """Return all transactions on several keys, and everything else that `wanted` would tear.
 
-    That is a transaction on one key of which only a part is below it, or an event of which only a part is. `ends` are
-    the ends of segments at a moment at which all decided transactions are carried out. Each segment is read from its
-    beginning, to its end if there are transactions on several keys. What retention has removed before that tears
-    nothing, because nobody reads it. `progress` counts the bytes read. Raises errors of the client, OffsetJump for
+    That is a transaction on one key, or an event, with only a part below it. `ends` are the ends of segments at a
+    moment
+    when all decided transactions are complete. Each segment is read from its beginning, to its end if there are
+    transactions on several keys. Content that retention has removed before that tears nothing, because it is not read.
+    `progress` counts the bytes read. Raises errors of the client, OffsetJump for
     content that is missing in between, and CorruptMessage.
     """
     decided = await _decided(client, stream, events, entropy)
@@ -89,7 +90,7 @@ class _Segment:
             except OffsetJump:
                 if attempt == _ATTEMPTS - 1:
                     raise
-                # Retention may have removed more meanwhile. What was found begins anew.
+                # Retention may have removed more. Start the search again.
                 self.torn.clear()
                 for spans in self._spans.values():
                     spans.pop(self._segment.number, None)

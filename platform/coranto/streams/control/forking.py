@@ -1,18 +1,18 @@
 """Forks of streams: all segments, sealed ones too, at one cut that tears no transaction (`model/fork_cut.py`).
 
-1. The gate of multi-key transactions is closed, and decided transactions are carried out. The segments' ends are asked
-   for, and the gate is opened (`Streams.cut`). Nothing was decided meanwhile. So each transaction is wholly below these
+1. The gate of multi-key transactions is closed, and decided transactions are completed. The segments' ends are read,
+   and the gate is opened (`Streams.cut`). Nothing is decided in between. So each transaction is wholly below these
    ends, or its acknowledgements are in no segment.
 2. For an earlier moment, the stream is read, and the cut is lowered to where it tears nothing.
 3. The segments' journals are forked, all in one change of etcd. The forks belong to no stream yet.
 4. The new stream's journals of decisions and of marks are added. They must be empty.
 5. One more change gives the forks the labels of the new stream, and seals those that are sealed in it.
 
-Registers are not copied. So writers begin anew in the fork: it knows no writer id, no fence, and no transaction in
-progress. Transactions on several keys that were open at the cut are never acknowledged there, because nobody has their
-producer ids; readers skip them. Marks of times and reader groups are the source's own.
+Registers are not copied. So writers start over in the fork: it knows no writer id, no fence, and no transaction in
+progress. Transactions on several keys that were open at the cut are never acknowledged there, because no writer has
+their producer ids; readers skip them. Marks of times and reader groups stay with the source.
 
-After a crash the same call goes on: the offsets of the forks tell the cut.
+After a crash the same call continues: the offsets of the forks define the cut.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MOST_SEGMENTS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class ForkedStream:
-    """A stream that was forked, and the offsets at which its segments diverge from their sources."""
+    """A forked stream, and the offsets where its segments diverge from their sources."""
 
     stream: Stream
     cut: Mapping[int, int]
@@ -77,11 +77,12 @@ async def fork_stream(
 ) -> ForkedStream:
     """Make the stream `name`, which has the events of `source` up to a cut, and diverges there.
 
-    The cut is at the present ends of its segments. Or it is the last one at or below `ends`, offsets by segment
-    journal, at which each transaction is whole; the stream is read to find it. A segment that `ends` does not name had
+    The cut is at the current ends of its segments. Or it is the last one at or below `ends`, offsets by segment
+    journal, that keeps each transaction whole; the stream is read to find it. A segment that `ends` does not name had
     no content. `new_labels` are further labels of the new segments. `progress` counts bytes that are read or copied.
 
-    Call it again after a crash or cancellation: it goes on, and returns a fork that is complete. Raises StreamExists if
+    Call it again after a crash or cancellation: it continues, and returns a fork that is complete. Raises StreamExists
+    if
     `name` is another stream, or if stores have decisions or marks of an earlier one; StreamNotFound, ContentGone,
     JournalRecreated for offsets with the ids of earlier journals, InvalidInput for offsets that no cut has and for a
     stream of more than 40 segments, StreamChanged if others keep changing the stream, and errors of the client.
@@ -126,7 +127,7 @@ async def fork_stream(
 async def _fork_all(
     client: JournalClient, wanted: Mapping[str, tuple[str, int | None]], progress: ProgressReport | None
 ) -> None:
-    """Fork journals, also if others change their specs meanwhile: what is below the cut stays what it is."""
+    """Fork journals, even if others change their specs: content below the cut never changes."""
     for attempt in range(_ATTEMPTS):
         try:
             await fork_journals(client, wanted, progress=progress)
@@ -138,7 +139,7 @@ async def _fork_all(
 
 
 async def drop_forked_stream(client: JournalClient, name: str) -> None:
-    """Delete a stream's journals as `Streams.delete` does, and let the source remove again what only forks kept."""
+    """Delete a stream's journals as `Streams.delete` does, and let the source's retention remove content of forks."""
     await Streams(client).delete(name)
 
 
@@ -216,7 +217,7 @@ async def _add_parts(
 
 
 async def _drop(client: JournalClient, name: str, parts: Sequence[JournalInfo], forks: Sequence[JournalInfo]) -> None:
-    """Drop forks that are no stream yet. Raises StreamChanged if another call has made them one meanwhile."""
+    """Drop forks that are not a stream yet. Raises StreamChanged if another call has made them one."""
     groups = await drops_of(client, [fork.name for fork in forks])
     changes = [each for group in groups.values() for each in group]
     seen = {fork.name: fork.mod_revision for fork in forks}
@@ -227,4 +228,4 @@ async def _drop(client: JournalClient, name: str, parts: Sequence[JournalInfo], 
     try:
         await client.apply(changes)
     except EtcdTransactionFailed:
-        raise StreamChanged(f"somebody else forks the stream {name} too; look at it, and fork it again") from None
+        raise StreamChanged(f"another process forks the stream {name} too; look at it, and fork it again") from None

@@ -7,7 +7,7 @@ changes, one wins. Any process can finish the remaining steps (`Streams.resume`)
 2. The Apply makes the predecessors read-only and creates their successors. From here on the change has happened.
 3. An empty append to each predecessor, at a broker that knows of the Apply, returns its final offset: nothing can be
    appended after it (`docs/protocol.md`).
-4. A second Apply records the final offsets. Readers wait for them before they go on to the successors.
+4. A second Apply records the final offsets. Readers wait for them before they continue with the successors.
 5. The gate is opened.
 
 The spec of the journal `<stream>/transactions` is part of every Apply that changes segments. So if a process closes the
@@ -88,7 +88,7 @@ def default_template(*, replication: int = 1, stores: Sequence[str] = ("file:///
 
 
 class Streams:
-    """The streams of a cluster. Many tasks may use this at once, and several processes at the same time.
+    """The streams of a cluster. Safe for many tasks, and for several processes at the same time.
 
     A cancelled call that only reads leaves nothing behind. After a cancelled change of segments, `resume` finishes the
     change or leaves the stream as it was. After a cancelled `delete`, call `delete` again.
@@ -147,8 +147,8 @@ class Streams:
     ) -> Stream:
         """Create a stream whose segments share the key space evenly. Returns it once it can be written to.
 
-        `template` is the spec of its journals, except for names, flags and a stream's labels. `content_type` is that of
-        its event format. `policy` is stored for `coranto streams autoscale`. `max_writers` is the number of writers
+        `template` is the spec of its journals, except for names, flags and a stream's labels. `content_type` is its
+        event format's type. `policy` is stored for `coranto streams autoscale`. `max_writers` is the number of writers
         whose state a segment keeps, at most MAX_WRITERS. Raises StreamExists and InvalidInput. After a cancellation,
         the stream may have been created.
         """
@@ -224,7 +224,7 @@ class Streams:
                 without_retention(spec)
             if await try_changes(self._client, [pb.ApplyRequest.Change(upsert=spec)]):
                 return
-        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
+        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times during this call; try again")
 
     async def delete(self, name: str) -> None:
         """Delete a stream's journals, whatever their state. Their fragments in fragment stores are kept.
@@ -257,7 +257,7 @@ class Streams:
             raise InvalidInput(f"{what} was forked from it and shares its fragments; delete that first")
 
     async def _sharing(self, infos: Iterable[JournalInfo]) -> dict[str, JournalInfo]:
-        """Return those of the journals that others share fragments of, each with one of these others."""
+        """Return the journals that share fragments with forks, each with one of these forks."""
         holding = {info.name: holds_of(info.spec).keys() for info in infos}
         held = sorted({fork for forks in holding.values() for fork in forks} - holding.keys())
         if not held:
@@ -271,7 +271,7 @@ class Streams:
     async def scale(self, name: str, changes: Sequence[Change]) -> Stream:
         """Split and merge segments. Returns the stream once the predecessors are sealed.
 
-        Raises StreamChanged if somebody else changed the stream meanwhile, StreamSealed, StreamNotFound and
+        Raises StreamChanged if another process changed the stream during the call, StreamSealed, StreamNotFound and
         InvalidInput. After an interruption or cancellation, `resume` finishes the change if it has happened, or leaves
         the stream as it was.
         """
@@ -311,11 +311,11 @@ class Streams:
         if applied is None:
             now = await self.resume(name)
             raise StreamChanged(
-                f"somebody else changed stream {name} meanwhile, which is at epoch {now.epoch} now. Nothing of this "
+                f"another process changed stream {name}, which is at epoch {now.epoch} now. Nothing of this "
                 "change was applied: look at its segments, and try again"
             )
         found = (await self._finish(name)).stream
-        # Another process may have recorded the final offsets. All brokers reach the revision at which it did that.
+        # Another process may have recorded the final offsets. All brokers reach that revision.
         revision = max(applied.revision, *(each.mod_revision for each in found.segments.values()))
         if token is not None and not await decisions.open(token, revision, found.cluster):
             return await self.resume(name)
@@ -343,19 +343,20 @@ class Streams:
                 continue
             if await decisions.open(gate.token, self._client.applied_revision):
                 return await self.describe(name)
-        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
+        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times during this call; try again")
 
     async def drop_lanes(self, name: str, format: Framing[Any] | None = None) -> int:
-        """Remove what multi-key writers that died left in the registers of segments. Returns the number of lanes.
+        """Remove registers of dead multi-key writers from the segments. Returns the number of lanes.
 
-        All transactions that are open meanwhile start again. `format` is the format of events, by default that of the
+        All transactions that are open during the call start again. `format` is the format of events, by default that of
+        the
         stream's content type. Raises as `resume` does.
         """
         view = await self._finish(name)
         if view.transactions is None:
             return 0
         journals = [each.journal for each in view.stream.active()]
-        # They have read the gate before it is closed below. So each of them is decided by then, or never.
+        # They have read the gate before it is closed below. So after that each of them is decided, or never will be.
         found = await asyncio.gather(*(open_lanes(self._client, each) for each in journals))
         decisions = Decisions(self._client, name, self._entropy)
         gate = await decisions.close()
@@ -374,9 +375,9 @@ class Streams:
         return sum(dropped)
 
     async def cut(self, name: str) -> tuple[Stream, dict[int, int]]:
-        """Return the stream, and the ends of its segments at one moment at which no transaction is partly readable.
+        """Return the stream, and ends of its segments that leave no transaction partly readable.
 
-        All decided multi-key transactions are carried out before it. Those that are open meanwhile start again. Raises
+        All decided multi-key transactions are completed before it. Open ones start again. Raises
         as `resume` does.
         """
         decisions = Decisions(self._client, name, self._entropy)
@@ -398,7 +399,7 @@ class Streams:
             ends = dict(zip(segments, await asyncio.gather(*map(ended, segments.values())), strict=True))
             if gate is None or view.transactions is None:
                 return view.stream, ends
-            # Both show that nobody has opened the gate or changed the segments since it was closed.
+            # Both show that the gate stayed closed and the segments unchanged since then.
             if await try_changes(self._client, [touched(view.transactions, {})]) and await decisions.open(
                 gate.token, self._client.applied_revision
             ):
@@ -406,7 +407,7 @@ class Streams:
                     return view.stream, ends
             else:
                 await self.resume(name)
-        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
+        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times during this call; try again")
 
     async def _finish(self, name: str) -> StreamView:
         """Determine the final offsets of segments that are being sealed, and record them."""
@@ -423,7 +424,7 @@ class Streams:
 
             found = await asyncio.gather(*(ended(each, view.stream.revision) for each in unfinished))
             await try_changes(self._client, [changed(view.of(each), each, name) for each in found])
-        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
+        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times during this call; try again")
 
     # -- Truncating ------------------------------------------------------------------------------------------------
 
@@ -460,7 +461,7 @@ class Streams:
         groups += [[changed(view.of(stream.segments[each.number]), each, name)] for each in later]
         for batch in batched(groups, MAX_CHANGES):
             if await apply_changes(self._client, batch, self._clock) is None:
-                raise StreamChanged(f"somebody else changed stream {name} meanwhile; look at it, and truncate it again")
+                raise StreamChanged(f"another process changed stream {name}; look at it, and truncate it again")
         return await self.describe(name)
 
 
@@ -477,6 +478,6 @@ def _parent(view: StreamView, segment: Segment) -> pb.JournalSpec:
     spec = pb.JournalSpec()
     spec.CopyFrom(view.infos[segment_journal(view.stream.name, max(segment.predecessors))].spec)
     spec.ClearField("suspend")
-    # A successor is no fork, and nobody has forked it.
+    # A successor is not a fork, and has no forks.
     spec.labels.CopyFrom(labels.label_set(pair for pair in labels.as_pairs(spec.labels) if not is_label(pair[0])))
     return spec

@@ -43,7 +43,7 @@ Change: TypeAlias = Split | Merge
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A planned change: `predecessors` are to be sealed and `successors` to be created, all at once."""
+    """A planned change, applied as a whole: `predecessors` to seal and `successors` to create."""
 
     epoch: int
     predecessors: tuple[Segment, ...]
@@ -70,7 +70,7 @@ def transition(stream: Stream, changes: Sequence[Change]) -> Transition:
                 raise InvalidInput(f"segment {change.segment} cannot be split into {change.into}; ask for 2 or more")
             if change.into >= MAX_CHANGES:
                 raise InvalidInput(
-                    f"segment {change.segment} cannot be split into {change.into} at once, only into less than "
+                    f"segment {change.segment} cannot be split into {change.into} in one change, only into less than "
                     f"{MAX_CHANGES}; scale in several steps"
                 )
             ranges = found[0].range.split(change.into)

@@ -23,6 +23,6 @@ async def final_offset(client: JournalClient, journal: str, revision: int) -> in
 
 
 async def end_of(client: JournalClient, journal: str, revision: int, check: pb.LabelSelector | None = None) -> int:
-    """Return the write head at which an empty append commits, at a broker that knows of `revision`."""
+    """Return the write head of an empty append at a broker that knows of `revision`."""
     nothing = client.append(journal, b"", check_registers=check, min_etcd_revision=revision, retry_unknown=True)
     return (await nothing).end

@@ -31,7 +31,7 @@ def part_spec(
     kept = [
         (each.name, each.value)
         for each in template.labels.labels
-        # A decision must survive what the events of its transaction do.
+        # A decision must be as durable as the events of its transaction.
         if not each.name.startswith(_OWN_LABELS) or each.name in durability.LABELS
     ]
     spec.labels.CopyFrom(labels.label_set(kept))

@@ -15,8 +15,8 @@ from coranto.streams.model.lanes import LaneChange, LaneStep, LaneUse, after_ref
 class LaneEnd(NamedTuple):
     """The acknowledgement that makes a transaction's events visible in a segment.
 
-    Without `use` it may be appended any number of times: its producer id makes no other transaction, as those of bulk
-    transactions and of earlier versions.
+    Without `use` it may be appended any number of times: its producer id makes no other transaction, as with bulk
+    transactions and earlier versions.
     """
 
     use: LaneUse | None
@@ -34,9 +34,9 @@ async def end_transactions(
     """End decided transactions in a segment, as far as they have not ended. Repeats lost answers for
     `patience` seconds, by default the client's.
 
-    `is_done` tells of another process's transaction whether it is recorded as done by now, so that its lane may have
-    gone on. It is asked after a loss of the registers that would show this. Raises NotAllowed and JournalNotFound if
-    the segment takes nothing any more, and errors of the client.
+    `is_done` returns whether another process's transaction is recorded as done, so that its lane may have another
+    transaction now. It is asked after a loss of the registers that would show this. Raises NotAllowed and
+    JournalNotFound if the segment takes nothing any more, and errors of the client.
     """
     changes = [LaneChange(LaneStep.END, each.use) for each in ends if each.use is not None]
     try:
@@ -59,7 +59,7 @@ async def _end(
     while step is not None:
         changes, offset = [] if end.use is None else [LaneChange(step, end.use)], 0
         if step is LaneStep.END_AFTER_LOSS and end.use is not None and is_done is not None:
-            # The lane does not go on before the transaction is recorded as done. So it has not gone on at this offset.
+            # The lane gets no other transaction before this one is recorded as done. So it has none at this offset.
             offset = (await client.append(journal, b"", retry_unknown=True, patience=patience)).end
             if await is_done(end.use.txn):
                 return
@@ -71,7 +71,7 @@ async def _end(
             assert end.use is not None
             step = after_refusal(error.registers, end.use)
         except WrongAppendOffset:
-            continue  # Something was appended meanwhile, perhaps by an attempt whose answer was lost. Look again.
+            continue  # Other content was appended, perhaps by an attempt whose answer was lost. Look again.
         else:
             return
 
@@ -101,7 +101,7 @@ async def open_lanes(client: JournalClient, journal: str, *, patience: float | N
 async def drop_undecided(
     client: JournalClient, journal: str, uses: Sequence[LaneUse], format: Framing[Any], ticks: ProducerClock
 ) -> int:
-    """Drop those of these transactions that are still in progress, and can never be decided. Returns their number."""
+    """Drop the transactions that are still in progress and can never be decided. Returns their number."""
     dropped = 0
     for use in uses:
         last = max(ticks.tick(), use.begin + CLOCK_TICK)

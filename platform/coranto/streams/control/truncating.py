@@ -1,4 +1,4 @@
-"""Cuts at which streams can be truncated, and the changes of a truncation. Pure.
+"""Cuts for truncating streams, and the changes of a truncation. Pure.
 
 Any first part of the changes leaves a valid stream.
 """
@@ -32,7 +32,7 @@ def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
 
 
 def _gap(stream: Stream, cut: StreamCut) -> str:
-    """Describe what is wrong with the key space of a cut, or return an empty text if nothing is.
+    """Describe the fault in the key space of a cut, or return an empty text if there is none.
 
     None of its segments may precede another.
     """

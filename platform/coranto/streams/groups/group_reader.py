@@ -1,7 +1,7 @@
 """`GroupReader`: one reader of a group, in one process.
 
-Everything that changes what the reader may deliver happens between two transactions, in the task that asks for events:
-it acquires and gives up segments there, and passes checkpoints. Two background tasks run beside it. One listens for
+Every change of the deliverable segments happens between two transactions, in the task that requests events:
+it acquires and gives up segments there, and passes checkpoints. There are two background tasks. One listens for
 changes of the group by others; one sends heartbeats and looks for silent readers.
 """
 
@@ -69,7 +69,7 @@ class GroupReader(Generic[E]):
     transactions. Both wait for more until the stream is sealed and the group has read it (`is_finished`). A cancelled
     call (such as by a time-out) takes no event; simply call again. `ReaderGroup.reader` creates readers.
 
-    Without `auto_commit`, iteration also ends when only a commit lets it go on. This happens if a segment is read to
+    Without `auto_commit`, iteration also ends when only a commit lets it continue. This happens if a segment is read to
     its end, so that its successors wait until that is consumed, or if a segment must pass to another reader. Commit,
     and iterate again.
 
@@ -119,7 +119,7 @@ class GroupReader(Generic[E]):
         self._failure: CorantoError | None = None
         self._rest: deque[Event[E]] = deque()
         self._committed: dict[int, SegmentPosition] = {}  # Consumed, according to `commit`.
-        self._flushed: str | None = None  # The last checkpoint for which `on_checkpoint` has returned.
+        self._flushed: str | None = None  # The last checkpoint that `on_checkpoint` has completed.
         self._attended: tuple[GroupState, Stream] | None = None
         self._presence: Presence | None = None  # While it is open.
 
@@ -135,7 +135,7 @@ class GroupReader(Generic[E]):
     async def open(self) -> None:
         """Join the group, as entering the block does. A reader with the same id is replaced.
 
-        Raises StreamNotFound if there is no stream or no group, and what the client's calls raise. After a
+        Raises StreamNotFound if there is no stream or no group, and errors of the client's calls. After a
         cancellation, the reader may be a member until others find it silent.
         """
         await self._group.load()
@@ -158,8 +158,9 @@ class GroupReader(Generic[E]):
     async def close(self, *, consumed: bool = True) -> None:
         """Leave the group, so that others continue with the reader's segments.
 
-        With `consumed` and `auto_commit`, they continue after everything that was delivered. Otherwise they continue
-        after what was consumed before. After a cancellation, the reader may stay a member until others find it silent.
+        With `consumed` and `auto_commit`, they continue after all delivered events. Otherwise they continue
+        after the events consumed before. After a cancellation, the reader may stay a member until others find it
+        silent.
         """
         for task in self._tasks:
             task.cancel()
@@ -190,8 +191,8 @@ class GroupReader(Generic[E]):
         """Return the next event.
 
         Raises ReaderOffline if the reader is no longer in the group; StreamTruncated; JournalRecreated, which only a
-        reset of the group ends; CorruptMessage, after which reading can continue; what `on_checkpoint` raises, which
-        the next call then calls again; and what the client's calls raise.
+        reset of the group ends; CorruptMessage, after which reading can continue; errors of `on_checkpoint`, which
+        the next call then calls again; and errors of the client's calls.
         """
         if not self._rest:
             transaction = await self._next()
@@ -206,19 +207,19 @@ class GroupReader(Generic[E]):
             yield transaction
 
     async def next_transaction(self) -> StreamTransaction[E] | None:
-        """Return the next whole transaction; None at the end of the stream, or if only a commit lets reading go on.
+        """Return the next whole transaction; None at the end of the stream, or if only a commit lets reading continue.
 
-        Raises what `anext` raises.
+        Raises the errors of `anext`.
         """
         if self._rest:
             raise InvalidInput("a transaction is being read event by event: read its other events first")
         return await self._next()
 
     async def commit(self) -> StreamPosition:
-        """Commit everything that was delivered as consumed, so that it is not delivered again. Returns the position.
+        """Commit all delivered events as consumed, so that they are not delivered again. Returns the position.
 
         Within a transaction, this commits up to its beginning. Raises ReaderOffline if the reader is no longer in the
-        group: then nothing was recorded, and others deliver again what was delivered since the last commit. Raises
+        group: then nothing was recorded, and others repeat the deliveries since the last commit. Raises
         AppendOutcomeUnknown. After a cancellation, the next heartbeat still commits it.
         """
         presence = self._check()
@@ -232,7 +233,7 @@ class GroupReader(Generic[E]):
         return position
 
     def position(self) -> StreamPosition:
-        """Return the reader's position in its segments: after what was delivered, but never within a transaction."""
+        """Return the reader's position in its segments: after the delivered events, but never within a transaction."""
         positions = self._pool.positions()
         if not self._rest:
             positions.update((number, self._pool.sources[number].position) for number in positions)
@@ -251,7 +252,7 @@ class GroupReader(Generic[E]):
     # -- Between transactions ----------------------------------------------------------------------------------------
 
     async def _next(self) -> StreamTransaction[E] | None:
-        """Return the next transaction; None at the end of the stream, or if only a commit lets reading go on."""
+        """Return the next transaction; None at the end of the stream, or if only a commit lets reading continue."""
         self._pool.consume()  # Without `auto_commit`, only `_committed` counts anyway.
         while True:
             presence = self._check()
@@ -286,7 +287,7 @@ class GroupReader(Generic[E]):
         return self._presence
 
     async def _attend(self, *, between: bool = False) -> None:
-        """Do what the group's state requires. `between` also allows what has to wait for a commit."""
+        """Apply the group's state. `between` also allows changes that have to wait for a commit."""
         while between or not self._is_attended():
             state, stream = self._group.state, self._watch.stream
             state.require(self.id, self._token)
@@ -443,12 +444,12 @@ class GroupReader(Generic[E]):
         return all(self._committed[number] == source.position for number, source in self._pool.sources.items())
 
     def _awaits_commit(self) -> bool:
-        """Return True if only a commit lets reading go on."""
+        """Return True if only a commit lets reading continue."""
         behind = self._pool.finished() or self._group.state.share(self.id) < 0
         return bool(behind) and not self._may_pass_on(between=False)
 
     def _advances(self, state: GroupState) -> Positions:
-        """Return the consumed positions of the reader's segments that are ahead of what the group knows."""
+        """Return the consumed positions of the reader's segments that are ahead of the group's state."""
         found = {}
         for number, known in state.owned_by(self.id).items():
             if number in self._pool.sources:

@@ -121,7 +121,7 @@ class GroupState:
             raise ReaderOffline(
                 f"reader {reader} is not a member of its group (any more): it was silent for too long, another reader "
                 "took its name, or the group was reset. Events that it delivered after its last reported position will "
-                "be delivered again; make another reader to go on"
+                "be delivered again; make another reader to continue"
             )
 
     def share(self, reader: str) -> int:
@@ -216,9 +216,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A reader is no longer a member: it left, or others take it for dead. Its segments no longer have an owner.
+    """A reader is no longer a member: it left, or others consider it dead. Its segments no longer have an owner.
 
-    `positions` are those of its segments in which it is known to have advanced since it last reported.
+    `positions` are its segments' positions, where known, that are later than its last report.
     """
 
     reader: str
@@ -320,7 +320,7 @@ class CheckpointBegun:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPassed:
-    """A reader passes its next checkpoint. `positions` are those of all its segments."""
+    """A reader passes its next checkpoint. `positions` cover all its segments."""
 
     reader: str
     token: str

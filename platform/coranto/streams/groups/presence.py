@@ -52,7 +52,7 @@ class Presence:
                 late = self._clock.monotonic() - self._confirmed > self._timeout / 2
                 await self.confirm()
                 if late:
-                    # What delayed this reader's heartbeats may have delayed those of the others, too.
+                    # A cause that delayed this reader's heartbeats may have delayed the others', too.
                     self._liveness = Liveness()
                 for reader, token in self._silent(self._group.state):
                     await self._take_out(reader, token)

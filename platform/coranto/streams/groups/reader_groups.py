@@ -115,12 +115,14 @@ class ReaderGroup:
     ) -> GroupReader[E]:
         """Return a reader of the group, to be used as `async with group.reader() as reader:`.
 
-        `reader` is its id, by default a random one. A reader that joins with the id of another replaces it at once, as
-        when a process restarts. Readers send a heartbeat every `beat` seconds, and are taken for dead `timeout` seconds
+        `reader` is its id, by default a random one. A reader that joins with the id of another replaces it immediately,
+        as
+        when a process restarts. Readers send a heartbeat every `beat` seconds, and are considered dead `timeout`
+        seconds
         after their last one. `format` is the format of events, by default that of the stream's content type.
 
-        With `auto_commit`, an event is consumed when the next one is asked for. Otherwise it is consumed when `commit`
-        is called, and iteration also ends whenever only a commit lets it go on.
+        With `auto_commit`, an event is consumed when the next one is requested. Otherwise it is consumed when `commit`
+        is called, and iteration also ends whenever only a commit lets it continue.
 
         `on_checkpoint` is awaited at the mark of a checkpoint, to store the results of everything delivered so far.
         When it returns, the checkpoint is passed, and everything delivered so far is consumed.
@@ -175,7 +177,7 @@ class ReaderGroup:
                     raise CheckpointRefused(f"group {self.name} was reset before checkpoint {name} was complete")
                 if found.is_complete:
                     return found.position
-        raise AssertionError("states go on for ever")
+        raise AssertionError("watching states never ends")
 
     async def checkpoint(self, name: str | None = None) -> GroupCheckpoint | None:
         """Return a checkpoint, by default the last complete one; None if there is none.
@@ -188,7 +190,7 @@ class ReaderGroup:
     # -- Operating the group -----------------------------------------------------------------------------------------
 
     async def reader_offline(self, reader: str, position: StreamPosition | None = None) -> None:
-        """Remove a reader that has ended, so that others take its segments at once.
+        """Remove a reader that has ended, so that others take its segments immediately.
 
         `position` is its position, if a later one is known than it reported; segments that it does not own are ignored.
         Does nothing if there is no such reader. Raises InvalidInput for a position before the reported one.
@@ -221,7 +223,7 @@ class ReaderGroup:
         await self._state.update(lambda state: CutReleased(dict(cut)))
 
     async def released_cut(self) -> Mapping[int, int] | None:
-        """Return the cut before which this group needs nothing: that of `release`, or else of the last checkpoint.
+        """Return the cut before which this group needs nothing: from `release`, or else from the last checkpoint.
 
         Returns None if there is neither. `coranto.streams.model.frontier.earliest` finds the cut for several groups.
         """

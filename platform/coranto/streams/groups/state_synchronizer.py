@@ -1,7 +1,7 @@
 """`StateSynchronizer`: a state in a journal that many processes share and change.
 
 Each change is an update. A process decides the update on the state that it knows, and appends it on the condition that
-nobody has changed the state since. If somebody has, nothing is appended; the process reads the new updates and decides
+the state is unchanged. Otherwise nothing is appended; the process reads the new updates and decides
 again. So all processes apply the same updates in the same order, and each update to exactly the state that it was
 decided on.
 
@@ -128,7 +128,7 @@ class _Fold(Generic[S, U]):
 
 
 class StateSynchronizer(Generic[S, U]):
-    """The state in `journal`, as this process knows it. For one event loop; many tasks may use it at once.
+    """The state in `journal`, as this process knows it. For one event loop; safe for many tasks.
 
     Call `initialize` or `load` first. A snapshot is written after every `snapshot_every` updates. An update whose
     answer was lost is retried for up to `patience` seconds. A cancelled read leaves the state as known before, or
@@ -175,7 +175,7 @@ class StateSynchronizer(Generic[S, U]):
     async def initialize(self, state: S) -> S:
         """Write the initial `state`, unless the journal has a state already. Returns the state in the journal.
 
-        Any number of processes may call this at once.
+        Any number of processes may call this concurrently.
         """
         async with self._lock:
             await self._load()
@@ -228,9 +228,9 @@ class StateSynchronizer(Generic[S, U]):
             return self.state
 
     async def states(self) -> AsyncGenerator[S]:
-        """Yield the state now and after each later change by any process, for ever.
+        """Yield the state now and after each later change by any process, without end.
 
-        When several changes arrive at once, only the last state of them is yielded.
+        When several changes arrive together, only the last state is yielded.
         """
         seen: str | None = None
         while True:

@@ -66,7 +66,7 @@ def old_batch(writer: str, batch: int, last: int, planned_behind: int | None) ->
     older = last - batch + 1
     return BatchChanged(
         f"batch {batch} of {writer} is written already, and batches up to {last} are: the writer's checkpoint is "
-        f"{older} batches older than what it has written, as after a restoration or a crash of the machine. "
+        f"{older} batches older than the last written one, as after a restoration or a crash of the machine. "
         f"The batches {batch} to {last}, as it plans them now, would all be left out. Written content that comes again "
         f"in batch {last + 1} or later would be there twice.",
         batches=older,

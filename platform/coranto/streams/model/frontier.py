@@ -71,7 +71,7 @@ def readable(segments: Mapping[int, Segment], read: Mapping[int, int]) -> frozen
 def has_read_what_is_gone(segments: Mapping[int, Segment], begun: Collection[int]) -> bool:
     """Return True if a reader has read all segments that are gone, given those that it has begun.
 
-    The segments where what is left of the stream begins share the key space, so any that is gone comes before one of
+    The first remaining segments share the key space, so any removed one comes before one of
     them. A reader begins a segment only when it has read all before it.
     """
     return all(number in begun for number, each in segments.items() if not each.predecessors & segments.keys())
@@ -128,7 +128,7 @@ class Frontier:
         for number, position in positions.items():
             before = self.open.get(number)
             if before is None or position.offset < before.offset:
-                raise InvalidInput(f"segment {number} cannot go on from {before} to {position}")
+                raise InvalidInput(f"segment {number} cannot continue from {before} to {position}")
         return replace(self, open={**self.open, **positions}) if positions else self
 
     def completion(self, number: int, end: int, stream: Stream) -> Completion:
@@ -190,7 +190,7 @@ class Frontier:
 
 
 def frontier_at(stream: Stream, position: StreamPosition | None = None, *, skip_truncated: bool = False) -> Frontier:
-    """Return the frontier at a position, or by default at the beginning of what is left of the stream.
+    """Return the frontier at a position, or by default at the beginning of the stream's remaining content.
 
     Segments that are neither in the position nor after it are not read. Raises StreamTruncated if content after the
     position is gone; with `skip_truncated`, reading begins after the missing content instead. Raises InvalidInput if
@@ -243,7 +243,7 @@ def frontier_at(stream: Stream, position: StreamPosition | None = None, *, skip_
 
 
 def earliest(stream: Stream, positions: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """Return the latest cut that is not past any of the given cuts: all their readers have read what is before it.
+    """Return the latest cut that is not past any of the given cuts: all their readers have read the content before it.
 
     Raises InvalidInput if no cut is given.
     """
@@ -251,7 +251,7 @@ def earliest(stream: Stream, positions: Iterable[Mapping[int, int]]) -> dict[int
     found: dict[int, int] = {}
     cuts = [dict(each) for each in positions]
     if not cuts:
-        raise InvalidInput("there is no cut to take the earliest of; give at least one")
+        raise InvalidInput("cannot take the earliest of no cuts; give at least one")
     for cut in cuts:
         for number, offset in cut.items():
             found[number] = min(offset, found.get(number, offset))

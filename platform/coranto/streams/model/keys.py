@@ -112,7 +112,7 @@ class KeyRange:
         """Join adjacent ranges, given in any order, into one. Raises InvalidInput if they are not adjacent."""
         ordered = sorted(ranges)
         if not ordered:
-            raise InvalidInput("there is no range to merge; give at least one")
+            raise InvalidInput("cannot merge no ranges; give at least one")
         for left, right in pairwise(ordered):
             if left.end != right.begin:
                 raise InvalidInput(f"the ranges {left} and {right} are not adjacent, so they cannot be merged")

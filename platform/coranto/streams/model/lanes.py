@@ -1,8 +1,8 @@
-"""Lanes: producer ids under which a multi-key writer makes one transaction after the other. Pure.
+"""Lanes: producer ids that a multi-key writer uses for consecutive transactions. Pure.
 
 A reader remembers each producer of a segment. So a writer uses few, and uses a producer id again once the transaction
 before has ended in all of its segments. A late acknowledgement of an earlier transaction must then not end the next
-one: a process that recovers the stream may have stood still for hours before it appends what was decided.
+one: a process that recovers the stream may have been paused for hours before it appends decided acknowledgements.
 
 Therefore the registers of a segment name the transaction that is in progress on a lane:
 
@@ -30,9 +30,9 @@ from coranto.wire import protocol_pb2 as pb
 
 LANE_PREFIX: Final = "coranto.dev/lane-"
 MAX_LANES: Final = 32
-"""The most transactions that one writer has in progress at once. A lane takes some 100 of the 64 KiB of registers."""
+"""Maximum transactions in progress for one writer. A lane takes some 100 of the 64 KiB of registers."""
 CROWDED_LANES: Final = 64
-"""The number of abandoned lanes in a segment from which on a writer removes them.
+"""Number of abandoned lanes in a segment that makes a writer remove them.
 
 All registers go with each proposal of a segment, so they should stay small.
 """
@@ -40,7 +40,7 @@ _ABANDONED: Final = 600 * 10_000_000 << 4  # Ten minutes, as a difference of clo
 
 
 class LaneUse(NamedTuple):
-    """The use of a lane by one transaction. `begin` is a clock below those of its events."""
+    """The use of a lane by one transaction. `begin` is a clock below its events' clocks."""
 
     producer: ProducerId
     txn: str
@@ -106,7 +106,7 @@ class LaneStep(Enum):
     DROP = "drop"
     """Append what makes readers drop the events of a transaction that can never be decided."""
     DROP_OPEN = "drop open"
-    """The same for another process's transaction, which may have ended meanwhile: the lane must still name it."""
+    """The same for another process's transaction, which may have ended: the lane must still name it."""
 
 
 class LaneChange(NamedTuple):
@@ -117,7 +117,7 @@ class LaneChange(NamedTuple):
 
 
 def parameters(changes: Iterable[LaneChange]) -> dict[str, Any]:
-    """Return the arguments of `JournalClient.append` with which one append makes all these changes, or none."""
+    """Return the arguments of `JournalClient.append` for one append that makes all these changes, or none."""
     include: dict[str, str] = {}
     exclude: dict[str, str] = {}
     union: dict[str, str] = {}
@@ -146,10 +146,10 @@ def parameters(changes: Iterable[LaneChange]) -> dict[str, Any]:
 
 
 def after_refusal(registers: pb.LabelSet, use: LaneUse) -> LaneStep | None:
-    """Return the step with which to append a refused acknowledgement; None if the transaction has ended.
+    """Return the next step for a refused acknowledgement; None if the transaction has ended.
 
-    `registers` are those that refused it. If they were lost, nobody knows whether the transaction has ended. To end it
-    once more does no harm while its lane is free.
+    `registers` refused it. If they were lost, it is unknown whether the transaction has ended. Ending it
+    again is harmless while its lane is free.
     """
     found = labels.value_of(registers, use.label)
     if found:  # Another value means that the lane has gone on to a later transaction.

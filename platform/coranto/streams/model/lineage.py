@@ -1,7 +1,7 @@
 """The state of a writer with a stable id in the segments before a given one.
 
 A process that continues a writer id must know, for each key, up to which sequence earlier processes' writes are
-durable. The writer's entry in the segment tells this. If there is no entry yet, the entries in the segment's
+durable. The writer's entry in the segment has this. If there is no entry yet, the entries in the segment's
 predecessors do. The predecessors of a merged segment may have been written up to different sequences, each for its own
 keys; so after a merge they are examined even if the segment has an entry.
 """
@@ -31,7 +31,7 @@ class Floor:
 class Lineage:
     """The floors of a writer in the segments before a given one.
 
-    `forgot` means that for some of the keys there is no entry, but there may have been one that was removed or lost.
+    `forgot` means that some of the keys have no entry, but may have had one that was removed or lost.
     """
 
     floors: list[Floor] = field(default_factory=list)
@@ -55,7 +55,7 @@ async def trace(
 ) -> Lineage:
     """Collect the lineage of the writer with this label from the segments before `segment`.
 
-    `has_entry` tells whether the writer has an entry in the segment itself. `registers_of` returns a sealed segment's
+    `has_entry` is true if the writer has an entry in the segment itself. `registers_of` returns a sealed segment's
     registers and head, or None if the segment is gone.
     """
     lineage = Lineage()

@@ -121,7 +121,7 @@ def key_map(stream: PicturedStream, *, epochs: int | None = None) -> KeyMap:
 
 
 def _ends(stream: PicturedStream, segment: PicturedSegment) -> int:
-    """Return the epoch in which a segment is succeeded; the next epoch to come if nothing succeeds it."""
+    """Return the epoch when a segment is succeeded; the next epoch to come if nothing succeeds it."""
     return min((each.epoch for each in stream.successors(segment.number)), default=stream.epoch + 1)
 
 

@@ -3,7 +3,7 @@
 A plain offset is not enough while a multi-key transaction is open: its first messages are before the offset, and its
 acknowledgement is after it. A `SegmentPosition` also names those messages, so that resuming from it neither loses nor
 repeats an event. A `StreamPosition` holds one `SegmentPosition` per segment. It can be used wherever a `StreamCut` can:
-its offsets then are those from which content is still needed.
+its offsets are then the first ones whose content is still needed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SegmentPosition:
 
     @property
     def needed_from(self) -> int:
-        """The offset from which content is needed to resume from here."""
+        """The first offset whose content is needed to resume from here."""
         return min([each.begin for each in self.pending], default=self.offset)
 
     def source(self) -> Source:

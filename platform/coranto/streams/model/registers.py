@@ -3,7 +3,7 @@
 Registers are labels that change atomically with an append; an append may also be conditioned on them. They hold one
 *entry* per writer: its session, the sequence and clock of its last append, and the time of that. Every append of a
 writer checks that the entry is still the one that the writer's previous append left, and replaces it. So of two
-attempts at the same append only one can be applied, and the entry tells which appends were applied.
+attempts at the same append only one can be applied, and the entry shows which appends were applied.
 
 ==============================  ======================================================================================
 `coranto.dev/writer-<producer>`  the entry of one writer, named by its producer id
@@ -18,7 +18,7 @@ attempts at the same append only one can be applied, and the entry tells which a
 
 The number of entries is bounded. A writer that enters where there is no room removes the least recently used entries.
 The time of use comes from the clock of the entry's own writer. A time far ahead of the entering writer's clock is not
-believed, because such an entry would stay for ever while others were removed. Such entries are removed first, in the
+trusted, because such an entry would stay permanently while others were removed. Such entries are removed first, in the
 order of their offsets.
 """
 
@@ -58,7 +58,7 @@ MAX_FENCE_NAME_BYTES: Final = labels.MAX_NAME_BYTES - len(FENCE_PREFIX)
 class WriterEntry(NamedTuple):
     """A writer's state in a segment.
 
-    `sequence` and `clock` are those of its last append, and `hint` is an offset at or before the beginning of that.
+    `sequence` and `clock` are the last append's, and `hint` is an offset at or before its beginning.
     `used` is in Unix seconds. `session` distinguishes the processes that use one writer id one after the other.
     """
 
@@ -187,9 +187,9 @@ class WriterStatus(Enum):
     TAKEN_OVER = auto()
     """The entry is from the session that this writer took the writer id over from. It may have appended more since."""
     NEW = auto()
-    """There is no entry, and none was ever removed or lost: the writer has appended nothing here."""
+    """Without an entry, and none was ever removed or lost: the writer has appended nothing here."""
     FORGOTTEN = auto()
-    """There is no entry, and entries were removed or lost."""
+    """Without an entry, after entries were removed or lost."""
     FOREIGN = auto()
     """The entry is from another session."""
     LOST = auto()
@@ -265,7 +265,7 @@ def enter(
     """Add an entry, on the condition that none was added since, and remove others if there is no room.
 
     `nonce` must be unique to this attempt to enter. The append is also conditioned on the removed writers not having
-    appended meanwhile.
+    appended since.
     """
     union = {HELD_LABEL: "1", ENTERED_LABEL: nonce, label: after}
     if not registers.held:
@@ -297,7 +297,7 @@ def _use(entry: WriterEntry, latest: int) -> tuple[bool, int]:
 
 
 def restore(head: int) -> Conditions:
-    """Restore registers that were lost when the journal ended at `head`, unless somebody else already has."""
+    """Restore registers that were lost when the journal ended at `head`, unless another writer already has."""
     return Conditions(
         pb.LabelSelector(exclude=_label_set({HELD_LABEL: ""})),
         _label_set({HELD_LABEL: "1", RESTORED_LABEL: f"{head:x}"}),
@@ -305,7 +305,7 @@ def restore(head: int) -> Conditions:
 
 
 def hold() -> Conditions:
-    """Mark the registers of a journal without content as held, unless somebody else already has."""
+    """Mark the registers of a journal without content as held, unless another writer already has."""
     return Conditions(pb.LabelSelector(exclude=_label_set({HELD_LABEL: ""})), _label_set({HELD_LABEL: "1"}))
 
 

@@ -11,7 +11,7 @@ All of this is stored in labels and flags of the segments' journal specs. One at
 * A segment is *being sealed* once its journal is read-only. Then either other segments succeed it, or the label
   `coranto.dev/end-of-stream` says that none will.
 * It is *sealed* once the label `coranto.dev/sealed-at` has its final offset. To learn that takes an empty append.
-* `coranto.dev/truncated-to` is the offset from which readers may read it.
+* `coranto.dev/truncated-to` is the first readable offset.
 
 `decode` turns a listing into a `Stream` and refuses one that contradicts itself; `labels_of` is its inverse.
 """
@@ -95,7 +95,7 @@ def segment_journal(stream: str, number: int) -> str:
 
 
 def stream_of(journal: str) -> str:
-    """Return the stream of which a journal is a segment by its name; empty if it is none."""
+    """Return the stream of a segment journal by its name; empty if the journal is not a segment."""
     stream, _, number = journal.rpartition("/segment/")
     return stream if len(number) == _NUMBER_DIGITS and number.isascii() and number.isdigit() else ""
 
@@ -258,7 +258,7 @@ def covers(ranges: Iterable[KeyRange], whole: KeyRange) -> bool:
 
 
 def labels_of(stream: str, segment: Segment) -> pb.LabelSet:
-    """Return the labels that describe a segment. Only `sealing` is not among them: the journal's flags tell that."""
+    """Return the labels that describe a segment. Only `sealing` is not among them: it is in the journal's flags."""
     pairs = [
         (STREAM_LABEL, stream),
         (SEGMENT_LABEL, str(segment.number)),

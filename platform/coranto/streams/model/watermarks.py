@@ -1,8 +1,8 @@
 """Time in a stream: the times of events that writers note, and the watermarks that readers derive from them.
 
 A writer *notes a time* (`StreamWriter.note_time`) to declare that all events it writes from now on have that time or a
-later one. Times are numbers in any unit that the writers of a stream agree on. A writer's times never decrease. Each
-note is a *mark* in the journal `<stream>/marks`, with the positions up to which the writer has written.
+later one. Times are numbers in any unit that the writers of a stream share. A writer's times never decrease. Each
+note is a *mark* in the journal `<stream>/marks`, with the ends of the writer's writes.
 
 Readers combine the marks into *watermarks*. Once every writer has noted a time of at least `lower`, all their earlier
 events are before the largest of their positions, segment by segment. A reader that is past that cut has seen all events
@@ -101,7 +101,7 @@ class TimeWindow:
 class _Noted:
     time: float
     written: float
-    """The time at which the mark was written, by the writer's own clock."""
+    """The time of writing the mark, by the writer's own clock."""
     counted: float
     """The seconds that the writer's clock had counted at this mark."""
     seen: float
@@ -200,8 +200,9 @@ class TimeWindows:
     async def at(self, position: StreamPosition, stream: Stream) -> TimeWindow:
         """Return the time window of a position, from all marks that are in the journal now.
 
-        The position must not be before that of an earlier call. Marks that cannot be decoded are skipped. Raises what
-        the client's reads raise.
+        The position must not be before an earlier call's. Marks that cannot be decoded are skipped. Raises errors of
+        the
+        client's reads.
         """
         try:
             head = await self._client.head(self._journal)

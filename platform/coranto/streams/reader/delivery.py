@@ -1,7 +1,7 @@
 """Delivery of events: turning segments into transactions, and merging several segments into one sequence.
 
-`SegmentSource` turns a segment's journal into whole committed transactions. It reads some content ahead, but finds out
-what is committed only when it is asked for the next transaction. So its position is always just after the last
+`SegmentSource` turns a segment's journal into whole committed transactions. It reads some content ahead, but determines
+commits only when the next transaction is requested. So its position is always just after the last
 transaction that it delivered. `SegmentPool` takes from several sources in turn.
 """
 
@@ -89,7 +89,7 @@ class StreamTransaction(NamedTuple, Generic[E]):
     clock: int
     end: int
     events: tuple[Event[E], ...]
-    """The events in the order in which they were written; never empty."""
+    """The events in order of writing; never empty."""
 
     @property
     def begin(self) -> int:
@@ -178,7 +178,7 @@ class SegmentSource(Generic[E]):
         """Return the next transaction, or None if there is none yet. A cancelled call takes nothing.
 
         Raises StreamTruncated if the next content is gone; JournalRecreated if the stream was deleted, and created
-        again; CorruptMessage, after which reading can continue; and what the client's reads raise.
+        again; CorruptMessage, after which reading can continue; and errors of the client's reads.
         """
         while True:
             if self._sequencer.replay_range is None:
@@ -226,7 +226,7 @@ class SegmentSource(Generic[E]):
         if self._end is not None and self._fetched >= self._end > self._offset and self._decoder.finish() is not None:
             raise InvalidInput(
                 f"offset {self._end} of segment {self.number} is within an event, so it is not a cut; "
-                "give an offset at which an event begins"
+                "give the offset of an event's beginning"
             )
         return None
 
@@ -342,7 +342,7 @@ class SegmentPool(Generic[E]):
         self._current = None
 
     def position(self, number: int) -> SegmentPosition:
-        """Return the position up to which a segment is consumed."""
+        """Return the consumed position of a segment."""
         if self._current is not None and self._current[0] == number:
             return self._current[1]
         return self.sources[number].position
@@ -358,7 +358,7 @@ class SegmentPool(Generic[E]):
         return [self.sources[number] for number in self._ended if number != current]
 
     async def take(self) -> StreamTransaction[E] | None:
-        """Return the next transaction of any segment; None if there is none yet. Raises what the sources raise."""
+        """Return the next transaction of any segment; None if there is none yet. Raises the errors of the sources."""
         while self._ready:
             number = next(iter(self._ready))
             source = self.sources.get(number)

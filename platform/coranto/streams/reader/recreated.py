@@ -10,10 +10,10 @@ from coranto.streams.model.stream import Segment
 
 
 async def require_same(client: JournalClient, segment: Segment, position: SegmentPosition) -> None:
-    """Check a stored position, which may be beyond all that its segment has.
+    """Check a stored position, which may be beyond its segment's content.
 
     Raises JournalRecreated for one of an earlier stream of this name, and CorruptData for one without an id that is
-    beyond the head. It cannot tell of segments that are gone or suspended; their reads do.
+    beyond the head. It cannot check segments that are gone or suspended; their reads do.
     """
     if not position.offset:
         return

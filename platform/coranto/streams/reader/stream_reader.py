@@ -1,7 +1,7 @@
 """`StreamReader`: reads a stream in one process.
 
 It reads all open segments in turn, and begins a segment once all its predecessors have been read to their ends. So the
-events of each routing key arrive in the order in which they were written, across splits and merges. Events of different
+events of each routing key arrive in order of writing, across splits and merges. Events of different
 keys arrive in no particular order. Only committed events are read, each of them once.
 
 To resume later, store `position()` together with the results of the events, and begin there. Then no event is left out
@@ -112,7 +112,7 @@ class StreamReader(Generic[E]):
         """Return the next event.
 
         Raises StreamNotFound; StreamTruncated; JournalRecreated; CorruptMessage, after which reading can continue; and
-        what the client's reads raise.
+        errors of the client's reads.
         """
         if not self._rest:
             transaction = await self._next()
@@ -163,7 +163,7 @@ class StreamReader(Generic[E]):
     # ----------------------------------------------------------------------------------------------------------------
 
     async def _next(self) -> StreamTransaction[E] | None:
-        # A call may be cancelled at any await; what it did until then stays valid.
+        # A call may be cancelled at any await; its earlier effects stay valid.
         if self._frontier is None:
             await self._open()
         while True:
@@ -214,7 +214,7 @@ class StreamReader(Generic[E]):
         self._opened.extend(self._frontier.open)
 
     def _move_on(self) -> bool:
-        """Complete segments that are read, and open what follows. Returns False if nothing has changed."""
+        """Complete segments that are read, and open their successors. Returns False if nothing has changed."""
         segments, moved = self._watch.stream.segments, False
         if self._seen is not self._watch.stream:
             self._seen = self._watch.stream
@@ -292,7 +292,7 @@ class StreamReader(Generic[E]):
             self._opened.append(number)
 
     def _offset_of(self, number: int) -> int:
-        """Return the offset up to which an open segment is read."""
+        """Return the read offset of an open segment."""
         if number in self._pool.sources:
             return self._pool.position(number).offset
         assert self._frontier is not None
@@ -309,7 +309,7 @@ class StreamReader(Generic[E]):
         segment = self._watch.stream.segments.get(number)
         if segment is None:
             raise StreamTruncated(
-                f"segment {number} is gone; begin anew, or skip the missing content (skip_truncated)", number
+                f"segment {number} is gone; start over, or skip the missing content (skip_truncated)", number
             )
         position = self._frontier.open[number]
         if self._begin is not None and number in self._begin:

@@ -1,4 +1,4 @@
-"""The work of one segment writer that is neither durable nor failed, in the order in which it is written."""
+"""Units of one segment writer that are neither durable nor failed, in order of writing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AttemptQueue:
         self.units.extend(reversed(later))
 
     def insert(self, units: Iterable[WriteUnit]) -> None:
-        """Add units that are not in any attempt, in the order in which the stream writer received them."""
+        """Add units that are not in any attempt, in the order that the stream writer received them."""
         self.units = deque(sorted([*self.units, *units], key=lambda unit: unit.order))
 
     def send_in_flight_again(self) -> None:

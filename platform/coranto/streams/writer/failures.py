@@ -22,7 +22,7 @@ def failure_of(error: CorantoError, *, doubtful: bool, first: bool) -> CorantoEr
         return _because(CommitUnknown(f"{error}. An attempt at it may have been applied"), error)
     if (of_the_writer or first) and not unknown:
         return error
-    return _because(EarlierWriteFailed(f"not appended, as what came before it failed: {error}"), error)
+    return _because(EarlierWriteFailed(f"not appended, as an earlier write failed: {error}"), error)
 
 
 def failure_after(gap: Gap) -> EarlierWriteFailed:

@@ -1,7 +1,7 @@
 """Gaps in the sequences of a writer: writes that failed, and were not given again. Pure.
 
-A segment's registers tell only the last durable sequence, and everything below it counts as durable. So nothing may be
-applied above a gap: a process that gives the missing write again would be told that it is durable.
+A segment's registers have only the last durable sequence, and everything below it counts as durable. So nothing may be
+applied above a gap: a process that repeats the missing write would get a false answer that it is durable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coranto.streams.writer.units import WriteUnit
 
 
 class Gap(NamedTuple):
-    """A write that failed. `order` and `place` are those of its unit, and `error` is why it failed."""
+    """A failed write. `order` and `place` are its unit's, and `error` is the cause."""
 
     sequence: int
     order: int

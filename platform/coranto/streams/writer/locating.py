@@ -19,7 +19,7 @@ from coranto.messages.uuids import Flags, ProducerId
 from coranto.streams.model.events import EventFormat, TransactionEnd
 
 LEAST_PATIENCE_SECONDS = 20.0
-"""Time for which even an impatient writer looks for the place of what is durable.
+"""Minimum time of the search for the place of a durable unit, whatever the retry timeout.
 
 It is longer than the ten seconds after which brokers list a store again for a reader that waits at a gap.
 """

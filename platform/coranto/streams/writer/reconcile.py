@@ -49,7 +49,7 @@ class Reconciler:
         self.entered = False
         """True once the registers had an entry of this session."""
         self.end = 0
-        """The beginning of a message, at or before that of the next append."""
+        """The beginning of a message, at or before the next append's beginning."""
         self._told_end = 0  # The furthest end of the segment that an append has told.
         self._taken_from: int | None = None  # The session that this one continues.
         self.lineage = Lineage()
@@ -58,13 +58,13 @@ class Reconciler:
     def begin(self, registers: Registers, head: int, lineage: Lineage) -> None:
         """Begin from the registers and the head that the handshake found. Raises WriterExpired and WriterFenced."""
         shared, identity = self._shared, self._shared.identity
-        shared.require_alive()  # Contact with another segment may have ended the writer meanwhile.
+        shared.require_alive()  # Contact with another segment may have ended the writer.
         entry = registers.entries.get(identity.label)
         self.lineage = lineage
         if identity.stable and entry is None and not shared.fresh and (registers.forgot or lineage.forgot):
             shared.dead = WriterExpired(
                 f"{self.segment.journal} has no entry of writer {identity.writer}, but has lost or given up "
-                "entries: what it wrote before, if anything, is not known"
+                "entries: its earlier writes, if any, are unknown"
             )
             raise shared.dead
         if entry is not None:
@@ -110,7 +110,7 @@ class Reconciler:
             begin = end
 
     def deduplicate(self, unit: WriteUnit) -> None:
-        """Settle a unit of which an earlier attempt is durable."""
+        """Settle a unit that an earlier attempt has made durable."""
         segment = self.segment
         if unit.is_transaction:
             self._shared.find(unit, self._find(unit))
@@ -197,7 +197,7 @@ class Reconciler:
         self._succeed(attempt, -1 if begin is None else begin, -1)
 
     async def reconcile(self, registers: Registers, head: int) -> None:
-        """Settle what the registers show to be applied, and prepare to send the rest again."""
+        """Settle units that the registers show as applied, and prepare to send the rest again."""
         identity = self._shared.identity
         status = rules.writer_status(registers, head, identity, self._taken_from)
         if status is WriterStatus.LOST:
@@ -228,8 +228,8 @@ class Reconciler:
         while self.queue.again and self.queue.again[0].clock <= entry.clock:
             await self._resolve_applied(self.queue.again.popleft())
         if not self.entered or self.entry is None or entry.clock > self.entry.clock:
-            # The entry is from an attempt that was given up, but was applied after all. Some units to send again may
-            # be those of that attempt, given again; and none of their attempts can be applied any more.
+            # The entry is from an abandoned attempt that was applied after all. Some units to send again may be
+            # that attempt's units, given again; and none of their attempts can be applied any more.
             self.entry, self.entered = entry, True
             self.queue.plan_again()
 
@@ -242,7 +242,7 @@ class Reconciler:
         raise self._shared.dead
 
     def _forgotten(self) -> None:
-        """Handle an entry that was removed or lost. Raises WriterExpired if it is not known what was applied."""
+        """Handle an entry that was removed or lost. Raises WriterExpired if the applied units are unknown."""
         identity = self._shared.identity
         entered, self.entered, self.entry = self.entered, False, None
         doubtful = self.queue.is_doubtful

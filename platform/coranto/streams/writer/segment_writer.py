@@ -3,7 +3,7 @@
 Every append is conditioned on the entry that the previous one leaves in the registers
 (`coranto.streams.model.registers`). So appends that overtake each other on the network are refused, and sent again in
 order; and an append that is sent twice is applied once. If anything fails, nothing more is sent until everything in
-flight has been answered or given up. Then the registers tell what was applied, and the rest is sent again.
+flight has been answered or abandoned. Then the registers show the applied units, and the rest is sent again.
 
 A segment that is sealed or gone is left: units that are not durable there go to its successors, in order.
 
@@ -110,7 +110,7 @@ class SegmentWriter:
             await asyncio.wait((self._driver,))
 
     def adopt(self, units: Iterable[WriteUnit]) -> None:
-        """Queue units of a segment that was left, in the order in which the stream writer received them."""
+        """Queue units of a segment that was left, in the order that the stream writer received them."""
         self._closed = False  # If it was closed, it must be closed again.
         self._queue.insert(units)
         if self._queue.units:
@@ -132,7 +132,7 @@ class SegmentWriter:
         return self._reconciler.durable_sequence(place)
 
     async def cancel(self, error: WriteError) -> None:
-        """Stop at once. Units that may have been appended fail with CommitUnknown, the rest with `error`."""
+        """Stop immediately. Units that may have been appended fail with CommitUnknown, the rest with `error`."""
         self._closed = True
         queue = self._queue
         if self._driver is not None:
@@ -228,7 +228,7 @@ class SegmentWriter:
         if self._is_steady:
             self._sender.send()
         elif self._queue.units and not self._closed:
-            self._drive()  # The stream writer may have been fenced meanwhile; nothing else would fail these.
+            self._drive()  # The stream writer may have been fenced; nothing else would fail these.
 
     def _fail(self, error: CorantoError) -> None:
         """Fail all units; if the segment was being left, finish leaving it."""
@@ -307,7 +307,7 @@ class SegmentWriter:
         await self._reconciler.reconcile(registers, head)
         again = self._queue.again
         for attempt in again:
-            attempt.error = None  # It tells of registers as they were. Not all are sent again before the next error.
+            attempt.error = None  # It refers to older registers. Not all are sent again before the next error.
         if isinstance(error, WrongAppendOffset) and again and again[0] is first:
             again.popleft()
             expected = first.units[0].expected_offset
@@ -353,10 +353,10 @@ class SegmentWriter:
         raise _Leave
 
     async def _last_registers(self, segment: Segment) -> tuple[Registers, int]:
-        """Return the registers of a sealed segment, and an offset up to which it has had content.
+        """Return the registers of a sealed segment, and a former end of its content.
 
-        A broker that took the segment over after all brokers with its content were gone knows of no registers, and for
-        a sealed journal answers so. If attempts are doubtful, the call also checks that this answer is certain. Raises
+        A broker that took the segment over after the loss of all brokers with its content has no registers, and says
+        so for a sealed journal. If attempts are doubtful, the call also checks that this answer is certain. Raises
         IndexHasGreaterOffset if it is not certain, and JournalNotFound.
         """
         journal, revision = segment.journal, segment.mod_revision

@@ -153,7 +153,7 @@ class Sender:
             content = attempt.content
         except Exception as error:  # noqa: BLE001 - whatever the user's format raises, nothing was sent
             append.abort()
-            attempt.error = WriteError(f"{self._shared.events!r} could not stamp what goes to {journal}: {error!r}")
+            attempt.error = WriteError(f"{self._shared.events!r} could not stamp content for {journal}: {error!r}")
             return
         try:
             attempt.result = await append.commit(content)

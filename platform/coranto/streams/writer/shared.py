@@ -44,7 +44,7 @@ class Shared:
     failure: CorantoError | None = None
     """The error of the first plain event that failed since the last `flush`."""
     ends: dict[int, int] = field(default_factory=dict)
-    """The end offset of what was written last in each segment, by number."""
+    """The end offset of the last write in each segment, by number."""
     gaps: Gaps = field(default_factory=Gaps)
     pending_bytes: int = 0
     resolved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,7 +89,7 @@ class Shared:
         self.resolved.set()
 
     def find(self, unit: WriteUnit, work: Coroutine[Any, Any, None]) -> None:
-        """Start `work` as a task, which settles a unit that is no longer in any segment writer."""
+        """Start `work` as a task, which settles a unit that has left all segment writers."""
         task = asyncio.create_task(work)
         self._finding[task] = unit
         task.add_done_callback(self._found)

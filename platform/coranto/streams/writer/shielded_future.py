@@ -1,4 +1,4 @@
-"""A future that is not cancelled together with those who wait for it."""
+"""A future that outlives the cancellation of its waiters."""
 
 from __future__ import annotations
 

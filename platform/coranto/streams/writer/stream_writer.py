@@ -1,7 +1,7 @@
 """`StreamWriter`: writes events and transactions on one routing key, each exactly once.
 
-The writer accepts events at once and appends them in the background: in order per routing key, and each exactly once,
-whatever happens to connections, brokers and segments meanwhile. With a `writer_id` and sequences given by the user,
+The writer accepts events immediately and appends them in the background: in order per routing key, and each exactly
+once, across failures of connections, brokers and segments. With a `writer_id` and sequences given by the user,
 this holds across processes, too.
 """
 
@@ -60,8 +60,8 @@ _KNOWN_KEYS = 1 << 14
 class StreamWriter(Generic[E]):
     """A writer of a stream. Use as `async with StreamWriter(client, "orders") as writer:`, on one event loop.
 
-    Leaving the block waits for everything that was written (see `close`). Cancelling a task that waits for a result
-    does not stop the write. Many tasks may use a writer at once.
+    Leaving the block waits for all writes (see `close`). Cancelling a task that waits for a result
+    does not stop the write. Safe for many tasks.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class StreamWriter(Generic[E]):
         """`format` is the format of events, by default that of the stream's content type (JSON objects, or bytes).
 
         `writer_id` names a writer that successive processes continue: a later process fences off the earlier one. If
-        the stream has forgotten the state of such a writer, writing raises WriterExpired; with `fresh`, the writer goes
-        on, on the assumption that its earlier writes are settled. Up to `in_flight` appends per segment are in flight
-        at once; an append of several events or transactions has at most `batch_bytes`. `drain` waits while more than
+        the stream has forgotten the state of such a writer, writing raises WriterExpired; with `fresh`, the writer
+        continues, and assumes that its earlier writes are settled. Up to `in_flight` appends per segment are in flight;
+        an append of several events or transactions has at most `batch_bytes`. `drain` waits while more than
         `pending_bytes` are not resolved. Appends are retried for `patience` seconds.
         """
         if writer_id is not None:
@@ -300,7 +300,7 @@ class StreamWriter(Generic[E]):
     async def close(self, deadline: float = CLOSE_SECONDS) -> None:
         """Abort open transactions, and wait up to `deadline` seconds for the rest.
 
-        Events and transactions that are not settled by then fail: with CommitUnknown if they may be durable, otherwise
+        Unsettled events and transactions then fail: with CommitUnknown if they may be durable, otherwise
         with WriterClosed.
         """
         self._closed = True
@@ -458,6 +458,6 @@ class StreamWriter(Generic[E]):
             await shared.resolved.wait()
 
     def _ends(self) -> dict[int, int]:
-        """Return the end offset of what was written, for each segment that still exists."""
+        """Return the end offset of the writes of each segment that still exists."""
         there = self._ready_routing.stream.segments
         return {number: end for number, end in self._ready.ends.items() if number in there}

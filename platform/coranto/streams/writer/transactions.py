@@ -80,7 +80,7 @@ TABLE: Final[Mapping[tuple[TransactionState, TransactionEvent], tuple[Transactio
     (_S.COMMITTING, _C.COMMIT): (_S.COMMITTING, _A.JOIN),
     (_S.COMMITTING, _C.ABORT): (_S.COMMITTING, _A.REFUSE),
     (_S.COMMITTING, _C.EXIT): (_S.COMMITTING, _A.JOIN),
-    # The commit goes on; `commit` still returns its outcome.
+    # The commit continues; `commit` still returns its outcome.
     (_S.COMMITTING, _C.RAISE): (_S.COMMITTING, _A.NOTHING),
     (_S.COMMITTING, _C.EXPIRE): (_S.COMMITTING, _A.NOTHING),
     (_S.COMMITTING, _C.SUCCEED): (_S.COMMITTED, _A.NOTHING),
@@ -117,7 +117,7 @@ TABLE: Final[Mapping[tuple[TransactionState, TransactionEvent], tuple[Transactio
 def transition(
     state: TransactionState, call: TransactionEvent, *, name: str, timeout: float
 ) -> tuple[TransactionState, TransactionAction]:
-    """Return the state after an event, and what is to be done, for a transaction that messages call `name`.
+    """Return the state after an event, and the next action, for a transaction that messages call `name`.
 
     Raises TransactionStateError for an event that the state refuses, and TransactionTimeout if the transaction was open
     for more than `timeout` seconds. The state is then the one before.
@@ -164,7 +164,7 @@ class Transaction(Generic[E]):
     """A transaction on one routing key. Use as `async with writer.transaction(key) as txn:`; leaving the block commits.
 
     Not for use by several tasks at once. A cancellation inside the block aborts the transaction. Cancelling `commit`
-    only stops the waiting: the commit goes on, and calling `commit` again returns its outcome.
+    only stops the waiting: the commit continues, and calling `commit` again returns its outcome.
     """
 
     def __init__(

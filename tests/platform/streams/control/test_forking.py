@@ -388,7 +388,7 @@ async def test_an_interrupted_fork_goes_on_at_its_cut(
     part = (await client.list("name=what-if/transactions")).journals[0].spec
     late = [replace(info, mod_revision=info.mod_revision - 1) for info in infos]
     await streams.scale("what-if", [Merge((0, 1))])
-    with pytest.raises(StreamChanged, match="somebody else forks the stream what-if too"):
+    with pytest.raises(StreamChanged, match="another process forks the stream what-if too"):
         await forking._add_parts(client, "what-if", [part], late)
     assert Counter(each["txn"] for each in await committed(client, "what-if")) == {0: 3}
     await streams.delete("other")

@@ -92,5 +92,5 @@ def test_impossible_splits_and_merges_are_refused() -> None:
         KeyRange.merge([KeyRange(0, 5), KeyRange(6, 8)])
     with pytest.raises(InvalidInput, match="not adjacent"):
         KeyRange.merge([KeyRange(0, 5), KeyRange(4, 8)])
-    with pytest.raises(InvalidInput, match="no range to merge"):
+    with pytest.raises(InvalidInput, match="cannot merge no ranges"):
         KeyRange.merge([])

@@ -39,7 +39,7 @@ async def test_events_that_cannot_be_stamped_are_not_applied_and_the_writer_cont
         await writer.write_event("key", {"n": 0})
         for _ in range(2):
             failing = writer.write_events("key", [{"n": 1}, {"fragile": True}])
-            with pytest.raises(WriteError, match=r"could not stamp what goes to .*broken") as caught:
+            with pytest.raises(WriteError, match=r"could not stamp content for .*broken") as caught:
                 await failing
             assert caught.value.outcome is Outcome.NOT_APPLIED
             assert writer.pending_bytes == 0

@@ -91,13 +91,11 @@ class StreamsFace(Face):
         return self._run(self._inner.resume(name))
 
     def drop_lanes(self, name: str, format: Framing[Any] | None = None) -> int:
-        """Remove what multi-key writers that died left in the registers of segments. Returns the number of lanes."""
+        """Remove registers of dead multi-key writers from the segments. Returns the number of lanes."""
         return self._run(self._inner.drop_lanes(name, format))
 
     def cut(self, name: str) -> tuple[Stream, dict[int, int]]:
-        """Return the stream, and the ends of its segments at one moment at which no transaction is partly
-        readable.
-        """
+        """Return the stream, and ends of its segments that leave no transaction partly readable."""
         return self._run(self._inner.cut(name))
 
     def truncate(self, name: str, cut: StreamCut) -> Stream:
@@ -261,13 +259,13 @@ class GroupReaderFace(Face, Generic[E]):
         self._run(self._inner.close(consumed=consumed))
 
     def commit(self) -> StreamPosition:
-        """Commit everything that was delivered as consumed, so that it is not delivered again. Returns the
-        position.
-        """
+        """Commit all delivered events as consumed, so that they are not delivered again. Returns the position."""
         return self._run(self._inner.commit())
 
     def position(self) -> StreamPosition:
-        """Return the reader's position in its segments: after what was delivered, but never within a transaction."""
+        """Return the reader's position in its segments: after the delivered events, but never within a
+        transaction.
+        """
         return self._call(lambda: self._inner.position())
 
     @property
@@ -309,7 +307,7 @@ class ReaderGroupFace(Face):
         return self._run(self._inner.checkpoint(name))
 
     def reader_offline(self, reader: str, position: StreamPosition | None = None) -> None:
-        """Remove a reader that has ended, so that others take its segments at once."""
+        """Remove a reader that has ended, so that others take its segments immediately."""
         self._run(self._inner.reader_offline(reader, position))
 
     def reset(self, begin: Mapping[int, int] | None = None) -> None:
@@ -321,7 +319,7 @@ class ReaderGroupFace(Face):
         self._run(self._inner.release(cut))
 
     def released_cut(self) -> Mapping[int, int] | None:
-        """Return the cut before which this group needs nothing: that of `release`, or else of the last checkpoint."""
+        """Return the cut before which this group needs nothing: from `release`, or else from the last checkpoint."""
         return self._run(self._inner.released_cut())
 
 
@@ -359,7 +357,7 @@ class StateSynchronizerFace(Face, Generic[S, U]):
         return self._run(self._inner.update(decide))
 
     def states(self) -> Iterator[S]:
-        """Yield the state now and after each later change by any process, for ever."""
+        """Yield the state now and after each later change by any process, without end."""
         return self._iterate(lambda: self._inner.states())
 
     def compact(self) -> None:

@@ -1,9 +1,9 @@
 """Bulk transactions: transactions of any size over a stream, whose events several processes append.
 
-The processes append events as pending to the segments of their keys, each under producer ids of its own, and tell one
-process what they have appended (`BulkPart`). That process commits, as a multi-key transaction is committed: it appends
-a decision with all acknowledgements to `<stream>/transactions`, on the condition that the gate is still as it was, and
-then the acknowledgements to the segments. Segments may be split, merged and sealed meanwhile:
+The processes append events as pending to the segments of their keys, each under its own producer ids, and report
+their appends to one process (`BulkPart`). That process commits like a multi-key transaction: it appends a decision with
+all acknowledgements to `<stream>/transactions`, on the condition that the gate is unchanged, and
+then the acknowledgements to the segments. Segments may be split, merged and sealed in the meantime:
 
 - before the decision: parts in sealed segments are moved to the successors (`bulk_parts.py`), and the decision is tried
   again with the new gate;
@@ -16,8 +16,8 @@ segments. Another one has a digest of its content (`batch_content.py`). The deci
 on the condition that the first is as it was read.
 
 A writer whose batches come in no order, such as named jobs, keeps the numbers of all batches but the last one elsewhere
-(`KeptBatches`). Before another batch is decided, it is given the number that the register has. Such a writer gets its
-register before its first batch (`enlist`), with the batch 0, which none has. So a missing register tells of a loss.
+(`KeptBatches`). Before another batch is decided, it gets the register's number. Such a writer gets its
+register before its first batch (`enlist`), with the unused batch number 0. So a missing register reveals a loss.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ _log = structlog.get_logger(__name__)
 
 
 KeptBatches = Callable[[int], Awaitable[bool]]
-"""Keeps the number of a writer's last batch for good, unless it is 0, which stands for none. Returns True if it keeps
-that of the present one already."""
+"""Keeps the number of a writer's last batch permanently, except for 0, which stands for none.
+
+Returns True if it already keeps the current batch's number."""
 
 
 @dataclass(slots=True)
 class _Doubt:
-    """The reason for which a decision may have been made or not, if there is one.
+    """The cause of an unknown decision, if there is one.
 
     While `of_earlier` is true, an earlier call may have decided the same parts, whose acknowledgements may be missing.
     """
@@ -225,7 +226,7 @@ class BulkCommitter:
             elif kept is not None or (writer and known is None and batch and not accept_loss):
                 raise InvalidInput(
                     f"stream {self.stream} knows no batch of this writer, whose next one is {batch}: is it another "
-                    "stream than before? If loss is accepted, the writer goes on, and what was interrupted may be "
+                    "stream than before? If loss is accepted, the writer continues, and interrupted batches may be "
                     "there twice",
                     field="batch",
                 )
@@ -255,7 +256,7 @@ class BulkCommitter:
             return True
 
     async def _place(self, parts: list[BulkPart], stream: Stream) -> None:
-        """Replace the parts of sealed segments by what is moved to active ones. They keep their order."""
+        """Replace the parts of sealed segments by their copies in active ones. They keep their order."""
         active = {segment.journal for segment in stream.active()}
         at = 0
         while at < len(parts):
@@ -309,7 +310,7 @@ async def hold_segment(client: JournalClient, journal: str, ticks: ProducerClock
 
 def _check_writer(writer: str) -> None:
     if not _WRITER.fullmatch(writer):
-        raise InvalidInput(f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _")
+        raise InvalidInput(f"{writer[:100]!r} cannot name a writer of batches; give up to 40 letters, digits, - and _")
 
 
 def _parsed(value: str) -> _Known:

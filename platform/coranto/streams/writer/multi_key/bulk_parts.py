@@ -1,7 +1,7 @@
 """The parts of a bulk transaction, and their way to the successors of segments that are sealed.
 
 A part is what one producer has appended to one segment, as pending events. It is committed by an acknowledgement in
-that segment, whose clock is just above that of the last event. So what an append of unknown outcome adds later is none
+that segment, whose clock is just above the last event's. So an append of unknown outcome that arrives later is not part
 of it: such events are appended again, under another producer id.
 
 Nothing can be appended to a sealed segment. So if a segment is sealed before the transaction is decided, its parts are
@@ -30,7 +30,7 @@ from coranto.streams.writer.handshake import ensure_held
 _APPEND_BYTES: Final = 1 << 20
 _ROLL_BACK_SECONDS: Final = 5.0
 _TURNS: Final = 10
-"""The times that a move is begun anew because answers are lost."""
+"""Number of times that a move is restarted because answers are lost."""
 EVENTS: Final = JsonEvents()
 
 
@@ -41,7 +41,7 @@ class BulkPart:
     journal: str
     producer: ProducerId
     begin: int
-    """An offset at which a message begins, and before which none of them is."""
+    """The offset of a message's beginning, before all of the events."""
     first_clock: int
     last_clock: int
     """The clock of the last event. What has later clocks of the producer is none of the part."""
@@ -65,7 +65,7 @@ class BulkPart:
 
 
 def acknowledgements(parts: Sequence[BulkPart]) -> dict[str, bytes]:
-    """Return the acknowledgements of parts by journal. Readers deliver parts in the order in which they are given."""
+    """Return the acknowledgements of parts by journal. Readers deliver parts in the given order."""
     found: dict[str, bytes] = {}
     for part in parts:
         found[part.journal] = found.get(part.journal, b"") + part.acknowledgement
@@ -184,7 +184,7 @@ class PartMover:
 
 
 async def roll_back(client: JournalClient, parts: Sequence[BulkPart]) -> None:
-    """Tell readers to drop what was not decided. Failures are ignored, because no reader waits for this."""
+    """Make readers drop undecided events. Failures are ignored, because no reader waits for this."""
     contents: dict[str, bytes] = {}
     for part in parts:
         contents[part.journal] = contents.get(part.journal, b"") + part.rollback

@@ -44,7 +44,7 @@ class MultiKeyResult:
 
 
 class MultiKeyTransaction(Generic[E]):
-    """A transaction on several keys. Its states are those of `coranto.streams.writer.transactions.Transaction`."""
+    """A transaction on several keys, with the states of `coranto.streams.writer.transactions.Transaction`."""
 
     def __init__(
         self,

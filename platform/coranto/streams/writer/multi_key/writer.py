@@ -100,7 +100,7 @@ class _SegmentsChanged(_StartAgain):
 class MultiKeyWriter(Generic[E]):
     """A writer of transactions on several keys. Use as `async with MultiKeyWriter(client, "orders") as writer:`.
 
-    Many tasks may use it at once. Their transactions run concurrently, each all or nothing, in no particular order.
+    Safe for many tasks. Their transactions run concurrently, each all or nothing, in no particular order.
     Cancelling a caller revokes no commit (see `MultiKeyTransaction.commit`). After a cancelled `open` or `close`, work
     of decided transactions may be left to the next `open`.
     """
@@ -181,7 +181,7 @@ class MultiKeyWriter(Generic[E]):
         return encoded
 
     async def _commit(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
-        """Commit events, each given with its key's place. Starts again as a whole if segments change meanwhile."""
+        """Commit events, each given with its key's place. Starts again as a whole if segments change."""
         if self._closed:
             raise InvalidInput("the writer is closed; make another one")
         async with self._at_once:
@@ -288,7 +288,7 @@ class MultiKeyWriter(Generic[E]):
         return MultiKeyPosition(part.segment.number, journal, *found)
 
     async def _send(self, part: _Part, content: bytes, step: LaneStep) -> ContentRange:
-        """Append a step of a transaction, batched with those of others that wait. Lost answers are not repeated."""
+        """Append a step of a transaction, batched with other waiting steps. Lost answers are not repeated."""
         journal, change = part.segment.journal, LaneChange(step, part.use)
         append, patience = self._client.append, self._log.patience
         batches = self._batches.get(journal)

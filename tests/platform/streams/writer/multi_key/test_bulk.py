@@ -219,7 +219,7 @@ async def test_a_listing_of_a_restored_etcd_need_not_have_the_revision_of_anothe
 
 async def test_what_is_no_batch_of_a_writer_is_refused(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
-    with pytest.raises(InvalidInput, match="'a b' is no writer of batches"):
+    with pytest.raises(InvalidInput, match="'a b' cannot name a writer of batches"):
         await BulkCommitter(client, "orders").commit([], writer="a b")
     await streams.create("bytes", 1, template=TEMPLATE, content_type=BytesEvents().content_type)
     with pytest.raises(InvalidInput, match="the events of bytes are application/x-protobuf-fixed, not lines of JSON"):
