@@ -23,8 +23,8 @@ from coranto.messages.special_lines import read_block
 POSITION: Final = pa.schema(
     [
         pa.field("journal", pa.string(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),  # The journal offset at which the message begins.
-        pa.field("end", pa.int64(), nullable=False),  # The journal offset at which it ends, exclusive.
+        pa.field("offset", pa.int64(), nullable=False),  # The message's begin offset in the journal.
+        pa.field("end", pa.int64(), nullable=False),  # The message's end offset in the journal, exclusive.
         pa.field("producer", pa.uint64(), nullable=False),  # See `columnar.producer_number`.
         pa.field("clock", pa.uint64(), nullable=False),
         pa.field("flags", pa.uint16(), nullable=False),

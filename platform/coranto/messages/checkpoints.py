@@ -1,8 +1,8 @@
 """Checkpoints: a consumer's progress, as a value that commits together with the consumer's own state.
 
-For each source journal a `Checkpoint` has the offset up to which it was read, and the state of each producer. It also
+For each source journal a `Checkpoint` has the read offset, and the state of each producer. It also
 holds the acknowledgements of messages that the consumer published. It is stored as a `consumer.Checkpoint` message, so
-a consumer can go on from a checkpoint that any other Gazette consumer wrote.
+a consumer can continue from a checkpoint that any other Gazette consumer wrote.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from coranto.wire import consumer_pb2
 class ProducerState:
     """A reader's state for one producer of a journal.
 
-    `last_ack` is the clock up to which the producer's messages are decided. `begin` is the offset from which to read
-    its pending messages again (those above `last_ack`, awaiting an acknowledgement). It is -1 when there are none.
+    The producer's messages are decided up to the clock `last_ack`. `begin` is the first offset of
+    its pending messages (above `last_ack`, awaiting an acknowledgement). It is -1 when there are none.
 
     `seen_through` is an offset: no message read from the producer ends behind it. Pruning (`pruning.py`) uses it to
     judge how long the producer has been silent. 0 means unknown, as in checkpoints that other software wrote.
@@ -85,7 +85,7 @@ class Source:
 
     @property
     def replay_from(self) -> int:
-        """The offset from which a reader meets all pending messages again; at most `read_through`."""
+        """The first offset whose messages a reader needs to meet all pending messages again; at most `read_through`."""
         begins = [state.begin for state in self.producers.values() if state.is_pending]
         return min([*begins, self.read_through])
 

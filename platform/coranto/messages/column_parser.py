@@ -1,11 +1,11 @@
-"""Parsing of JSON lines into typed columns, many lines at once, and of each line as if it were alone.
+"""Parsing of JSON lines into typed columns, many lines together, with the result of parsing each alone.
 
-pyarrow parses the lines. It refuses all of them for one that does not fit, and takes objects that reach over a newline,
-and words for numbers. So its answer counts only for lines about which there is no doubt. All other lines are
+pyarrow parses the lines. It refuses all of them for one misfit, and accepts objects that span a newline,
+and words for numbers. So its answer counts only for lines without doubt. All other lines are
 *doubtful*: `LineParser` gives no values for them, and its caller decides (`line_values.py`, Spark's parser).
 
 One line is one object: if each line begins with `{` and ends with `}`, then no object of JSON reaches over a newline,
-because an object that continues in the next line would go on with `{` after `}`, or have a newline in a text. So as
+because an object that continues in the next line would continue with `{` after `}`, or have a newline in a text. So as
 many objects as lines means one object in each.
 """
 
@@ -31,7 +31,7 @@ _WORDS: Final = (b"NaN", b"Inf")
 _TINY: Final = r"""[:,\[\s"][-+]?[0-9]*(?:\.[0-9]*)?[eE]-0*(?:[2-9][0-9]|[1-9][0-9]{2})|\.[0-9]{18,}[eE]-"""
 """Numbers with many digits behind the point and a negative exponent.
 
-For a decimal, pyarrow looks up the power of ten by which it has more digits than its column, without looking if it has
+For a decimal, pyarrow looks up the power of ten for the excess digits, without checking that it has
 that one. It ends its process, or reads something else.
 """
 
@@ -146,13 +146,13 @@ def _has_decimals(kind: Any) -> bool:
 
 
 def without_heads(content: Any, headed: Mask, head_bytes: int) -> Any:
-    """Return lines without the first field of those that `headed` marks, which has `head_bytes` with its comma.
+    """Return lines without their first field where `headed` marks it; it has `head_bytes` with its comma.
 
-    `content` is an Arrow binary array. To parse the field of a UUID, which nobody asks for, takes a sixth of the time.
+    `content` is an Arrow binary array. Parsing the unused field of a UUID would take a sixth of the time.
     """
     _, borders, data = content.buffers()
     ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
-    parts = np.empty(3 * len(content) + 1, dtype=np.int32)  # Of each line: its brace, what is left out, the rest.
+    parts = np.empty(3 * len(content) + 1, dtype=np.int32)  # Of each line: its brace, the omitted part, the rest.
     parts[:-1:3] = ends[:-1]
     parts[1::3] = ends[:-1] + 1
     parts[2::3] = ends[:-1] + np.where(headed, 1 + head_bytes, 1)
@@ -193,7 +193,7 @@ def unlike_objects(content: Any) -> Mask:
 
 
 def _have_words(characters: NDArray[np.uint8]) -> bool:
-    """Return True if a word occurs anywhere. Pairs of letters are compared at once, at even places and at odd ones."""
+    """Return True if a word occurs anywhere. Pairs of letters are compared together, at even places and at odd ones."""
     for first, shifted in enumerate((characters, characters[1:].copy())):
         pairs = shifted[: len(shifted) & ~1].view("<u2")
         for word in _WORDS:

@@ -54,9 +54,9 @@ class RowSegment(NamedTuple):
     flags: Flags
     first_clock: int
     last_clock: int
-    """The largest clock: that of the last row that was not dropped."""
+    """The largest clock: the last row's that was not dropped."""
     first_offset: int
-    """The journal offset at which the first row begins."""
+    """The journal offset of the first row."""
 
 
 class RangeScan(NamedTuple):
@@ -74,7 +74,7 @@ class CommittedWindows(NamedTuple):
 
 
 class PendingPart(NamedTuple):
-    """A segment with rows that are pending after the last range: those whose clock is larger than `above`."""
+    """A segment with rows that are pending after the last range: rows whose clock is larger than `above`."""
 
     range: int
     segment: int
@@ -134,7 +134,7 @@ class RangeScanner:
     """Scans one range batch by batch. The result does not depend on where batches end."""
 
     def __init__(self) -> None:
-        # The segments' columns; a few values change while a segment goes on in a later batch.
+        # The segments' columns; a few values change while a segment continues in a later batch.
         self._producers: list[int] = []
         self._flags: list[int] = []
         self._first_clocks: list[int] = []
@@ -169,7 +169,8 @@ class RangeScanner:
         first_row = np.flatnonzero(starts)
         kept, largest = _keep_growing(clocks, starts, run_of_row, first_row)
 
-        # Number runs by their first offset, so that numbers do not depend on batches. Join runs that go on from earlier
+        # Number runs by their first offset, so that numbers do not depend on batches. Join runs that continue from
+        # earlier
         # batches.
         continued, floor = self._continued(new_producer, first_row, producers, known, clocks, largest, offsets)
         number = np.empty(len(first_row), dtype=np.int32)
@@ -239,7 +240,7 @@ def resolve(
     """Decide which rows adjacent ranges of one journal commit, given the producer states `entry` before them.
 
     `replayed` are the pending producers of `entry` whose messages from before the checkpoint are part of the ranges.
-    `through` is the offset at which the ranges end. It becomes the `seen_through` of the producers in them.
+    `through` is the end offset of the ranges. It becomes the `seen_through` of the producers in them.
     """
     tracks = {
         producer: _Track(
@@ -351,7 +352,7 @@ def _keep_growing(clocks: UInt64s, starts: Mask, run_of_row: Int64s, first_row: 
     if not len(falls):
         return kept, clocks[np.append(first_row[1:], len(clocks)) - 1]
 
-    # A running maximum for each run: rank the clocks, and lift each run's ranks above those of the run before.
+    # A running maximum for each run: rank the clocks, and lift each run's ranks above the run before.
     affected = np.zeros(len(first_row), dtype=np.bool_)
     affected[run_of_row[falls]] = True
     rows = np.flatnonzero(affected[run_of_row])

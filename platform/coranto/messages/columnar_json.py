@@ -1,7 +1,7 @@
-"""Rows of Arrow tables as JSON messages with UUIDs, whole columns at once.
+"""Rows of Arrow tables as JSON messages with UUIDs, by whole columns.
 
 A field that is null is left out, and null elements of lists and maps are kept. Binary values are base64, times with a
-zone are in UTC, and numbers that are none (`NaN`) are texts. Types for which JSON has no form are refused before
+zone are in UTC, and non-numbers (`NaN`) are texts. Types without a JSON form are refused before
 anything is written. Needs pyarrow (the `consumers` extra).
 """
 
@@ -70,7 +70,7 @@ def stamped_rows(
 ) -> Any:
     """Return an Arrow binary array with the line of each row.
 
-    Their clocks are `first_clock` and those that follow it, CLOCK_TICK apart. The columns are those of `table_of`.
+    Their clocks are `first_clock` and the following ones, CLOCK_TICK apart. The columns come from `table_of`.
     Raises InvalidInput if lines have no place for UUIDs, a column has their name, or all lines together are larger than
     an Arrow array may be (2 GiB).
     """
@@ -164,7 +164,7 @@ def _elements(values: Any) -> list[Any]:
 
 
 def object_texts(names: Sequence[str], columns: Sequence[Any], rows: int) -> Any:
-    """Return an Arrow binary array with a JSON object for each row of columns. Their types are those of `table_of`."""
+    """Return an Arrow binary array with a JSON object for each row of columns. Their types come from `table_of`."""
     pieces: list[Any] = []
     for name, column in zip(names, columns, strict=True):
         pieces += _named(f",{json.dumps(name, ensure_ascii=False)}:".encode(), column)
@@ -181,7 +181,7 @@ def _objects(column: Any) -> Any:
 
 
 def _in_brackets(opening: bytes, column: Any, elements: Any, closing: bytes) -> Any:
-    """Return the texts of lists (or maps), from those of the elements of all of them together."""
+    """Return the texts of lists (or maps), from their elements' texts in one array."""
     borders = _borders(column)
     lists = pa.ListArray.from_arrays(pa.array(borders - borders[0]), elements)
     texts = _joined([opening, pc.binary_join(lists, b","), closing])
@@ -189,7 +189,7 @@ def _in_brackets(opening: bytes, column: Any, elements: Any, closing: bytes) -> 
 
 
 def _within(column: Any, values: Any) -> Any:
-    """Return those values that lists (or maps) of a column have. Arrow gives those of all rows beside it, too."""
+    """Return the values in lists (or maps) of a column, without Arrow's values outside the selected rows."""
     borders = _borders(column)
     return values.slice(int(borders[0]), int(borders[-1] - borders[0]))
 
@@ -228,7 +228,7 @@ def _whole(column: Any) -> Any:
     if least is None or least < -most or greatest > most:
         return None
     if least <= 0 <= greatest and pc.any(pc.equal(pc.divide(1.0, column), -math.inf)).as_py():
-        return None  # There is no integer -0.
+        return None  # Integers have no -0.
     return numbers
 
 
@@ -253,7 +253,7 @@ def _has_special(column: Any) -> bool:
 
 
 def _joined(pieces: Sequence[Any]) -> Any:
-    """Return pieces joined row by row, of which one at least is a column; null where a piece is null."""
+    """Return pieces joined row by row, with at least one column among them; null where a piece is null."""
     merged: list[Any] = []
     for piece in pieces:
         if isinstance(piece, bytes) and merged and isinstance(merged[-1], bytes):

@@ -1,4 +1,4 @@
-"""Reading the UUIDs of many JSON lines at once.
+"""Reading the UUIDs of many JSON lines together.
 
 `read_json_lines` splits journal content into lines and reads the UUID of each. If the UUID is at the beginning of the
 line, where `JsonLines` writes it, this takes no Python object per line. Other lines are parsed one by one.
@@ -73,12 +73,12 @@ class LineColumns(NamedTuple):
     """The number of newlines before each line that the given content does not have. None if there is none."""
 
     def offsets(self, begin_offset: int) -> Int64s:
-        """Return the journal offsets at which the lines begin, for content from `begin_offset` on."""
+        """Return the journal offsets of the lines' beginnings, for content from `begin_offset` on."""
         starts = self.starts + begin_offset
         return starts if self.added is None else starts - self.added
 
     def end_offsets(self, begin_offset: int) -> Int64s:
-        """Return the journal offsets at which the lines end, with the newlines that the given content has."""
+        """Return the journal offsets of the lines' ends, with the newlines that the given content has."""
         if self.added is None:
             return self.ends + (begin_offset + 1)
         return np.append(self.offsets(begin_offset)[1:], begin_offset + self.consumed)
@@ -110,7 +110,7 @@ def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offs
         return LineColumns(content, starts, ends, columns, int(ends[-1]) + 1 if count else 0)
     usual: Mask = np.zeros(count, dtype=np.bool_)
     headed: Mask = np.zeros(count, dtype=np.bool_)
-    # A line may be shorter than what is looked at, as long as the content goes on behind it.
+    # A line may be shorter than the inspected bytes, as long as the content continues behind it.
     fitting = np.flatnonzero((ends - starts >= head) & (starts <= len(content) - len(prefix) - 8 * _WORDS))
     if len(fitting):
         prefixes = np.ndarray((len(content) - len(prefix) + 1,), f"S{len(prefix)}", content, strides=(1,))
@@ -245,7 +245,7 @@ def _parse(texts: NDArray[np.uint64]) -> tuple[UuidColumns, Mask]:
 
 def _numbers(digits: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], Mask]:
     """Return the numbers that words of eight hexadecimal digits in lower case say, and the mask of such words."""
-    letters = (digits >> np.uint64(6)) & _ONES  # 1 in the bytes of letters, 0 in those of digits.
+    letters = (digits >> np.uint64(6)) & _ONES  # 1 in the bytes of letters, 0 in the bytes of digits.
     low = digits & _NIBBLES
     values = low + letters * np.uint64(9)
     # A digit is 0x3_ and has a value up to 9, a letter in lower case is 0x6_ and has a value from 10 to 15.

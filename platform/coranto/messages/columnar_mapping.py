@@ -19,7 +19,7 @@ _PRIME: Final = np.uint32(0x01000193)
 def mapped(keys: Any, journals: Sequence[str], mapping: Literal["rendezvous", "modulo"]) -> Int64s:
     """Return for each key, of an Arrow binary array without nulls, the index of its journal."""
     if not journals:
-        raise InvalidInput("there is no journal to map to: list the journals again, or create one")
+        raise InvalidInput("no journal to map to: list the journals again, or create one")
     hashed = fnv1a32_column(keys)
     if mapping == "modulo":
         return (hashed % np.uint32(len(journals))).astype(np.int64)

@@ -1,7 +1,7 @@
 """The rows that one acknowledgement commits, from a journal that is read again piece by piece.
 
-For transactions that are too large to be held: `columnar_sequencer.SequencingStep.replay` asks for them. The rules are
-those of `sequencer.Sequencer.replay`, applied to columns by `columnar.resolve`.
+For transactions that are too large to hold: `columnar_sequencer.SequencingStep.replay` requests them. The rules come
+from `sequencer.Sequencer.replay`, applied to columns by `columnar.resolve`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `ColumnarSequencer` takes record batches of messages in reading order and returns the committed ones. It decides like
 `Sequencer`, but much faster, because no message becomes a Python object. It holds pending messages as columns, up to a
 number of rows. When an acknowledgement commits messages that are no longer held, the journal is read again.
-`sequence_ranges` does the same for several ranges at once. Both are built on `columnar.py`.
+`sequence_ranges` does the same for several ranges together. Both are built on `columnar.py`.
 
 A caller that must be able to leave rows for later, or to read them again piece by piece, takes them in steps: `prepare`
 decides about rows, and the step's `apply` takes them. `columnar_replay.ReplayedRows` has the rows of a replay.
@@ -81,15 +81,15 @@ class ColumnarSequencer:
         return sum(piece.batch.num_rows for _, piece in self._held)
 
     def read_through(self, journal: str) -> int:
-        """Return the offset below which rows of the journal were fed, and the committed ones returned."""
+        """Return the offset below which rows of the journal were fed, and committed rows returned."""
         known = self._journals.get(journal)
         return known.read_through if known is not None else 0
 
     def feed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Feed the next messages, those of each journal in offset order, and return the rows that they commit.
+        """Feed the next messages, each journal's in offset order, and return the rows that they commit.
 
-        The returned rows of each journal are in the order in which they were committed. Rows of one transaction are in
-        the order in which they were published. Acknowledgements are left out. All rows that one acknowledgement commits
+        The returned rows of each journal are in order of commit. Rows of one transaction are in
+        order of publication. Acknowledgements are left out. All rows that one acknowledgement commits
         are returned together.
 
         Raises InvalidInput for rows below `read_through`, and the errors of `replay`. Nothing changes then.
@@ -122,10 +122,10 @@ class ColumnarSequencer:
         return SequencingStep(step, lambda: self._take(step))
 
     def delivered(self, journal: str, producer: ProducerId, clock: int, end: int) -> None:
-        """Note that a step's rows of `producer` were used up to a clock; the row of it ends at the offset `end`.
+        """Record that a step's rows of `producer` were used up to a clock, whose row ends at the offset `end`.
 
-        For a step of nothing but one acknowledgement, before it is applied. A checkpoint then covers these rows, and
-        a reader that goes on from it meets the acknowledgement and gets the others.
+        For a step of exactly one acknowledgement, before it is applied. A checkpoint then covers these rows, and
+        a reader that continues from it meets the acknowledgement and gets the others.
         """
         states = self._journals[journal].states
         states[producer] = ProducerState(clock, end, states[producer].seen_through)
@@ -143,7 +143,7 @@ class ColumnarSequencer:
         self._forget()
 
     def checkpoint(self, pruning: Pruning | None = None) -> dict[str, Source]:
-        """Return the state to restore from, for each journal. A `Sequencer` can go on from it too.
+        """Return the state to restore from, for each journal. A `Sequencer` can continue from it too.
 
         Forgets producers as `pruning` says; without it, none.
         """
@@ -181,11 +181,11 @@ def sequence_ranges(
     replay: Replay,
     run: Callable[[Callable[..., Any], Iterable[Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> tuple[list[pa.RecordBatch], Source]:
-    """Return the committed rows of adjacent ranges of one journal, and the source to go on from.
+    """Return the committed rows of adjacent ranges of one journal, and the next source.
 
     `source` is the state before the ranges. `run` is `map` or, for instance, the `map` of a thread pool: it scans the
-    ranges in parallel, and then filters their committed rows in parallel. The rows of each range are in the order in
-    which they were read. Rows that were pending in `source` come before them, from `replay`.
+    ranges in parallel, and then filters their committed rows in parallel. The rows of each range are in
+    order of reading. Rows that were pending in `source` come before them, from `replay`.
     """
     pieces: list[Piece] = list(run(_scanned, ranges, itertools.repeat(None)))
     ends = [batch.column("end")[-1].as_py() for batch in ranges if batch.num_rows]
@@ -274,7 +274,7 @@ class SequencingStep:
         return self._step.committed()
 
     def apply(self) -> None:
-        """Take the rows. Steps of the same sequencer that were prepared meanwhile must not be applied any more."""
+        """Take the rows. Other prepared steps of the same sequencer must not be applied any more."""
         self._take()
 
     def settled_end(self) -> int | None:

@@ -28,9 +28,9 @@ def stamped_lines(
 ) -> Any:
     """Return an Arrow binary array with the line of each text.
 
-    `texts` is an Arrow array of texts of JSON objects, of which none is null. Their clocks are `first_clock` and those
-    that follow it, CLOCK_TICK apart. With `checked`, each text is known to be an object without spaces around it, with
-    no newline in it and no value where the UUID comes. Raises InvalidInput for a text that is no JSON object.
+    `texts` is an Arrow array of texts of JSON objects, without nulls. Their clocks are `first_clock` and the
+    following ones, CLOCK_TICK apart. With `checked`, each text is known to be an object without spaces around it, with
+    no newline in it and no value at the UUID's place. Raises InvalidInput for a text that is not a JSON object.
     """
     if not framing.path:
         raise InvalidInput("lines without a place for UUIDs cannot be stamped; give the framing a pointer")
@@ -57,7 +57,7 @@ def stamped_lines(
 
 
 def _behind_brace(content: Any) -> Any:
-    """Return objects with a comma in place of their opening brace, as they go on behind the field of the UUID."""
+    """Return objects with a comma in place of their opening brace, to follow the field of the UUID."""
     rest = pc.binary_replace_slice(content, 0, 1, b",")
     if pc.any(empty := pc.equal(content, b"{}")).as_py():
         return pc.if_else(empty, pa.scalar(b"}", pa.binary()), rest)

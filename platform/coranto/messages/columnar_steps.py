@@ -1,7 +1,7 @@
-"""The decision about further rows of one journal, and the rows that are held for later: for `columnar_sequencer.py`.
+"""The decision about further rows of one journal, and the rows held for later: for `columnar_sequencer.py`.
 
 Rows of a journal come in pieces: batches with the segments of their rows (`columnar.py`). A `RowDecision` resolves the
-segments of new rows together with those of the pieces that are held, and changes nothing until it is applied.
+segments of new rows together with the held pieces' segments, and changes nothing until it is applied.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RowDecision:
         ):
             raise InvalidInput(
                 f"rows of {journal.name} begin at offset {columns.offsets[0]} and must grow; "
-                f"go on from offset {journal.read_through}"
+                f"continue from offset {journal.read_through}"
             )
         self.new = piece_of(batch, columns)
         self._held = held
@@ -214,11 +214,11 @@ class ChosenRows:
 
     chosen: list[tuple[pa.RecordBatch, Mask]]
     when: Int64s
-    """For each of them the offset at which it was committed."""
+    """For each of them its commit offset."""
     offsets: Int64s
 
     def batch(self, empty: pa.RecordBatch) -> pa.RecordBatch:
-        """Return them in the order in which they were committed; without any, no rows of `empty`."""
+        """Return them in order of commit; without any, no rows of `empty`."""
         if not self.chosen:
             return empty.slice(0, 0)
         batches = [batch if mask.all() else batch.filter(pa.array(mask)) for batch, mask in self.chosen]

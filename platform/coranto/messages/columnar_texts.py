@@ -58,8 +58,8 @@ def _without_braces(content: Any) -> Mask:
 def _with_name(content: Any, reserved: str) -> Mask | None:
     """Return the mask of the objects that have a name. None if texts are not one object on one line each.
 
-    The texts begin with a brace and end with one, so none can be a part of an object that goes on in the next line: a
-    text cannot go on behind a newline, nor anything else with a brace. So as many objects as lines are one in each.
+    The texts begin with a brace and end with one, so none can be a part of an object that continues in the next line: a
+    text cannot continue behind a newline, nor anything else with a brace. So as many objects as lines are one in each.
     """
     joined = pc.binary_join_element_wise(content, _NEWLINE, _NOTHING)
     _, borders, data = joined.buffers()
@@ -80,6 +80,6 @@ def _with_name(content: Any, reserved: str) -> Mask | None:
 
 @functools.cache
 def _decoder(name: str) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of objects of which only the field with a name is kept, as its text."""
+    """Return a decoder of objects that keeps only the field with a name, as its text."""
     field = ("found", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)
     return msgspec.json.Decoder(msgspec.defstruct("Object", [field], rename={"found": name}, gc=False))

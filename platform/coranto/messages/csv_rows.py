@@ -5,7 +5,7 @@ journal has the same columns. A `RowType` converts the columns besides the UUID:
 `NamedRows` makes dicts of them, and `coranto.messages.models.ModelRows` makes pydantic models and dataclasses of them.
 
 As in Spark's reader of CSV, a line that is empty or white space is not a row, and a byte order mark at the beginning of
-a row is left out: a journal is made of what is appended, files among it.
+a row is left out: a journal consists of appends, files among them.
 
 A malformed row is corrupt, and reading continues behind the next newline. An append that ended without a newline leaves
 a row that the next append continues. If UUIDs are in the first column, reading continues at the next whole row with a
@@ -198,7 +198,7 @@ class CsvDecoder(Generic[M]):
             )
 
     def _behind_endless(self, content: bytes) -> bytes:
-        """Return the content behind the skipped line; empty while that line goes on."""
+        """Return the content behind the skipped line; empty while that line continues."""
         newline = content.find(b"\n") + 1
         rest = content[newline:] if newline else b""
         self._offset += len(content) - len(rest)

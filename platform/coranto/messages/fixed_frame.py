@@ -2,12 +2,12 @@
 
 A frame is the bytes `66 33 93 36`, the payload's length as a little-endian unsigned 32-bit number, and the payload.
 If the magic word is missing where a frame should begin, or the length is too large, the reader reports the offset and
-goes on at the next magic word. One newline at the very end of the content is tolerated.
+continues at the next magic word. One newline at the very end of the content is tolerated.
 
 An append may end within a frame. Then the length of this *torn* frame reaches over the frames of later appends, up to
 somewhere within one of them. So a frame that contains frames is torn if the last of these reaches over its end, and no
-frame begins there; or if the last one ends where it does, and its payload is no message. Reading continues at the
-first of them. A torn frame is recognized when content of its length has come.
+frame begins there; or if the last one ends where it does, and its payload is not a message. Reading continues at the
+first of them. A torn frame is recognized when content of its length has arrived.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Envelope(NamedTuple, Generic[M]):
 
     @property
     def message(self) -> M:
-        """The payload, decoded anew at each access. Raises CorruptMessage."""
+        """The payload, decoded at each access. Raises CorruptMessage."""
         try:
             return self.framing.unmarshal(self.content)
         except InvalidInput as error:
@@ -96,7 +96,7 @@ class Decoder(Protocol[M]):
 
         `offset` is the offset of `content`, for readers that may jump over a gap. By default the content follows the
         content fed before. Raises CorruptMessage after it has returned the messages before the corrupt one. The decoder
-        is then behind the corrupt message, and `feed(b"")` goes on from there.
+        is then behind the corrupt message, and `feed(b"")` continues from there.
         """
         ...
 
@@ -137,7 +137,7 @@ def iter_messages(
     begin_offset: int,
     on_tail: Callable[[IncompleteTail], None] | None = None,
 ) -> Iterator[Envelope[M]]:
-    """Yield the envelopes of consecutive content from `begin_offset`, at which a message must begin.
+    """Yield the envelopes of consecutive content from `begin_offset`, where a message must begin.
 
     A message that is cut off by the end of the content is not returned, but reported to `on_tail`. Raises
     CorruptMessage.
@@ -163,7 +163,7 @@ class JsonLines:
     read for lines without one, and readers of columns mark them. A line that continues behind a torn piece is divided
     (torn_lines.py); the torn piece is corrupt.
 
-    As in Spark's reader of JSON, a line that is empty or white space is no message, and a byte order mark at the
+    As in Spark's reader of JSON, a line that is empty or white space is not a message, and a byte order mark at the
     beginning of a line is left out.
 
     Without a pointer (None) messages have no place for a UUID. All of them are delivered at least once, and there are
@@ -354,7 +354,7 @@ class JsonLinesDecoder(Generic[M]):
         return IncompleteTail(self._journal, self._fed - length, length) if length else None
 
     def _behind_endless(self, content: bytes) -> bytes:
-        """Return the content behind the skipped line; empty while that line goes on."""
+        """Return the content behind the skipped line; empty while that line continues."""
         newline = content.find(b"\n") + 1
         rest = content[newline:] if newline else b""
         self._offset = self._fed - len(rest)

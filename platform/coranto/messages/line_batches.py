@@ -30,7 +30,7 @@ class LineBatchDecoder:
     def feed(self, content: bytes, offset: int) -> pa.RecordBatch | None:
         """Return the lines that `content`, which is at `offset`, completes; None without any.
 
-        Raises CorruptMessage for a line that is not a message, goes on where content is gone, or does not end.
+        Raises CorruptMessage for a line that is not a message, continues across missing content, or does not end.
         """
         fed = self._offset + self._held_bytes
         if offset < fed:

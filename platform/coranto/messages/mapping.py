@@ -101,7 +101,7 @@ class LiveMapping:
     def __call__(self, key: bytes) -> str:
         journals = self._journals()
         if not journals:
-            raise Unavailable("there is no journal to map to now: try again when one was created")
+            raise Unavailable("no journal to map to now: try again when one was created")
         if self._made is None or (self._made[0] is not journals and tuple(self._made[0]) != tuple(journals)):
             self._made = (journals, self._make(journals))
         return self._made[1](key)
@@ -109,5 +109,5 @@ class LiveMapping:
 
 def _require(journals: Sequence[str]) -> Sequence[str]:
     if not journals:
-        raise InvalidInput("there is no journal to map to: list the journals again, or create one")
+        raise InvalidInput("no journal to map to: list the journals again, or create one")
     return journals

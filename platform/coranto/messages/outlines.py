@@ -1,16 +1,16 @@
 """Outlines of scanned ranges: the few segments of a range that other ranges depend on.
 
 A range of many small transactions has about as many segments as messages (`columnar.py`). Other ranges depend on few of
-them, because an acknowledgement decides everything before it, and what it leaves does not depend on what came before:
+them, because an acknowledgement decides everything before it, and its result does not depend on earlier messages:
 its own clock, and nothing pending. So of a producer's segments in a range
 
 - those up to its first acknowledgement depend on the ranges before, and
 - those from its last acknowledgement on matter to the ranges behind.
 
 These are the range's **border**. The segments between are decided by the range alone, wherever it is read. An outline
-holds the border, and the decisions about the others. Decisions are told by their exceptions: a segment without a
-`Limit` is committed as a whole. So an outline grows with the number of producers and with what is *not* committed, and
-not with the number of transactions.
+holds the border, and the decisions about the others. It stores only exceptions: a segment without a
+`Limit` is committed as a whole. So an outline grows with the number of producers and with the *uncommitted* segments,
+and not with the number of transactions.
 
 `resolve_outlines` gives the same answers as `columnar.resolve` does from all segments.
 """
@@ -125,7 +125,7 @@ def resolve_outlines(
     replayed: Collection[ProducerId],
     through: int = 0,
 ) -> OutlinesResult:
-    """Decide which rows adjacent ranges of one journal commit. The arguments are those of `columnar.resolve`."""
+    """Decide which rows adjacent ranges of one journal commit. For the arguments see `columnar.resolve`."""
     resolution = resolve(
         [[segment for _, segment in each.border] for each in ranges], entry, replayed=replayed, through=through
     )
@@ -158,10 +158,11 @@ def limited_mask(row_segment: Int32s, limits: Sequence[Limit], clocks: UInt64s) 
 
 
 def commit_offsets(row_segment: Int32s, acknowledged: Sequence[SegmentCommit], offsets: Int64s) -> Int64s:
-    """Return for each committed row of a range the offset at which it became committed.
+    """Return the commit offset of each committed row of a range.
 
-    That is the offset of its acknowledgement, or its own if it was in no transaction. `acknowledged` are the range's
-    segments, all of those that were acknowledged.
+    That is the offset of its acknowledgement, or its own if it was in no transaction. `acknowledged` are all
+    acknowledged
+    segments of the range.
     """
     found = offsets.copy()
     if acknowledged:

@@ -1,4 +1,4 @@
-"""Pruning: the rule by which every sequencer forgets producers.
+"""Pruning: the rule of every sequencer for forgetting producers.
 
 A reader remembers each producer of a journal, to detect duplicates and to track open transactions. It cannot remember
 all of them forever. Each producer is judged separately: by its own clock compared with the reader's, and by the bytes
@@ -27,7 +27,7 @@ class Pruning:
     """The parameters of pruning.
 
     `now` is the reader's time in seconds since the Unix epoch. `distance` is in bytes. `first_offsets` maps journals to
-    the offsets at which their content begins, as far as these are known.
+    the begin offsets of their content, as far as these are known.
     """
 
     now: float
@@ -58,7 +58,7 @@ class Pruning:
     def prune(
         self, journal: str, producers: Mapping[ProducerId, ProducerState], read_through: int
     ) -> dict[ProducerId, ProducerState]:
-        """Return the states of those of the journal's producers that are remembered."""
+        """Return the states of the journal's remembered producers."""
         first_offset = self.first_offsets.get(journal, 0)
         return {
             producer: state

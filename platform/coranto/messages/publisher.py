@@ -33,8 +33,8 @@ class SyncPublisher(Generic[M]):
 
     When an append raises, its batch is kept. Any later call appends it again, or `rollback` drops it. Nothing is
     appended in the background, so call `flush` after the last `publish`. A journal's messages are appended when there
-    are `max_batch_bytes` of them; and if there are more than `max_pending_bytes` for all journals, those of the journal
-    with most.
+    are `max_batch_bytes` of them; with more than `max_pending_bytes` for all journals, the journal with most is
+    appended.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class SyncPublisher(Generic[M]):
         """Publish the rows of a table outside of transactions, and return their number.
 
         `table` is one of Arrow, or a DataFrame of pandas or Polars (see `columnar_json.table_of`); each row becomes a
-        JSON message. The framing must be `JsonLines`. UUIDs are stamped whole columns at once, so this is several times
-        as fast as to publish one by one.
+        JSON message. The framing must be `JsonLines`. UUIDs are stamped by whole columns, so this is several times
+        as fast as publishing one by one.
 
         Raises InvalidInput before anything is published, unless later rows are too large to be encoded (2 GiB), and
         what `publish` raises. After such errors, only a part of the rows may be published.
@@ -174,7 +174,7 @@ class SyncPublisher(Generic[M]):
 
 
 class Publisher(Generic[M]):
-    """Publishes through an awaitable `append(journal, content)`, to several journals at once and to each in order.
+    """Publishes through an awaitable `append(journal, content)`, to several journals concurrently and to each in order.
 
     Full batches are appended in the background. `add` and `publish` wait while more than `max_pending_bytes` are queued
     or being appended, and raise the error of a failed background append. The batch of a failed or cancelled append is
@@ -230,7 +230,7 @@ class Publisher(Generic[M]):
         """Publish a message outside of transactions: it commits when it is appended, at the latest by the next `flush`.
 
         Returns the message's UUID. The journal is chosen before the UUID is. Raises InvalidInput when the message
-        cannot be written. Several tasks may publish at once. Cancelling does not take the message back.
+        cannot be written. Several tasks may publish concurrently. Cancelling does not take the message back.
         """
         name = journal if isinstance(journal, str) else journal(message)
         self._builder.outside(name, message)
@@ -249,7 +249,7 @@ class Publisher(Generic[M]):
     async def publish_table(self, journal: str, table: Any) -> int:
         """Publish the rows of a table outside of transactions, and return their number. See `SyncPublisher`.
 
-        Other tasks may publish meanwhile, but must not add messages for this journal to a transaction: the rest of the
+        Other tasks may publish in between, but must not add messages for this journal to a transaction: the rest of the
         rows would be refused. Cancelling does not take rows back.
         """
         return await self._add_table(journal, table, Flags.OUTSIDE_TXN)
@@ -257,7 +257,7 @@ class Publisher(Generic[M]):
     async def add_table(self, journal: str, table: Any) -> int:
         """Publish the rows of a table as part of the open transaction; otherwise like `publish_table`.
 
-        If another task commits or rolls back meanwhile, it waits until all rows are added.
+        If another task commits or rolls back during the call, it waits until all rows are added.
         """
         return await self._add_table(journal, table, Flags.CONTINUE_TXN)
 
@@ -269,11 +269,11 @@ class Publisher(Generic[M]):
             for part in parts_of(rows):
                 self._builder.add_rows(journal, part, flags, self._max_batch_bytes)
                 await self._append_full(journal)
-                await asyncio.sleep(0)  # Appends go on between parts.
+                await asyncio.sleep(0)  # Appends continue between parts.
         return int(rows.num_rows)
 
     async def flush(self) -> None:
-        """Return once all messages are appended. Cancelling ends only the wait; appends under way go on."""
+        """Return once all messages are appended. Cancelling ends only the wait; appends in flight continue."""
         self._flushing = True
         try:
             while self._tasks or self._builder.pending_bytes():

@@ -5,7 +5,7 @@
 committed together. Each reader has an asynchronous version. A callable provides the content, so that readers work with
 any client (`coranto.client.committed` has readers for journals of brokers) and with plain bytes in a test.
 
-A reader of committed messages starts from a `Source`. Its `source()` returns the one from which a later reader goes on.
+A reader of committed messages starts from a `Source`. Its `source()` returns the start of a later reader.
 After an error a reader of committed messages is at its end: make another one from its `source()`.
 
 Close a reader that you leave early. That closes its input too.
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ReadTransaction(NamedTuple, Generic[M]):
-    """Messages that were committed together: those of one acknowledgement, or one message outside of transactions.
+    """Messages that were committed together: by one acknowledgement, or one message outside of transactions.
 
     `end` is the end offset of the message that committed them, and `clock` its clock.
     """
@@ -45,14 +45,14 @@ class ReadTransaction(NamedTuple, Generic[M]):
     clock: int
     end: int
     messages: tuple[Envelope[M], ...]
-    """In the order in which they were published; never empty."""
+    """In order of publication; never empty."""
 
 
 Read: TypeAlias = Callable[[int, int | None], Iterable[Envelope[M]]]
 """Reads the messages of [begin, end) of a journal.
 
-With end None it reads as far as the reader has to go. With an end it reads messages again (a replay). If content is
-gone by then, it must fail rather than skip messages.
+With end None it reads as far as the reader needs. With an end it reads messages again (a replay). If content is
+gone, it must fail rather than skip messages.
 """
 
 ReadAsync: TypeAlias = Callable[[int, int | None], AsyncIterable[Envelope[M]]]
@@ -77,7 +77,7 @@ class _UncommittedReader(Generic[M]):
 
     @property
     def offset(self) -> int:
-        """The offset at which the next message begins."""
+        """The begin offset of the next message."""
         return self._decoder.offset
 
     @property
@@ -107,8 +107,10 @@ class ReadUncommitted(_UncommittedReader[M]):
     """Iterates over all messages in `chunks`, consecutive content of `journal` from `offset` on.
 
     A message is decoded when its `Envelope.message` is read. `on_corrupt` is called with the error of a message that
-    cannot be read, and reading goes on behind that message. Without `on_corrupt` the reader raises CorruptMessage, and
-    the iteration may go on after it. A message that is cut off by the end of the content is not returned: see `tail`.
+    cannot be read, and reading continues behind that message. Without `on_corrupt` the reader raises CorruptMessage,
+    and
+    the iteration may continue after it. A message that is cut off by the end of the content is not returned: see
+    `tail`.
     Where content is gone, offsets jump.
     """
 
@@ -178,7 +180,7 @@ class _CommittedReader(Generic[M]):
 
     @property
     def offset(self) -> int:
-        """The offset below which all messages were read, and the committed ones returned."""
+        """The offset below which all messages were read, and committed ones returned."""
         return self._sequencer.read_through(self.journal)
 
     @property
@@ -188,7 +190,7 @@ class _CommittedReader(Generic[M]):
         return self._journal_id
 
     def source(self, prune_horizon_s: float = DEFAULT_PRUNE_HORIZON_S) -> Source:
-        """Return the state to go on from. It covers exactly the messages returned so far.
+        """Return the state for continuing. It covers exactly the messages returned so far.
 
         Producers that have been silent for long are forgotten: `prune_horizon_s` is the horizon of `Pruning`, in
         seconds. With 0 none is forgotten.
@@ -210,9 +212,9 @@ class _CommittedReader(Generic[M]):
 
 
 class ReadCommitted(_CommittedReader[M]):
-    """Iterates over the committed content messages of a journal, each once, in the order in which they were committed.
+    """Iterates over the committed content messages of a journal, each once, in order of commit.
 
-    `read` is called with the offset to begin at. It is called again for each replay, when an acknowledgement commits
+    `read` is called with the begin offset. It is called again for each replay, when an acknowledgement commits
     messages that `ring_size` others have displaced from memory. A transaction is returned whole, one message after the
     other, as soon as it is acknowledged, even if other producers have open transactions.
     """

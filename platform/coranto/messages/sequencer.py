@@ -9,7 +9,7 @@ then
 clock is 0      committed, and no state changes
 OUTSIDE_TXN     if c <= L: a duplicate; else committed, P is dropped and L = c. Unknown flags count as OUTSIDE_TXN.
 CONTINUE_TXN    if c <= L, or c <= the largest clock of P: a duplicate; else it joins P
-ACK_TXN, c > L  commits those of P up to c, drops the others, and L = c
+ACK_TXN, c > L  commits messages of P up to c, drops the others, and L = c
 ACK_TXN, c = L  drops P: a rollback, or an acknowledgement appended again
 ACK_TXN, c < L  drops P and L = c: the producer recovered an outdated checkpoint and will publish messages again
 ==============  ======================================================================================================
@@ -106,7 +106,7 @@ class _Partial(Generic[M]):
 class Sequencer(Generic[M]):
     """Decides which messages are committed, for any number of journals. Pure: it does no I/O.
 
-    Give it each message with `queue`, those of one journal in offset order. After each, take the messages that it
+    Give it each message with `queue`, each journal's in offset order. After each, take the messages that it
     committed:
 
     1.  If `replay_range` is not None, read that part of the journal again. Give its messages to `replay` in order: it
@@ -174,7 +174,7 @@ class Sequencer(Generic[M]):
 
     @property
     def replay_range(self) -> ReplayRange | None:
-        """The content to replay before `step` can go on, or None."""
+        """The content to replay before `step` can continue, or None."""
         if self._replay_end is None or self._trigger is None or self._partial is None:
             return None
         return ReplayRange(self._trigger.journal, self._partial.begin, self._replay_end)
@@ -192,7 +192,7 @@ class Sequencer(Generic[M]):
         if envelope.begin < self._offsets.get(journal, 0):
             raise InvalidInput(
                 f"message at offset {envelope.begin} of {journal} was queued before; "
-                f"go on from offset {self._offsets[journal]}"
+                f"continue from offset {self._offsets[journal]}"
             )
         if clock == 0:
             self._trigger = envelope
@@ -331,7 +331,7 @@ class Sequencer(Generic[M]):
         """
         handed, self._handed = self._handed, None
         if handed is None:
-            raise InvalidInput("there is no message to put back: only the one handed out last can be")
+            raise InvalidInput("nothing to put back: only the last message handed out can be")
         envelope, partial = handed.envelope, handed.partial
         self._passed = handed.passed
         if partial is not None:

@@ -56,7 +56,7 @@ class SkewWatch:
     """Warns about producers with clocks far off, about once for each, while a journal is read."""
 
     def __init__(self, journal: str, source: Source) -> None:
-        """`source` is the state from which reading begins."""
+        """`source` is the state before the first message."""
         self._journal = journal
         self._before = source
         self._known: set[ProducerId] = set()

@@ -1,7 +1,7 @@
-"""Blocks of lines of JSON, with those that Spark's reader of files treats specially: blank and marked ones.
+"""Blocks of lines of JSON, with lines that Spark's reader of files treats specially: blank and marked ones.
 
 `spark.read.json` makes no row of a line that is empty or white space, and leaves out the mark at the beginning of a
-file. A journal is made of what is appended, files among it, so a mark may be at the beginning of any line.
+file. A journal consists of appends, files among them, so a mark may be at the beginning of any line.
 `JsonLinesDecoder` does the same for single messages. Needs pyarrow (the `consumers` extra).
 """
 

@@ -1,6 +1,6 @@
 """Division of lines that hold more than one message, since an append ended without a newline.
 
-The next append continued its line. So the line consists of what the append left, the *torn piece*, and of the first
+The next append continued its line. So the line consists of the append's rest, the *torn piece*, and of the first
 message of the next append. `divide` finds the border where the content proves it, and always gives the same result:
 
 * If the line is nothing but two or more whole objects, each of them is a message.
@@ -36,7 +36,7 @@ class LinePiece(NamedTuple):
 def divide(line: bytes, is_object: Callable[[bytes], bool], has_uuid: Callable[[bytes], bool]) -> list[LinePiece]:
     """Return the adjacent pieces of a line that is not one object; empty if it is not divided.
 
-    `is_object` tells whether a text is one whole object, and `has_uuid` whether such an object has a UUID.
+    `is_object` is true for a text of one whole object, and `has_uuid` for such an object with a UUID.
     """
     if len(line) > MAX_DIVIDED_BYTES or not line.rstrip(_SPACES).endswith(b"}"):
         return []

@@ -63,15 +63,15 @@ class _Output:
         self.in_transaction = False
         self.may_be_appended = False  # Some of the open transaction's messages may be in the journal.
         self.in_doubt = False  # One of its batches was put back: the append may still reach the journal.
-        self.is_met = True  # `last_ack` is that of the producer. False once it was replaced.
+        self.is_met = True  # `last_ack` is the producer's. False once it was replaced.
         self.is_written = False  # Some message of the producer may be in the journal.
 
 
 class TransactionBuilder(Generic[M]):
     """The transactions of one writer, one after the other.
 
-    They are those of one producer, until an acknowledgement may repeat. Readers drop pending messages when they meet
-    the acknowledgement before them once more, so `finish` then replaces the producer by its `successor`.
+    They have one producer, until an acknowledgement may repeat. Readers drop pending messages when they meet
+    the acknowledgement before them again, so `finish` then replaces the producer by its `successor`.
     """
 
     def __init__(self, producer: ProducerId, clock: ProducerClock, framing: Framing[M]) -> None:
@@ -111,7 +111,7 @@ class TransactionBuilder(Generic[M]):
     def add_rows(self, journal: str, batch: pa.RecordBatch, flags: Flags, max_bytes: int) -> None:
         """Queue the rows of an Arrow record batch as messages, in the open transaction or outside of it by `flags`.
 
-        They are queued in pieces of at most `max_bytes`. The columns are those of `columnar_json.table_of`. Raises
+        They are queued in pieces of at most `max_bytes`. The columns come from `columnar_json.table_of`. Raises
         InvalidInput as `add` and `outside` do, and for a framing other than JSON lines; then no row is queued.
         """
         from coranto.messages.columnar_json import line_pieces, stamped_rows
@@ -152,7 +152,7 @@ class TransactionBuilder(Generic[M]):
     def take(self, journal: str, max_bytes: int) -> bytes:
         """Take the next whole messages to append to a journal, at most `max_bytes` together; empty when there are none.
 
-        A larger message comes alone. Append the batches of one journal in the order in which they were taken. When an
+        A larger message comes alone. Append the batches of one journal in the order of taking. When an
         append fails, put its batch back.
         """
         lane = self._lanes.get(journal)
@@ -294,7 +294,7 @@ class TransactionBuilder(Generic[M]):
         return lane
 
     def _lane(self, journal: str, clock: int) -> _Output:
-        """Return the state of a journal in which the producer's next message has a clock."""
+        """Return the state of a journal that gives the producer's next message a clock."""
         lane = self._lanes.get(journal)
         if lane is None:
             lane = self._lanes[journal] = _Output(clock - 1)

@@ -78,7 +78,7 @@ def new_producer_id(random_bytes: Callable[[int], bytes]) -> ProducerId:
 
 
 def successor(producer: ProducerId) -> ProducerId:
-    """Return the id that a writer takes when it gives up `producer`: always the same one, and nobody else's."""
+    """Return the id that a writer takes when it abandons `producer`: always the same one, and unique."""
     return new_producer_id(lambda size: hashlib.sha1(producer, usedforsecurity=False).digest()[:size])
 
 
@@ -98,10 +98,10 @@ def clock_to_ns(clock: int) -> int:
 
 
 class ProducerClock:
-    """The strictly increasing clock of one producer. Not for use by several threads at once.
+    """The strictly increasing clock of one producer. Not for concurrent use by threads.
 
     It follows the wall time of `wall_ns` (nanoseconds since the Unix epoch, like `time.time_ns`). It never goes back,
-    even when the wall time does, and each tick moves it on by at least a microsecond.
+    even when the wall time does, and each tick advances it by at least a microsecond.
     """
 
     __slots__ = ("_last", "_wall_ns")

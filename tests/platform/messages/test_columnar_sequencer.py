@@ -304,7 +304,7 @@ def test_wrong_use_is_refused() -> None:
     feed(sequencer, rows[:2])
     with pytest.raises(InvalidInput, match=r"at \[22, 22\] are not part of the replay of j at \[0, 21\)"):
         feed(sequencer, rows[2:])
-    with pytest.raises(InvalidInput, match="rows of j begin at offset 0 and must grow; go on from offset 21"):
+    with pytest.raises(InvalidInput, match="rows of j begin at offset 0 and must grow; continue from offset 21"):
         feed(sequencer, rows[:1])
     with pytest.raises(InvalidInput, match="must grow"):
         feed(ColumnarSequencer(lambda _: []), [rows[1], rows[0]])

@@ -128,7 +128,7 @@ def test_is_delivering_says_where_a_consumer_transaction_may_end() -> None:
 
 def test_only_the_message_handed_out_last_can_be_put_back() -> None:
     feed = Feed()
-    with pytest.raises(InvalidInput, match="no message to put back"):
+    with pytest.raises(InvalidInput, match="nothing to put back"):
         feed.sequencer.put_back()
     feed.queue(A, 1, CONTINUE)
     feed.queue(A, 2, CONTINUE)
@@ -136,7 +136,7 @@ def test_only_the_message_handed_out_last_can_be_put_back() -> None:
     feed.sequencer.step()
     feed.sequencer.step()
     feed.sequencer.put_back()
-    with pytest.raises(InvalidInput, match="no message to put back"):
+    with pytest.raises(InvalidInput, match="nothing to put back"):
         feed.sequencer.put_back()
     assert feed.state(A) == ProducerState(1, 10)
     assert feed.drain() == [2, 3]
@@ -144,7 +144,7 @@ def test_only_the_message_handed_out_last_can_be_put_back() -> None:
     assert feed.sequencer.checkpoint() == {"j": Source(20, {A: ProducerState(2, 20)})}
     assert feed.drain() == [3]
     assert feed.sequencer.checkpoint() == {"j": Source(30, {A: ProducerState(3)})}
-    with pytest.raises(InvalidInput, match="no message to put back"):
+    with pytest.raises(InvalidInput, match="nothing to put back"):
         feed.sequencer.put_back()
 
 
@@ -213,7 +213,7 @@ def test_wrong_use_is_refused() -> None:
     with pytest.raises(InvalidInput, match="of k at"):
         feed.sequencer.replay(feed.rows[0]._replace(journal="k"))
     assert feed.drain() == [1, 2, 3]
-    with pytest.raises(InvalidInput, match="queued before; go on from offset 30"):
+    with pytest.raises(InvalidInput, match="queued before; continue from offset 30"):
         feed.sequencer.queue(feed.rows[2])
     with pytest.raises(InvalidInput, match="ring of 0 messages"):
         Sequencer(ring_size=0)
