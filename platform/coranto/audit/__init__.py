@@ -1,6 +1,6 @@
-"""Audits: compare what is stored with what brokers say and with what was there before, and report what differs.
+"""Audits: compare stored content with brokers and with earlier audits, and report differences.
 
-`audit_journals` audits all journals of a selector. `findings` and `report` are the values that every audit gives, and
+`audit_journals` audits all journals of a selector. `findings` and `report` are the values of every audit, and
 `check` is the interface of the parts that make findings. `signing` signs reports. `content` compares one journal's
 fragments with the brokers' index.
 """

@@ -14,7 +14,7 @@ from coranto.errors import CorantoError
 
 @dataclass(slots=True)
 class Result:
-    """The result of one check: findings, facts of each examined subject by its name, and what was covered."""
+    """The result of one check: findings, facts of each examined subject by its name, and the coverage."""
 
     findings: list[Finding] = field(default_factory=list)
     subjects: dict[str, dict[str, Fact]] = field(default_factory=dict)
@@ -54,9 +54,9 @@ async def run_checks(
     clock: Clock | None = None,
     subjects: Mapping[str, Mapping[str, Fact]] | None = None,
 ) -> Report:
-    """Run checks one after another, and return their report. `selector` tells in the report what was audited.
+    """Run checks one after another, and return their report. `selector` describes the audited journals in the report.
 
-    The error of one check is a finding, so that it hides no other check's. Raises it if no other check has a result.
+    The error of one check is a finding, so that other checks still report. Raises it if no other check has a result.
     Checks only read, so cancelling leaves nothing behind.
     """
     times = clock or SystemClock()

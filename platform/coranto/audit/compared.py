@@ -14,7 +14,7 @@ from coranto.fragments.fragment import Fragment
 
 
 class ComparedJournal:
-    """The present and the remembered state of one journal, and what their comparison has found so far."""
+    """The current and the remembered state of one journal, and the findings of their comparison so far."""
 
     def __init__(self, present: Present, before: JournalRecord | None) -> None:
         self.strays = strays_of(present, before)

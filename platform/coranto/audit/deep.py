@@ -34,7 +34,7 @@ RECHECK_SECONDS: Final = 30.0
 
 @dataclass(slots=True)
 class DeepResult:
-    """The content that was read. `verified` and `bad` have stored fragments by journal; `bad` with what is wrong."""
+    """The content that was read. `verified` and `bad` have stored fragments by journal; `bad` with the fault."""
 
     findings: list[Finding] = field(default_factory=list)
     verified: dict[str, dict[Key, float]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ async def read_stored(
 
 
 async def read_spools(config: ClientConfig | None, client: JournalClient, journals: list[Present]) -> DeepResult:
-    """Read the spool of every replica, and compare its SHA-1 with what the replica says of it.
+    """Read the spool of every replica, and compare its SHA-1 with the replica's report.
 
     With `config`, each replica is asked at its own endpoint. Without it, `client` asks one of them.
     """
@@ -118,7 +118,7 @@ async def read_spools(config: ClientConfig | None, client: JournalClient, journa
         if not present.head.known:
             return found
         async with gate:
-            # Replicas have the same content, so messages are looked for in that of one.
+            # Replicas have the same content, so one replica's content is searched for messages.
             torn: Torn | None = Torn(present.journal)
             if config is None or not present.info.route.endpoints:
                 await _read_live(client, present.info, present.live, "", found, torn)
@@ -226,8 +226,8 @@ async def replaced_meanwhile(
 ) -> list[tuple[KnownFragment, str]]:
     """Return fragments that only brokers had at the last audit, and that have other content now, with its SHA-1.
 
-    Such a fragment was completed since, so it is stored under another name. Only its content tells whether brokers gave
-    out its offsets twice.
+    Such a fragment was completed since, so it is stored under another name. Only its content shows whether brokers
+    assigned its offsets twice.
     """
     if record is None or not present.head.known or record.create_revision != present.info.create_revision:
         return []

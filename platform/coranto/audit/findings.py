@@ -1,7 +1,7 @@
-"""Findings of an audit: one thing that is wrong, of a kind with a stable name. Pure.
+"""Findings of an audit: one fault of a kind with a stable name. Pure.
 
-Programs decide by `kind` and `facts`, people read `message`. So a message tells what is wrong, with which values, and
-what to do next, and may change; a kind's name and the names of its facts do not.
+Programs decide by `kind` and `facts`, people read `message`. So a message names the fault, its values, and
+the next step, and may change; a kind's name and the names of its facts do not.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Kind(enum.StrEnum):
     CONTENT_UNREADABLE = "content_unreadable"
     """The content of a fragment cannot be read."""
     SPOOL_DIFFERS = "spool_differs"
-    """The content of a replica's spool differs from what the broker says of it."""
+    """The content of a replica's spool differs from the broker's report."""
     MESSAGES_TORN = "messages_torn"
     """Content of a journal is not a message of its content type, because an append ended within one."""
     OBJECT_UNKNOWN = "object_unknown"
     """A store has a fragment that the brokers' index does not cover."""
     OBJECT_MISNAMED = "object_misnamed"
-    """A store has a file in a journal's folder whose name is not that of a fragment."""
+    """A store has a file in a journal's folder whose name is not a fragment's."""
 
     # Forks.
     FORK_UNHELD = "fork_unheld"
@@ -123,7 +123,7 @@ class Kind(enum.StrEnum):
     MEMORY_UNREACHABLE = "memory_unreachable"
     """The place of the records of earlier audits cannot be reached."""
     MEMORY_UNWITNESSED = "memory_unwitnessed"
-    """Brokers know nothing of the records of earlier audits, so nobody notices if newer ones are deleted."""
+    """Brokers know nothing of the records of earlier audits, so deletion of newer ones goes unnoticed."""
     CLOCK_DIFFERS = "clock_differs"
     """The audit's clock differs from the brokers' clock. The audit used the brokers' time."""
     NOT_EXAMINED = "not_examined"
@@ -167,10 +167,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. `facts` are for programs; their names are stable within a kind.
+    """One fault. `facts` are for programs; their names are stable within a kind.
 
-    `since` is the time at which an audit first found it (Unix seconds), for findings that stay until somebody mends or
-    accepts them; 0 if that is not remembered.
+    `since` is the time when an audit first found it (Unix seconds), for findings that stay until they are repaired or
+    accepted; 0 if that is not remembered.
     """
 
     kind: Kind
@@ -192,5 +192,5 @@ _ORDER = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the gravest first, and those of one subject together."""
+    """Return findings by severity, the highest first, with one subject's findings together."""
     return sorted(findings, key=lambda each: (_ORDER[each.severity], each.subject, each.kind, each.message))

@@ -1,6 +1,6 @@
-"""Findings about forks and their sources: what specs promise each other. Pure.
+"""Findings about forks and their sources: the labels that their specs owe each other. Pure.
 
-That the shared fragments are there is a matter of each fork's own content: it is examined like that of any journal.
+The shared fragments are part of each fork's own content, which is examined like any journal's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _of_fork(spec: pb.JournalSpec, specs: Mapping[str, pb.JournalSpec]) -> Itera
             Kind.FORK_FORMING,
             Severity.WARNING,
             Subject.journal(spec.name),
-            f"it does not have all content of {fork.source} below {fork.offset} yet. If nobody is making it, finish it "
+            f"it does not have all content of {fork.source} below {fork.offset} yet. If no command makes it, finish it "
             f"(coranto journals fork {fork.source} {fork.name} --at {fork.offset}), or drop it (coranto journals "
             f"drop-fork {fork.name})",
             {"source": fork.source, "offset": fork.offset},

@@ -22,18 +22,18 @@ from coranto.telemetry import ProgressReport
 from coranto.wire import protocol_pb2 as pb
 
 CONCURRENCY: Final = 16
-"""The number of journals that are examined at once."""
+"""Number of journals examined concurrently."""
 _ATTEMPTS: Final = 6
 _PAUSE_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True)
 class Gathered:
-    """The present state of the selected journals, and the cluster's id in hexadecimal.
+    """The current state of the selected journals, and the cluster's id in hexadecimal.
 
-    `clock` is the one that the state was gathered by: the audit's own clock was `ahead` seconds ahead of it
-    (`coranto.audit.clocks`). If nothing is selected, `stores` are the URLs of all journals' stores: what was selected
-    before may have used them.
+    `clock` gathered the state: the audit's own clock was `ahead` seconds ahead of it (`coranto.audit.clocks`). If
+    nothing
+    is selected, `stores` are the URLs of all journals' stores, which earlier selected journals may have used.
     `others` are the journals that are not selected, as far as the token covers them.
     """
 
@@ -105,7 +105,7 @@ async def present_of(
     objects: list[Fragment] = []
     unreadable: list[tuple[str, str]] = []
     unlisted: list[tuple[str, str]] = []
-    # The stores are listed first, so that fragments persisted meanwhile do not seem unknown to the index.
+    # The stores are listed first, so that fragments persisted in the meantime do not seem unknown to the index.
     for url in info.spec.fragment.stores:
         try:
             for folder in folders_of(info.spec):

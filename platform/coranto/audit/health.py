@@ -89,7 +89,7 @@ def health_of(present: Present) -> Iterator[Finding]:
         yield found(
             Kind.DEMAND_UNMET,
             Severity.WARNING,
-            f"its primary has acknowledged {head.acknowledged_below_demand} appends below what its labels demand. The "
+            f"its primary has acknowledged {head.acknowledged_below_demand} appends below its labels' demand. The "
             "demand is met now; content that is stored survives every broker",
             {"refuses": False, "acknowledged": head.acknowledged_below_demand},
         )

@@ -1,7 +1,7 @@
-"""The audit of journals: gathers their present state, compares it with the records of earlier audits, and writes new
+"""The audit of journals: gathers their current state, compares it with the records of earlier audits, and writes new
 records.
 
-`audit_journals` is what the command, Python programs and orchestrators call.
+Commands, Python programs and orchestrators call `audit_journals`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class AuditOptions:
 
     `depth` DEEP reads stored content up to `budget` bytes (None: everything), and all spools. `memory` is the URL of
     the store with the records of earlier audits; by default each journal's first store has them. With `allow_empty`, a
-    selector that matches nothing is no error. `accept` is the reason for accepting the journals as they are: losses are
-    reported once more, and later audits ignore them.
+    selector without a match is valid. `accept` is the reason for accepting the journals as they are: losses are
+    reported once again, and later audits ignore them.
     """
 
     depth: Depth = Depth.CHEAP
@@ -195,7 +195,7 @@ class JournalsCheck:
         stored = await deep.read_stored(self._stores, journals, records, self._options.budget, clock, self._progress)
         spools = await deep.read_spools(self._peers, self._client, journals)
         result.findings += [*stored.findings, *spools.findings]
-        left = "the budget of this audit was used up; the next ones go on" if stored.left_bytes else ""
+        left = "the budget of this audit was used up; the next ones continue" if stored.left_bytes else ""
         result.coverage.append(Coverage("stored content", "bytes", stored.read_bytes, stored.left_bytes, left))
         result.coverage.append(Coverage("spools", "bytes", spools.spool_bytes))
         return [

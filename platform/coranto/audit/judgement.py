@@ -22,7 +22,7 @@ _SHOWN = 5
 
 @dataclass(slots=True)
 class Judged:
-    """The findings about one journal, facts about it, and what to remember (None: leave what is remembered)."""
+    """The findings about one journal, facts about it, and its new record (None: leave the old record)."""
 
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, Fact] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class _Judgement(ComparedJournal):
         expected = self._expected(beginning)
         stored_end = max((end for _, end in stored_spans), default=0)
         self.lost = [] if fresh else lost(expected, spans, stored_end, self.present.at)
-        # New content at offsets that were given out twice does not bring back what was lost there.
+        # New content at offsets that were assigned twice does not restore the lost content.
         self.missed = self._still_missed()
         self.lost = merged([*self.lost, *((each.begin, each.end) for each in self.missed)])
         gaps = [(beginning, self.head)] if fresh else self.gaps
@@ -211,7 +211,7 @@ class _Judgement(ComparedJournal):
 
     @property
     def _is_changed(self) -> bool:
-        """True if the spec changed between the audits of which the second one first missed content."""
+        """True if the spec changed between the audits where the second one first missed content."""
         before, info = self.before, self.present.info
         if before is None or before.create_revision != info.create_revision:
             return False
@@ -267,7 +267,7 @@ class _Judgement(ComparedJournal):
             if old.key not in fragments and is_lost and old.key not in present.back:
                 fragments[old.key] = old._replace(lost_since=old.lost_since or present.at)
         beginning = min((each.begin for each in fragments.values()), default=self.head)
-        # An unexplained beginning is missed by later audits too, until somebody accepts it.
+        # Later audits also miss an unexplained beginning, until it is accepted.
         first = 0 if self.unexplained else min([beginning, *(begin for begin, _ in self.lost)])
         unchanged = before is not None and any(each.kind is Kind.JOURNAL_RECREATED for each in self.findings)
         registers = digest_of_registers(head.registers) if head.registers is not None else None

@@ -41,7 +41,7 @@ class Expected:
 
 
 def shortest(*retentions: float) -> float:
-    """Return the shortest of retentions in seconds, of which 0 or less keeps everything."""
+    """Return the shortest of retentions in seconds. 0 or less keeps everything."""
     return min((each for each in retentions if each > 0), default=0.0)
 
 

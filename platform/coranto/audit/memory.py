@@ -1,9 +1,9 @@
-"""The memory of audits: where records are kept, so that other processes and later ones find them.
+"""The memory of audits: the place of records, where other processes and later ones find them.
 
 By default they are in a journal's first fragment store, below `.coranto-audit/`: each audit of some journals writes one
-file of all records that it knows. Each file's name is above those before it, and the last few are kept. So audits that
-run at once do not overwrite each other's records: the latest record of each journal counts. With keys, files are
-signed. Where there is a witness, only files that it knows are believed (`coranto.audit.witness`).
+file of all records that it knows. Each file's name is above earlier ones, and the last few are kept. So concurrent
+audits do not overwrite each other's records: the latest record of each journal counts. With keys, files are
+signed. If there is a witness, only files that it knows are trusted (`coranto.audit.witness`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _LOOKS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """All records, by journal, and what is wrong with files that cannot be read.
+    """All records, by journal, and the faults of unreadable files.
 
-    `broken` tells where the files contradict the witness: while it does, nothing is written. `statement` is None if
+    `broken` describes where the files contradict the witness: while it does, nothing is written. `statement` is None if
     there is no witness.
     """
 
@@ -55,11 +55,11 @@ class AuditMemory(Protocol):
         ...
 
     async def save(
-        self, records: Mapping[str, JournalRecord], at: float, *, forget: Iterable[str] = (), mend: bool = False
+        self, records: Mapping[str, JournalRecord], at: float, *, forget: Iterable[str] = (), accept: bool = False
     ) -> None:
         """Keep these records in place of earlier ones of the same journals, and none of the journals in `forget`.
 
-        With `mend`, the files that are there are taken for right, whatever a witness says. Raises CorantoError.
+        With `accept`, the existing files count as right, whatever a witness says. Raises CorantoError.
         """
         ...
 
@@ -170,22 +170,22 @@ class StoreMemory:
     # -- Writing -------------------------------------------------------------------------------------------------------
 
     async def save(
-        self, records: Mapping[str, JournalRecord], at: float, *, forget: Iterable[str] = (), mend: bool = False
+        self, records: Mapping[str, JournalRecord], at: float, *, forget: Iterable[str] = (), accept: bool = False
     ) -> None:
         for _ in range(_LOOKS):
-            if await self._try_save(records, at, set(forget), mend):
+            if await self._try_save(records, at, set(forget), accept):
                 return
         raise CorruptData(f"other audits write to {self._store.url}{FOLDER} all the time; audit again")
 
-    async def _try_save(self, records: Mapping[str, JournalRecord], at: float, forget: set[str], mend: bool) -> bool:
+    async def _try_save(self, records: Mapping[str, JournalRecord], at: float, forget: set[str], accept: bool) -> bool:
         """Save, and return False if another audit has just chosen the folder of files."""
         loaded = await self.load()
-        if loaded.broken and not mend:
-            raise CorruptData(f"the records in {self._store.url}{FOLDER} changed meanwhile: {'; '.join(loaded.broken)}")
+        if loaded.broken and not accept:
+            raise CorruptData(f"the records in {self._store.url}{FOLDER} changed: {'; '.join(loaded.broken)}")
         left = {name: record for name, record in loaded.records.items() if name not in forget}
         text = encode(newest([left, records]), sorted(loaded.names))
-        # Files that stay would bring back what is forgotten.
-        stay = [] if forget or mend else sorted(loaded.names.difference(loaded.unsigned), key=_age)[1 - KEPT_FILES :]
+        # Files that stay would restore forgotten records.
+        stay = [] if forget or accept else sorted(loaded.names.difference(loaded.unsigned), key=_age)[1 - KEPT_FILES :]
         doomed = loaded.names.difference(stay)
         last = max(map(_number_of, loaded.names), default=0)
         if loaded.statement is None:
@@ -200,7 +200,7 @@ class StoreMemory:
         return True
 
     async def _put_witnessed(self, name: str, text: bytes, doomed: frozenset[str]) -> bool:
-        """Write a file of which the witness knows. Return False, and write none, if its folder is another one."""
+        """Write a file that the witness knows. Return False, and write none, if its folder is another one."""
         assert self._witness is not None
         content = await self._sealed(name, text)
         file = WitnessedFile(name, sum_of(content))
@@ -227,12 +227,12 @@ class StoreMemory:
 
 
 def _new_name(folder: str, at: float, last: int) -> str:
-    """Return the name of a file written at `at`, above that of number `last` whatever the clocks say."""
+    """Return the name of a file written at `at`, above the name of number `last` whatever the clocks say."""
     return f"{folder}{max(int(at * 1000), last + 1):015d}-{uuid.uuid4().hex[:8]}.json.gz"
 
 
 def _age(name: str) -> tuple[int, str]:
-    """Return the key by which files are sorted, oldest first."""
+    """Return the sort key of a file, oldest first."""
     return _number_of(name), name.rpartition("/")[2]
 
 

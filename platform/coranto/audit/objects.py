@@ -52,7 +52,7 @@ def tell_replaced(journal: ComparedJournal) -> None:
     """Report objects of the same offsets with different SHA-1s: at most one of them is the journal's content."""
     sums: dict[tuple[int, int], set[str]] = defaultdict(set)
     for each in journal.sound.stored:
-        if not journal.is_bad(each):  # That one is told of as such, and counts for nothing.
+        if not journal.is_bad(each):  # Bad files are reported as such, and do not count.
             sums[each.begin, each.end].add(each.sum.hex())
     before: dict[tuple[int, int], set[str]] = defaultdict(set)
     for old in journal.before.fragments if journal.before is not None else []:
@@ -75,7 +75,7 @@ def tell_replaced(journal: ComparedJournal) -> None:
                 Kind.CONTENT_REPLACED,
                 Severity.ERROR,
                 f"[{begin}, {end}) is stored {len(found)} times with different SHA-1s "
-                f"({', '.join(sorted(found))}): at most one is the journal's. A deep audit tells which contradict "
+                f"({', '.join(sorted(found))}): at most one is the journal's. A deep audit finds which contradict "
                 "their own names; remove those",
                 {"span": [begin, end], "sums": sorted(found)},
             )
@@ -132,7 +132,7 @@ def tell_misnamed(journal: ComparedJournal) -> None:
                 Kind.OBJECT_UNKNOWN,
                 Severity.WARNING,
                 f"{each.backing_store} has {each.content_path}, and the brokers' index covers none or only a part "
-                "of it. Brokers may list the store later; if the object stays unknown, somebody else put it there",
+                "of it. Brokers may list the store later; if the object stays unknown, another program put it there",
                 _facts(each),
             )
     if journal.present.unreadable:

@@ -15,9 +15,9 @@ from coranto.fragments.fragment import Codec, Fragment
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The present state of a journal, by brokers and stores. `at` is the time of gathering, in Unix seconds.
+    """The current state of a journal, by brokers and stores. `at` is the time of gathering, in Unix seconds.
 
-    `objects` are the fragments that the audit itself has found in the stores. `index` is what the brokers list,
+    `objects` are the fragments that the audit itself has found in the stores. `index` is the brokers' listing,
     gathered after that. `gone` are fragments of the index that their stores do not have. `unreadable` are files in the
     journal's folders with names that are not fragments', each with the reason. `unlisted` are the stores that could not
     be listed, each with the reason: then `objects` is not complete. `back` are fragments that an earlier audit found
@@ -37,7 +37,7 @@ class Present:
     verified: Mapping[Key, float] = field(default_factory=dict)
     """The fragments whose content this audit has found right, with the time."""
     bad: Mapping[Key, str] = field(default_factory=dict)
-    """The fragments whose content this audit has found to differ from their names, with what is wrong."""
+    """The fragments whose content this audit has found to differ from their names, with the fault."""
     twice: Sequence[tuple[KnownFragment, str]] = ()
     """Fragments that only brokers had at the last audit and whose content has changed since, with the new SHA-1."""
     problem: str = ""

@@ -93,7 +93,7 @@ class RecordPlaces:
     async def save(
         self, new: Mapping[str, Mapping[str, JournalRecord]], gone: set[str], at: float, accepted: set[str]
     ) -> list[Finding]:
-        """Save new records, by place, without those of journals that are `gone`. Return a finding for each failure.
+        """Save new records, by place, without records of journals that are `gone`. Return a finding for each failure.
 
         Records that contradict the brokers' note of them stay as they are, unless their place is `accepted`.
         """
@@ -104,7 +104,7 @@ class RecordPlaces:
             forgotten = gone & place.loaded.records.keys()
             try:
                 if forgotten or new.get(url):
-                    await place.memory.save(new.get(url, {}), at, forget=forgotten, mend=bool(place.loaded.broken))
+                    await place.memory.save(new.get(url, {}), at, forget=forgotten, accept=bool(place.loaded.broken))
             except (CorantoError, OSError) as error:
                 found.append(
                     Finding(

@@ -1,8 +1,8 @@
-"""Records of audits, by which a later audit finds lost content. Pure.
+"""Records of audits, which let a later audit find lost content. Pure.
 
-A record keeps what was known at the last audit: where the journal was created and ended, and each fragment with its
-SHA-1, the time at which it was stored, and when an audit last read it. Something that an audit found lost stays in the
-record, so that every later audit finds it again, until it is back or somebody accepts the loss.
+A record keeps the knowledge of the last audit: where the journal was created and ended, and each fragment with its
+SHA-1, the time it was stored, and when an audit last read it. A loss that an audit found stays in the
+record, so that every later audit finds it again, until the content is back or the loss is accepted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Key = tuple[int, int, str]
 class KnownFragment(NamedTuple):
     """A fragment as an audit has seen it. Offsets are bytes, times are Unix seconds.
 
-    `mod_time` is the time at which the store received it; 0 if only brokers had it. `verified_at` is the time at which
-    an audit last found its content right; 0 if none has. `bad` tells what was wrong when it was read last. `store`,
-    `codec` (its number on the wire) and `postfix` are those of its file; empty and 0 if only brokers had it.
+    `mod_time` is the time when the store received it; 0 if only brokers had it. `verified_at` is the time when
+    an audit last found its content right; 0 if none has. `bad` describes the fault found at the last read. `store`,
+    `codec` (its number on the wire) and `postfix` belong to its file; empty and 0 if only brokers had it.
     """
 
     begin: int
@@ -77,17 +77,17 @@ class JournalRecord:
     registers: str | None = None
     """A digest of the registers; None if they are not known."""
     first: int = 0
-    """The offset at which content must begin, as far as retention allows."""
+    """The required first offset of content, as far as retention allows."""
     fragments: list[KnownFragment] = field(default_factory=list)
     since: dict[str, float] = field(default_factory=dict)
-    """The time at which each kind of lasting finding was first found."""
+    """The time when each kind of lasting finding was first found."""
     accepted: list[Acceptance] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Spans [begin, end) without content between fragments that were accepted as lost."""
     sequence: int = 0
     """The number of records of this journal up to this one. An audit's clock may be wrong, so this orders them."""
     lost_at_change: bool = False
-    """True if the spec changed between the audits of which the second one first missed what is missed now."""
+    """True if the spec changed between the audits where the second one first missed this content."""
 
     @property
     def digest(self) -> str:
@@ -152,7 +152,7 @@ def digest_of_registers(registers: pb.LabelSet) -> str:
 def newest(files: Iterable[Mapping[str, JournalRecord]]) -> dict[str, JournalRecord]:
     """Return the latest record of each journal: the one with the highest sequence.
 
-    Of records of audits that ran at once, the time decides.
+    Of records of concurrent audits, the time decides.
     """
     found: dict[str, JournalRecord] = {}
     for records in files:

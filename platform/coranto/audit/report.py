@@ -29,8 +29,8 @@ class Depth(enum.StrEnum):
 class Coverage:
     """The scope of a check: what it examined and what it left out.
 
-    `examined` and `left_out` are counted in `unit`, such as journals or bytes. `reason` tells why something was left
-    out, for people.
+    `examined` and `left_out` are counted in `unit`, such as journals or bytes. `reason` explains omissions,
+    for people.
     """
 
     check: str
@@ -69,7 +69,7 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """True if nothing that was examined has an error. Look at `coverage` to learn what was examined."""
+        """True if nothing that was examined has an error. Check `coverage` for the extent."""
         return not self.errors
 
     def of(self, subject: Subject) -> list[Finding]:

@@ -1,6 +1,6 @@
-"""Seals of what audits remember: signed with a key, nobody without the key can make, change or rename it unnoticed.
+"""Seals of audit records: text signed with a key, which cannot be made, changed or renamed unnoticed without it.
 
-A sealed text is a JWS (HS256) of the content. Its header has the name that the content was kept under, so a copy under
+A sealed text is a JWS (HS256) of the content. Its header has the content's name, so a copy under
 another name is refused, too. Nothing shows that the latest text was replaced by an earlier one of the same name, or was
 deleted.
 """
@@ -41,16 +41,16 @@ class Seal:
         return sign(content, self.keys, {"typ": TYPE, "name": name}).encode()
 
     def open(self, content: bytes, name: str) -> bytes:
-        """Return the content that was given to `close`.
+        """Return the content that `close` sealed.
 
-        Raises CorruptData if nobody with one of the keys has kept it under this name, and InvalidInput if it is sealed
+        Raises CorruptData if no holder of one of the keys has kept it under this name, and InvalidInput if it is sealed
         and there are no keys. Content without a seal is accepted without keys, and while keys are introduced (`AA==`).
         """
         if self.is_open(content):
             if self.keys is None or self.keys.accept_missing:
                 return content
             raise CorruptData(
-                f"{name} is not signed. Either somebody without a key wrote it, or it is from before there were keys: "
+                f"{name} is not signed. Either a writer without a key made it, or it is from before there were keys: "
                 "put AA== among the keys ($CORANTO_AUTH_KEYS) for one audit if you know that it is"
             )
         if self.keys is None:

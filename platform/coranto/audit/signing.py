@@ -1,4 +1,4 @@
-"""Signed reports (`coranto.security.documents`), so that nobody can change a report unnoticed."""
+"""Signed reports (`coranto.security.documents`), which reveal every change."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def sign_report(report: Report, keys: Keys) -> str:
 def verify_report(signed: str, keys: Keys) -> Report:
     """Return the report of a signed text.
 
-    Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput if it is no report.
+    Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput for any other text.
     """
     return Report.from_json(verify_document(REPORT, signed, keys))

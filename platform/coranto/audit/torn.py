@@ -1,7 +1,7 @@
-"""The search for content that is not a message, such as pieces that appends left which ended within a message.
+"""The search for content that is not a message, such as pieces of appends that ended within a message.
 
-The journal's labels say what a message is. Each fragment consists of whole appends, so a message begins where it does.
-Of CSV only the end is looked at, because nothing says how many columns a row has.
+The journal's labels define a message. Each fragment consists of whole appends, so a message begins where it does.
+Of CSV only the end is checked, because the number of columns is unknown.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The witness of audits: what brokers know of the files in which audits remember.
+"""The witness of audits: the brokers' knowledge of the files of audit records.
 
-Who can write to a fragment store can delete the newest records there, or put back older ones, and nothing in the store
+A writer of a fragment store can delete the newest records there, or put back older ones, and nothing in the store
 shows that. So brokers keep a note in etcd (`coranto.client.notes`): the name and the SHA-256 of each file. A file is
-announced before it is written and confirmed after that, so an audit that dies meanwhile contradicts nothing. The
-number in a note is that of its version, which etcd counts, so that a signed note cannot be put back either.
+announced before it is written and confirmed after that, so an audit that dies in between contradicts nothing. The
+number in a note is its version's, which etcd counts, so that a signed note cannot be put back either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ATTEMPTS: Final = 32
 
 
 def sum_of(content: bytes) -> str:
-    """Return the sum by which a witness knows content: its SHA-256 in hexadecimal."""
+    """Return the witness's sum of content: its SHA-256 in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -67,19 +67,19 @@ class Statement:
 
 
 class Witness(Protocol):
-    """States what it knows of some files."""
+    """States its knowledge of some files."""
 
     async def read(self) -> Statement | None:
-        """Return the statement; None if nobody keeps one. Raises CorantoError when nobody answers."""
+        """Return the statement; None if there is none. Raises CorantoError without an answer."""
         ...
 
     async def write(self, statement: Statement) -> bool:
-        """Replace a statement of the same number by this one. Return False if it has another number by now."""
+        """Replace a statement of the same number by this one. Return False if its number has changed."""
         ...
 
 
 class BrokerWitness:
-    """A witness in the cluster of `client`, for the files of a fragment store. `name` tells what the files are."""
+    """A witness in the cluster of `client`, for the files of a fragment store. `name` names the kind of files."""
 
     def __init__(self, client: JournalClient, store: str, name: str) -> None:
         self._client = client
@@ -91,7 +91,7 @@ class BrokerWitness:
         try:
             note = await self._client.note(NoteRequest(fragment_store=self._store, name=self._name))
         except PermissionDenied:
-            return None  # The token is for other journals than those of this store.
+            return None  # The token does not cover this store's journals.
         if note is None or not note.version:
             return Statement() if note is not None else None
         try:
