@@ -38,7 +38,7 @@ class _AuditGroup(TyperGroup):
 
 app = typer.Typer(
     cls=_AuditGroup,
-    help="Compare journals with what was there before, and with their stores. "
+    help="Compare journals with earlier audits, and with their stores. "
     "`coranto audit SELECTOR` stands for `coranto audit run SELECTOR`.",
 )
 
@@ -72,9 +72,7 @@ def run(
             help="URL of the store with the records of earlier audits. Default: each journal's first store.",
         ),
     ] = "",
-    allow_empty: Annotated[
-        bool, typer.Option("--allow-empty", help="A selector that matches nothing is no error.")
-    ] = False,
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Accept a selector that matches nothing.")] = False,
     accept: Annotated[
         str,
         typer.Option(

@@ -1,4 +1,4 @@
-"""Functions by which commands find a cluster and connect to it."""
+"""Functions of commands that find a cluster and connect to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coranto.client.loop import shared_loop
 T = TypeVar("T")
 
 PATIENCE = 5.0
-"""Seconds for which a command keeps trying brokers that cannot serve, before it reports a failure."""
+"""Retry timeout of a command in seconds, before it reports a failure."""
 
 _CLEAN_UP_SECONDS = 10.0
 _INTERRUPTED = 130

@@ -1,4 +1,4 @@
-"""`coranto doctor`: tells what of this environment would not work, and what to do about it."""
+"""`coranto doctor`: reports problems of this environment, with remedies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def doctor(
     endpoint: Annotated[
         str | None,
         typer.Option(
-            "--endpoint", envvar="CORANTO_ENDPOINT", help="Broker as host:port. Default: that of `coranto up`."
+            "--endpoint", envvar="CORANTO_ENDPOINT", help="Broker as host:port. Default: the broker of `coranto up`."
         ),
     ] = None,
     etcd: Annotated[

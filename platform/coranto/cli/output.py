@@ -29,7 +29,7 @@ class Format(enum.StrEnum):
 
 
 class Output(enum.StrEnum):
-    """The output format of a command whose output is no document."""
+    """The output format of a command whose output is not a document."""
 
     TABLE = "table"
     JSON = "json"

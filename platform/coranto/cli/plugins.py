@@ -30,7 +30,7 @@ _HELP = {
     "shards": ("Shards of consumers: their specs and how they are doing.", Panel.CONSUMERS),
     "demo": ("The main job, end to end, on real flights.", Panel.DEMO),
 }
-"""The help texts of this distribution's own plugins, and the groups in which they are listed."""
+"""The help texts of this distribution's own plugins, and their groups in listings."""
 
 
 def add_plugins(
@@ -67,7 +67,7 @@ def _missing(entry: importlib.metadata.EntryPoint, error: ImportError) -> str:
     extra = _EXTRAS.get(package)
     distribution = entry.dist.name if entry.dist is not None else package
     wanted = f"coranto[{extra}]" if extra else distribution
-    return f"`coranto {entry.name}` cannot be loaded ({error}). Install what it needs: pip install '{wanted}'"
+    return f"`coranto {entry.name}` cannot be loaded ({error}). Install its requirements: pip install '{wanted}'"
 
 
 def _add_failing(app: typer.Typer, name: str, summary: str, panel: Panel, problem: str) -> None:

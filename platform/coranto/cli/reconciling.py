@@ -19,9 +19,7 @@ from coranto.telemetry import progress
 
 ChangesT = TypeVar("ChangesT", bound=Sequence[SpecChange])
 
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be done, in which order and to which fields; do nothing.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the changes, with their order and fields; do nothing.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Like --dry-run, and fail if anything would be done: specs have drifted.")
 ]
@@ -64,7 +62,7 @@ class ApplyOptions:
 def read_document(path: str, parse: Callable[[str], ChangesT], plural: str, place: str) -> ChangesT:
     """Return the changes in a file, or in the input for `-`. Raises InvalidInput, which names the file.
 
-    `place` is the field of a document under which its specs are listed.
+    `place` is the field of a document that lists its specs.
     """
     content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     source = source_name(path)
@@ -94,8 +92,8 @@ async def reconcile(
 ) -> None:
     """Apply changes, or show the plan, and print the result. `before` may raise an error about the plan first.
 
-    Raises EtcdTransactionFailed for conflicts with present specs, before anything is applied if they show by then, and
-    CorantoError for drift that was asked for.
+    Raises EtcdTransactionFailed for conflicts with current specs, if possible before anything is applied, and
+    CorantoError for drift in a check.
     """
     reconciler = SpecReconciler(
         kind,

@@ -42,9 +42,9 @@ def plan(
     output: PlanFormat = Format.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
-    """Find damage, and print what can be done, in what order, what is lost for good, and the plan's hash.
+    """Find damage, and print the steps in order, permanent losses, and the plan's hash.
 
-    Mends nothing. All content of the journals is read. Ends with code 1 if there is something to approve.
+    Repairs nothing. All content of the journals is read. Ends with code 1 if there is something to approve.
     """
 
     async def work(client: JournalClient) -> Plan:
@@ -64,8 +64,8 @@ def apply(
 ) -> None:
     """Carry out the plan of this hash, and verify the result. Name the same journals as to `plan`.
 
-    If the damage has changed since, nothing is done and the present plan is printed. An interrupted recovery is safe:
-    make a plan of what is left.
+    If the damage has changed since, nothing is done and the current plan is printed. An interrupted recovery is safe:
+    make a plan of the remaining steps.
     """
 
     async def work(client: JournalClient) -> Recovery:
@@ -109,7 +109,7 @@ def show_recovery(recovery: Recovery) -> None:
     """Print the remaining plan and the audit's result, and end with code `UNFINISHED` if the recovery did not
     succeed."""
     if not recovery.remaining.is_empty or recovery.remaining.remarks:
-        note("what is left:")
+        note("left:")
         print_plan(recovery.remaining, as_json=False)
     if recovery.report is not None:
         for finding in recovery.report.errors:

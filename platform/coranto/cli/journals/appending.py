@@ -1,6 +1,6 @@
 """`coranto journals append`: appends an input as a whole, or each of its records to a journal chosen by a mapping.
 
-An input that is appended as a whole has to consist of whole records, too, if the journal's labels say what these are.
+An input that is appended as a whole has to consist of whole records, too, if the journal's labels define these.
 """
 
 from __future__ import annotations

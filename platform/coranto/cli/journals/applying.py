@@ -38,7 +38,7 @@ def apply(
     """Create, update and delete journals as a YAML tree says.
 
     A journal must be at the `revision` that the tree gives: 0 or none creates the journal, -1 accepts any revision. A
-    suspended journal stays suspended, and keeps the offset at which it goes on, unless the tree gives its `suspend`.
+    suspended journal stays suspended, and keeps its resume offset, unless the tree gives its `suspend`.
 
     Up to {changes} changes are one transaction: all or none. More take several, deletions last. After an interruption,
     apply the same tree again: it continues with the rest.

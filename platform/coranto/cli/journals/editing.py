@@ -25,7 +25,7 @@ _ERROR = "# ERROR: "
 def edit(
     names: Names = None, selector: Selector = None, max_txn_size: MaxTxnSize = 0, endpoint: Endpoint = None
 ) -> None:
-    """Edit the specs of journals in $CORANTO_EDITOR, $EDITOR or vi, and apply what was saved.
+    """Edit the specs of journals in $CORANTO_EDITOR, $EDITOR or vi, and apply the saved text.
 
     If the saved text cannot be applied, the editor opens again with the reason on top. Nothing happens if the text is
     unchanged or empty.
@@ -64,7 +64,7 @@ def edit_until_applied(opened: str, apply_saved: Callable[[str], None], prefix: 
                 return
             if saved == _without_error(opened):
                 if keep:
-                    raise InvalidInput(f"nothing was applied: {reason}; what was written is kept in {path}")
+                    raise InvalidInput(f"nothing was applied: {reason}; the saved text is kept in {path}")
                 note("nothing was changed")
                 return
             keep = True

@@ -25,7 +25,7 @@ def fork(
     name: Name,
     at: Annotated[
         int | None,
-        typer.Option("--at", help="The offset at which they diverge. Default: the head.", show_default=False),
+        typer.Option("--at", help="The offset where they diverge. Default: the head.", show_default=False),
     ] = None,
     as_of: Annotated[
         str,
@@ -45,10 +45,10 @@ def fork(
     ] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Make a journal that has the content of another one up to an offset, and goes its own way from there.
+    """Make a journal that has the content of another one up to an offset, and diverges there.
 
     Stored fragments below the offset are shared, not copied. The source keeps them until the fork is dropped. If the
-    command is interrupted, run it again: it goes on.
+    command is interrupted, run it again: it continues.
     """
     if at is not None and as_of:
         raise InvalidInput("give an offset or a moment, not both", field="--as-of")
@@ -77,9 +77,9 @@ def fork(
 
 
 def drop(name: Name, endpoint: Endpoint = None) -> None:
-    """Delete a fork. Its source may then remove again what only the fork kept.
+    """Delete a fork. Its source's retention may then remove content that only the fork kept.
 
-    Files of the fork's own fragments stay in their stores, as those of any deleted journal do.
+    Files of the fork's own fragments stay in their stores, as for any deleted journal.
     """
     with_client(endpoint, lambda client: drop_fork(client, name))
     typer.echo(f"{name}: dropped")

@@ -39,7 +39,7 @@ def fragments(
     ] = 0,
     endpoint: Endpoint = None,
 ) -> None:
-    """List fragments of journals: what is persisted where, and what only brokers hold."""
+    """List fragments of journals: the stores of persisted ones, and fragments that only brokers hold."""
     if output is Format.YAML:
         raise InvalidInput("fragments are printed as table or json; give -o table or -o json", field="--output")
     selection = chosen(names, selector)

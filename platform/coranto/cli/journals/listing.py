@@ -20,7 +20,7 @@ from coranto.telemetry import amount
 from coranto.wire import protocol_pb2 as pb
 
 _ROUTES_SECONDS = 2.0
-"""Seconds between queries for Routes. Brokers announce changes of specs at once, but not changes of Routes."""
+"""Seconds between queries for Routes. Brokers announce changes of specs immediately, but not changes of Routes."""
 
 _HEADS_AT_ONCE = 16
 

@@ -1,4 +1,4 @@
-"""`coranto journals manifest`: lists stored fragments as a document that is complete for what it claims."""
+"""`coranto journals manifest`: lists stored fragments as a document that is complete for its claim."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def manifest(
         str,
         typer.Option(
             "--as-of",
-            help="The content of then: a time (Unix seconds, ISO 8601, or how long ago), or a file of offsets.",
+            help="Content as of a time (Unix seconds, ISO 8601, or how long ago), or a file of offsets.",
             show_default=False,
         ),
     ] = "",
@@ -61,7 +61,7 @@ def manifest(
 ) -> None:
     """Write a manifest: the stored fragments of journals, for scans and for other programs.
 
-    Content that is acknowledged and not stored yet is told apart. A gap in the content is an error.
+    Acknowledged content that is not stored yet is listed separately. A gap in the content is an error.
     """
     from coranto.lake.listing import ManifestOptions, make_manifest
 

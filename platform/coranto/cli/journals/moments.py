@@ -15,7 +15,7 @@ from coranto.client.moments import moment_at, require_past
 from coranto.errors import InvalidInput
 
 AskedMoment: TypeAlias = float | Mapping[str, int]
-"""A time in Unix seconds, or the offsets at which journals ended."""
+"""A time in Unix seconds, or the end offsets of journals."""
 
 
 def parse_as_of(text: str, option: str = "--as-of") -> AskedMoment | None:

@@ -2,7 +2,7 @@
 
 Appends of different journals must not be mixed. An append is known to end at a write head that a broker reported; in
 journals of lines every newline is a boundary too. A journal that has written up to another place keeps the *turn* until
-it reaches a boundary, and others wait for it meanwhile.
+it reaches a boundary, while others wait for it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MultiplexOptions:
 class Multiplexer:
     """Reads journals into `output`.
 
-    `offsets` holds the offset at which each journal begins, and advances to the end of its written content. `save` is
+    `offsets` holds the begin offset of each journal, and advances to the end of its written content. `save` is
     called with it from time to time, after a flush, and by `finish`. `warn` is called when content is missing.
     """
 
@@ -64,7 +64,7 @@ class Multiplexer:
     _saved_at: float = 0.0
 
     async def read_one(self, journal: str) -> None:
-        """Read one journal. Raises what its read raises."""
+        """Read one journal. Raises the errors of its read."""
         await _Pump(self, journal, by_line=False, alone=True).run(self.reading.start)
 
     async def read_present(self, journals: Iterable[JournalInfo]) -> None:
@@ -163,7 +163,9 @@ class _Pump:
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
                     if chunk.offset > expected:
-                        shared.warn(f"{self._journal} has no content in [{expected}, {chunk.offset}); going on behind")
+                        shared.warn(
+                            f"{self._journal} has no content in [{expected}, {chunk.offset}); continuing behind it"
+                        )
                         await self._write(self._rest, expected)
                         self._rest = b""
                     self._journal_id = chunk.journal_id

@@ -1,6 +1,6 @@
 """`coranto journals prune`: remove persisted fragments that are older than their journal's retention.
 
-Brokers prune automatically, unless configured not to. This command shows what they would remove, or removes it at once.
+Brokers prune automatically, unless configured not to. This command shows planned removals, or removes immediately.
 It accesses stores from this process, with its credentials. Brokers notice at their next listing of the store.
 """
 
@@ -34,10 +34,10 @@ def prune(
 ) -> None:
     """Remove persisted fragments that were stored longer ago than their journal's retention.
 
-    Journals without a retention (0 or less) keep everything, and every journal keeps the fragment that tells its head.
+    Journals without a retention (0 or less) keep everything, and every journal keeps the fragment of its head.
     Only the beginning of a journal is removed: no fragment behind a younger one. Of fragments that overlap, brokers
-    list only the largest: prune again later for the others. A journal keeps what its forks share, and nothing more of
-    it is removed once its retention changes.
+    list only the largest: prune again later for the others. A journal keeps content shared with its forks, and nothing
+    more of it is removed once its retention changes.
     """
     selection = chosen(names, selector)
 
@@ -75,9 +75,9 @@ async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -
 
 
 async def _remove(client: JournalClient, old: list[Fragment], planned: Mapping[str, float]) -> list[Fragment]:
-    """Remove what was planned with these retentions, one after the other: an interruption leaves no gap.
+    """Remove the planned fragments, one after the other: an interruption leaves no gap.
 
-    Returns what was removed. A journal keeps the rest once its retention is another, or a fork shares the next one.
+    Returns the removed fragments. A journal keeps the rest once its retention changes, or a fork shares the next one.
     """
     root = client.config.file_root
     for fragment in old:
@@ -96,7 +96,7 @@ async def _remove(client: JournalClient, old: list[Fragment], planned: Mapping[s
                 removed.append(fragment)
             report.advance()
     for name in sorted(ended):
-        note(f"{name} has a fork or another retention by now, so the rest of it stays")
+        note(f"{name} now has a fork or another retention, so the rest of it stays")
     return removed
 
 

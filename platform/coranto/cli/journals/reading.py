@@ -26,11 +26,9 @@ def read(
     names: Names = None,
     selector: Selector = None,
     offset: Annotated[int, typer.Option("--offset", min=-1, help="First byte; -1 is the write head.")] = 0,
-    end: Annotated[int, typer.Option("--end", min=0, help="Stop before this offset; 0 is no bound.")] = 0,
+    end: Annotated[int, typer.Option("--end", min=0, help="Stop before this offset; 0: no bound.")] = 0,
     block: Annotated[bool, typer.Option("--block", help="At the write head, wait for more.")] = False,
-    tail: Annotated[
-        bool, typer.Option("--tail", help="Read what is written from now on: --offset -1 --block.")
-    ] = False,
+    tail: Annotated[bool, typer.Option("--tail", help="Read new content only: --offset -1 --block.")] = False,
     begin: Annotated[
         str,
         typer.Option(
@@ -47,7 +45,7 @@ def read(
         str,
         typer.Option(
             "--as-of",
-            help="Read what was there then: a time (Unix seconds, ISO 8601, or how long ago), or a file of offsets.",
+            help="Read content as of a time (Unix seconds, ISO 8601, or how long ago), or a file of offsets.",
             show_default=False,
         ),
     ] = "",
@@ -55,7 +53,7 @@ def read(
         Path | None,
         typer.Option(
             "--offsets-out",
-            help="File for the offsets that were reached. May be that of --offsets; the old one is kept as .previous.",
+            help="File for the reached offsets. May be the same as --offsets; the old one is kept as .previous.",
             show_default=False,
         ),
     ] = None,
@@ -67,13 +65,14 @@ def read(
 ) -> None:
     """Write the content of journals to standard output or a file.
 
-    Several journals are read at once, one whole append or line at a time. With --selector and --block, journals that
+    Several journals are read concurrently, one whole append or line at a time. With --selector and --block, journals
+    that
     appear later are read as well. --offsets-out is written about once a second and at the end, also on Ctrl-C and
     SIGTERM. Its offsets are never beyond the written output. Reading on from it repeats nothing, unless this process
     was killed.
 
-    With --as-of, journals are read from their beginnings to where they ended at that moment. Begin later with --offset
-    or --offsets. Content of then that is gone is an error.
+    With --as-of, journals are read from their beginnings to their ends at that moment. Begin later with --offset
+    or --offsets. Missing content of that moment is an error.
     """
     selection = chosen(names, selector)
     is_one = len(selection.names) == 1

@@ -119,9 +119,9 @@ async def _for_each(
     title: str,
     work: Callable[[JournalClient, JournalInfo], Awaitable[str]],
 ) -> list[tuple[str, str]]:
-    """Run `work` for each journal, several at once, and return names and results.
+    """Run `work` for each journal, several concurrently, and return names and results.
 
-    Raises the first failure, after all were tried and the results of the others were printed.
+    Raises the first failure, after all were tried and the other results were printed.
     """
     limit = asyncio.Semaphore(_AT_ONCE)
     with progress(title, len(journals), unit="journals") as report:

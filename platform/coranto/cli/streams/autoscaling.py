@@ -25,7 +25,7 @@ def autoscale(
     ] = None,
     policy: Annotated[
         str,
-        typer.Option("--policy", help="Instead of what the streams say (see `create --scale`).", show_default=False),
+        typer.Option("--policy", help="Instead of the streams' policies (see `create --scale`).", show_default=False),
     ] = "",
     interval: Annotated[float, typer.Option("--interval", help="Seconds between two looks.")] = DEFAULT_INTERVAL,
     endpoint: Endpoint = None,

@@ -30,10 +30,10 @@ def fork(
     ] = "",
     endpoint: Endpoint = None,
 ) -> None:
-    """Make a stream that has the events of another one up to a cut, and goes its own way from there.
+    """Make a stream that has the events of another one up to a cut, and diverges there.
 
     Each transaction is in it as a whole or not at all, and keys are in order. Stored fragments are shared, not copied.
-    Writers begin anew. If the command is interrupted, run it again: it goes on. `coranto streams delete` drops it.
+    Writers start over. If the command is interrupted, run it again: it continues. `coranto streams delete` drops it.
     """
     asked = parse_as_of(as_of)
 

@@ -132,7 +132,7 @@ def describe(
     ] = Picture.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
-    """Show a stream's segments: their share of the routing keys, their ends, and what they succeed."""
+    """Show a stream's segments: their share of the routing keys, their ends, and their predecessors."""
     if heads and output is Picture.MAP:
         raise InvalidInput("a map has no place for the ends of segments; leave out one of the two", field="--heads")
 
@@ -163,7 +163,7 @@ def scale(
     ] = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Split and merge segments, all at once. Events keep their order by routing key."""
+    """Split and merge segments, all in one change. Events keep their order by routing key."""
     changes: list[Change] = [_split(text) for text in split or ()]
     changes += [Merge(tuple(_number(part, "--merge") for part in text.split(","))) for text in merge or ()]
     _change(name, endpoint, lambda streams: streams.scale(name, changes))
@@ -190,7 +190,7 @@ def truncate(
             show_default=False,
         ),
     ] = None,
-    to_end: Annotated[bool, typer.Option("--to-end", help="Readers begin with what is written from now on.")] = False,
+    to_end: Annotated[bool, typer.Option("--to-end", help="Readers begin with new events.")] = False,
     endpoint: Endpoint = None,
 ) -> None:
     """Truncate a stream: readers begin at later offsets. Segments that are wholly before them are deleted."""
@@ -213,7 +213,7 @@ def truncate(
 
 
 async def _check_offsets(client: JournalClient, streams: Streams, stream: Stream, cut: Mapping[int, int]) -> None:
-    """Refuse offsets at which no event begins: readers could not decode the content from there on."""
+    """Refuse offsets within events: readers could not decode the content from there on."""
     segments = [stream.segments[number] for number in cut if number in stream.segments]
     for number, head in (await streams.heads(stream, segments)).items():
         segment, offset = stream.segments[number], cut[number]

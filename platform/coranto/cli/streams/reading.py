@@ -29,12 +29,12 @@ _KEEP_SECONDS: Final = 1.0
 def read(
     name: Annotated[str, typer.Argument(metavar="STREAM", help="Stream to read.")],
     block: Annotated[bool, typer.Option("--block", help="At the end, wait for more.")] = False,
-    tail: Annotated[bool, typer.Option("--tail", help="Read what is written from now on, and wait for more.")] = False,
+    tail: Annotated[bool, typer.Option("--tail", help="Read new events only, and wait for more.")] = False,
     position: Annotated[
         Path | None,
         typer.Option(
             "--position",
-            help="File of the position to go on from. The one that was reached is kept in it about once a second, and "
+            help="File of the position to continue from. The reached one is kept in it about once a second, and "
             "in the end.",
             show_default=False,
         ),
@@ -50,9 +50,9 @@ def read(
         ),
     ] = None,
     skip_truncated: Annotated[
-        bool, typer.Option("--skip-truncated", help="Where events are gone, go on behind them.")
+        bool, typer.Option("--skip-truncated", help="Where events are gone, continue behind them.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Stop after so many events; 0 is no limit.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Stop after so many events; 0: no limit.")] = 0,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write to, or - for standard output.")] = "-",
     endpoint: Endpoint = None,
 ) -> None:
@@ -61,7 +61,7 @@ def read(
     After Ctrl-C and SIGTERM, reading on from the position, or with the group, repeats nothing.
     """
     if tail and position is not None:
-        raise InvalidInput("reads only new events, so there is no position to continue from", field="--tail")
+        raise InvalidInput("reads only new events, so it has no position to continue from", field="--tail")
     if group is not None and (tail or position is not None):
         raise InvalidInput("a group knows its position by itself; leave --tail and --position out", field="--group")
     begin = None if position is None else _kept(position)
@@ -152,7 +152,7 @@ async def _pour(
 
 
 def _kept(file: Path) -> StreamPosition | None:
-    """Return the position in a file; None if there is no file yet. Raises InvalidInput if none can be kept there."""
+    """Return the position in a file; None without a file. Raises InvalidInput if none can be kept there."""
     if not file.parent.is_dir():
         raise InvalidInput(f"the folder {file.parent} for the position does not exist; create it", field="--position")
     if not file.exists():

@@ -54,7 +54,7 @@ def write(
         str | None,
         typer.Option(
             "--writer-id",
-            help="Writing the same input under the same id again, after a failure, writes what is missing of it.",
+            help="Writing the same input under the same id again, after a failure, writes its missing part.",
             show_default=False,
         ),
     ] = None,
@@ -68,7 +68,7 @@ def write(
 ) -> None:
     """Write each line as an event: a JSON object or bytes, as the stream's format is. Return when all are durable.
 
-    Events are appended as they come, and those of a routing key keep their order. If the input has an error, or the
+    Events are appended as they arrive, and keep their order by routing key. If the input has an error, or the
     command is interrupted, the events before that are written, and the command says how many of them are durable.
     """
     if (key is not None) + (key_field is not None) + tabs != 1:
@@ -113,12 +113,12 @@ def _advised() -> Iterator[None]:
         yield
     except WriterExpired as error:
         raise WriterExpired(
-            f"{error}. See what the stream has of it (`coranto streams read`), and if that is settled, add --fresh",
+            f"{error}. See which events the stream has (`coranto streams read`), and if that is settled, add --fresh",
             error.outcome,
         ) from error
     except CommitUnknown as error:
         raise CommitUnknown(
-            f"{error}. With a --writer-id, the same command writes what is missing; without, read the stream"
+            f"{error}. With a --writer-id, the same command writes the missing events; without, read the stream"
         ) from error
 
 
@@ -168,7 +168,7 @@ def _write(
     finally:
         loop.run(writer.close(deadline))
         loop.run(client.close())
-    known = f", {handing.repeated} of which it had already" if handing.repeated else ""
+    known = f", {handing.repeated} of them already stored" if handing.repeated else ""
     return f"{_events(handing.durable)} {'is' if handing.durable == 1 else 'are'} durable{known}"
 
 

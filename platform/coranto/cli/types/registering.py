@@ -1,4 +1,4 @@
-"""`coranto types register|check`: registers definitions of message types, or tells what would stand against it."""
+"""`coranto types register|check`: registers definitions of message types, or reports obstacles to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Promise = Annotated[
     typer.Option(
         "--compatibility",
         case_sensitive=False,
-        help="Who reads whose messages: BACKWARD (new versions those of earlier ones), FORWARD, FULL, NONE. Default: "
+        help="Compatibility: BACKWARD (new versions read messages of earlier ones), FORWARD, FULL, NONE. Default: "
         "as the last version, BACKWARD for the first.",
         show_default=False,
     ),

@@ -20,7 +20,7 @@ from coranto.types.references import parse_reference
 from coranto.types.registry import TypeRegistry
 
 _TOLD: Final = 10
-"""The most lines of a registry that are told one by one because they are no records."""
+"""Maximum lines of a registry that are reported one by one because they are not records."""
 _Output = Annotated[Output, typer.Option("--output", "-o", help="What to print.")]
 
 
@@ -88,7 +88,7 @@ def history(
 
 
 def _catalog(registry: str, endpoint: str | None) -> Catalog:
-    """Return the catalog of a registry, and tell of what is wrong with it on standard error."""
+    """Return the catalog of a registry, and report its faults on standard error."""
 
     async def work(client: JournalClient) -> Catalog:
         return await TypeRegistry(client, registry).catalog()

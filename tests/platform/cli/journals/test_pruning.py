@@ -70,7 +70,7 @@ def test_nothing_more_is_removed_once_a_journal_is_forked_or_keeps_more(
     monkeypatch.setattr(FileFragments, "remove", meanwhile)
     result = run("prune", parts[0])
     assert "removed 1 fragments" in result.output
-    assert f"{parts[0]} has a fork or another retention by now" in result.errors
+    assert f"{parts[0]} now has a fork or another retention" in result.errors
     assert [path.exists() for path in old] == [False, True, True, True]
 
 

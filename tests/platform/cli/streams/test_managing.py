@@ -84,7 +84,7 @@ def test_contradictory_options_are_reported(run: CommandLine, words: tuple[str, 
 def test_an_impossible_change_names_the_possible_ones(run: CommandLine) -> None:
     create(run, "shares", "-s", "3")
     for words, problem in (
-        (("scale", "--split", "0:999999999"), "cannot be split into 999999999 at once, only into less than 120"),
+        (("scale", "--split", "0:999999999"), "cannot be split into 999999999 in one change, only into less than 120"),
         (("scale", "--split", "0:119", "--split", "1"), "scale in several steps"),
         (("scale", "--split", "0", "--merge", "0,1"), "segment 0 is in more than one change; name each segment once"),
         (("scale", "--merge", "0,2"), "segments 0, 2: the ranges [0, 0.333333) and [0.666667, 1) are not adjacent"),
