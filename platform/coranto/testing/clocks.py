@@ -7,7 +7,7 @@ import time
 
 
 class HurriedClock:
-    """A clock whose waits end at once. The waited seconds add up in `slept`, which is also its monotonic time."""
+    """A clock whose waits end immediately. The waited seconds add up in `slept`, which is also its monotonic time."""
 
     def __init__(self) -> None:
         self.slept = 0.0

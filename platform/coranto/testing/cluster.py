@@ -213,8 +213,9 @@ class Cluster:
     async def kill(self, number: int, *, expire: bool = False) -> None:
         """End a broker as `kill -9` does, and return when all its tasks have ended. No effect if it is down already.
 
-        Its disk stays, for `start`. The others go on without it once its lease has run out; with `expire`, at once. If
-        cancelled, the broker ends all the same, but its lease does not expire at once.
+        Its disk stays, for `start`. The others continue without it once its lease has expired; with `expire`,
+        immediately.
+        If cancelled, the broker ends all the same, but its lease does not expire early.
         """
         machine = self._machine(number)
         await machine.kill()
@@ -231,14 +232,14 @@ class Cluster:
     async def stop(self, number: int) -> None:
         """Stop a broker gracefully: it hands its journals over and persists the content that only it has.
 
-        If cancelled, the broker goes on exiting.
+        If cancelled, the broker continues to exit.
         """
         await self._machine(number).stop()
 
     async def start(self, number: int) -> None:
         """Start a broker that is down, and return when it serves. Raises ClusterError if it cannot start.
 
-        If cancelled, the broker goes on starting.
+        If cancelled, the broker continues to start.
         """
         await self._machine(number).start()
 
@@ -259,8 +260,8 @@ class Cluster:
     def heal(self) -> None:
         """Restore all links. Brokers that ended stay down."""
         cuts, self._world.cuts = self._world.cuts, []
-        for mend in cuts:
-            mend()
+        for restore in cuts:
+            restore()
 
     # -- Observations ----------------------------------------------------------------------------------------------
 

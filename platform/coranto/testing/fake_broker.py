@@ -39,7 +39,7 @@ _PROCESS = pb.ProcessSpec.ID(zone="local", suffix="fake-broker")
 
 
 class CallPoint(enum.Enum):
-    """The points of a call at which an action can happen."""
+    """The points of a call that allow an action."""
 
     LIST = "before a List is answered"
     SNAPSHOT = "before a watched List sends another snapshot"
@@ -62,7 +62,7 @@ class Break(enum.Enum):
 
     CUT = "break all TCP connections"
     END = "end the stream as if all were well"
-    HANG = "never go on"
+    HANG = "never continue"
 
 
 Action = Break | grpc.StatusCode | int
@@ -200,7 +200,7 @@ class FakeBroker(pb_grpc.JournalServicer):
             await self._progress.wait_for(lambda: self._reached[point] >= times)
 
     def create(self, name: str, **fields: Any) -> FakeJournal:
-        """Add a journal; `fields` are those of a JournalSpec."""
+        """Add a journal; `fields` belong to its JournalSpec."""
         self._revision += 1
         spec = pb.JournalSpec(name=name, replication=1, **fields)
         self._add(spec)
@@ -556,7 +556,7 @@ class _Proxy:
 
     async def listen(self) -> None:
         if self._holder is None:
-            # This socket is bound but never listens, so that nobody else gets the port while connections are refused.
+            # This socket is bound but never listens, so that no process gets the port while connections are refused.
             self._holder = socket.socket()
             self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self._holder.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""An HTTP server of objects, as object stores serve signed URLs. It counts what is fetched."""
+"""An HTTP server of objects, as object stores serve signed URLs. It counts fetches."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ Listen: TypeAlias = Callable[[str, Any], AbstractContextManager[None]]
 
 
 class RunBroker(Protocol):
-    """Runs a broker until it cannot go on, or until `stop` is set: then it exits gracefully."""
+    """Runs a broker until it fails, or until `stop` is set: then it exits gracefully."""
 
     async def __call__(
         self, place: BrokerPlace, effects: BrokerEffects, listen: Listen, stop: asyncio.Event

@@ -166,7 +166,7 @@ class Machine:
         if not serves.is_set():
             await self.kill()
             error = life.task.exception() if not life.task.cancelled() else None
-            raise ClusterError(f"{place.id} could not be started: {error or 'it ended at once'}") from error
+            raise ClusterError(f"{place.id} could not be started: {error or 'it ended immediately'}") from error
 
     async def stop(self) -> None:
         """Stop the broker gracefully."""

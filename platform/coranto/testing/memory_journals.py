@@ -1,4 +1,4 @@
-"""Journals in memory behind the methods of a `JournalClient`, for tests by the thousand of code that uses a client.
+"""Journals in memory with the methods of a `JournalClient`, for thousands of tests of code that uses a client.
 
 There is no network and no process: an append or a read takes a few turns of the event loop. Use `FakeBroker` to test
 clients themselves.

@@ -1,1 +1,1 @@
-"""Contracts as tests: for fragment stores and coordinators of your own. Consumers' stores have theirs beside them."""
+"""Contracts as tests: for your own fragment stores and coordinators. Consumers' stores have theirs in their package."""

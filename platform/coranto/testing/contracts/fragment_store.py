@@ -37,7 +37,7 @@ class FragmentStoreContract:
 
     @pytest.fixture
     def file_root(self, tmp_path: Path) -> Path:
-        """The folder below which URLs of a `file:///` store lead."""
+        """The root folder of URLs of a `file:///` store."""
         return tmp_path
 
     @pytest.mark.parametrize("pieces", [0, 1, 13])

@@ -1,4 +1,4 @@
-"""A machine's disk in memory. It survives processes: what is written is visible to the next one at once."""
+"""A machine's disk in memory. It survives processes: written bytes are immediately visible to the next one."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class ProcessDisk:
         self._disk.put(self._process, path, data)
 
     def free_bytes(self, folder: Path) -> int:
-        """Return much room, also of a full disk: it fills up at once, without a time when it is nearly full."""
+        """Return much room, also of a full disk: it fills up suddenly, without a time when it is nearly full."""
         self._process.check_alive()
         return 1 << 60
 

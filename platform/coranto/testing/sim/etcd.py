@@ -61,7 +61,7 @@ class _Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A server's content at one time; by default that of an empty one.
+    """A server's content at one time; by default empty.
 
     `leases` has the time to live, in seconds, and the keys of each lease, by id.
     """
@@ -103,7 +103,7 @@ class SimEtcd:
         return Backup(self.revision, dict(self.kvs), leases)
 
     def restore(self, backup: Backup, *, new_id: bool) -> None:
-        """Replace the content by that of a backup. Leases start anew; with `new_id` the cluster id changes."""
+        """Replace the content by a backup. Leases start again; with `new_id` the cluster id changes."""
         self.revision, self.kvs = backup.revision, dict(backup.kvs)
         self.cluster_id += new_id
         self.compact()

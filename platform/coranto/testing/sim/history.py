@@ -89,7 +89,7 @@ class Observation:
 
 @dataclass(slots=True)
 class History:
-    """All operations and observations of one run, in the order in which they began."""
+    """All operations and observations of one run, in order of their beginnings."""
 
     operations: list[Operation] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)

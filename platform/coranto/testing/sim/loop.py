@@ -67,10 +67,10 @@ class SimLoop(asyncio.BaseEventLoop):
     """The event loop. `rng` is a run's only source of randomness. `note` records events, to compare runs."""
 
     epoch = 1_750_000_000.0
-    """The wall time at which a run begins, in seconds since the Unix epoch."""
+    """The wall time at the start of a run, in seconds since the Unix epoch."""
 
     def __init__(self, seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) -> None:
-        """Create a loop. Without `shuffle`, callbacks run in the order in which they became ready."""
+        """Create a loop. Without `shuffle`, callbacks run in the order of becoming ready."""
         super().__init__()
         self.rng = random.Random(seed)
         self.steps = 0
@@ -98,7 +98,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self.on_note(what)
 
     def unnoticed(self) -> list[str]:
-        """Return the exceptions that ended tasks of living processes and that nobody has retrieved."""
+        """Return the unretrieved exceptions that ended tasks of living processes."""
         failed = [task for task in self.ended if task._log_traceback]
         return [f"{task.get_name()} ended unnoticed: {task.exception()!r}" for task in failed]
 
@@ -225,7 +225,7 @@ def _resolve(future: asyncio.Future[Any], result: Any) -> None:
 def simulated(seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) -> Generator[SimLoop, None, None]:
     """Yield a loop for one run, and clean up after it.
 
-    The garbage collector is off meanwhile: its timing depends on earlier work of the process, and it may end
+    The garbage collector is off during the run: its timing depends on earlier work of the process, and it may end
     coroutines.
     """
     collecting = gc.isenabled()
@@ -243,7 +243,7 @@ def simulated(seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) ->
                 break
             loop.call_soon(loop.stop)
             loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())  # Their users have ended by now.
+        loop.run_until_complete(loop.shutdown_asyncgens())  # Their users have ended.
         loop.close()
         if collecting:
             gc.enable()

@@ -1,7 +1,7 @@
-"""A network between named nodes: messages take time, links are cut and mended, connections break.
+"""A network between named nodes: messages take time, links are cut and restored, connections break.
 
-It behaves like TCP: a message over a cut link is held, and arrives after the link is mended unless the connection was
-given up before. A cut may be one-way. Nothing is duplicated or reordered within a connection.
+It behaves like TCP: a message over a cut link is held, and arrives after the link is restored unless the connection was
+closed before. A cut may be one-way. Nothing is duplicated or reordered within a connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Network:
         self.rng = rng
         self.delays = delays or Delays()
         self.held = 0
-        """The number of messages that had to wait for a link to be mended."""
+        """The number of messages that had to wait for a restored link."""
         self._cuts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._held: defaultdict[tuple[str, str], deque[Callable[[], None]]] = defaultdict(deque)
         self._on_cut: dict[Callable[[str, str], None], None] = {}
@@ -54,32 +54,32 @@ class Network:
         return self._cuts.get((source, target), 0) > 0
 
     def cut(self, source: str, target: str) -> Callable[[], None]:
-        """Hold all messages from `source` to `target`. Return a function that mends this cut. Cuts add up."""
+        """Hold all messages from `source` to `target`. Return a function that ends this cut. Cuts add up."""
         self._cuts[source, target] += 1
         for observer in list(self._on_cut):
             observer(source, target)
-        mended = False
+        restored = False
 
-        def mend() -> None:
-            nonlocal mended
-            if not mended:
-                mended = True
+        def restore() -> None:
+            nonlocal restored
+            if not restored:
+                restored = True
                 self._mend(source, target)
 
-        return mend
+        return restore
 
     def cut_both(self, one: str, other: str) -> Callable[[], None]:
-        """Cut both directions. Return a function that mends them."""
-        mends = (self.cut(one, other), self.cut(other, one))
+        """Cut both directions. Return a function that ends both cuts."""
+        restores = (self.cut(one, other), self.cut(other, one))
 
-        def mend() -> None:
-            for each in mends:
+        def restore() -> None:
+            for each in restores:
                 each()
 
-        return mend
+        return restore
 
     def observe(self, on_cut: Callable[[str, str], None], on_mend: Callable[[str, str], None]) -> Callable[[], None]:
-        """Call the functions when a link is cut or mended. Return a function that stops the calls."""
+        """Call the functions when a link is cut or restored. Return a function that stops the calls."""
         self._on_cut[on_cut] = None
         self._on_mend[on_mend] = None
 
@@ -90,7 +90,7 @@ class Network:
         return stop
 
     def send(self, source: str, target: str, deliver: Callable[[], None], *, not_before: float = 0.0) -> float:
-        """Call `deliver` once the message has arrived. Return the time of arrival, unless the link is cut by then."""
+        """Call `deliver` once the message has arrived. Return the time of arrival, unless the link is cut before."""
         at = max(self.loop.time() + self.delay(), not_before)
         self.loop.later(at - self.loop.time(), self._arrive, source, target, deliver)
         return at
@@ -151,7 +151,7 @@ class Network:
 
 
 class Lane:
-    """One direction of a connection: messages arrive in the order in which they were sent, until it is closed."""
+    """One direction of a connection: messages arrive in order of sending, until it is closed."""
 
     def __init__(self, network: Network, source: str, target: str, deliver: Callable[[Any], None]) -> None:
         self._network = network

@@ -60,9 +60,9 @@ class SimObjectStore:
         self.lost: list[Fragment] = []
         """Fragments that `lose` has taken away."""
         self.markers: dict[str, float] = {}
-        """The time at which each marker of a journal's folder was put."""
+        """The time of putting each marker of a journal's folder."""
         self.notes: dict[str, tuple[float, bytes]] = {}
-        """Files that are no fragments, by path: the time at which each was put, and its content."""
+        """Files that are not fragments, by path: the time of the put, and the content."""
         self.faulty: Counter[str] = Counter()
         """The number of calls that met each fault."""
         self._network = network
@@ -211,7 +211,7 @@ class SimFragments(FragmentStore):
 
 
 class SimStores(StoreRegistry):
-    """A registry in which every URL leads to the simulated service."""
+    """A registry whose URLs all refer to the simulated service."""
 
     def __init__(self, service: SimObjectStore, network: Network, node: str, process: Process) -> None:
         super().__init__()

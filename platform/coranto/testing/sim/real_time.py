@@ -60,7 +60,7 @@ class RealTimeline:
         return self._loop.create_task(work, name=name, context=context)
 
     def task_ended(self, task: asyncio.Task[Any]) -> None:
-        """Do nothing: the loop itself reports exceptions that nobody retrieves."""
+        """Do nothing: the loop itself reports unretrieved exceptions."""
 
     def requeue(self, handles: list[asyncio.Handle]) -> None:
         if handles:
@@ -72,7 +72,7 @@ class RealTimeline:
         timers, self._timers = self._timers, {}
         for timer in timers.values():
             timer.cancel()
-        # If another factory wraps this one by now, this one stays and only passes calls on.
+        # If another factory has wrapped this one, this one stays and only passes calls on.
         if self._loop.get_task_factory() is self._installed:
             self._loop.set_task_factory(self._before)
 

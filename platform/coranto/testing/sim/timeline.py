@@ -1,4 +1,4 @@
-"""Processes of a simulated world, and the timeline on which they and all twins run.
+"""Processes of a simulated world, and the timeline of all twins.
 
 `coranto.testing.sim.loop.SimLoop` is a timeline in virtual time. `coranto.testing.sim.real_time.RealTimeline` is one in
 real time, on a running loop, so that the same twins work in a notebook.
@@ -22,7 +22,7 @@ class Timeline(Protocol):
 
     @property
     def epoch(self) -> float:
-        """The wall time (seconds since the Unix epoch) at which `time` is 0."""
+        """The wall time (seconds since the Unix epoch) when `time` is 0."""
         ...
 
     def time(self) -> float: ...
@@ -92,7 +92,7 @@ class Process:
             raise Killed
 
     def kill(self) -> None:
-        """End the process at once: none of its effects reaches the world any more."""
+        """End the process immediately: none of its effects reaches the world any more."""
         if not self.alive:
             return
         self.alive = False
