@@ -1,7 +1,7 @@
 """Fields of message types as Arrow schemas, and back.
 
 A TIMESTAMP is `timestamp[us, tz=UTC]`, a TIMESTAMP_NTZ `timestamp[us]`. Columns are nullable, whatever the fields say,
-because messages of earlier versions may lack them; `fields_of_arrow` takes Arrow's word for what is not nullable.
+because messages of earlier versions may lack them; `fields_of_arrow` trusts Arrow's nullability.
 """
 
 from __future__ import annotations
@@ -100,8 +100,7 @@ def _kind(arrow: Any, place: str) -> Kind:
 def require_table(table: Any, fields: Sequence[TypeField]) -> None:
     """Raise InvalidInput unless each row of an Arrow table or batch fits the fields of messages.
 
-    All problems of the columns are told. Of the values only this is looked at: fields that are not nullable have no
-    nulls.
+    All problems of the columns are reported. Values are checked only for nulls in fields that are not nullable.
     """
     require_columns(fields_of_arrow(table.schema), fields)
     require_filled(table.schema.names, table.columns, fields)

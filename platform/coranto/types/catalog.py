@@ -1,4 +1,4 @@
-"""The catalog of message types: what the records of a registry say, and the record that is to come next.
+"""The catalog of message types: the state of a registry's records, and the next record.
 
 A registry is a journal of lines of JSON. A record registers one version:
 
@@ -8,7 +8,7 @@ A registry is a journal of lines of JSON. A record registers one version:
 
 * The first record of a type has the version 1, and each one after it the next. A record of another version does not
   count: its writer has lost a race, or repeated an append.
-* A line that is no record is *stray*. It cannot be a version, so it is passed over and told.
+* A line that is not a record is *stray*. It cannot be a version, so it is skipped and reported.
 * A record whose definition this program does not understand bars the type from this version on, because the latest
   version is not known then. Other types, and earlier versions by their numbers, remain.
 * A record of a later format ends the fold with an error: it may mean anything.
@@ -42,7 +42,7 @@ _LAST_TIME: Final = 1e12
 
 @dataclass(frozen=True, slots=True)
 class TypeVersion:
-    """A registered version of a message type: when it was registered (Unix seconds), and by which promise."""
+    """A registered version of a message type: its time of registration (Unix seconds), and its promise."""
 
     number: int
     definition: MessageType
@@ -84,7 +84,7 @@ class TypeVersion:
 
 @dataclass(frozen=True, slots=True)
 class StrayLine:
-    """A line of a registry that is no record."""
+    """A line of a registry that is not a record."""
 
     offset: int
     problem: str
@@ -113,7 +113,7 @@ class Catalog:
 
     @property
     def offset(self) -> int:
-        """The offset up to which content was fed."""
+        """The end offset of the fed content."""
         return self._fed
 
     @property
@@ -122,9 +122,9 @@ class Catalog:
         return self._decoder.finish() is None
 
     def feed(self, content: bytes) -> None:
-        """Take in content that follows what was fed before.
+        """Add content that follows the content fed before.
 
-        Raises CorruptData from a record of a later format on, again at each call, because what follows it is unknown.
+        Raises CorruptData from a record of a later format on, again at each call, because the rest is unknown.
         """
         if self._end:
             raise CorruptData(self._end)
@@ -209,7 +209,7 @@ class Catalog:
         return versions[reference.version - 1]
 
     def find_for(self, journals: Mapping[str, pb.LabelSet], reference: str = "") -> TypeVersion:
-        """Return the type of journals, whose labels are given: that of a reference, else the one that all of them name.
+        """Return the type of journals, whose labels are given: from a reference, else the one that all of them name.
 
         Raises as `find`, and InvalidInput if they name none or several, or have another `content-type` than the type's
         messages.
@@ -256,7 +256,7 @@ class Catalog:
         return same[-1] if same else None
 
     def problems(self, definition: MessageType, promise: Compatibility) -> tuple[FieldProblem, ...]:
-        """Return the breaches of a promise to the versions that it is given to, those of the latest version first."""
+        """Return the breaches of a promise to the versions that it covers, the latest version's first."""
         found: list[FieldProblem] = []
         for each in reversed(_since_cut(self._versions.get(definition.name, ()))):
             told = {problem.place for problem in found}

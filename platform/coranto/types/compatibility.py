@@ -52,7 +52,7 @@ class FieldProblem:
     """A field that breaks the promise of a new version: its place, the problem, and a way out."""
 
     place: str
-    """Such as `lines[].item`, or the name of what is no field: `framing`."""
+    """Such as `lines[].item`, or the name of a part that is not a field: `framing`."""
     problem: str
     advice: str
 
@@ -62,7 +62,7 @@ class FieldProblem:
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """The names of a reader's version and of that of the messages, for texts; and True if the reader's is the new."""
+    """The names of the reader's version and the messages' version, for texts; and True if the reader's is the new."""
 
     reader: str
     written: str
@@ -128,7 +128,7 @@ def _on_the_wire(reader: FixedForm, written: FixedForm, roles: _Roles) -> Iterat
         yield FieldProblem(
             place,
             f"of the protobuf message in {roles.reader} {problem} ({roles.written})",
-            "keep numbers, names, types and oneofs of fields, and give what is new a number that was never used",
+            "keep numbers, names, types and oneofs of fields, and give new fields a number that was never used",
         )
 
 

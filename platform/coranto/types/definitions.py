@@ -1,7 +1,7 @@
 """Definitions of message types: the framing of their messages, the place of the UUID, and their fields.
 
-A definition has a plain form, of texts and mappings, in which files and the registry's records have it. `of_plain`
-takes anything and refuses what is no definition. A definition that exists is sound: its framing holds all of its
+A definition has a plain form, of texts and mappings, for files and the registry's records. `of_plain`
+takes anything and refuses everything but a definition. A definition that exists is sound: its framing holds all of its
 fields.
 """
 
@@ -34,7 +34,7 @@ from coranto.types.parsing import parse_fields, parse_type
 MAX_NAME_BYTES: Final = 256
 MAX_FIELDS: Final = 10_000
 VALUE: Final = "value"
-"""The one field of messages of which nothing is known: lines, and frames without a protobuf message."""
+"""The one field of messages without known fields: lines, and frames without a protobuf message."""
 NONE: Final = "none"
 """The plain form of a UUID's place if messages have no UUID."""
 _CSV_KINDS: Final = (
@@ -118,7 +118,7 @@ class FixedForm:
 
     @classmethod
     def of(cls, descriptors: bytes, message: str, uuid_field: str | None = "uuid") -> FixedForm:
-        """Return the framing of messages of a type among descriptors, of which it keeps what the type needs.
+        """Return the framing of messages of a type among descriptors, reduced to the type's requirements.
 
         Raises InvalidInput.
         """
@@ -181,7 +181,7 @@ class MessageType:
     def __post_init__(self) -> None:
         validate_type_name(self.name)
         if not self.fields:
-            raise InvalidInput("has no fields; name those of the messages", field="fields")
+            raise InvalidInput("has no fields; name the messages' fields", field="fields")
         require_sound(self.fields)
         nested = (len(kind.fields) for _, kind in kinds_in(self.fields) if isinstance(kind, StructKind))
         if (count := len(self.fields) + sum(nested)) > MAX_FIELDS:
@@ -197,7 +197,7 @@ class MessageType:
         return self.form.content_type
 
     def to_plain(self) -> dict[str, object]:
-        """Return the plain form, from which `of_plain` makes an equal definition."""
+        """Return the plain form, which `of_plain` turns into an equal definition."""
         return {
             "type": self.name,
             **({"description": self.description} if self.description else {}),
@@ -217,7 +217,7 @@ class MessageType:
             raise InvalidInput("a definition is a mapping with the keys type, framing and fields")
         for key in plain:
             if key not in KEYS:
-                raise InvalidInput(f"is no key of a definition; there are {', '.join(KEYS)}", field=shown(str(key)))
+                raise InvalidInput(f"is not a key of a definition; there are {', '.join(KEYS)}", field=shown(str(key)))
         name, framing = _text(plain, "type"), _text(plain, "framing", "json").lower()
         if framing not in _KEYS:
             raise InvalidInput(f"{shown(framing)} is not one of {', '.join(_KEYS)}", field="framing")
@@ -233,7 +233,7 @@ class MessageType:
 
 
 def validate_type_name(name: str) -> str:
-    """Return `name` if it is that of a type, such as `shop.Order`, and fits a label's value. Raises InvalidInput."""
+    """Return `name` if it can name a type, such as `shop.Order`, and fits a label's value. Raises InvalidInput."""
     return validate_token("type", name, 1, MAX_NAME_BYTES)
 
 

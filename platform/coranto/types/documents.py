@@ -9,7 +9,7 @@
       lines: "ARRAY<STRUCT<item: STRING NOT NULL, count: INT>>"
 
 `framing` is `json` (default), `csv`, `fixed` or `lines`. There are `uuidPointer` for json, `csvUuidColumn` for csv, and
-for fixed `descriptorFile` (a file beside the document) or `descriptorSet` (base64), `messageType` (default: the type's
+for fixed `descriptorFile` (a file next to the document) or `descriptorSet` (base64), `messageType` (default: the type's
 name) and `uuidField`. `fields` may also be one text, and are all that a protobuf message has if they are left out.
 """
 

@@ -39,7 +39,7 @@ class PlainKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DecimalKind:
-    """Decimal numbers of `precision` digits, of which `scale` are behind the point."""
+    """Decimal numbers of `precision` digits, with `scale` of them behind the point."""
 
     precision: int
     scale: int
@@ -131,7 +131,7 @@ def require_sound(fields: Sequence[TypeField], place: str = "", depth: int = 0) 
     for field in fields:
         where = f"{place}.{field.name}" if place else field.name
         if not field.name or not field.name.isprintable():
-            raise InvalidInput(f"{shown(where)} is no name of a field: give printable characters", field="fields")
+            raise InvalidInput(f"{shown(where)} cannot name a field: give printable characters", field="fields")
         if (same := known.get(field.name.casefold())) is not None:
             raise InvalidInput(
                 f"{shown(where)} and {shown(same)} differ in case at most, and columns know no case: rename one",

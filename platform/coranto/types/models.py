@@ -48,9 +48,9 @@ _MAPS: Final = (dict, Mapping)
 def type_of_model(
     kind: type[Any], name: str = "", form: JsonForm | CsvForm | None = None, description: str = ""
 ) -> MessageType:
-    """Return the message type of a model. `name` is that of the class by default, and `form` lines of JSON.
+    """Return the message type of a model. `name` is the class's by default, and `form` lines of JSON.
 
-    A field at the place of the UUID is none of the type's. Raises InvalidInput for a field that has no type here.
+    A field at the place of the UUID is not part of the type. Raises InvalidInput for a field that has no type here.
     """
     form = form if form is not None else JsonForm()
     path = JsonLines(form.uuid_pointer).path if isinstance(form, JsonForm) else ()
@@ -58,7 +58,7 @@ def type_of_model(
 
 
 def _without(fields: tuple[TypeField, ...], path: Sequence[str]) -> tuple[TypeField, ...]:
-    """Return fields without the one at a path, and without structs of which nothing remains then."""
+    """Return fields without the one at a path, and without structs that would then be empty."""
     found = []
     for field in fields:
         if path and field.name == path[0]:
@@ -81,9 +81,9 @@ def _fields_of(kind: type[Any], within: tuple[type[Any], ...]) -> Iterator[TypeF
 
 
 def _hints_of(kind: type[Any]) -> Iterator[tuple[str, Any, Sequence[Any]]]:
-    """Yield the names that a class has in JSON, the types of its fields, and what they are annotated with."""
+    """Yield the names that a class has in JSON, the types of its fields, and their annotations."""
     if not isinstance(kind, type):
-        raise InvalidInput(f"{kind} is no model, dataclass or typed dict")
+        raise InvalidInput(f"{kind} is not a model, dataclass or typed dict")
     if issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
             if field.exclude:  # It is never written.
@@ -96,7 +96,7 @@ def _hints_of(kind: type[Any]) -> Iterator[tuple[str, Any, Sequence[Any]]]:
     if dataclasses.is_dataclass(kind):
         hints = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     elif not typing.is_typeddict(kind):
-        raise InvalidInput(f"{kind.__name__} is no model, dataclass or typed dict")
+        raise InvalidInput(f"{kind.__name__} is not a model, dataclass or typed dict")
     optional: frozenset[str] = getattr(kind, "__optional_keys__", frozenset())
     for name, hint in hints.items():
         yield name, (hint | None) if name in optional else hint, ()

@@ -74,7 +74,7 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """A parser by recursive descent. `wanted` is what the text has to be."""
+    """A parser by recursive descent. `wanted` is the kind of the text."""
 
     def __init__(self, text: str, wanted: str) -> None:
         if len(text) > MAX_TEXT:
@@ -178,7 +178,7 @@ def _tokens(text: str) -> Iterator[_Token]:
     while at < end:
         match = _TOKEN.match(text, at)
         if match is None:
-            raise InvalidInput(f"{shown(text)} has {shown(text[at:].lstrip()[:20])}, which is no part of a type")
+            raise InvalidInput(f"{shown(text)} has {shown(text[at:].lstrip()[:20])}, which is not part of a type")
         quoted = match["quoted"]
         found = quoted.replace("``", "`") if quoted is not None else match["word"] or match["symbol"]
         yield _Token(found, match["symbol"] is None, quoted is not None, match.end() - len(match[0].lstrip()))

@@ -53,7 +53,7 @@ _ALSO_READS: Final = {
 }
 """Types of a reader's field, and other types whose values on the wire mean the same to it."""
 MAX_DERIVED: Final = 10_000
-"""The most fields that a message may have, those of messages within it included, if they are not named."""
+"""Maximum fields of a message, including messages within it, if they are not named."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,7 +124,7 @@ def _derived(owner: Descriptor, within: tuple[str, ...], count: Iterator[int]) -
 def _derived_kind(field: FieldDescriptor, within: tuple[str, ...], count: Iterator[int]) -> Kind:
     if next(count) > MAX_DERIVED:
         raise InvalidInput(
-            f"{within[0]} has more than {MAX_DERIVED} fields, those of messages within it included: name the fields "
+            f"{within[0]} has more than {MAX_DERIVED} fields, including messages within it: name the fields "
             "that you want",
             field="fields",
         )
@@ -246,7 +246,7 @@ def _reads(field: FieldDescriptor, written: int) -> bool:
 
 
 def _lost_in_oneofs(reader: Descriptor, written: Descriptor, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the reader's oneofs of which messages may have several fields. It keeps the last one only."""
+    """Yield the reader's oneofs that messages may fill with several fields. It keeps the last one only."""
     for oneof in reader.oneofs:
         known = [same for each in oneof.fields if (same := written.fields_by_number.get(each.number)) is not None]
         groups = [each.containing_oneof.full_name if each.containing_oneof else each.full_name for each in known]
@@ -254,7 +254,7 @@ def _lost_in_oneofs(reader: Descriptor, written: Descriptor, place: str) -> Iter
             names = ", ".join(each.name for each in known)
             yield (
                 f"{place}.{oneof.name}" if place else oneof.name,
-                f"is a oneof, and messages may have several of its fields at once ({names})",
+                f"is a oneof, and messages may have several of its fields together ({names})",
             )
 
 

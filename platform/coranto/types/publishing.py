@@ -1,4 +1,4 @@
-"""Framings of message types for publishers and readers in Python; those of JSON check each message."""
+"""Framings of message types for publishers and readers in Python; JSON framings check each message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def framing_of(version: TypeVersion) -> Framing[Any]:
     """Return the framing of a type's messages, such as for publishers and readers.
 
     Messages are dicts of JSON, which are checked when they are written; rows of CSV as dicts of texts; or objects of
-    the protobuf class. Raises InvalidInput for lines and frames of which nothing is known, because a program has to say
+    the protobuf class. Raises InvalidInput for lines and frames without known fields, because a program has to say
     what it writes in them.
     """
     definition = version.definition
@@ -53,7 +53,7 @@ def framing_of(version: TypeVersion) -> Framing[Any]:
 
             return FixedFrame(ProtobufPayload(message_class(descriptors, message), uuid_field))
     raise InvalidInput(
-        f"{version} has the framing {definition.form.name} of messages of which nothing is known: use a framing of "
+        f"{version} has the framing {definition.form.name} of messages without known fields: use a framing of "
         "coranto.messages",
         field="version",
     )

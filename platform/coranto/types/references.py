@@ -1,7 +1,7 @@
 """References to message types: `shop.Order`, `shop.Order@3`, and the labels of journals that name a type.
 
 The label `app.gazette.dev/message-type` of a journal names the type of its messages, and never a version: its messages
-may be of all versions. `content-type` beside it has to agree with the type's framing.
+may be of all versions. An additional `content-type` has to agree with the type's framing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def type_named_by(journals: Mapping[str, pb.LabelSet], *, field: str = "journals
             field=field,
         )
     raise InvalidInput(
-        f"journals name different message types ({told}): select those of one type, or name a message type", field=field
+        f"journals name different message types ({told}): select journals of one type, or name a message type",
+        field=field,
     )
 
 
@@ -71,7 +72,7 @@ def _listed(journals: list[str]) -> str:
 
 
 def require_content_type(journal: str, found: pb.LabelSet, definition: MessageType, *, field: str = "journals") -> None:
-    """Raise InvalidInput for a journal whose `content-type` is not that of a type's messages. None at all is fine."""
+    """Raise InvalidInput for a journal whose `content-type` differs from the messages' type. None at all is fine."""
     told = labels.value_of(found, labels.CONTENT_TYPE)
     if told and definition.content_type and told != definition.content_type:
         raise InvalidInput(

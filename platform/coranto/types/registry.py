@@ -47,7 +47,7 @@ class Registration(NamedTuple):
 
 
 class TypeRegistry:
-    """The registry of message types in a journal. Several tasks may use it at once.
+    """The registry of message types in a journal. Safe for several tasks.
 
     Each method first reads the records that were added since the last one. A cancelled read is done again by the next
     call; after a cancelled `register`, the version may be registered or not, and registering it again tells.
@@ -79,8 +79,9 @@ class TypeRegistry:
         `compatibility` is the promise of the version to those before; by default the one that the last version gave,
         and BACKWARD for the first. With `like`, a registry that does not exist is created, with the settings of that
         journal. Raises IncompatibleType, with each field that breaks the promise, and AppendOutcomeUnknown if answers
-        were lost for the client's patience: register it again then. Raises CorruptData if the brokers have lost what
-        tells that no record is missing; `accept_loss` goes on nevertheless.
+        were lost for the client's retry timeout: register it again then. Raises CorruptData if the brokers have lost
+        the
+        evidence that no record is missing; `accept_loss` continues nevertheless.
         """
         await self._require(like)
         await self._require_held(accept_loss)
@@ -106,7 +107,7 @@ class TypeRegistry:
     async def problems(
         self, definition: MessageType, *, compatibility: Compatibility | None = None
     ) -> tuple[FieldProblem, ...]:
-        """Return the problems for which `register` would refuse a definition; none if it would not. Cancellable."""
+        """Return the reasons why `register` would refuse a definition; none if it would not. Cancellable."""
         await self._refresh()
         if self._catalog.version_of(definition) is not None:
             return ()
@@ -170,7 +171,7 @@ class TypeRegistry:
             )
 
     async def _read_to(self, head: int) -> None:
-        """Feed the catalog up to an offset. The end of what it has is read again, to see that it is still there."""
+        """Feed the catalog up to an offset. The end of its content is read again, to see that it is still there."""
         known = self._tail
         begin = self._catalog.offset - len(known)
         chunks = self._client.read(self.journal, begin, end_offset=head, fail_on_jump=True)
@@ -186,7 +187,7 @@ class TypeRegistry:
     def _another(self, finding: str) -> CorruptData:
         return CorruptData(
             f"registry {self.journal} was read up to offset {self._catalog.offset}, and {finding} now: it was deleted "
-            "and created again, or has lost records. Run `coranto audit` on it, and begin anew with what it has"
+            "and created again, or has lost records. Run `coranto audit` on it, and start over with its records"
         )
 
     async def _append(self, line: bytes, accept_loss: bool) -> None:

@@ -1,4 +1,4 @@
-"""The check of what a program is about to publish: columns of rows, and JSON messages, against a type's fields."""
+"""The check of content before publication: columns of rows, and JSON messages, against a type's fields."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _unfit_columns(columns: Sequence[TypeField], fields: Sequence[TypeField], pl
             yield f"{where} is there more than once: leave the others out"
         elif field is None:
             names = ", ".join(each.name for each in fields)
-            yield f"{where} is no field of the type, which has {names}: leave it out, or register a version that has it"
+            yield f"{where} is not a field of the type, which has {names}: omit it, or register a version that has it"
         else:
             yield from _unfit_kind(column.kind, field.kind, where)
         seen.add(column.name)
@@ -83,9 +83,9 @@ def _unfit_kind(column: Kind, field: Kind, place: str) -> Iterator[str]:
 
 
 def require_message(message: Mapping[str, object], fields: Sequence[TypeField], without: Sequence[str] = ()) -> None:
-    """Raise InvalidInput unless a JSON message fits fields: what it has parses into them, and it lacks nothing.
+    """Raise InvalidInput unless a JSON message fits fields: its content parses into them, and it lacks nothing.
 
-    `without` is the path of its UUID, which is none of the fields.
+    `without` is the path of its UUID, which is not one of the fields.
     """
     if found := next(_unfit_values(message, fields, "", tuple(without)), None):
         raise InvalidInput(found, field="message")
@@ -100,7 +100,7 @@ def _unfit_values(
         field, leads_to_uuid = present.pop(name, None), bool(without) and name == without[0]
         if field is None:
             if not leads_to_uuid:
-                yield f"{shown(where)} is no field of the type: leave it out, or register a version that has it"
+                yield f"{shown(where)} is not a field of the type: leave it out, or register a version that has it"
         elif value is None:
             if not field.nullable:
                 yield f"{where} is NOT NULL, and null: give it"
@@ -122,7 +122,7 @@ def _unfit_value(value: object, kind: Kind, place: str, without: tuple[str, ...]
         case MapKind(_, inner) if isinstance(value, Mapping):
             for name, each in value.items():
                 if not isinstance(name, str):
-                    yield f"{place} has the key {shown(str(name))}, which is no text"
+                    yield f"{place} has the key {shown(str(name))}, which is not text"
                 elif each is not None:
                     yield from _unfit_value(each, inner, f"{place}.{name}")
         case DecimalKind() if _is_decimal(value, kind):

@@ -86,7 +86,7 @@ def dictionary(values):
         (lambda: table().set_column(0, "id", dictionary([1, None])), "id is NOT NULL, and a row has none"),
         (lambda: table([{"item": None}]), r"lines\[\].item is NOT NULL, and a row has none"),
         (lambda: table(m=[("k", {"x": None})]), r"m\{\}.x is NOT NULL, and a row has none"),
-        (lambda: table(z=[1]), "z is no field of the type, which has id, lines, m: leave it out"),
+        (lambda: table(z=[1]), "z is not a field of the type, which has id, lines, m: omit it"),
         (lambda: table().drop_columns(["id"]), "id is NOT NULL, and there is no such column"),
         (lambda: table().set_column(0, "id", pa.array(["x"])), "id is STRING, and its field BIGINT: cast it"),
     ],

@@ -143,7 +143,7 @@ def test_protobuf_messages_keep_what_is_on_the_wire():
     assert problems(*ORDER, (4, "more", F.TYPE_BOOL), text="n INT, more BOOLEAN") == []
     assert problems((4, "n", F.TYPE_INT32)) == [
         "n of the protobuf message in the new version has the number 4, and 2 in the messages (version 1): keep "
-        "numbers, names, types and oneofs of fields, and give what is new a number that was never used"
+        "numbers, names, types and oneofs of fields, and give new fields a number that was never used"
     ]
     assert "has the type string, and int32 in" in problems((2, "n", F.TYPE_STRING), text="n STRING")[0]
 

@@ -130,8 +130,8 @@ class Pair(BaseModel):
         (Mixed, "x is .*more than one type"),
         (Anything, "x is .*has no type here"),
         (Pair, "x is .*has no type here"),
-        (int, "int is no model, dataclass or typed dict"),
-        (dict[str, int], r"dict\[str, int\] is no model, dataclass or typed dict"),
+        (int, "int is not a model, dataclass or typed dict"),
+        (dict[str, int], r"dict\[str, int\] is not a model, dataclass or typed dict"),
     ],
 )
 def test_models_without_types_are_refused(kind, problem):

@@ -70,7 +70,7 @@ def test_spellings_of_spark_are_known():
         ("a DECIMAL(3, 4)", "and a scale from 0 to that"),
         ("a DECIMAL(1000000, 4)", "a number of digits is expected"),
         ("a INT NOT", "NULL is expected where it ends"),
-        ("a INT; b INT", "has '; b INT', which is no part of a type"),
+        ("a INT; b INT", "has '; b INT', which is not part of a type"),
         ("a INT, A STRING", "differ in case at most"),
         ("a STRUCT<b: INT, B: INT>", "'a.B' and 'b' differ in case at most"),
         ("a " + "ARRAY<" * 60 + "INT" + ">" * 60, f"nested more than {MAX_DEPTH} deep"),

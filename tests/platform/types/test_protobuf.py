@@ -148,7 +148,7 @@ def of_oneofs(**members: str) -> bytes:
 
 def test_fields_that_messages_have_at_once_do_not_move_into_one_oneof():
     apart, together = of_oneofs(a="", b=""), of_oneofs(a="way", b="way")
-    problem = "way: is a oneof, and messages may have several of its fields at once (a, b)"
+    problem = "way: is a oneof, and messages may have several of its fields together (a, b)"
     assert changes(together, apart) == [problem]
     assert changes(together, of_oneofs(a="way", b="other")) == [problem]
     assert changes(together, of_oneofs(a="way", b="")) == [problem]

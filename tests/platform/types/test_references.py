@@ -36,7 +36,7 @@ def test_journals_of_several_types_are_listed_by_type():
     with pytest.raises(InvalidInput) as error:
         type_named_by({**many, "b/one": labels("x.Z"), "c/one": labels()})
     assert "none: c/one; x.Y: a/00, a/01" in str(error.value)
-    assert "a/09 and 2 more; x.Z: b/one): select those of one type, or name a message type" in str(error.value)
+    assert "a/09 and 2 more; x.Z: b/one): select journals of one type, or name a message type" in str(error.value)
 
 
 def test_journals_without_a_type_say_so():

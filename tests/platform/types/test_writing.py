@@ -28,7 +28,7 @@ def test_columns_of_the_same_fields_fit(fields):
         ("s STRUCT<a: INT>", ["id is NOT NULL, and there is no such column: add it"]),
         (
             "id BIGINT, s STRUCT<b: INT>, m MAP<STRING, STRING>",
-            ["s.b is no field of the type, which has a: ", "m{} is STRING, and its field INT"],
+            ["s.b is not a field of the type, which has a: ", "m{} is STRING, and its field INT"],
         ),
     ],
 )
@@ -135,8 +135,8 @@ def test_messages_have_the_fields_of_their_type():
     for message, problem in (
         ({}, "x is NOT NULL, and missing: give it"),
         ({"x": None}, "x is NOT NULL, and null: give it"),
-        ({"x": 1, "y": 2}, "'y' is no field of the type"),
-        ({"x": 1, "_meta": {}}, "'_meta' is no field of the type"),
+        ({"x": 1, "y": 2}, "'y' is not a field of the type"),
+        ({"x": 1, "_meta": {}}, "'_meta' is not a field of the type"),
     ):
         with pytest.raises(InvalidInput, match=problem):
             require_message(message, fields)
@@ -148,8 +148,8 @@ def test_a_uuid_that_a_message_has_already_is_no_field():
     at = ("_meta", "uuid")
     require_message({"x": 1, "_meta": {"a": 1, "uuid": "u"}}, fields, at)
     for message, problem in (
-        ({"_meta": {"a": 1, "uuid": "u"}, "uuid": "u"}, "'uuid' is no field"),
-        ({"_meta": {"a": 1, "id": "u"}}, r"'_meta\.id' is no field"),
+        ({"_meta": {"a": 1, "uuid": "u"}, "uuid": "u"}, "'uuid' is not a field"),
+        ({"_meta": {"a": 1, "id": "u"}}, r"'_meta\.id' is not a field"),
         ({"_meta": {"uuid": "u"}}, r"_meta\.a is NOT NULL, and missing"),
     ):
         with pytest.raises(InvalidInput, match=problem):

@@ -37,7 +37,7 @@ class TypeRegistryFace(Face):
     def problems(
         self, definition: MessageType, *, compatibility: Compatibility | None = None
     ) -> tuple[FieldProblem, ...]:
-        """Return the problems for which `register` would refuse a definition; none if it would not. Cancellable."""
+        """Return the reasons why `register` would refuse a definition; none if it would not. Cancellable."""
         return self._run(self._inner.problems(definition, compatibility=compatibility))
 
     def find(self, reference: str) -> TypeVersion:
