@@ -1,8 +1,8 @@
 """Recovery of journals and of their consumers: diagnose, plan, approve by hash, act, verify.
 
-`plan` has the values, `engine` makes plans and carries approved ones out. Doctors find and mend damage: `content` that
-of stored fragments, `heads` journals that wait for `reset-head`, and `losses` both of these and what is gone for good.
-Consumers have doctors of their own. `journals` is what orchestrators run.
+`plan` has the values, `engine` makes plans and executes approved ones. Doctors find and repair damage: `content`
+damaged stored fragments, `heads` journals that wait for `reset-head`, and `losses` both of these and permanent losses.
+Consumers have their own doctors. `journals` is the entry point of orchestrators.
 """
 
 from coranto.recovery.content import ContentDoctor

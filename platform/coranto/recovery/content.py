@@ -40,7 +40,7 @@ _DAMAGED: Final = (AuditStatus.MISSING, AuditStatus.CORRUPT)
 
 
 class ContentDoctor:
-    """Finds damaged and missing fragments of journals, and restores those of which there is a good copy.
+    """Finds damaged and missing fragments of journals, and restores them from good copies, if there are any.
 
     It reads all content of the journals. `stores` are opened by this process, with its own credentials.
     """
@@ -174,13 +174,13 @@ class ContentDoctor:
         if not fragment.backing_store and found.status is not AuditStatus.MISSING:
             async with contextlib.aclosing(self._copies.of(info, fragment)) as copies:
                 async for source, _ in copies:
-                    text = f"a broker's own copy of {where} is damaged, and brokers mend it: {source} has it"
+                    text = f"a broker's own copy of {where} is damaged, and brokers repair it: {source} has it"
                     remarks.append(Remark(info.name, text))
                     return
             losses.append(unserved(info, fragment))
             return
         if found.status not in _DAMAGED:
-            return  # `_unreadable` tells that.
+            return  # `_unreadable` reports that.
         target = _with_store(info, fragment)
         async with contextlib.aclosing(self._copies.of(info, fragment)) as copies:
             async for source, _ in copies:
@@ -275,7 +275,7 @@ def _owner(info: JournalInfo, fragment: Fragment) -> str:
 
 
 def _with_store(info: JournalInfo, fragment: Fragment) -> Fragment:
-    """Return a fragment in a store that its journal's spec names: that of the fragment, or else the first one."""
+    """Return a fragment in a store that its journal's spec names: the fragment's own store, or else the first one."""
     urls = info.spec.fragment.stores
     if fragment.backing_store in urls or not urls:
         return fragment if fragment.backing_store in urls else replace(fragment, backing_store="")

@@ -1,4 +1,4 @@
-"""Good copies of a fragment: in stores, and at brokers. A copy counts only if its SHA-1 is that of the fragment."""
+"""Good copies of a fragment: in stores, and at brokers. A copy counts only if its SHA-1 is the fragment's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 
 BROKER_SECONDS: Final = 0.3
-"""The time after a failure for which one broker is asked again."""
+"""The time to retry one broker after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class GoodCopies:
     connect: Callable[[ClientConfig], JournalClient] = JournalClient.of
 
     async def of(self, info: JournalInfo, fragment: Fragment) -> AsyncGenerator[tuple[str, bytes]]:
-        """Yield good copies, each with the place that it is from.
+        """Yield good copies, each with its place.
 
-        Places are the journal's stores and the one that the fragment was in, by all files of that content. Then all
-        brokers of the cluster: their caches, spools, what they have set aside, and spools of deleted journals.
+        Places are the journal's stores and the fragment's former store, by all files of that content. Then all
+        brokers of the cluster: their caches, spools, set-aside files, and spools of deleted journals.
         """
         for url in dict.fromkeys([*info.spec.fragment.stores, fragment.backing_store]):
             if url:
@@ -62,7 +62,7 @@ class GoodCopies:
         """Return a fragment's content as one broker serves it; None if it does not, or if the SHA-1 differs."""
         pieces: list[bytes] = []
         try:
-            # Without a cache of routes the broker itself is asked, and it serves what it has itself.
+            # Without a cache of routes the broker itself is asked, and it serves its own content.
             config = replace(self.client.config, endpoint=endpoint, route_cache=0, patience=BROKER_SECONDS)
             async with self.connect(config) as broker:
                 reading = broker.read(

@@ -1,4 +1,4 @@
-"""Diagnoses of many journals: several at once, so that one that waits for its brokers does not hold up the others."""
+"""Diagnoses of many journals, concurrently, so that one that waits for its brokers does not hold up the others."""
 
 from __future__ import annotations
 

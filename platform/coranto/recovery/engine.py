@@ -1,7 +1,7 @@
-"""The engine of recovery: diagnose, plan, carry out what was approved, verify. It knows no orchestrator.
+"""The engine of recovery: diagnose, plan, execute approved steps, verify. It knows no orchestrator.
 
 `make_plan` changes nothing. `carry_out` diagnoses again, and acts only if the plan still has the approved hash. It may
-be interrupted anywhere: each step is safe to repeat, and what is done is in no later plan.
+be interrupted anywhere: each step is safe to repeat, and later plans omit completed steps.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Verify = Callable[[], Awaitable[Report]]
 
 
 class Doctor(Protocol):
-    """Finds damage of one kind of thing, and mends it."""
+    """Finds damage of one kind, and repairs it."""
 
     async def diagnose(self) -> Diagnosis:
-        """Find damage, and how to mend it. Changes nothing that readers or writers could notice.
+        """Find damage, and its remedies. Changes nothing that readers or writers could notice.
 
         Raises CorantoError only if nothing at all can be examined.
         """
         ...
 
     async def act(self, step: RecoveryStep) -> str:
-        """Take a step of its own diagnosis, and tell in a few words what was done. Safe to repeat.
+        """Take a step of its own diagnosis, and return a short description. Safe to repeat.
 
         Raises CorantoError when the step cannot be taken.
         """
@@ -111,7 +111,7 @@ async def carry_out(
             failed.add(step.subject)
         results.append(result)
         on_result(result)
-    on_progress("examining what is left")
+    on_progress("examining the result")
     remaining = await make_plan(doctors)
     if verify is not None:
         on_progress("auditing the result")

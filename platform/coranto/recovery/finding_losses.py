@@ -1,4 +1,4 @@
-"""Losses that an audit's findings are about: what is gone, by fields that are the same at each audit. Pure."""
+"""Losses in an audit's findings: the lost content, by fields that are the same at each audit. Pure."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from coranto.fragments.fragment import Codec, Fragment
 from coranto.recovery.plan import Loss, RecoveryStep, Remark, StepKind
 
 ASIDE: Final = ".coranto-damaged"
-"""The folder of a store to which damaged files are moved."""
+"""The folder of a store for damaged files."""
 
 
 def set_aside(fragment: Fragment, why: str, loses: str = "", *, stray: bool = False) -> RecoveryStep:

@@ -14,11 +14,11 @@ from coranto.recovery.plan import Diagnosis, RecoveryStep, Remark, StepKind
 _ATTEMPTS: Final = 5
 _RACE_SECONDS: Final = 0.2
 LISTING_SECONDS: Final = 330.0
-"""The time for which brokers are waited for that list a store again. By default they do every 5 minutes."""
+"""The time to wait for brokers to list a store again. By default they do every 5 minutes."""
 
 
 async def reset_head(client: JournalClient, journal: str) -> str:
-    """Let a journal go on behind content that its brokers do not know, and tell in a few words what was done.
+    """Let a journal continue behind content that its brokers do not know, and return a short description.
 
     A healthy journal is left as it is. Raises the client's errors.
     """
@@ -36,7 +36,7 @@ async def reset_head(client: JournalClient, journal: str) -> str:
             return f"reset to {head}"
         except (WrongAppendOffset, IndexHasGreaterOffset):
             continue
-    raise CorantoError(f"the head of {journal} moved {_ATTEMPTS} times meanwhile; run reset-head again")
+    raise CorantoError(f"the head of {journal} moved {_ATTEMPTS} times during this call; run reset-head again")
 
 
 class HeadDoctor:

@@ -33,14 +33,14 @@ from coranto.telemetry import ProgressReport
 
 _MENDED_BY_RESET: Final = (Kind.CONSISTENCY_LOST,)
 _UNKNOWN: Final = (Kind.MEMORY_UNREACHABLE, Kind.STORE_UNREACHABLE, Kind.UNANSWERED)
-"""Findings that keep an audit from recording what it found."""
+"""Findings that keep an audit from recording its findings."""
 
 
 class JournalDoctor:
     """Finds all damage of the journals of a selector: with the other doctors of journals, and by a deep audit.
 
-    Its steps are those of `ContentDoctor` and `HeadDoctor`. Findings of the audit that no step mends are losses. The
-    last step accepts all losses in the memory of audits, so that later ones report only what is new.
+    Its steps come from `ContentDoctor` and `HeadDoctor`. Findings of the audit that no step repairs are losses. The
+    last step accepts all losses in the memory of audits, so that later ones report only new losses.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class JournalDoctor:
             for each in nowhere
         )
         text += (
-            ". To have it back, create it again with its name and its stores, and plan again: it has what they have"
+            ". To have it back, create it again with its name and stores, and plan again: it has the stores' content"
             + (", and the plan puts the rest into the store" if kept else "")
-            + ". `coranto broker set-aside list` shows what was appended after the last audit"
+            + ". `coranto broker set-aside list` shows content appended after the last audit"
         )
         loss = loss_of(finding)
         return replace(
@@ -182,9 +182,9 @@ def _is_loss(finding: Finding) -> bool:
 
 
 def is_mended(finding: Finding, steps: Sequence[RecoveryStep], folders: Mapping[str, Sequence[Share]]) -> bool:
-    """Return True if a step mends the damage that a finding is about.
+    """Return True if a step repairs the damage of a finding.
 
-    `folders` are those of journals, by name. A step for a file of a source mends the journals that share the file.
+    `folders` are the journals', by name. A step for a file of a source repairs the journals that share the file.
     """
     name = finding.subject.name
     here = [step for step in steps if step.subject == name]
@@ -224,7 +224,7 @@ def owners_elsewhere(finding: Finding, folders: Mapping[str, Sequence[Share]]) -
 
 
 def _is_among(finding: Finding, approved: Sequence[Finding]) -> bool:
-    """Return True if a finding is no loss, or one that was approved: the same, or of content that is gone by those."""
+    """Return True if a finding is not a loss, or an approved one: the same, or of content lost with it."""
     if not _is_loss(finding):
         return True
     same = [each for each in approved if each.subject == finding.subject]
@@ -243,9 +243,9 @@ def _file(finding: Finding) -> tuple[str, str]:
 
 
 def files_to_set_aside(report: Report, steps: Sequence[RecoveryStep]) -> list[RecoveryStep]:
-    """Return steps for files that are none of their journal's content, and of which no other step is.
+    """Return steps for files that are not their journal's content, and that no other step covers.
 
-    Files that a fork shares are left to the recovery of the journal whose they are.
+    Files that a fork shares are left to the recovery of their journal.
     """
     found, planned = [], {file_of(step) for step in steps}
     for each in report.errors:
@@ -263,5 +263,5 @@ def files_to_set_aside(report: Report, steps: Sequence[RecoveryStep]) -> list[Re
                 set_aside(fragment, why, "its content, should brokers that are gone have stored it", stray=True)
             )
         else:
-            found.append(set_aside(fragment, "is not what its name says"))
+            found.append(set_aside(fragment, "does not match its name"))
     return found

@@ -1,7 +1,7 @@
-"""Plans of recovery: what will be done to what, in which order, and what is gone for good. Pure.
+"""Plans of recovery: the steps in order, and permanent losses. Pure.
 
-A plan is approved by its hash. The hash covers all that determines a step or a loss, and no text about it: so an
-approval is of exactly what was read, and stays valid until the damage changes.
+A plan is approved by its hash. The hash covers everything that determines a step or a loss, and no text about it: so an
+approval covers exactly the plan that was read, and stays valid until the damage changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ FORMAT: Final = 2
 
 
 class StepKind(enum.StrEnum):
-    """The kinds of steps, in the order in which they are taken."""
+    """The kinds of steps, in order of execution."""
 
     RESTORE_FRAGMENT = "restore_fragment"
     """Put a good copy of a fragment into its store."""
     SET_ASIDE_FRAGMENT = "set_aside_fragment"
-    """Move a damaged file of which there is no good copy out of its journal's folder."""
+    """Move a damaged file without a good copy out of its journal's folder."""
     RESET_HEAD = "reset_head"
     """Let a journal continue at the end of its stored content."""
     RESTORE_CHECKPOINT = "restore_checkpoint"
@@ -36,9 +36,9 @@ class StepKind(enum.StrEnum):
     DELETE_STAGED_ROWS = "delete_staged_rows"
     """Delete rows that no transaction will use."""
     UNASSIGN_SHARD = "unassign_shard"
-    """Take a failed shard from its process, so that it starts anew."""
+    """Take a failed shard from its process, so that it starts again."""
     ACCEPT_LOSS = "accept_loss"
-    """Remember losses as accepted, so that later audits report what is new."""
+    """Remember losses as accepted, so that later audits report only new ones."""
 
 
 _ORDER: Final = {kind: rank for rank, kind in enumerate(StepKind)}
@@ -46,9 +46,9 @@ _ORDER: Final = {kind: rank for rank, kind in enumerate(StepKind)}
 
 @dataclass(frozen=True, slots=True)
 class RecoveryStep:
-    """One step. `action` tells what will be done, and `loses` what that gives up; empty if nothing.
+    """One step. `action` describes it, and `loses` the content that it gives up; empty if none.
 
-    `facts` have what the step needs to act, all of it. A step must be safe to repeat.
+    `facts` have everything that the step needs. A step must be safe to repeat.
     """
 
     kind: StepKind
@@ -60,11 +60,11 @@ class RecoveryStep:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Loss:
-    """Something that no step brings back. `message` is for people, and the other fields say what is lost.
+    """Something that no step restores. `message` is for people, and the other fields describe the loss.
 
-    `kind` is that of the finding about it. `begin` and `end` are offsets of `journal`, or of the subject if that is a
-    journal. Content with the SHA-1 `sum` as `file` of `store` would bring it back. `kept_at` names a place that still
-    has the content, which only a person can put back. `detail` has what else tells this loss from others.
+    `kind` comes from its finding. `begin` and `end` are offsets of `journal`, or of the subject if that is a
+    journal. Content with the SHA-1 `sum` as `file` of `store` would restore it. `kept_at` names a place that still
+    has the content, which only a person can put back. `detail` distinguishes this loss from others.
     """
 
     subject: str
@@ -84,13 +84,13 @@ class Loss:
 
     @property
     def identity(self) -> dict[str, str | int]:
-        """All fields that say what is lost."""
+        """All fields that describe the loss."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Remark:
-    """Something that the plan leaves alone: it mends itself, or needs a person."""
+    """Something that the plan leaves alone: it repairs itself, or needs a person."""
 
     subject: str
     message: str
@@ -107,7 +107,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan: steps in their order, losses, and remarks. Remarks are not part of what is approved."""
+    """A plan: steps in their order, losses, and remarks. Remarks need no approval."""
 
     steps: tuple[RecoveryStep, ...]
     losses: tuple[Loss, ...]
