@@ -1,12 +1,12 @@
-"""The choice of what a fork shares, and the spec that it gets. Pure.
+"""The choice of a fork's shared fragments, and its spec. Pure.
 
-A fork shares no fragment that somebody may be removing already, by a plan made before the source held it. Plans are
-made of fragments that are older than the source's retention. So a fork shares only those that are younger, by a
-*margin* in which every planner learns of the hold, and which clocks do not differ by. Older ones that another fork
-holds are in no plan, but the retention that the fork has from its source would leave them out of the fork.
+A fork shares no fragment that may already be under removal, by a plan made before the source held it. Plans consist
+of fragments that are older than the source's retention. So a fork shares only those that are younger, by a
+*margin* that covers the time for every planner to learn of the hold, and the difference of clocks. Older ones that
+another fork holds are in no plan, but the fork's inherited retention would leave them out.
 
-What a fork shares has no gap but those of its source. Fragments are stored in any order, so one that is not stored yet
-may lie between others. The fork shares what is below it, and the rest is copied.
+The shared content has only the gaps of its source. Fragments are stored in any order, so one that is not stored yet
+may lie between others. The fork shares the fragments below it, and the rest is copied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coranto.wire import protocol_pb2 as pb
 MOST_MARGIN_SECONDS: Final = 600.0
 _OURS: Final = "coranto.dev/"
 _DESCRIBING: Final = frozenset({labels.CONTENT_TYPE, labels.LINES, labels.MESSAGE_TYPE, labels.MESSAGE_SUBTYPE})
-"""Labels that say what the content is. A fork has them in any case."""
+"""Labels that describe the content. A fork always has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ def _is_young(spec: pb.JournalSpec, fragment: Fragment, now: float, margin: floa
 
 
 def choose(source: pb.JournalSpec, fragments: Iterable[Fragment], offset: int, head: int, now: float) -> SharedSpan:
-    """Choose what a fork at `offset` shares of its source's `fragments`, at wall time `now` in seconds.
+    """Choose the fragments that a fork at `offset` shares of its source's `fragments`, at wall time `now` in seconds.
 
     The fork may begin later than the source, where the source's retention is about to remove the beginning. It shares
-    nothing behind the first content that is not stored. Raises ContentGone if retention has removed content below
-    `offset` already, so that nothing is left there.
+    nothing behind the first unstored content. Raises ContentGone if retention has removed all content below
+    `offset`.
     """
     known = CoverSet(fragments)
     first = known.begin_offset if len(known) else head
@@ -139,7 +139,7 @@ def _stays(name: str, value: str, same_labels: bool) -> bool:
 
 
 def holding(source: pb.JournalSpec, fork: Fork) -> pb.JournalSpec:
-    """Return the spec of a source that keeps what a fork shares."""
+    """Return the spec of a source that keeps a fork's shared content."""
     spec = pb.JournalSpec()
     spec.CopyFrom(without_hold(source, fork.name))
     if fork.shares:

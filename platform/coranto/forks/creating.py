@@ -1,13 +1,13 @@
 """Making forks of journals.
 
-1. One change of etcd creates all forks, and gives their sources the holds by which these keep what is shared. Until a
+1. One change of etcd creates all forks, and gives their sources the holds that keep shared content. Until a
    fork is complete it is labelled as forming.
-2. The primaries of the sources tell that they know the holds. From then on nobody begins to remove what is shared.
-3. What the fork cannot share, up to its offset, is appended to it. That is at most the part of a fragment and what was
-   not stored yet.
+2. The primaries of the sources confirm that they know the holds. From then on no removal of shared content begins.
+3. Unshared content below the offset is appended to the fork: at most a part of one fragment and the unstored
+   content.
 4. The fork's first content is compared with its source's, and one more change completes all forks.
 
-A crash leaves forks that are forming. The same call goes on with them.
+A crash leaves forks that are forming. The same call continues with them.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ async def fork_journal(
 ) -> Fork:
     """Make the journal `name`, which has the bytes of `source` up to the offset `at` and diverges there.
 
-    By default it diverges at the source's head. Stored fragments are shared: nothing is copied but what is not in a
-    whole stored fragment below `at`. The source keeps them until the fork is dropped. Of the source's labels
-    the fork has those that say what the content is, and all of them with `same_labels`: selectors by these labels then
+    By default it diverges at the source's head. Stored fragments are shared: only content outside whole stored
+    fragments below `at` is copied. The source keeps them until the fork is dropped. The fork gets the source's labels
+    that describe the content, and all of them with `same_labels`: selectors by these labels then
     find both. It gets the further `labels` once it is complete. `progress` counts the bytes that
     are copied.
 
-    Call it again after a crash, a cancellation or a failure: it goes on. If the fork is complete, the call returns it.
+    Call it again after a crash, a cancellation or a failure: it continues. If the fork is complete, the call returns
+    it.
 
     Raises ContentGone if the source's content below `at` is gone, JournalRecreated if `at` has the id of an earlier
     journal (`JournalOffset`), JournalNotFound, InvalidInput for an offset beyond the head or within a message and for a
@@ -86,8 +87,8 @@ async def fork_journals(
 ) -> tuple[Fork, ...]:
     """Make forks of several journals: `offsets` has the name and the offset of the fork of each source.
 
-    Forks of up to 40 journals become complete at once, or none does. `labels` are by the names of forks. For the
-    rest this is `fork_journal`.
+    Forks of up to 40 journals become complete together, or none does. `labels` are by the names of forks. Otherwise
+    see `fork_journal`.
     """
     await client.require_same({source: at or 0 for source, (_, at) in offsets.items()})
     times: Clock = clock or SystemClock()
@@ -142,7 +143,7 @@ class _Batch:
             except EtcdTransactionFailed:
                 if attempt == _ATTEMPTS - 1:
                     raise
-                await self._clock.sleep(_LOOK_AGAIN_SECONDS)  # Somebody changed a source meanwhile, or forked it.
+                await self._clock.sleep(_LOOK_AGAIN_SECONDS)  # Another process changed or forked a source.
                 continue
             return making, done
         raise AssertionError("the last attempt returns or raises")
@@ -205,7 +206,7 @@ class _Batch:
         if not 0 <= offset <= head:
             raise InvalidInput(f"{source.name} ends at {head}, so it cannot be forked at {offset}", field="at")
         fragments = [each.fragment for each in await self._client.fragments(source.name)]
-        if told is not None and told.status == pb.OK:  # Brokers let a fork share only what the primary knows as stored.
+        if told is not None and told.status == pb.OK:  # Brokers let a fork share only fragments stored for the primary.
             stored = told.persisted_head
             fragments = [each if each.end <= stored else replace(each, backing_store="") for each in fragments]
         shared = choose(spec, fragments, offset, head, await latest_time(self._client, self._clock, source.name))
@@ -245,7 +246,8 @@ class _Batch:
     # -- 2. The holds --------------------------------------------------------------------------------------------------
 
     async def _protect(self, making: Sequence[Making]) -> None:
-        """Return once nobody removes what is shared. If something is gone, drop the forks and raise Unavailable."""
+        """Return once no removal of shared content is under way. If some is gone, drop the forks and raise
+        Unavailable."""
         try:
             await Protection(self._client, self._clock).wait(making)
         except ContentRemoved as error:
@@ -281,7 +283,7 @@ class _Batch:
         name = making.fork.name
         info = present.get(name)
         if info is None:
-            raise JournalNotFound(f"fork {name}, which somebody has dropped meanwhile")
+            raise JournalNotFound(f"fork {name}, which was dropped during this call")
         spec = complete(info.spec, self._labels.get(name))
         return pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=info.mod_revision)
 

@@ -1,4 +1,4 @@
-"""Dropping forks, and finding those of a journal."""
+"""Dropping forks, and finding the forks of a journal."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _ATTEMPTS = 8
 
 
 async def drop_fork(client: JournalClient, name: str) -> None:
-    """Delete a fork, and let its source remove again what only the fork kept.
+    """Delete a fork, and let its source's retention remove content that only the fork kept.
 
-    Files of the fork's own fragments stay in their stores, as those of any deleted journal do. If the fork is gone
-    already and a journal still keeps content for it, that ends. Raises JournalNotFound if there is neither, and
-    InvalidInput for a journal that is no fork or that has forks of its own.
+    Files of the fork's own fragments stay in their stores, as for any deleted journal. If the fork is already gone
+    and a journal still keeps content for it, that ends. Raises JournalNotFound if there is neither, and
+    InvalidInput for a journal that is not a fork or that has forks of its own.
     """
     await drop_forks(client, [name])
 
 
 async def drop_forks(client: JournalClient, names: Sequence[str]) -> None:
-    """Delete several forks as `drop_fork` does, all at once: forks of each other, too. At most 60 fit together."""
+    """Delete several forks as `drop_fork` does, in one change: forks of each other, too. At most 60 fit together."""
     for attempt in range(_ATTEMPTS):
         changes = _changes(await _concerned(client, names), names)
         try:
@@ -37,12 +37,12 @@ async def drop_forks(client: JournalClient, names: Sequence[str]) -> None:
         except EtcdTransactionFailed:
             if attempt == _ATTEMPTS - 1:
                 raise
-            continue  # Somebody changed one of them meanwhile.
+            continue  # Another process changed one of them.
         return
 
 
 async def drops_of(client: JournalClient, names: Sequence[str]) -> dict[str, list[pb.ApplyRequest.Change]]:
-    """Return, for each of these forks, the changes that drop it: those of one fork belong into one Apply."""
+    """Return the changes that drop each of these forks; one fork's changes belong into one Apply."""
     infos = await _concerned(client, names)
     return {name: _changes(infos, [name]) for name in names}
 
@@ -65,7 +65,7 @@ def _changes(infos: dict[str, JournalInfo], names: Sequence[str]) -> list[pb.App
             raise JournalNotFound(f"fork {name}")
         if info is not None:
             if fork_of(info.spec) is None:
-                raise InvalidInput(f"{name} is no fork; delete it as any journal (coranto journals edit)", field="name")
+                raise InvalidInput(f"{name} is not a fork; delete it by `coranto journals edit`", field="name")
             changes.append(pb.ApplyRequest.Change(delete=name, expect_mod_revision=info.mod_revision))
         for holder in holders:
             released[holder.name] = without_hold(released.get(holder.name, holder.spec), name)

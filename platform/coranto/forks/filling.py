@@ -37,7 +37,7 @@ class FirstContent:
         self._total = 0
 
     async def fill(self, fork: Fork) -> None:
-        """Append what a fork cannot share, from where an earlier call has come."""
+        """Append the unshared content of a fork, from the end of an earlier call's."""
         at = await self._come_to(fork)
         if self._progress is not None:
             self._total += fork.offset - at
@@ -74,7 +74,7 @@ class FirstContent:
             async with contextlib.aclosing(self._read(fork.source, begin, end)) as chunks:
                 async for chunk in chunks:
                     piece.write(chunk.content)
-            # The offset makes it safe to repeat, and safe beside another call that makes this fork.
+            # The offset makes it safe to repeat, and safe next to another call that makes this fork.
             await self._append_file(fork.name, piece, begin)
 
     async def _append_file(self, journal: str, content: IO[bytes], offset: int) -> AppendResult:
@@ -88,7 +88,7 @@ class FirstContent:
             await self._clock.sleep(_LOOK_AGAIN_SECONDS)
 
     async def _read(self, journal: str, begin: int, end: int) -> AsyncGenerator[Chunk]:
-        """Yield committed content [begin, end). A broker that is behind may not have all of it at once."""
+        """Yield committed content [begin, end). A broker that is behind may not have all of it yet."""
         at, until = begin, self._clock.monotonic() + _PATIENCE_SECONDS
         while at < end:
             try:
@@ -102,11 +102,11 @@ class FirstContent:
                     raise
             if at < end:
                 if self._clock.monotonic() >= until:
-                    raise Unavailable(f"{journal} can be read only up to {at} of {end} now; fork it again to go on")
+                    raise Unavailable(f"{journal} can be read only up to {at} of {end} now; fork it again to continue")
                 await self._clock.sleep(_LOOK_AGAIN_SECONDS)
 
     async def compare(self, fork: Fork) -> None:
-        """Check that the fork ends at its offset, and that what was appended to it is the source's."""
+        """Check that the fork ends at its offset, and that its appended content is the source's."""
         head = await end_of(self._client, self._clock, fork)
         if head != fork.offset:
             raise _other_content(fork, f"it ends at {head}, not at {fork.offset}")
@@ -114,7 +114,7 @@ class FirstContent:
             *(self._digest(journal, fork.shared_end, fork.offset) for journal in (fork.name, fork.source))
         )
         if ours != theirs:
-            raise _other_content(fork, f"its bytes from {fork.shared_end} on are not those of {fork.source}")
+            raise _other_content(fork, f"its bytes from {fork.shared_end} on differ from {fork.source}")
 
     async def _digest(self, journal: str, begin: int, end: int) -> str:
         digest = hashlib.sha1(usedforsecurity=False)

@@ -1,8 +1,8 @@
-"""The wait until nobody removes what new forks share.
+"""The wait until no removal of new forks' shared content is under way.
 
-The primaries of the sources must know the holds: from then on they begin to remove nothing that is shared. A removal
-that was planned before has none of it, because a fork shares only what is young (`coranto.forks.choosing`). Only if
-some of it is no longer young by then, something may still be under way. That is waited for, and then looked at.
+The primaries of the sources must know the holds: from then on they begin no removal of shared content. An earlier
+planned removal has none of it, because a fork shares only young content (`coranto.forks.choosing`). Only if
+some of it is no longer young by that time, a removal may be under way. The wait outlasts it, and then checks.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Protection:
         self._clock = clock
 
     async def wait(self, making: Sequence[Making]) -> None:
-        """Return once nobody removes what is shared.
+        """Return once no removal of shared content is under way.
 
-        Raises ContentRemoved if something is gone already, and Unavailable if primaries do not tell what they know.
+        Raises ContentRemoved if something is gone already, and Unavailable if primaries do not report their state.
         """
         sharing = [each for each in making if each.fork.shares]
         if sharing:
@@ -87,7 +87,7 @@ class Protection:
         covered = CoverSet(listed)
         gone = [each.begin for each in wanted if not covered.covers(each.begin, each.end)]
         gone += [fork.begin] if not covered.covers(fork.begin, fork.begin + 1) else []
-        # An interrupted command does not know what it saw. What the source has now, it had then, if nothing is removed.
+        # An interrupted command does not know its view. The source's content now was there then, if nothing is removed.
         of_source = [info.fragment for info in await self._client.fragments(source.name)]
         at = missing(of_source, listed, SharedSpan(fork.begin, fork.shared_end))
         gone += [at] if at is not None else []
@@ -109,8 +109,8 @@ class Protection:
             if self._clock.monotonic() >= until:
                 problem = (told[behind[0]].problem if behind[0] in told else "") or "another broker answered"
                 raise Unavailable(
-                    f"the primary of {behind[0]} does not tell whether it knows the fork ({problem}). Fork it again to "
-                    "go on"
+                    f"the primary of {behind[0]} does not report whether it knows the fork ({problem}). Fork it again "
+                    "to continue"
                 )
             await self._clock.sleep(_LOOK_AGAIN_SECONDS)
 
@@ -123,12 +123,12 @@ class Protection:
 
 
 def require_rules(head: JournalHead | None) -> None:
-    """Raise InvalidInput if a primary has told this that does not know the rules of forks. None: nobody told."""
+    """Raise InvalidInput if a primary without the rules of forks has answered. None: no answer."""
     asked_alone = head is not None and head.status == pb.OK and not head.broker
     if head is not None and not head.keeps_forks and (head.is_primary or head.ask_alone or asked_alone):
         raise InvalidInput(
-            f"the primary of {head.journal} is a broker of Gazette or of an earlier version, which would remove what a "
-            "fork shares. Upgrade all brokers, and fork it again then",
+            f"the primary of {head.journal} is a broker of Gazette or of an earlier version, which would remove "
+            "content that a fork shares. Upgrade all brokers, and fork it again then",
             field="source",
         )
 
