@@ -1,8 +1,8 @@
 """The decisions of writers that publish batch after batch, such as streaming queries.
 
 A writer numbers its batches. It repeats the last one after a failure, and never an earlier one. So only the last
-decision of each writer counts, and nobody has to read a ledger of a million batches. A register of the ledger tells
-where that decision is:
+decision of each writer counts, and no process has to read a ledger of a million batches. A register of the ledger
+locates that decision:
 
     `coranto.dev/batch/<writer>`  =  `<batch>.<offset>`, and `.done` behind it once it is acknowledged
 
@@ -65,7 +65,7 @@ class DecidedBatch:
     is_taken: bool
     """True if another process than the one that decided it may append them, too."""
     offset: int
-    """The offset in the ledger at which the record of its decision begins."""
+    """The ledger offset of the record of its decision."""
 
 
 class BatchLedger:
@@ -74,7 +74,8 @@ class BatchLedger:
     def __init__(self, client: SyncJournalClient, ledger: Ledger, writer: str, *, accept_loss: bool = False) -> None:
         if not _WRITER.fullmatch(writer):
             raise InvalidInput(
-                f"{writer[:100]!r} is no writer of batches; give up to 40 letters, digits, - and _", field="writer"
+                f"{writer[:100]!r} cannot name a writer of batches; give up to 40 letters, digits, - and _",
+                field="writer",
             )
         self.writer = writer
         self._client = client
@@ -159,7 +160,7 @@ class BatchLedger:
     def acknowledge(self, batch: int) -> bool:
         """Record that the acknowledgements of a batch are in their journals.
 
-        Returns True if no process has taken the batch over, so that nobody but the caller has appended them.
+        Returns True if no process has taken the batch over, so that only the caller has appended them.
         """
         while True:
             head, value, known, _ = self._look()
@@ -175,7 +176,7 @@ class BatchLedger:
             return not known.is_taken
 
     def _look(self) -> tuple[int, str, DecidedBatch | None, pb.LabelSet]:
-        """Return the ledger's head, the writer's register (empty without one), what it tells, and all registers."""
+        """Return the ledger's head, the writer's register (empty without one), its content, and all registers."""
         at = self._client.append(self._ledger.journal, b"")
         value = value_of(at.registers, self._label) or ""
         if not value:
@@ -199,7 +200,7 @@ class BatchLedger:
                         f"ledger {self._ledger.journal} has lost the decision about batch {known.batch} of "
                         f"{self.writer} (offset {known.offset}), whose messages are perhaps not all visible yet: its "
                         "retention is shorter than the writer rested, or content was lost. If the loss is accepted and "
-                        "the batch comes again, it is published again; otherwise what is not visible stays so"
+                        "the batch comes again, it is published again; otherwise hidden messages stay hidden"
                     ) from error
                 _log.warning(
                     "publication.batch_lost", ledger=self._ledger.journal, writer=self.writer, batch=known.batch
@@ -212,7 +213,7 @@ class BatchLedger:
     ) -> None:
         """Append a record at the head, and set the register and `others` if it is as it was."""
         new = label_set({self._label: after, **others})
-        if not head:  # No offset can be demanded of an empty journal; its registers tell that it is one.
+        if not head:  # An empty journal cannot be checked by an offset; its registers show that it is empty.
             empty = label_selector(exclude=[(HELD_LABEL, "")])
             both = label_set({self._label: after, HELD_LABEL: "true", **others})
             self._client.append(self._ledger.journal, line, check_registers=empty, union_registers=both)

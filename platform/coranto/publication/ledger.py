@@ -4,15 +4,15 @@ A decision is appended on the condition that the ledger still ends where the pro
 cannot both decide a publication. An append whose answer was lost may be repeated: if it was applied, the ledger ends
 elsewhere.
 
-**Summaries.** Who opens a ledger and has to read much of it appends a summary, on the same condition: so the summary
-has what all records before it say, and nothing else. The same append sets the register `coranto.dev/summary` to
-`<offset>.<digest>`, and who opens the ledger next reads from that offset on. A summary is only a shortcut: if what is
-there is not the summary of that digest, the ledger is read whole, which tells the truth or raises LedgerDamaged. Who
-reads a summary behind all records before it compares it with them. Nobody summarizes a ledger of which a loss was
-accepted, because the summary would hide the loss. A register that tells of a summary behind the ledger's end is no
-reason to read the ledger whole: that end was further once, so records are gone, and LedgerDamaged is raised.
+**Summaries.** A process that reads much of a ledger when it opens it appends a summary, on the same condition: so the
+summary equals all records before it. The same append sets the register `coranto.dev/summary` to
+`<offset>.<digest>`, and the next process to open the ledger reads from that offset on. A summary is only a shortcut: if
+that offset does not have the summary of that digest, the ledger is read whole, which gives the truth or raises
+LedgerDamaged. A reader of a summary behind all records before it compares it with them. A ledger with an accepted loss
+is never summarized, because the summary would hide the loss. A register that points to a summary behind the ledger's
+end does not make the ledger be read whole: that end was further once, so records are gone, and LedgerDamaged is raised.
 
-**Marks.** Who has seen that publications are undecided needs to read only what comes behind (`Mark`, `Ledger.resume`).
+**Marks.** A process that has seen undecided publications needs to read only later records (`Mark`, `Ledger.resume`).
 
 A ledger needs all its records, so it has no retention. Its registers have `coranto.dev/held` from the first record on.
 If all brokers lose the registers, they may have lost records too; then `LedgerDamaged` is raised.
@@ -68,9 +68,9 @@ _SUMMARY_SHARE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An offset of a ledger up to which some publications were undecided.
+    """A ledger offset with some publications undecided.
 
-    `revision` is that of the ledger's creation. It may be given to another process.
+    `revision` belongs to the ledger's creation. The mark may be given to another process.
     """
 
     journal: str
@@ -122,9 +122,9 @@ class Ledger:
 
     @classmethod
     def resume(cls, client: SyncJournalClient, mark: Mark, *, like: str, accept_loss: bool = False) -> Ledger:
-        """Return the ledger as far as it concerns the publications of a mark. Only what is behind the mark is read.
+        """Return the ledger as far as it concerns the publications of a mark. Only content behind the mark is read.
 
-        If the journal was made anew, or ends before the mark and the loss is accepted, it is read whole. Raises like
+        If the journal was recreated, or ends before the mark and the loss is accepted, it is read whole. Raises like
         `open`.
         """
         ledger = cls(client, mark.journal)
@@ -136,7 +136,7 @@ class Ledger:
         return ledger
 
     def mark(self, *writer_ids: str) -> Mark:
-        """Return the mark of publications that are undecided. Another process may go on from there (`resume`)."""
+        """Return the mark of publications that are undecided. Another process may continue from there (`resume`)."""
         if decided := [writer_id for writer_id in writer_ids if self.find(writer_id) is not None]:
             raise ValueError(f"{decided[0]} is decided")
         return Mark(self.journal, frozenset(writer_ids), self._offset, self._revision())
@@ -243,7 +243,7 @@ class Ledger:
                 self._pending[decision.writer_id] = decision
 
     def _take_summary(self, summary: Summary, offset: int) -> None:
-        """Compare a summary with what was read before it. Where records before it are gone, it stands for them."""
+        """Compare a summary with the records read before it. It replaces missing records."""
         if self._is_whole and not self._has_lost and summary != self._summarized():
             raise LedgerDamaged(
                 f"ledger {self.journal} at offset {offset}: a summary differs from the records before it"
@@ -269,7 +269,7 @@ class Ledger:
             line = self._line_at(int(found[1])) if found else b""
             # Any other record would stand for all those before it, and hide them.
             if found is None or digest_of(line) != found[2] or not isinstance(parse_record(line), Summary):
-                raise ValueError(f"there is no summary as register {_SUMMARY} tells ({self._summary})")
+                raise ValueError(f"register {_SUMMARY} points to a missing summary ({self._summary})")
         except (LedgerDamaged, ValueError) as error:
             _log.warning("publication.summary_unreadable", ledger=self.journal, reason=str(error))
             return
@@ -286,7 +286,7 @@ class Ledger:
         try:
             self._append(line, label_set({_SUMMARY: f"{self._offset}.{digest_of(line)}"}))
         except (WrongAppendOffset, RegisterMismatch):
-            return  # Another process has appended meanwhile. The next one that opens the ledger will see to it.
+            return  # Another process has appended. The next one that opens the ledger will summarize it.
         except (AppendOutcomeUnknown, NotAllowed, PermissionDenied, Unavailable) as error:
             _log.warning("publication.not_summarized", ledger=self.journal, reason=str(error))
             return
@@ -306,7 +306,7 @@ class Ledger:
         return CorruptData(f"ledger {self.journal} at offset {offset}: no record of a publication")
 
     def _append_if(self, line: bytes, due: Callable[[], bool]) -> None:
-        """Append a record as long as it is due, each time on the condition that nobody else has appended."""
+        """Append a record as long as it is due, each time on the condition that the end has not moved."""
         is_unknown = False
         while due():
             try:
@@ -363,9 +363,9 @@ class Ledger:
                 )
 
     def _damage(self, end: int, is_held: bool) -> str:
-        """Return how the registers of a ledger that ends at `end` tell that records may be gone; empty if they do not.
+        """Return how the registers of a ledger that ends at `end` show that records may be gone; empty if they do not.
 
-        Each record is one append with the registers that tell of it, so content and registers come and go together.
+        Each record is one append with the registers that refer to it, so content and registers come and go together.
         """
         if end and not is_held:
             return (
@@ -377,7 +377,7 @@ class Ledger:
         summary = _SUMMARY_VALUE.fullmatch(self._summary)
         if summary is not None and int(summary[1]) >= end:
             return (
-                f"ledger {self.journal} ends at offset {end}, but register {_SUMMARY} tells of a summary at "
+                f"ledger {self.journal} ends at offset {end}, but register {_SUMMARY} points to a summary at "
                 f"{summary[1]}: the last records are gone"
             )
         return ""

@@ -5,8 +5,8 @@
 A process that dies while the publication is undecided leaves an open transaction, which readers ignore. One that dies
 after that leaves a decision, and any later publication with the same ledger completes it.
 
-Publications that share a ledger need not share journals or rights. So what one of them cannot complete for another, it
-logs and leaves in the ledger, and goes on with its own work.
+Publications that share a ledger need not share journals or rights. If one of them cannot complete an acknowledgement of
+another, it logs this, leaves it in the ledger, and continues with its own work.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def publish_once(
 
     All messages become visible together, to readers of committed messages, when this returns at the latest. Messages of
     one key go to one journal, in the order given. `messages` is read once, and only as far as needed: not at all if the
-    publication is decided. So an attempt with other messages than an earlier one changes nothing. What was published is
-    the first attempt that was complete. Several processes may try at once.
+    publication is decided. So an attempt with other messages than an earlier one changes nothing. The publication is
+    the first complete attempt. Several processes may try concurrently.
 
     Messages are not held in memory, and readers keep those of an open transaction aside. So a publication may be large,
     but is visible only at its end.
@@ -167,9 +167,9 @@ def finish_batch(client: SyncJournalClient, ledger: BatchLedger, batch: int) -> 
 
 
 def append_intents(client: SyncJournalClient, decision: Decision) -> bool:
-    """Append a decision's acknowledgements, to several journals at once.
+    """Append a decision's acknowledgements, to several journals concurrently.
 
-    All of them are tried. Then the first error is raised. Returns True if some may appear once more, however late.
+    All of them are tried. Then the first error is raised. Returns True if some may be repeated, however late.
     """
     errors, may_repeat = _append_all(client, decision, None)
     for error in errors.values():
@@ -192,7 +192,7 @@ def _append_all(
                     f"journal {journal} is missing or hidden: if it exists, the token does not cover it. Complete what "
                     f"{decision.writer_id} has published there with a token that does"
                 )
-            # Its messages are gone with it. Publications to the other journals must not wait for it for ever.
+            # Its messages are gone with it. Publications to the other journals must not wait for it forever.
             _log.warning("publication.journal_gone", writer_id=decision.writer_id, journal=journal)
             return False
         except CorantoError as error:
@@ -241,11 +241,11 @@ class _Attempt(Generic[M]):
         return count
 
     def intents(self) -> dict[str, bytes]:
-        """Return the acknowledgements of what was appended."""
+        """Return the acknowledgements of the appended messages."""
         return self._builder.ack_intents()
 
     def abandon(self) -> None:
-        """Tell readers to drop what was appended. If that fails, they keep it aside until retention removes it."""
+        """Make readers drop the appended messages. If that fails, they keep them aside until retention removes them."""
         try:
             for journal, intent in self._builder.rollback_intents().items():
                 self._client.append(journal, intent, retry_unknown=True)

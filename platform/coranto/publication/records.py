@@ -107,7 +107,7 @@ def parse_record(line: bytes) -> Record:
 
 
 def digest_of(line: bytes) -> str:
-    """Return a short digest by which a record is known."""
+    """Return a short digest that identifies a record."""
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()[:32]
 
 
@@ -117,17 +117,17 @@ def _line(record: Mapping[str, object]) -> bytes:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value
 
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no number of messages or of a batch")
+        raise ValueError(f"{value!r} is not a number of messages or of a batch")
     return value
 
 
 def _time(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:  # Nor is NaN.
-        raise ValueError(f"{value!r} is no time in Unix seconds")
+        raise ValueError(f"{value!r} is not a time in Unix seconds")
     return float(value)

@@ -185,5 +185,5 @@ def test_a_register_that_is_not_ours_is_corrupt(client, journal, value):
 
     with pytest.raises(CorruptData, match=f"is '{value}'"):
         ledger.last()
-    with pytest.raises(InvalidInput, match="is no writer of batches"):
+    with pytest.raises(InvalidInput, match="cannot name a writer of batches"):
         opened(client, journal, "a/b")
