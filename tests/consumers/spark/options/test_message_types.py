@@ -582,7 +582,7 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(shop, spark
     head = shop.client.head(shop.journal)
     cases = {
         "SELECT 'a' AS n": r"rows do not fit shop\.Order@1: n is STRING, and its field BIGINT: cast it",
-        "SELECT 1L AS n, 1 AS y": "y is no field of the type, which has n, x",
+        "SELECT 1L AS n, 1 AS y": "y is not a field of the type, which has n, x",
         "SELECT 'a' AS x": "n is NOT NULL, and there is no such column",
         "SELECT named_struct('n', 'a') AS value": "n is STRING, and its field BIGINT",
         "SELECT '{}' AS value": "the value is a text, whose fields are not known before it is written",

@@ -263,7 +263,7 @@ def test_a_batch_that_is_repeated_adds_nothing_and_is_refused_with_other_data(
 
     # A checkpoint from a backup goes on with what was written long ago.
     forget(checkpoint, 1)
-    with pytest.raises(PySparkException, match=r"batch 1 of .* is 2 batches older than what it has written") as raised:
+    with pytest.raises(PySparkException, match=r"batch 1 of .* is 2 batches older than the last written one") as raised:
         run(spark, sink, source, checkpoint)
     assert isinstance(error_of_task(raised.value), BatchChanged)
     assert numbers(sink.messages()) == list(range(120))

@@ -337,7 +337,9 @@ def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_
     with pytest.raises(Fenced, match=r"batch 0 of .* is old"):
         one.commit([attempt(one, 0, 10)], 0)
     restored = shop.query_writer()  # Its batch is planned when a later one is decided.
-    with pytest.raises(BatchChanged, match=r"batch 0 of .* is 2 batches older than what it has written.*: 10 for |now"):
+    with pytest.raises(
+        BatchChanged, match=r"batch 0 of .* is 2 batches older than the last written one.*: 10 for |now"
+    ):
         restored.commit([replace(attempt(restored, 0, 10), planned_behind=restored._last_batches[QUERY])], 0)
     two.commit([replace(two.write(iter(())), query=QUERY)], 2)  # An empty batch is decided, too.
     two.commit([attempt(two, 20, 30)], 3)
