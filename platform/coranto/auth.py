@@ -1,4 +1,4 @@
-"""Bearer tokens, under the name by which programs import them; `coranto.security.tokens` has them."""
+"""Bearer tokens, under the name that programs import; `coranto.security.tokens` has them."""
 
 from coranto.security.tokens import Auth, BearerToken, Capability, Claims, Keys, sign
 

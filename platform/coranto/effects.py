@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 Bytes: TypeAlias = bytes | memoryview
-"""Content that nobody modifies. A memoryview keeps its whole underlying buffer alive."""
+"""Content that is never modified. A memoryview keeps its whole underlying buffer alive."""
 
 Entropy: TypeAlias = Callable[[int], bytes]
 """Returns the given number of unpredictable random bytes, as `os.urandom` does."""
@@ -30,7 +30,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Return seconds since an arbitrary origin. They never go backwards, and go on while the machine sleeps."""
+        """Return seconds since an arbitrary origin. They never go backwards, and continue while the machine sleeps."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -39,13 +39,13 @@ class Clock(Protocol):
 
 
 _AWAKE_OR_NOT = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-"""The clock that goes on while the machine sleeps. On Linux CLOCK_MONOTONIC stops then."""
+"""The clock that continues while the machine sleeps. On Linux CLOCK_MONOTONIC stops then."""
 
 
 class SystemClock:
     """The machine's clock.
 
-    `monotonic` goes on while the machine sleeps, as leases do. `sleep` may not.
+    `monotonic` continues while the machine sleeps, as leases do. `sleep` may not.
     """
 
     def now(self) -> float:
@@ -59,7 +59,7 @@ class SystemClock:
 
 
 class DiskFile(Protocol):
-    """An open file. Written bytes survive the end of the process at once, and power loss only after `sync`."""
+    """An open file. Written bytes survive the end of the process immediately, and power loss only after `sync`."""
 
     def write(self, data: Bytes) -> None:
         """Append all of `data` at the end of the file."""

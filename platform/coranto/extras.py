@@ -16,7 +16,7 @@ PARTS: Final = {
     "dagster": ("dagster", "dagster_webserver"),
     "airflow": ("airflow",),
 }
-"""The extras, and modules by which one sees that they are installed."""
+"""The extras, and modules that show that they are installed."""
 _EXTRA_OF: Final = {
     "dagster_shared": "dagster",
     **{module: extra for extra, modules in PARTS.items() for module in modules},

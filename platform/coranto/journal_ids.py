@@ -28,7 +28,7 @@ def first_id(cluster: str, create_revision: int) -> str:
 def fallen_id(journal_id: str, offset: int, revision: int) -> str:
     """Return the id of a journal whose head fell to an offset. Empty if it has none.
 
-    Positions with the earlier id stay valid up to that offset. After many falls, an id begins again: then none do.
+    Positions with the earlier id stay valid up to that offset. After many falls, an id starts over: then none do.
     """
     root, *falls = journal_id.split(_FALL)
     if not journal_id:

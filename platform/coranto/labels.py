@@ -1,7 +1,8 @@
 """Labels, label sets, and selectors that match label sets.
 
 Values are the wire's own messages. A `LabelSet` is sorted and unique on (name, value). A name may have several values,
-but not an empty one beside others. A `LabelSelector` matches a set when none of its excludes match and, for every
+but not an empty one together with others. A `LabelSelector` matches a set when none of its excludes match and, for
+every
 label name it includes, at least one value matches. An empty selector value matches any value of that label. With
 `prefix`, the selector's value has to match only the beginning of the label's value.
 
@@ -58,13 +59,13 @@ PUBLICATIONS: Final = "coranto.dev/publications"
 MESSAGE_TYPES: Final = "coranto.dev/message-types"
 """The value of MANAGED_BY of registries of message types."""
 OF_RECORDS: Final = frozenset({PUBLICATIONS, MESSAGE_TYPES})
-"""The values of MANAGED_BY of journals of which programs need every record."""
+"""The values of MANAGED_BY of journals whose programs need every record."""
 FORKS: Final = "coranto.dev/fork-"
-"""The beginning of the names of the labels below, by which forks and their sources know each other."""
+"""The beginning of the names of the labels below, which connect forks and their sources."""
 FORK_OF: Final = f"{FORKS}of"
 """The journal that a fork was made of."""
 FORK_OFFSET: Final = f"{FORKS}offset"
-"""The offset at which a fork goes its own way."""
+"""The offset where a fork diverges."""
 FORK_BEGIN: Final = f"{FORKS}begin"
 """The first offset that a fork shares."""
 FORK_SHARES: Final = f"{FORKS}shares"
@@ -159,7 +160,7 @@ def with_value(labels: pb.LabelSet, name: str, value: str) -> pb.LabelSet:
 
 
 def add_value(labels: pb.LabelSet, name: str, value: str) -> pb.LabelSet:
-    """Return the set with `value` beside the other values of a label."""
+    """Return the set with `value` in addition to the other values of a label."""
     return _from_labels([*labels.labels, pb.Label(name=name, value=value)])
 
 
@@ -228,7 +229,7 @@ def _validate_order(previous: pb.Label, label: pb.Label) -> None:
                 "labels must be unique and sorted by name, then value"
             )
         if not previous.value:
-            raise InvalidInput(f"{label.name} has the value {label.value!r} beside an empty one; keep one of them")
+            raise InvalidInput(f"{label.name} has the value {label.value!r} and an empty one; keep one of them")
     elif previous.name > label.name:
         raise InvalidInput(f"{label.name} does not sort after {previous.name}; labels must be sorted by name")
 
@@ -265,9 +266,9 @@ def validate_journal_labels(labels: pb.LabelSet) -> None:
     if seen.get(LINES, ANY) not in (WHOLE, ANY):
         raise InvalidInput(f"{LINES}={seen[LINES]} is not one of {WHOLE}, {ANY}")
     if MESSAGE_TYPE in seen and CONTENT_TYPE not in seen:
-        raise InvalidInput(f"{MESSAGE_TYPE} needs the label {CONTENT_TYPE} beside it; add that")
+        raise InvalidInput(f"{MESSAGE_TYPE} also needs the label {CONTENT_TYPE}; add that")
     if MESSAGE_SUBTYPE in seen and MESSAGE_TYPE not in seen:
-        raise InvalidInput(f"{MESSAGE_SUBTYPE} needs the label {MESSAGE_TYPE} beside it; add that")
+        raise InvalidInput(f"{MESSAGE_SUBTYPE} also needs the label {MESSAGE_TYPE}; add that")
 
 
 # ----------------------------------------------------------------------------------------------------- algebra
@@ -320,7 +321,7 @@ def intersect(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
 
 
 def subtract(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
-    """Return the labels of `left`, except those of names whose values are the same in both sets."""
+    """Return the labels of `left`, except names whose values are the same in both sets."""
     theirs = _by_name(right)
     return pb.LabelSet(
         labels=[label for name, mine in _by_name(left).items() if not _same(mine, theirs.get(name)) for label in mine]

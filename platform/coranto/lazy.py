@@ -1,4 +1,4 @@
-"""Names of a package that are imported at their first use, because what they need takes long to import."""
+"""Names of a package that are imported at their first use, because their imports take long."""
 
 from __future__ import annotations
 

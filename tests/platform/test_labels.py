@@ -78,7 +78,7 @@ def test_changing_a_set_makes_another() -> None:
         ([("aa", "1"), ("aa", "1")], "labels[1]", "unique and sorted"),
         ([("aa", "2"), ("aa", "1")], "labels[1]", "unique and sorted"),
         ([("bb", "1"), ("aa", "1")], "labels[1]", "sorted by name"),
-        ([("aa", ""), ("aa", "1")], "labels[1]", "beside an empty one"),
+        ([("aa", ""), ("aa", "1")], "labels[1]", "and an empty one"),
     ],
 )
 def test_sets_that_are_not_well_formed(pairs: list[tuple[str, str]], field: str, problem: str) -> None:

@@ -15,7 +15,7 @@ _NONE = "name=coranto/no-such-journal"
 
 
 async def brokers(config: ClientConfig) -> list[Examination]:
-    """Examine the brokers of an endpoint, and those to which it leads."""
+    """Examine the brokers of an endpoint, and all brokers that they name."""
     mine = importlib.metadata.version("coranto")
     results = [good("client's version", mine)]
     endpoints = [each.strip() for each in config.endpoint.split(",")]

@@ -106,7 +106,7 @@ def _ask(
 def _version(text: str) -> Examination:
     version = parse_version(text)
     if version is None:
-        return problem("etcd's version", f"{text!r} is no version", "is this an etcd? Correct --etcd")
+        return problem("etcd's version", f"{text!r} is not a version", "is this an etcd? Correct --etcd")
     if version[:2] < OLDEST:
         return problem("etcd's version", text, "Coranto needs etcd 3.4 or newer: upgrade it")
     if not is_good(version):

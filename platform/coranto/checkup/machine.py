@@ -42,7 +42,7 @@ def python(version: tuple[int, int] = sys.version_info[:2]) -> Examination:
 
 
 def parts() -> list[Examination]:
-    """Examine what is installed. A part without some of its modules, or with versions that do not fit, is of no use."""
+    """Examine installed parts. A part without some of its modules, or with versions that do not fit, is unusable."""
     unmet = _unmet("")
     found = ", ".join(unmet) or "installed, in versions that fit"
     results = [problem("coranto", found, "pip install --upgrade coranto") if unmet else good("coranto", found)]
@@ -61,7 +61,7 @@ def parts() -> list[Examination]:
         elif broken:
             results.append(problem(subject, broken, again))
         elif unmet := [f"without {module}" for module in missing] or _unmet(extra):
-            # Other programs may have brought what is there: nobody may want this part.
+            # Other programs may have brought these modules: this part may be unwanted.
             advice = f"if you want this part: pip install --upgrade 'coranto[{extra}]'"
             results.append(warning(subject, f"cannot be used: {', '.join(unmet)}", advice))
         else:
@@ -93,7 +93,7 @@ def has_spark() -> bool:
 
 
 def java(*, needed: bool) -> Examination:
-    """Examine Java, which Spark needs. `needed` tells whether Spark is installed."""
+    """Examine Java, which Spark needs. `needed` is true if Spark is installed."""
     home, program = os.environ.get("JAVA_HOME"), java_program()
     if program is None or not os.access(program, os.X_OK):
         found = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "not installed"

@@ -20,7 +20,7 @@ class Condition(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The condition on one thing: what was found, and what to do unless it is good."""
+    """The condition of one thing: the finding, and a remedy unless it is good."""
 
     subject: str
     condition: Condition

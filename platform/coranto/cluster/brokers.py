@@ -23,7 +23,7 @@ _MAX_FAILURES = 10
 
 @dataclass(slots=True)
 class Restarts:
-    """The schedule for restarts of a process that dies: first at once, then after growing pauses, up to a limit."""
+    """The schedule for restarts of a process that dies: first immediately, then after growing pauses, up to a limit."""
 
     failures: int = 0
     noticed: ChildProcess | None = None

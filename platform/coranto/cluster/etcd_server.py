@@ -30,7 +30,7 @@ class EtcdServer:
 
     Use it as a context manager, or with `start` and `stop`, on a thread that outlives the server (see `ChildProcess`).
     With `fsync=False` a loss of power can lose data, but the end of the process cannot: for tests and throw-away
-    clusters. `environment` has PATH and $CORANTO_ETCD_BINARY; by default it is that of this process.
+    clusters. `environment` has PATH and $CORANTO_ETCD_BINARY; by default this process's.
     """
 
     def __init__(self, data_dir: Path, *, fsync: bool = True, environment: Mapping[str, str] | None = None) -> None:

@@ -115,7 +115,7 @@ class ChildProcess:
         return "\n".join(text.splitlines()[-lines:])
 
     def failure(self) -> ClusterError:
-        """Return an error that tells how the process ended."""
+        """Return an error with the process's end."""
         return ClusterError(
             f"{self.name} ended with {describe_exit(self.exit_code)}; its log {self.log} ends with:\n"
             f"{self.last_words()}"
@@ -142,7 +142,7 @@ class LocalService(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop the processes, and what they have started."""
+        """Stop the processes, and their child processes."""
 
     def watch(self) -> None:
         """Raise ClusterError when one of the processes has ended."""
@@ -173,7 +173,7 @@ class LocalService(ABC):
 
 
 def stop_all(processes: Collection[ChildProcess], grace_seconds: float) -> None:
-    """Ask all to end at once, give them `grace_seconds` together, and kill those that are left."""
+    """Ask all to end together, give them `grace_seconds`, and kill the rest."""
     for process in processes:
         process.signal(signal.SIGTERM)
         process.signal(signal.SIGCONT)  # A process stopped by SIGSTOP would not notice the SIGTERM.
@@ -213,7 +213,7 @@ def wait_ready(
 
 
 def free_port(preferred: int = 0, *, taken: Collection[int] = ()) -> int:
-    """Return a TCP port of the loopback interface that nobody listens on: `preferred` if possible.
+    """Return a TCP port of the loopback interface without a listener: `preferred` if possible.
 
     Raises ClusterError if there is none, and InvalidInput if $CORANTO_PORTS is not a range.
     """

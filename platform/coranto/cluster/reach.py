@@ -20,10 +20,10 @@ def reach(
 ) -> ClientConfig:
     """Return the configuration for a cluster.
 
-    Without an `endpoint` it is $CORANTO_ENDPOINT, unless `data_dir` is given; otherwise that of the embedded cluster
+    Without an `endpoint` it is $CORANTO_ENDPOINT, unless `data_dir` is given; otherwise the one of the embedded cluster
     below `data_dir`, $CORANTO_DATA or ./.coranto, whose ports change with each start. With an endpoint, `file_root` is
     by default $CORANTO_FILE_ROOT. `settings` are values of
-    variables such as CORANTO_TLS_CA, which replace those of the environment; empty ones do not. A token or keys among
+    variables such as CORANTO_TLS_CA, which replace the environment's; empty ones do not. A token or keys among
     them replace both. Raises ClusterError when the cluster must be looked up and does not run, and InvalidInput.
     """
     root = Path(file_root) if file_root else None

@@ -16,7 +16,7 @@ from coranto.coordination.plan_values import PlanItem, PlanMember
 
 
 def effective_limits(items: Sequence[PlanItem], members: Sequence[PlanMember]) -> list[int]:
-    """Return each member's limit, reduced for exiting members by what the others can take.
+    """Return each member's limit, reduced for exiting members by the capacity of the others.
 
     Exiting members shed the capacity that exceeds all items' replicas, the oldest member first. At least as many
     members as the largest replication keep their limit. So no replica is left without a place: a lone member, or the

@@ -27,7 +27,7 @@ from coranto.coordination.plan_values import (
     RemoveAssignment,
 )
 
-_GONE = -1  # The member of an assignment, when there is no such member.
+_GONE = -1  # The member of an assignment, when that member does not exist.
 
 
 class Convergence:
@@ -155,7 +155,7 @@ class Convergence:
         """Return the positions of the assignments that can be removed now.
 
         These are assignments of members that are gone, second ones of the same member, and undesired ones while enough
-        consistent ones remain. Undesired ones that make room for another item come first, then those of the most
+        consistent ones remain. Undesired ones that make room for another item come first, then assignments of the most
         loaded members.
         """
         removed: list[int] = []

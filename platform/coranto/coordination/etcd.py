@@ -213,7 +213,7 @@ class Coordinator(Protocol):
     async def lease_status(self, lease: int) -> LeaseStatus: ...
 
     async def lease_revoke(self, lease: int) -> None:
-        """Delete a lease with all its keys. It is no error if the lease is gone already."""
+        """Delete a lease with all its keys. Does nothing if the lease is gone."""
         ...
 
     async def bytes_in_use(self) -> int:

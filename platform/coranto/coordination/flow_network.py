@@ -173,7 +173,7 @@ class _Residual:
         return (member in network.held[item], single, zone)
 
     def _places(self, item: int) -> list[int]:
-        """Return the nodes from which the item can go to a member."""
+        """Return the nodes that connect the item with a member."""
         placed = self.network.placed[item]
         return [*placed, self.hub] if len(placed) < self.network.replication[item] else placed
 

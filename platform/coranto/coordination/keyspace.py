@@ -12,7 +12,7 @@ the mirror's revision and none was deleted, so the mirror is current. (etcd's ow
 but before 3.4.25 and 3.5.8 their answers may overtake events.)
 
 etcd looks at every key of the prefix for a proof. So all waiters share one, however many there are, and the next one
-comes after a rest. Otherwise those who wait for a mirror that is behind would keep etcd from sending the changes that
+comes after a rest. Otherwise the waiters for a mirror that is behind would keep etcd from sending the changes that
 they wait for.
 """
 
@@ -317,7 +317,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             return None
 
     async def _prove_for_waiters(self) -> None:
-        """Prove that the mirror is current, again and again while somebody waits for a revision."""
+        """Prove that the mirror is current, repeatedly while there are waiters for a revision."""
         pause = _PATIENCE_SECONDS
         while True:
             if not self._waited_for or await self._somebody_comes(pause):
@@ -332,7 +332,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             await self._clock.sleep(_REST * (self._clock.monotonic() - began))
 
     async def _somebody_comes(self, seconds: float) -> bool:
-        """Wait for `seconds`, or until somebody else waits for a revision. Return True in the latter case."""
+        """Wait for `seconds`, or for another waiter for a revision. Return True in the latter case."""
         try:
             async with asyncio.timeout(seconds):
                 await self._waiter_came.wait()

@@ -15,7 +15,7 @@ Some keys are Coranto's alone. They are outside of any prefix (prefixes begin wi
     coranto/cluster<prefix>                            the cluster's identity, and whether etcd was restored
     coranto/stores<prefix>#<bucket>                    the last time that a bucket of stores got another prefix
     coranto/broker<prefix>#<zone>#<suffix>             a broker's last use of the cluster: time and data directory
-    coranto/note<prefix>#<note>                        a note of those who watch over journals
+    coranto/note<prefix>#<note>                        a note of a watcher over journals, such as an audit
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Layout:
         return f"coranto/broker{self.prefix}{SEPARATOR}"
 
     def use_key(self, member: MemberId) -> str:
-        """Return the key that records that a broker uses the cluster, and with which data directory."""
+        """Return the key that records a broker's use of the cluster, with its data directory."""
         return f"{self.uses}{_part('zone', member.zone)}{SEPARATOR}{_part('suffix', member.suffix)}"
 
     def member_key(self, member: MemberId) -> str:
@@ -139,7 +139,7 @@ class Layout:
         return f"{self.assignments_of(item)}{zone}{SEPARATOR}{suffix}{SEPARATOR}{slot}"
 
     def item_of(self, key: str) -> str | None:
-        """Return the item that a key is about: its own, or that of its assignment. None for any other key."""
+        """Return the item of a key: its own, or its assignment's. None for any other key."""
         if key.startswith(self.items):
             return key[len(self.items) :]
         if key.startswith(self.assignments):

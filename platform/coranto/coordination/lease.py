@@ -41,7 +41,7 @@ T = TypeVar("T")
 class LeaseRecord:
     """The file that records a lease: its id, and the etcd cluster that granted it.
 
-    `place` names the directory of the file; empty for a directory that nobody can copy.
+    `place` names the directory of the file; empty for a directory that cannot be copied.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class LeaseRecord:
         return found[:2] if found is not None else None
 
     def resumable(self) -> tuple[int, int] | None:
-        """Return the record of `load`; None if it was written in another directory, of which this one is a copy."""
+        """Return the record of `load`; None if it was written in another directory and copied to this one."""
         found = self._read()
         return found[:2] if found is not None and found[2] == self.place else None
 
@@ -161,8 +161,8 @@ class MemberSession:
     async def confirmed(self) -> None:
         """Return once the lease is certain to be alive, nearly always at once. Raises LeaseLost when it is gone.
 
-        It is in doubt after this process did not run for a while, or did not reach etcd. Others may have gone on
-        without this member by then. So work that requires membership waits here, instead of taking effect just before
+        It is in doubt after this process did not run for a while, or did not reach etcd. Others may have continued
+        without this member. So work that requires membership waits here, instead of taking effect just before
         `lost` is noticed. Cancelling ends only the wait.
         """
         while self._clock.monotonic() >= self._alive_until:
@@ -171,7 +171,7 @@ class MemberSession:
             await self._unless_lost(self._renewed.wait())
 
     async def close(self, *, revoke: bool = True) -> None:
-        """Stop keeping the lease alive, and revoke it: etcd deletes the member and its assignments at once.
+        """Stop keeping the lease alive, and revoke it: etcd deletes the member and its assignments immediately.
 
         With `revoke=False` they stay until the lease runs out, so that a successor with the same record can resume it.
         If the call is cancelled, the lease may last until it runs out.
@@ -228,14 +228,14 @@ class MemberSession:
                     return
 
     async def _overwrite(self, kv: KeyValue, value: bytes, *, anyway: bool = False) -> int:
-        """Return the revision at which the key has `value`, or 0 to try again. `anyway` writes it even if it is so."""
+        """Return the revision when the key has `value`, or 0 to try again. `anyway` writes it even if it is so."""
         if kv.value == value and not anyway:
             return kv.mod_revision
         result = await self._coordinator.txn([unmodified(kv)], [Put(kv.key, value, keep_lease=True)])
         return result.header.revision if result.succeeded else 0
 
     async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`. Cancel it and raise LeaseLost if the lease is lost meanwhile."""
+        """Return the result of `work`. Cancel it and raise LeaseLost if the lease is lost before."""
         working = asyncio.ensure_future(work)
         losing = asyncio.ensure_future(self.lost.wait())
         try:
@@ -277,7 +277,7 @@ class MemberSession:
             pause = self.ttl_seconds / 3
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for `seconds`, or until somebody doubts that the lease is alive.
+        """Wait for `seconds`, or until the lease is in doubt.
 
         The event loop's time stands still while the machine sleeps, so this may wait for longer than it seems.
         """

@@ -5,7 +5,7 @@ as assignments become consistent, until nothing is left to change. Planning has 
 
 `coranto.coordination.placement` decides where every item belongs in the end. In order of weight:
 
-1. no member is above its limit; exiting members give up what the others can take (`coranto.coordination.capacity`);
+1. no member is above its limit; exiting members give up as much as the others can take (`coordination.capacity`);
 2. each item is on as many distinct members as its replication asks for, as far as limits allow;
 3. each replicated item has two zones or more, if there are two;
 4. no member is above its fair share, in proportion to its limit;
@@ -103,8 +103,9 @@ def _slot_order(assignment: PlanAssignment) -> tuple[int, str, str]:
 def can_drain(items: Iterable[PlanItem], members: Iterable[PlanMember], leaving: MemberId) -> bool:
     """Return True if `leaving`, when it exits, can hand over all its assignments.
 
-    That is so if the others can take them, no other exiting member takes that room first, and somebody stays. If this
-    is False, an exiting member waits in vain for its assignments to go.
+    That is so if the others can take them, no other exiting member takes that capacity first, and a member stays. If
+    this
+    is False, an exiting member waits for its assignments without effect.
     """
     found = [replace(member, exiting=True) if member.id == leaving else member for member in members]
     limits = effective_limits(list(items), found)

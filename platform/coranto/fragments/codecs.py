@@ -28,7 +28,7 @@ _GZIP_WBITS = 31
 _GZIP_MAGIC = b"\x1f\x8b"
 _SNAPPY_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
 _SPARE_BYTES: Final = 1 << 20
-_OUTPUT_BYTES = 1 << 20  # The size of the pieces in which plain content is copied.
+_OUTPUT_BYTES = 1 << 20  # The size of pieces when plain content is copied.
 
 # The most content that one byte can hold: deflate 1032, snappy 64 bytes in 3, zstd a 128 KiB block in 4.
 # A name that claims more than the file can hold is refused before any memory is allocated for it.

@@ -11,9 +11,9 @@ All of this is in labels, so it is invisible to Gazette's clients:
   fragments are, whatever happens to other journals.
 * A source has a *hold* for each fork: it keeps its content from there on. So only its own spec says what it may remove.
 
-`folders_of` is the one rule for everybody who lists the fragments of a journal. Each offset has one folder: shares
-begin where the one before ends, and the fork's own begins at its shared end. So what is left in a folder of an earlier
-journal of that name is never content of a fork below its shared end.
+`folders_of` is the one rule for all code that lists the fragments of a journal. Each offset has one folder: shares
+begin where the one before ends, and the fork's own begins at its shared end. So leftovers in a folder of an earlier
+journal of that name are never content of a fork below its shared end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coranto.fragments.fragment import MAX_OFFSET, Fragment
 from coranto.wire import protocol_pb2 as pb
 
 MAX_SHARES: Final = 16
-"""The most journals whose fragments a fork may share. A fork of a fork shares those of both."""
+"""Maximum journals whose fragments a fork may share. A fork of a fork shares the journals of both."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -115,12 +115,12 @@ def fork_labels(fork: Fork) -> list[tuple[str, str]]:
 
 
 def hold_for(fork: Fork) -> tuple[str, str]:
-    """Return the label by which the source of a fork keeps what the fork shares."""
+    """Return the source's label that keeps a fork's shared content."""
     return labels.FORK_HOLD, f"{fork.begin}/{fork.name}"
 
 
 def holds_of(spec: pb.JournalSpec) -> Mapping[str, int]:
-    """Return the forks that a journal keeps content for, each with the offset from which on it does.
+    """Return the forks that a journal keeps content for, each with the first kept offset.
 
     Raises InvalidInput for a label that is not such a hold.
     """
@@ -149,7 +149,7 @@ def is_held(holds: Mapping[str, int], fork: str, begin: int) -> bool:
 
 
 def held_from(spec: pb.JournalSpec) -> int:
-    """Return the offset from which on a journal keeps everything for its forks; MAX_OFFSET without any.
+    """Return the first offset that a journal keeps for its forks; MAX_OFFSET without any.
 
     A hold that cannot be read keeps everything. So does a fork that is forming, because that is yet to be compared.
     """
@@ -162,7 +162,7 @@ def held_from(spec: pb.JournalSpec) -> int:
 
 
 def first_offset(spec: pb.JournalSpec) -> int:
-    """Return the offset at which a journal has begun: 0, unless it is a fork that shares less."""
+    """Return the first offset that a journal ever had: 0, unless it is a fork that shares less."""
     try:
         fork = fork_of(spec)
     except InvalidInput:

@@ -27,7 +27,7 @@ _SUM = struct.Struct(">QQI")
 
 
 class Codec(enum.IntEnum):
-    """The compression of a fragment's file. The numbers are those of the wire, where 0 is never valid."""
+    """The compression of a fragment's file. The numbers are the wire's, where 0 is never valid."""
 
     NONE = pb.NONE
     GZIP = pb.GZIP
@@ -88,7 +88,7 @@ class Fragment:
 
     `sum` is the SHA-1 digest (20 bytes) of the uncompressed content; all zeros when begin == end.
     `backing_store` is the URL of the store that holds the fragment; empty while it is local to a broker.
-    `mod_time` is the time at which the store received it, in Unix seconds; 0 while local.
+    `mod_time` is the time when the store received it, in Unix seconds; 0 while local.
     `path_postfix` is between the journal's name and the content name in the store.
     `file_bytes` is the length of its file if a store has listed it, else None. Comparison ignores it.
     """

@@ -52,7 +52,7 @@ _CHUNKS: Mapping[str, Callable[[datetime], str]] = {
 
 
 def format_time(layout: str, at: datetime) -> str:
-    """Format `at`, which must be in UTC, in the way in which `layout` shows the reference time."""
+    """Format `at`, which must be in UTC, in the layout of `layout`'s reference time."""
     return _CHUNK.sub(lambda found: _format_chunk(found[0], at), layout)
 
 

@@ -45,7 +45,7 @@ class FolderListing:
     """The content of a store below a journal's folder.
 
     `fragments` are the journal's own. `others` are the folders of other journals below it that have files, as relative
-    paths. `unmarked` are those of `others` without a marker; it has the empty path too, if the journal has fragments
+    paths. `unmarked` are the `others` without a marker; it has the empty path too, if the journal has fragments
     but its own folder has no marker. `unreadable` are files with other names, each with the reason.
     """
 

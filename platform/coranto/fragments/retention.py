@@ -8,9 +8,9 @@ before. These fragments are kept at any age:
   no new gap appears.
 * The fragment that reaches furthest in the stores. It shows the journal's head when no broker has more.
 * The fragments on both sides of a gap, if the one behind it was stored less than six hours ago. For so long readers,
-  too, assume that somebody may still store the missing content.
+  too, assume that the missing content may still be stored.
 
-* Every fragment that ends above the offset from which on the journal keeps its content for its forks
+* Every fragment that ends above the first offset that the journal keeps for its forks
   (`coranto.fragments.forks`).
 
 Fragments that are in no store yet are not old.
@@ -32,8 +32,8 @@ def expired(
     """Return the stored fragments to remove, in the order of removal.
 
     If the removal stops early, no new gap remains. `fragments` are all known fragments of one journal, in any order.
-    `now` is wall time in seconds. A retention of zero or less keeps everything. `held_from` is the offset from which on
-    everything is kept for forks.
+    `now` is wall time in seconds. A retention of zero or less keeps everything. `held_from` is the first offset that is
+    kept for forks.
     """
     known = sorted(fragments, key=lambda fragment: (fragment.begin, fragment.end))
     if retention_seconds <= 0 or not known:

@@ -28,7 +28,7 @@ def store_error(action: str, subject: str, url: str, error: Exception) -> StoreE
     """Return the error to raise for an error of the store library during `action` (such as "put") on `subject`.
 
     Its message quotes the store. Its `kind` does not: a user who makes a broker call a store must not read through it
-    what only the broker can reach.
+    content that only the broker can reach.
     """
     text = str(error)[:_MOST_TEXT]
     status, code, words = _words(text)
@@ -41,7 +41,7 @@ def store_error(action: str, subject: str, url: str, error: Exception) -> StoreE
     if isinstance(error, FileNotFoundError):
         return FragmentNotFound(f"{url} has no {subject}")
     if denied or status in ("401", "403") or code == "AccessDenied":
-        made, advice = StoreDenied, ". Check the store's credentials and what they are granted."
+        made, advice = StoreDenied, ". Check the store's credentials and their rights."
     return made(f"{what}: {words}{advice}", kind=f"{what}: {_kind(error, text, status, code)}{advice}")
 
 

@@ -13,8 +13,9 @@ URL                                                query arguments (`find` and `
 The path must end in `/`. An object's key is the prefix and the fragment's content path, in which `replace` replaces the
 first occurrence of `find`. The result must be a clean path, so that no key leads out of the prefix.
 
-Anybody who may apply specs can write URLs. Some parts (buckets, accounts, tenants, regions) become part of a service's
-address. They are accepted only if they cannot turn it into the address of somebody else.
+All users who may apply specs can write URLs. Some parts (buckets, accounts, tenants, regions) become part of a
+service's
+address. They are accepted only if they cannot turn it into another party's address.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ service at another address than its public one, set `AWS_ENDPOINT_URL` (or `?end
 
 A `file:///prefix/` store is below the `file_root` that it is opened with, so that one URL means the same store on
 machines that mount it at different places. Its signed URLs leave the root out for the same reason. Without a root such
-stores are refused: otherwise anybody who may name a store could use the whole file system.
+stores are refused: otherwise every user who may name a store could use the whole file system.
 
 Errors of every service become `StoreError`, `StoreDenied` (credentials) or `FragmentNotFound`.
 """
@@ -132,7 +132,7 @@ class FragmentStore(ABC):
 
     @abstractmethod
     def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
-        """Return a URL that anybody may GET for `ttl_seconds`, without credentials.
+        """Return a URL that grants GET without credentials for `ttl_seconds`.
 
         It may ask the service for credentials, and so block for a moment: prefer `sign_async` in an event loop. Raises
         StoreError, and InvalidInput when the service does not sign for that long.
@@ -148,18 +148,18 @@ class FragmentStore(ABC):
 
     @abstractmethod
     async def put_note(self, path: str, content: bytes) -> None:
-        """Store a file that is no fragment at `path` below the store's prefix, wholly or not at all.
+        """Store a file that is not a fragment at `path` below the store's prefix, wholly or not at all.
 
         It survives power loss like a fragment. A file of that path is replaced. Raises StoreError.
         """
 
     @abstractmethod
     async def get_note(self, path: str) -> bytes:
-        """Return the content of a file that is no fragment. Raises FragmentNotFound and StoreError."""
+        """Return the content of a file that is not a fragment. Raises FragmentNotFound and StoreError."""
 
     @abstractmethod
     async def remove_note(self, path: str) -> None:
-        """Remove a file that is no fragment; no error when it is absent. Raises StoreError."""
+        """Remove a file that is not a fragment; no error when it is absent. Raises StoreError."""
 
     async def read(self, fragment: Fragment) -> bytes:
         """Return the fragment's uncompressed content, after verifying its length and SHA-1.
@@ -445,7 +445,7 @@ def _azure(url: StoreUrl) -> AzureStore:
 def _plain_if(endpoint: str) -> dict[str, str]:
     """Return the option that allows an endpoint without TLS, which the library otherwise refuses.
 
-    It is part of a store's configuration, because client options would replace those of the environment.
+    It is part of a store's configuration, because client options would replace the environment's.
     """
     return {"allow_http": "true"} if endpoint.startswith("http://") else {}
 

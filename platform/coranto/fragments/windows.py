@@ -5,7 +5,7 @@ is covered without gap or overlap: where one window ends, the next one that has 
 stored fragments, so a window is made of whole fragments.
 
 The number of windows is bounded, because old neighbours are merged. For example, the windows 9 to 16 become one, whose
-name is `00000009-00000016`. It covers what they covered, so each of their names still leads to it.
+name is `00000009-00000016`. It covers the same content, so each of their names still leads to it.
 
 Nothing here does I/O.
 """
@@ -77,7 +77,7 @@ class Window:
 class Stored:
     """The content of a journal that can become windows.
 
-    `begin` is the first offset that can be read, and `ends` are the sorted offsets at which a window may end. `head` is
+    `begin` is the first offset that can be read, and `ends` are the sorted possible ends of windows. `head` is
     the journal's write head.
     """
 
@@ -148,8 +148,8 @@ def extend(
 ) -> list[Window]:
     """Return new windows that follow `windows`, made of whole fragments; at most `limit`.
 
-    A window has about `target` bytes at most, of which each journal gets an even share; only a fragment of more than
-    that makes a larger one. What does not fill a window is left for later, unless `partial`. Journals that no window
+    A window has about `target` bytes at most, with an even share for each journal; only a larger fragment
+    makes a larger one. Content that does not fill a window is left for later, unless `partial`. Journals that no window
     has yet begin at their first offset that can be read.
 
     Raises InvalidInput for a target below 1, and CorruptData when content was lost before a window covered it, and for
@@ -182,20 +182,20 @@ def extend(
 
 
 def _begin(journal: str, stored: Stored, before: Span | None) -> int:
-    """Return the offset at which the next window of a journal begins."""
-    anew = "To begin at the present content, start windows of another name."
+    """Return the begin offset of a journal's next window."""
+    restart = "To begin at the current content, start windows of another name."
     if before is None:
         return stored.begin
     is_same = same_journal(before.revision, before.journal_id, before.end, stored.revision, stored.journal_id)
     if not is_same or stored.head < before.end:
         raise CorruptData(
             f"journal {journal} ends at {stored.head} and windows cover it through {before.end}: it was deleted and "
-            f"created again, or has lost content. {anew}"
+            f"created again, or has lost content. {restart}"
         )
     if stored.begin > before.end:
         raise CorruptData(
             f"journal {journal}: the content from {before.end} to {stored.begin} is gone, and no window covers it. "
-            f"{anew}"
+            f"{restart}"
         )
     return before.end
 

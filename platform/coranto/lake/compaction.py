@@ -1,9 +1,9 @@
-"""Compaction: committed messages of old fragments as Parquet files beside them. The fragments stay.
+"""Compaction: committed messages of old fragments as Parquet files. The fragments stay.
 
 Each file has the messages that became committed in a span [begin, end) of a journal, each once: together, the files of
-a journal have what a committed read of it has. For that, a file also has the reading state at its end, from which the
-next file goes on. A run that dies or is repeated harms nothing, because files are written whole, and the content of a
-span never changes. Two runs at once may choose different spans. Then the files that follow each other without a gap or
+a journal equal its committed read. For that, a file also has the reading state at its end, where the
+next file continues. A run that dies or is repeated harms nothing, because files are written whole, and the content of a
+span never changes. Concurrent runs may choose different spans. Then the files that follow each other without a gap or
 an overlap, and reach furthest, count. The next run removes the others.
 
 Files are below `.coranto-tables/JOURNAL/` in the store of the fragments, and named by their spans.
@@ -71,8 +71,8 @@ class CompactionOptions:
     """The content to compact, and the form of the files.
 
     Fragments count that were stored at `stored_before` (Unix seconds) or earlier. A file has at least `file_bytes` of
-    content, in bytes; what does not fill one is left for later, or written if `partial`. `schema`, `misfits` and
-    `uuid_pointer` are those of `scan`. `file_root` is the root folder of `file:///` stores.
+    content, in bytes; a smaller rest is left for later, or written if `partial`. `schema`, `misfits` and
+    `uuid_pointer` are arguments of `scan`. `file_root` is the root folder of `file:///` stores.
     """
 
     stored_before: float
@@ -158,7 +158,7 @@ class _Compaction:
             ends = [end for end in ends if end > source.read_through]
 
     def _ends(self, part: JournalPart) -> list[int]:
-        """Return the offsets at which files may end: the ends of fragments that are old enough."""
+        """Return the possible ends of files: the ends of fragments that are old enough."""
         ends = []
         for each in part.chain():
             if each.stored_at > self._options.stored_before or each.end > part.end:
@@ -173,13 +173,11 @@ class _Compaction:
             source = Checkpoint.from_bytes(base64.b64decode(metadata[_STATE])).sources[part.journal]
             (revision,) = struct.unpack("<q", base64.b64decode(metadata[_REVISION]))
         except (pa.ArrowException, KeyError, ValueError, struct.error) as error:
-            raise CorruptData(
-                f"{where} is no file of a compaction: {error}; remove it to have it made again"
-            ) from error
+            raise CorruptData(f"{where} is not a file of a compaction: {error}; remove it to rebuild it") from error
         if revision != part.revision or source.read_through != last.end:
             raise CorruptData(
                 f"{where} is of a journal that was deleted and created again since; remove {FOLDER}/{part.journal}/ "
-                "to begin anew"
+                "to start over"
             )
         return source
 
@@ -223,7 +221,7 @@ class _Compaction:
 
 
 def _place(stores: StoreRegistry, part: JournalPart) -> tuple[FragmentStore, list[CompactedSpan]]:
-    """Return the store that has files of a journal, or else that of its newest fragment; and the files."""
+    """Return the store that has files of a journal, or else its newest fragment's; and the files."""
     newest = [each.store for each in reversed(part.fragments)]
     for url in dict.fromkeys(newest):
         if listed := run_blocking(_listed(stores.get(url), part.journal)):

@@ -29,10 +29,10 @@ Bound = int | Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ManifestOptions:
-    """The content that a manifest is to have.
+    """The planned content of a manifest.
 
-    `begin` and `end` are offsets; by default the first that there is, and all that is stored. `as_of` is a moment, or a
-    time in Unix seconds: all content of then, from the journals' beginnings unless `begin` says otherwise.
+    `begin` and `end` are offsets; by default the first one, and the end of stored content. `as_of` is a moment, or a
+    time in Unix seconds: all content up to it, from the journals' beginnings unless `begin` says otherwise.
     `url_seconds`, unless 0, has brokers sign URLs that are good for so long. `file_root` is the root folder of
     `file:///` stores, so that URLs become paths.
     """
@@ -54,9 +54,9 @@ async def make_manifest(
 ) -> Manifest:
     """Return the manifest of listed journals, as brokers know them now.
 
-    Raises InvalidInput for offsets that a journal does not have (any more) or for which `options` have no journal,
-    JournalRecreated for offsets with the ids of earlier journals, ContentGone if journals lack content of the moment
-    that is asked for, and the client's errors.
+    Raises InvalidInput for offsets that a journal does not have (any more) or without a journal in `options`,
+    JournalRecreated for offsets with the ids of earlier journals, ContentGone if journals lack content of the requested
+    moment, and the client's errors.
     """
     made_at = time.time()
     names = {info.name for info in journals}
@@ -101,7 +101,7 @@ async def _part(client: JournalClient, info: JournalInfo, options: ManifestOptio
         found: Sequence[FragmentInfo] = ()
         head = info.spec.suspend.offset
     else:
-        # The head first: what is appended after it may be in the list, but need not be.
+        # The head first: later appends may be in the list, but need not be.
         head = await client.head(info.name)
         found = await client.fragments(info.name, signature_seconds=options.url_seconds)
         head = max([head, *(each.fragment.end for each in found)])

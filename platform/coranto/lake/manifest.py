@@ -1,7 +1,7 @@
 """Manifests: lists of the stored fragments of journals, complete for the content that they name. Pure.
 
 A manifest claims, for each of its journals, the content [begin, end): every byte of it is in a listed fragment.
-Content behind `end` that brokers have acknowledged but not stored yet is told apart, as `unstored`. A manifest is a
+Acknowledged content behind `end` that is not stored yet is listed separately, as `unstored`. A manifest is a
 snapshot: its fragments never change, so two reads of it give the same bytes, as long as retention keeps them.
 """
 
@@ -26,9 +26,9 @@ FORMAT: Final = 1
 class ListedFragment:
     """A stored fragment: the journal's content [begin, end) as one file.
 
-    `length` is that of the content in bytes; the file may be shorter, by its `codec`. `sha1` is the SHA-1 of the
-    content in hexadecimal. `url` is a path of a file, or the URL of an object; a signed one may be read by anybody
-    until the manifest's `urls_expire_at`. `stored_at` is the time at which the store received it, in Unix seconds.
+    `length` is the content's in bytes; the file may be shorter, by its `codec`. `sha1` is the SHA-1 of the
+    content in hexadecimal. `url` is a path of a file, or the URL of an object; a signed one is readable without
+    credentials until the manifest's `urls_expire_at`. `stored_at` is when the store received it, in Unix seconds.
     """
 
     journal: str
@@ -77,7 +77,7 @@ class JournalPart:
 
     The first and the last fragment may reach beyond it. Content [end, unstored_end) was acknowledged when the manifest
     was made, and no store had it yet. `revision` is the etcd revision that created the journal: a journal of the same
-    name that was created anew has another one.
+    name that was created again has another one.
     """
 
     journal: str
@@ -124,7 +124,7 @@ class JournalPart:
             )
 
     def chain(self) -> list[ListedFragment]:
-        """Return the fragments to read in order, each of which has content that none before it has."""
+        """Return the fragments to read in order, each with content that earlier ones lack."""
         return list(CoverSet(self.fragments))
 
 

@@ -35,8 +35,8 @@ __all__ = ["Scan", "ScanMisfits", "scan"]
 OWN: Final = pa.schema(
     [
         pa.field("_journal", pa.string(), nullable=False),
-        pa.field("_offset", pa.int64(), nullable=False),  # The journal offset at which the message begins.
-        pa.field("_next_offset", pa.int64(), nullable=False),  # The journal offset at which it ends, exclusive.
+        pa.field("_offset", pa.int64(), nullable=False),  # The message's begin offset in the journal.
+        pa.field("_next_offset", pa.int64(), nullable=False),  # The message's end offset in the journal, exclusive.
         pa.field("_time", pa.timestamp("us", tz="UTC")),  # That of its UUID; null without one.
     ]
 )
@@ -56,10 +56,10 @@ def scan(
     misfits: ScanMisfits | str = ScanMisfits.ERROR,
     uuid_pointer: str | None = DEFAULT_UUID_POINTER,
 ) -> Scan:
-    """Return a scan of a manifest, or of the manifest in a file (`load_manifest` tells of `keys`).
+    """Return a scan of a manifest, or of the manifest in a file (for `keys` see `load_manifest`).
 
     `schema` has the fields of messages to read: an Arrow schema, or types by name, such as `{"cents": "int64"}`.
-    Without one, `_value` has each line. `misfits` says what becomes of messages that do not fit. `file_root` is the
+    Without one, `_value` has each line. `misfits` decides the handling of misfit messages. `file_root` is the
     root folder of `file:///` stores, for manifests that were made without it. Raises InvalidInput and Unauthenticated.
     """
     if not isinstance(manifest, Manifest):
@@ -75,7 +75,7 @@ def scan(
 class Scan:
     """The committed messages of a manifest, each once, with the columns of `OWN` and the fields of a schema.
 
-    Messages of a journal come in the order in which they were committed. What is not committed in the content of the
+    Messages of a journal come in order of commit. Uncommitted messages in the content of the
     manifest is left out. A message is *once* within the manifest: whether it was also there before, a manifest that
     begins later cannot know.
 
@@ -161,7 +161,7 @@ class Scan:
                 yield from pa.Table.from_arrays(arrays, schema=pa.schema(wanted)).to_batches()
 
     def _committed(self, content: ManifestContent, part: JournalPart) -> Iterator[pa.RecordBatch]:
-        """Yield the committed lines of a journal, those in the order in which they were committed."""
+        """Yield the committed lines of a journal, in order of commit."""
 
         def again(wanted: ReplayRange) -> Iterator[pa.RecordBatch]:
             return map(self._in_time, content.lines(part, self._framing, wanted.begin, wanted.end))

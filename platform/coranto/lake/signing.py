@@ -21,7 +21,7 @@ def sign_manifest(manifest: Manifest, keys: Keys) -> str:
 def verify_manifest(signed: str, keys: Keys) -> Manifest:
     """Return the manifest of a signed text.
 
-    Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput if it is no manifest.
+    Raises Unauthenticated if none of the keys signed it or if it was changed, and InvalidInput for any other text.
     """
     return Manifest.from_json(verify_document(MANIFEST, signed, keys))
 
@@ -29,8 +29,8 @@ def verify_manifest(signed: str, keys: Keys) -> Manifest:
 def load_manifest(path: Path | str, keys: Keys | None = None) -> Manifest:
     """Return the manifest in a file: JSON, or a signed one, which is verified.
 
-    With `keys` the file must be signed with one of them. Without, a signed file is verified with those of
-    $CORANTO_AUTH_KEYS. Raises InvalidInput if there is no such file, or no manifest in it, and Unauthenticated if its
+    With `keys` the file must be signed with one of them. Without, a signed file is verified with the keys of
+    $CORANTO_AUTH_KEYS. Raises InvalidInput if the file or the manifest in it does not exist, and Unauthenticated if its
     signature is not good or missing.
     """
     try:

@@ -1,4 +1,4 @@
-"""The errors of calls: their gRPC status codes, and what callers are told."""
+"""The errors of calls: their gRPC status codes, and the texts for callers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from coranto.errors import (
 from coranto.security.admission import TokenExpired
 
 MOST_TOLD: Final = 1500
-"""Most characters of an error that a caller is told: they have to fit into the end of a call."""
+"""Maximum characters of an error's text for a caller: it has to fit into the end of a call."""
 
 Codes = Sequence[tuple[type[BaseException], grpc.StatusCode]]
 

@@ -1,8 +1,8 @@
-"""Limits of what callers write to etcd: the bytes of each caller, and those of the whole database.
+"""Limits of callers' writes to etcd: the bytes of each caller, and of the whole database.
 
 etcd keeps every version of a key until its history is compacted. At its quota it refuses all changes, also those
-that the cluster lives on. So each caller has a budget, from which the bytes of its writes are taken, and which fills up
-again within the time that etcd usually keeps its history. And no caller adds anything while etcd's database has too
+that the cluster needs. So each caller has a budget. Its writes use bytes of it, and it fills up
+again within the time that etcd usually keeps its history. All additions are refused while etcd's database has too
 many bytes in use. Deletions are never refused.
 """
 

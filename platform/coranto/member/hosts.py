@@ -19,7 +19,7 @@ from coranto.security.tls import is_loopback
 
 
 def trusts_the_machine(settings: ServerSettings) -> bool:
-    """Return True if anybody on this machine may do everything without showing who they are.
+    """Return True if every process on this machine may do everything without credentials.
 
     That is so on a loopback host without TLS, if keys are not set or missing tokens are accepted.
     """

@@ -62,7 +62,7 @@ class MemberWork(Protocol):
         ...
 
     async def exit(self) -> None:
-        """Stop serving as `stop` does, and let others go on where this member ends."""
+        """Stop serving as `stop` does, and let others continue from this member's end."""
         ...
 
 
@@ -78,7 +78,7 @@ class DataDirectory(Protocol):
         ...
 
     async def refresh(self, revision: int, brokers: tuple[str, ...]) -> bool:
-        """Note in the directory what was last seen."""
+        """Record the last seen state in the directory."""
         ...
 
 
@@ -121,7 +121,7 @@ class Membership:
     ) -> None:
         """Load the key space, announce the member at `endpoint` and start the work. Then the phase is SERVING.
 
-        With `record`, a lease that an earlier process left is resumed. `patience` is that of `MemberSession.announce`.
+        With `record`, a lease that an earlier process left is resumed. For `patience` see `MemberSession.announce`.
         Raises Unavailable, LeaseLost, MemberInUse and WrongCluster. After an error or a cancellation, call `close`.
         """
         self.session = await open_session(
@@ -129,7 +129,7 @@ class Membership:
         )
         self._undo.push_async_callback(self._close_session)
         spec = self._work.member_spec(endpoint).SerializeToString(deterministic=True)
-        # The revision of a load may be that of a key outside the prefix, of which no watch tells: Gazette's processes
+        # The revision of a load may belong to a key outside the prefix, which no watch reports: Gazette's processes
         # would wait for it. So announce afterwards, and start at the revision of the announcement.
         self._undo.push_async_callback(self._keyspace.close)
         await self._keyspace.start()
@@ -144,7 +144,7 @@ class Membership:
         self.phase = MemberPhase.SERVING
 
     async def serve_until(self, stop: asyncio.Event) -> int:
-        """Serve until `stop`, or until the member cannot go on. Returns an exit code.
+        """Serve until `stop`, or until a failure ends the member. Returns an exit code.
 
         At `stop` it exits gracefully and returns 0. It returns 1 when its lease is lost, its key space or its allocator
         fails, or its data directory and etcd no longer match. A cancellation leaves the member serving.
@@ -193,7 +193,7 @@ class Membership:
         return self.phase is not MemberPhase.STARTING and self._keyspace.state.member(self.member) is not None
 
     async def _hand_over(self) -> None:
-        """Mark the member as exiting, and wait until others have its items, or nobody is left to take them over."""
+        """Mark the member as exiting, and wait until others have its items, or no other can take them over."""
         state = self._keyspace.state
         member = state.member(self.member)
         if member is None or not may_drain(state, self.member):
@@ -203,7 +203,7 @@ class Membership:
         spec.exiting = True
         try:
             await self.session.update(spec.SerializeToString(deterministic=True))
-            # Also ends if all others exit, too, as when a whole cluster stops: nobody is left to take over.
+            # Also ends if all others exit, too, as when a whole cluster stops: no member is left to take over.
             await self._keyspace.wait_until(
                 lambda now: not now.by_member.get(self.member) or not may_drain(now, self.member),
                 timeout=self._exit_seconds,
@@ -230,7 +230,7 @@ class Membership:
         await self.session.close(revoke=not self.session.lost.is_set())
 
     async def _allocate(self) -> None:
-        """Take part in assigning. If a leader's allocator ended and the leader went on, nobody else could assign."""
+        """Take part in assigning. If a leader's allocator ended and the leader stayed, no other member could assign."""
         try:
             await self._allocator.run()
         except CoordinationError as error:

@@ -1,4 +1,4 @@
-"""A process that is a member: from its settings to a served port, until it is asked to end or cannot go on."""
+"""A process that is a member: from its settings to a served port, until a signal or a failure ends it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MemberParts:
     """The gRPC server of the work, not yet bound to a port."""
     registry: CollectorRegistry
     close: Callable[[], Awaitable[None]]
-    """Closes what the work has opened, at the very end."""
+    """Closes the work's resources, at the very end."""
     residence: DataDirectory | None = None
     record: LeaseRecord | None = None
     patience: float | None = None
@@ -53,7 +53,7 @@ class MemberParts:
 class MemberProcess(StagedContext, Generic[SettingsT]):
     """A running member with its own etcd connection, lease and ports. Tests run it in their own process.
 
-    Entering it starts the member, leaving it stops the member at once. `membership` has the phases in between.
+    Entering it starts the member, leaving it stops the member immediately. `membership` has the phases in between.
     """
 
     grace_seconds: float
@@ -122,7 +122,7 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
         return self.membership.session
 
     async def serve_until(self, stop: asyncio.Event) -> int:
-        """Serve until `stop` (returns 0, after a graceful exit), or until the member cannot go on (returns 1)."""
+        """Serve until `stop` (returns 0, after a graceful exit), or until a failure (returns 1)."""
         return await self.membership.serve_until(stop)
 
     async def exit_gracefully(self) -> None:
@@ -140,7 +140,7 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
         }
 
     def facts(self) -> dict[str, object]:
-        """Return the facts that the log tells of the member once it serves."""
+        """Return the member's facts for the log once it serves."""
         settings = self.settings
         return {
             "member": str(self.member),
@@ -151,7 +151,7 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
         }
 
     async def run(self) -> int:
-        """Run the member until SIGTERM or SIGINT (returns 0), or until it cannot go on (returns 1)."""
+        """Run the member until SIGTERM or SIGINT (returns 0), or until a failure (returns 1)."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

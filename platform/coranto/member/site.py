@@ -21,7 +21,7 @@ class Site:
     """An application, served from `start` to `stop`."""
 
     def __init__(self, application: web.Application, *, grace_seconds: float) -> None:
-        """Create a site. Requests under way may go on for `grace_seconds` after `stop`."""
+        """Create a site. Requests in flight may continue for `grace_seconds` after `stop`."""
         self._runner = web.AppRunner(
             application,
             handle_signals=False,

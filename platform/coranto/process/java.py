@@ -1,4 +1,4 @@
-"""The Java of this machine, on which Spark runs."""
+"""The machine's Java, for Spark."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def spare_garbage_collection() -> None:
     """Collect cyclic garbage less often, and never among present objects. Call it at the end of a process's start.
 
     Under load hundreds of calls are alive, and Python would scan all of them every few calls. Apart from rare cycles,
-    their objects are freed at once without a scan.
+    their objects are freed immediately without a scan.
     """
     gc.collect()
     gc.freeze()

@@ -1,6 +1,6 @@
 """Makes the specs of journals and shards in etcd match a document, for commands and orchestrators.
 
-`kinds` tells what differs between kinds of specs, `plan` compares (pure), and `reconciler` applies in transactions.
+`kinds` has the differences between kinds of specs, `plan` compares (pure), and `reconciler` applies in transactions.
 """
 
 from coranto.reconcile.journals import JOURNALS, JournalSpecs, under_prefix

@@ -1,4 +1,4 @@
-"""The fields in which two specs differ, as text. Pure."""
+"""The differing fields of two specs, as text. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto.wire import protocol_pb2 as pb
 
 
 def differences(old: Message, new: Message, path: str = "") -> Iterator[str]:
-    """Yield `field: old → new` for each field in which two messages of one type differ."""
+    """Yield `field: old → new` for each differing field of two messages of one type."""
     for field in old.DESCRIPTOR.fields:
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before == after:

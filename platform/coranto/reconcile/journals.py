@@ -13,10 +13,10 @@ from coranto.wire import protocol_pb2 as pb
 
 
 def _keep_state(wanted: pb.JournalSpec, present: pb.JournalSpec) -> pb.JournalSpec:
-    """Return the wanted spec, with what Coranto keeps in the present one where the wanted one says nothing of it.
+    """Return the wanted spec, with the current spec's managed parts that the wanted one does not mention.
 
-    That is `suspend`, with the offset at which the journal continues: without it, an empty journal would begin at 0
-    again. It is also the labels by which forks and their sources know each other.
+    That is `suspend`, with the offset for resuming the journal: without it, an empty journal would begin at 0
+    again. It is also the labels that connect forks and their sources.
     """
     known = [label for label in present.labels.labels if is_label(label.name)]
     forks = known and not any(is_label(label.name) for label in wanted.labels.labels)

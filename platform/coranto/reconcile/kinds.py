@@ -41,7 +41,7 @@ class SpecKind:
     labels_of: Callable[[Any], pb.LabelSet]
     """Returns a spec's labels with its name, for selectors."""
     keep: Callable[[Any, Any], Any]
-    """Takes a wanted and the present spec. Returns the wanted one, with what only the present one knows."""
+    """Takes a wanted and the current spec. Returns the wanted one, with parts that only the current one has."""
     in_the_way: Callable[[Sequence[Any], Sequence[Any]], set[str]]
     """Takes deleted and created specs. Returns the names of those that must be deleted before the others exist."""
     way_is_made_within: bool
@@ -67,7 +67,7 @@ class SpecAccess(Protocol):
 
 
 def at_any_revision(changes: Iterable[ChangeT]) -> list[ChangeT]:
-    """Return changes in which those without a revision have -1, so that they may also update what exists."""
+    """Return changes with -1 in place of no revision, so that they may also update existing specs."""
     result = []
     for change in changes:
         copy: Any = type(change)()

@@ -1,7 +1,7 @@
-"""The plan that makes present specs what a document wants. Pure.
+"""The plan that turns current specs into a document's. Pure.
 
 A change without a revision creates its spec. A change with revision -1 creates or updates it, whatever its revision is.
-Any other revision must be the present one. A change that is in effect already needs nothing, whatever its revision: so
+Any other revision must be the current one. A change that is in effect already needs nothing, whatever its revision: so
 a document can be applied again after an interruption.
 """
 
@@ -59,9 +59,9 @@ class SpecStep:
 
 @dataclass(frozen=True, slots=True)
 class SpecPlan:
-    """The steps from present specs to wanted ones: first in the document's order, then those that prune.
+    """The steps from current specs to wanted ones: first in the document's order, then pruning.
 
-    `conflicts` gives a reason for each change that cannot be applied. `digest` is that of the document alone.
+    `conflicts` gives a reason for each change that cannot be applied. `digest` is the document's alone.
     """
 
     kind: SpecKind
@@ -78,10 +78,11 @@ class SpecPlan:
         return sum(step.action is action for step in self.steps)
 
     def transactions(self, size: int) -> list[tuple[SpecStep, ...]]:
-        """Return the due steps as transactions of at most `size` changes, in the order in which they are applied.
+        """Return the due steps as transactions of at most `size` changes, in order of application.
 
-        Deletions come last, so that an interruption leaves more rather than less. Only what would keep a new spec from
-        being created is deleted first.
+        Deletions come last, so that an interruption leaves more rather than less. Only specs that would keep a new one
+        from
+        being created are deleted first.
         """
         gone = [step for step in self.due if step.action is SpecAction.DELETE]
         others = [step for step in self.due if step.action is not SpecAction.DELETE]
@@ -107,8 +108,8 @@ def make_plan(
 ) -> SpecPlan:
     """Compare the changes of a document with the present specs.
 
-    Specs outside the document stay as they are, except that `prune` deletes those that it selects. It passes by
-    journals that programs make and delete themselves: ledgers of publications and those of streams. Raises InvalidInput
+    Specs outside the document stay as they are, except that `prune` deletes those that it selects. It skips
+    journals that programs manage: ledgers of publications and streams. Raises InvalidInput
     if a spec is named twice, and for a `prune` that selects everything or comes with an empty document.
     """
     steps: dict[str, SpecStep] = {}

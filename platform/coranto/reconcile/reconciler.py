@@ -15,18 +15,18 @@ from coranto.wire import protocol_pb2 as pb
 BATCH_CHANGES: Final = 100
 """Changes of one transaction, unless something else is asked for. Brokers add conditions of their own."""
 _ATTEMPTS: Final = 5
-"""Most attempts in a row of which none succeeds."""
+"""Maximum consecutive attempts without success."""
 _PAUSE: Final = 0.05
-"""Seconds before the second attempt, in which brokers learn what others changed. It doubles with each attempt."""
+"""Seconds before the second attempt, while brokers learn of others' changes. It doubles with each attempt."""
 _SHOWN_CONFLICTS: Final = 10
 
 
 class SpecReconciler:
     """Makes the specs of one kind match a document.
 
-    `source` is the document's name in errors. Every change expects the revision at which it was compared. If somebody
-    else is faster, or an answer is lost, specs are compared again. A document of more changes than `size` takes several
-    transactions (0 means BATCH_CHANGES); after an interruption, applying it again goes on with what is left.
+    `source` is the document's name in errors. Every change expects the revision that it was compared at. After a
+    conflict or a lost answer, specs are compared again. A document of more changes than `size` takes several
+    transactions (0 means BATCH_CHANGES); after an interruption, applying it again continues with the rest.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SpecReconciler:
         """Apply a plan of this reconciler, and return the steps that were done or not needed.
 
         Calls `on_applied` with the steps of each transaction. Raises EtcdTransactionFailed for a conflict; one that
-        shows at the start is raised before anything is applied. Other errors tell how much was applied before.
+        shows at the start is raised before anything is applied. Other errors report how much was applied before.
         """
         failures = 0
         while True:
@@ -87,7 +87,7 @@ class SpecReconciler:
                 total = len(self._done.keys() | {step.name for step in plan.due})
                 raise CorantoError(
                     f"{error} The first {len(self._done)} of {total} changes were applied. "
-                    "Apply again to go on with the others."
+                    "Apply again to continue with the others."
                 ) from error
 
     async def _go_through(
@@ -111,9 +111,9 @@ class SpecReconciler:
         plan: SpecPlan,
         on_applied: Callable[[Sequence[SpecStep]], None],
     ) -> None:
-        """Count those steps of a failed transaction as done that the new plan no longer needs.
+        """Count the steps of a failed transaction as done that the new plan no longer needs.
 
-        Its answer may have been lost, or somebody else did the same.
+        Its answer may have been lost, or another process did the same.
         """
         needed = {step.name for step in plan.due}
         noticed = [step for step in batch if step.name not in needed]

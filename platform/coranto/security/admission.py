@@ -23,7 +23,7 @@ def caller_of(claims: Claims, peer: str) -> str:
 
 
 class TokenExpired(CorantoError):
-    """A call was ended because its token expired. The caller may go on with another token."""
+    """A call was ended because its token expired. The caller may continue with another token."""
 
 
 class Authorizer:

@@ -19,7 +19,7 @@ from coranto.errors import InvalidInput
 from coranto.security.tls import ClientTls
 
 LOOK_SECONDS: Final = 1.0
-"""The interval in seconds at which files are checked while calls are made."""
+"""Interval in seconds between checks of files, during calls."""
 
 _log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -27,13 +27,13 @@ _Stamps = list[tuple[int, int] | None]
 
 
 class Reloaded(Generic[T]):
-    """A value that is made of files, and made anew when they change."""
+    """A value that is built from files, and rebuilt when they change."""
 
     def __init__(self, make: Callable[[], T], files: Iterable[Path | None]) -> None:
         """Raises the errors of `make`. Later its InvalidInput and OSError are logged, and the present value stays."""
         self._make = make
         self._files = [path for path in files if path is not None]
-        self._seen = self._refused = self._stamps()  # Before reading, so that a change meanwhile is noticed.
+        self._seen = self._refused = self._stamps()  # Before reading, so that a concurrent change is noticed.
         self._current = make()
 
     def get(self) -> T:

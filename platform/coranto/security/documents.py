@@ -1,8 +1,8 @@
-"""Documents such as reports and manifests: read from JSON, and signed so that nobody can change them unnoticed.
+"""Documents such as reports and manifests: read from JSON, and signed so that changes are detected.
 
 A signed document is a JWT (HS256) whose content is the document.
 
-The keys are those of the cluster (`coranto.security.tokens.Keys`). A document is no token: the header's `typ` names its
+The keys are the cluster's (`coranto.security.tokens.Keys`). A document is not a token: the header's `typ` names its
 kind, and only documents of the expected kind are accepted. Brokers in turn refuse a document as a token, because it
 lacks the claims of one.
 """

@@ -1,4 +1,4 @@
-"""Texts that are signed with the keys of a cluster: JWS (HS256), whose header says what the text is."""
+"""Texts that are signed with the keys of a cluster: JWS (HS256), whose header names the kind of text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def verify(text: str | bytes, keys: Keys) -> Signed | None:
 
 
 def claimed_header(text: str | bytes) -> Mapping[str, Any] | None:
-    """Return the header of a text, which anybody may have written, or None if the text is no JWS."""
+    """Return the unverified header of a text, or None if the text is not a JWS."""
     import jwt
 
     try:

@@ -135,9 +135,9 @@ def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> None:
-    """Check that no tokens are sent in the clear, and that access for everybody was chosen explicitly.
+    """Check that no tokens are sent in the clear, and that access without credentials was chosen explicitly.
 
-    `endpoint` is the endpoint that the server advertises. `harm` tells what strangers could do, such as "change
+    `endpoint` is the endpoint that the server advertises. `harm` names what strangers could do, such as "change
     shards". Raises InvalidInput.
     """
     keys = keys_of(settings)
@@ -146,7 +146,7 @@ def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> Non
         if not loopback and settings.tls_client_ca is None:
             if not settings.serve_anyone_without_keys:
                 raise InvalidInput(
-                    f"whoever can reach {settings.host} could {harm}: set auth_keys or tls_client_ca, or listen on "
+                    f"any client of {settings.host} could {harm}: set auth_keys or tls_client_ca, or listen on "
                     "127.0.0.1. If everybody there is to be trusted, say so by --serve-anyone-without-keys",
                     field="host",
                 )

@@ -13,7 +13,7 @@ from coranto.errors import InvalidInput
 class ClientTls:
     """Certificates for `https` endpoints, as PEM files.
 
-    `ca` holds the authorities to trust (default: those of gRPC). `cert` and `key` identify the client to the broker.
+    `ca` holds the authorities to trust (default: gRPC's). `cert` and `key` identify the client to the broker.
     """
 
     ca: Path | None = None

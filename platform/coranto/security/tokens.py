@@ -113,7 +113,7 @@ class Claims:
 
     @property
     def identity(self) -> str:
-        """A text that is the same for all tokens of one bearer: its name, otherwise what its tokens allow."""
+        """A text that is the same for all tokens of one bearer: its name, otherwise its tokens' rights."""
         if self.subject:
             return f"the bearer {self.subject}"
         scope = hashlib.sha256(self.selector.SerializeToString(deterministic=True)).hexdigest()[:12]
@@ -184,7 +184,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class BearerToken:
-    """A token that somebody else has signed. It is sent with every call until it expires."""
+    """A token signed by another party. It is sent with every call until it expires."""
 
     token: Secret
 

@@ -1,4 +1,4 @@
-"""The durability of acknowledged appends: what content survives, and what a journal's labels demand. Pure.
+"""The durability of acknowledged appends: the actual one, and the demand of a journal's labels. Pure.
 
 An acknowledged append is on every replica of its journal, and survives the end of their processes. `Durability` tells
 how many replicas that are, in how many zones, and how many of them have forced it to their disks. A `Demand` is the
@@ -30,7 +30,7 @@ ACK_UNMET: Final = "coranto.dev/ack-unmet"
 FSYNC: Final = "coranto.dev/fsync"
 
 LABELS: Final = frozenset({ACK_REPLICAS, ACK_ZONES, ACK_SYNCED, ACK_UNMET, FSYNC})
-"""The labels by which a journal says what its appends are to survive."""
+"""The labels that demand durability for a journal's appends."""
 
 MAX_ZONES: Final = 2
 """The most zones that a journal may demand, because the allocator tries no further zones."""
@@ -78,7 +78,7 @@ class Durability:
         return f"{found}, on disk at {_count(self.synced_replicas, 'replica')} in {_count(self.synced_zones, 'zone')}"
 
     def meets(self, demand: Demand) -> bool:
-        """Return True if the content survives at least what is demanded. Stored content meets every demand."""
+        """Return True if the content has at least the demanded durability. Stored content meets every demand."""
         replicas, zones = (self.synced_replicas, self.synced_zones) if demand.synced else (self.replicas, self.zones)
         enough = replicas >= max(demand.replicas, demand.synced) and zones >= demand.zones
         return self.stored or enough
@@ -95,7 +95,7 @@ class ReplicaAnswer(NamedTuple):
 def durability_of(answers: Sequence[ReplicaAnswer], since: int | None = None) -> Durability:
     """Return the durability of the acknowledged append or, with `since`, of all content from that offset on.
 
-    A replica that does not tell where its content begins may lack what was appended before.
+    A replica that does not report its first offset may lack earlier appends.
     """
     holders = [each for each in answers if since is None or (each.held_from is not None and each.held_from <= since)]
     synced = [each for each in holders if each.synced]
@@ -105,14 +105,14 @@ def durability_of(answers: Sequence[ReplicaAnswer], since: int | None = None) ->
 def unmet(demand: Demand, route: Sequence[tuple[str, bool]]) -> str:
     """Return the reason why a Route cannot meet a demand; empty if it can.
 
-    `route` has the zone of each replica, and whether it tells what it has forced to its disk.
+    `route` has the zone of each replica, and whether it reports syncs to its disk.
     """
     best = durability_of([ReplicaAnswer(zone, tells) for zone, tells in route])
     if best.meets(demand):
         return ""
     told = f"the journal's labels demand that acknowledged appends are {demand}, but its replicas can have them {best}"
     if demand.synced and best.synced_replicas < best.replicas:
-        return f"{told}. Brokers of Gazette, and of earlier versions, do not tell what is on their disks: replace them"
+        return f"{told}. Brokers of Gazette, and of earlier versions, do not report their disks: replace them"
     return f"{told}. Start brokers in other zones, or change the labels"
 
 

@@ -38,7 +38,7 @@ def parse_duration(text: str) -> Duration:
         raise InvalidInput(f"{text!r} is not a duration such as 30s, 5m or 1h30m")
     nanoseconds = int(total)
     if nanoseconds >= 2**63:
-        raise InvalidInput(f"{text!r} is longer than the 292 years that can be told; give less")
+        raise InvalidInput(f"{text!r} is longer than the maximum of 292 years; give less")
     result = Duration()
     result.FromNanoseconds(-nanoseconds if text.startswith("-") else nanoseconds)
     return result

@@ -92,7 +92,7 @@ def render_tree(journals: Iterable[tuple[pb.JournalSpec, int]]) -> str:
     return dump_document(document)
 
 
-# Fields that children inherit, in the order in which they are written.
+# Fields that children inherit, in order of writing.
 _SPEC_FIELDS: Mapping[str, FieldConversion] = {"replication": INTEGER}
 _FRAGMENT_FIELDS: Mapping[str, FieldConversion] = {
     "length": INTEGER,

@@ -337,7 +337,7 @@ def _read_request(request: pb.ReadRequest) -> None:
 def _read_response(response: pb.ReadResponse) -> None:
     if response.content:
         _absent(
-            response, "status", "header", "write_head", "fragment", "fragment_url", "journal_id", why="beside content"
+            response, "status", "header", "write_head", "fragment", "fragment_url", "journal_id", why="with content"
         )
         return
     _optional(response, "header", _header)
@@ -383,9 +383,9 @@ def _append_request(request: pb.AppendRequest) -> None:
     _named_journal(request.journal)
     _at_least("offset", request.offset, 0)
     if request.at_start and request.offset:
-        _absent(request, "offset", why="beside at_start: that append begins at 0")
+        _absent(request, "offset", why="with at_start: that append begins at 0")
     if request.content:
-        _absent(request, "content", why="beside a journal: content follows in messages of its own")
+        _absent(request, "content", why="with a journal: content follows in separate messages")
     _optional(request, "check_registers", _selector)
     _optional(request, "union_registers", _label_set)
     _optional(request, "subtract_registers", _label_set)
@@ -417,19 +417,19 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
         if request.HasField("header"):
             _within("header", _header, request.header)
             if not request.acknowledge:
-                raise InvalidInput("must be set beside a header", field="acknowledge")
+                raise InvalidInput("must be set with a header", field="acknowledge")
         _within("proposal", validate_wire_fragment, request.proposal)
         # Absent registers count as empty.
         _within("registers", _label_set, request.registers)
         if request.HasField("header"):
-            _absent(request, "content", "content_delta", why="beside a proposal with a header")
+            _absent(request, "content", "content_delta", why="with a proposal with a header")
         elif request.content:
             _at_least("content_delta", request.content_delta, 0)
         else:
             _absent(request, "content_delta", why="without content")
         _at_least("readable", request.readable, 0)
         if request.ask and not request.acknowledge:
-            raise InvalidInput("must be set beside a question", field="acknowledge")
+            raise InvalidInput("must be set with a question", field="acknowledge")
         if request.deprecated_journal not in ("", request.proposal.journal):
             raise InvalidInput(
                 f"{request.deprecated_journal!r} is not the proposal's journal {request.proposal.journal!r}",
@@ -443,7 +443,7 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
         _absent(request, "content_delta", why="without content")
     else:
         _at_least("content_delta", request.content_delta, 0)
-        _absent(request, "readable", why="beside content")
+        _absent(request, "readable", why="with content")
     if request.HasField("header") or request.HasField("registers") or request.acknowledge or request.deprecated_journal:
         _absent(request, "header", "registers", "acknowledge", "deprecated_journal", why="without a proposal")
 

@@ -94,7 +94,7 @@ def _read_enum(enum: Any) -> Callable[[yaml.Node], int]:
         if isinstance(node, yaml.SequenceNode) and len(node.value) == 1:
             node = node.value[0]
         text = read_text(node)
-        if text in enum.keys():  # noqa: SIM118  # the wrapper is no mapping
+        if text in enum.keys():  # noqa: SIM118  # the wrapper is not a mapping
             return int(enum.Value(text))
         if text.isdecimal() and int(text) in enum.values():
             return int(text)
@@ -160,7 +160,7 @@ def difference(mine: Fields, theirs: Fields) -> Fields:
 
 
 def entries_of(node: yaml.Node, known: Iterable[str], within: tuple[yaml.Node, ...] = ()) -> dict[str, yaml.Node]:
-    """Return the entries of a mapping. Keys must be known and unique. Own entries override those of `<<`."""
+    """Return the entries of a mapping. Keys must be known and unique. Own entries override inherited ones of `<<`."""
     if not isinstance(node, yaml.MappingNode):
         raise line_error(line_of(node), f"fields are expected here: {', '.join(known)}")
     own: dict[str, yaml.Node] = {}

@@ -176,7 +176,7 @@ def test_what_is_gone_or_does_not_fit_is_an_error(tmp_path: Path) -> None:
     (span,) = compact(one, options(tmp_path, file_bytes=10_000, partial=True))
     assert span.begin == part.fragments[1].begin, "what retention has removed before the first run is left out"
     (tmp_path / span.path).write_bytes(b"no file of ours")
-    with pytest.raises(CorruptData, match="is no file of a compaction"):
+    with pytest.raises(CorruptData, match="is not a file of a compaction"):
         list(compact(one, options(tmp_path)))
     with pytest.raises(InvalidInput, match="is not a positive number of bytes"):
         list(compact(manifest, options(tmp_path, file_bytes=0)))

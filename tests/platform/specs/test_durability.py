@@ -110,4 +110,4 @@ def test_a_route_that_cannot_meet_a_demand_says_why() -> None:
     assert "Start brokers in other zones" in unmet(two, [("a", True), ("a", True)])
     synced = Demand(zones=2, synced=True)
     assert unmet(synced, [("a", True), ("b", True)]) == ""
-    assert "do not tell what is on their disks" in unmet(synced, [("a", True), ("b", False)])
+    assert "do not report their disks" in unmet(synced, [("a", True), ("b", False)])

@@ -33,7 +33,7 @@ def test_specs_are_applied_in_several_transactions_which_continue_after_an_inter
     remote.fake.at(CallPoint.APPLY, None, grpc.StatusCode.INVALID_ARGUMENT)
     result = run("apply", "--specs", "-", "--max-txn-size", "2", input=TREE.encode())
     assert (result.code, result.output) == (1, "create orders/part-000\ncreate orders/part-001\n")
-    assert "The first 2 of 3 changes were applied. Apply again to go on" in result.errors
+    assert "The first 2 of 3 changes were applied. Apply again to continue" in result.errors
     again = run("apply", "--specs", "-", "--max-txn-size", "2", input=TREE.encode())
     assert (again.code, again.output.count("unchanged"), again.output.count("create")) == (0, 2, 1)
     assert applied(remote) == [2, 1, 1]
