@@ -50,7 +50,7 @@ class Store(ABC):
         the transaction published). If one of them raises, nothing may commit.
 
         The awaitable raises Fenced when a later owner has fenced off this one; then nothing was committed. After any
-        other error the commit may or may not have taken place (unless the error says more), and the shard starts anew
+        other error the commit may or may not have taken place (unless the error says more), and the shard restarts
         from `restore_checkpoint`. The caller awaits it once, and calls `start_commit` again only after it is done.
         """
 
@@ -59,7 +59,7 @@ class Store(ABC):
         """Release the store's connections and files. Uncommitted changes are dropped. Never raises."""
 
     def rejection_of(self, error: BaseException) -> RejectedRow | None:
-        """Return what an error says of a row that the store does not take because of its values.
+        """Return an error's details about a row that the store rejects because of its values.
 
         None for other errors. The error is one of this store, or of the application's own use of it. The result has no
         values of the row.
@@ -73,7 +73,7 @@ class Store(ABC):
         return Identity()
 
     def is_transient(self, error: BaseException) -> bool:
-        """Return True if an error, like a lost connection, may not occur again once the shard starts anew from its
+        """Return True if an error, like a lost connection, may not occur again once the shard restarts from its
         checkpoint.
 
         The error is one of this store, or of the application's own use of it. Other errors need an operator.

@@ -1,7 +1,7 @@
-"""Values of rows, as SQLAlchemy's types give them to a database: the same on every way into a table.
+"""Values of rows, as SQLAlchemy's types give them to a database: the same for every path into a table.
 
-Rows come as Arrow batches or as mappings. They are written by INSERT, for which SQLAlchemy calls the processors of
-types, or by COPY into PostgreSQL, for which `bound_rows` calls them. Only columns whose types have no processor are
+Rows come as Arrow batches or as mappings. They are written by INSERT, where SQLAlchemy calls the processors of
+types, or by COPY into PostgreSQL, where `bound_rows` calls them. Only columns whose types have no processor are
 copied as text, without a Python object for each value (`copying.py`).
 
 Arrow is imported only by what uses it, because that takes half a second.

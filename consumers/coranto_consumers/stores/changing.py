@@ -10,10 +10,10 @@ from coranto_consumers.stores.sql import SqlStore
 
 
 def change_checkpoint(store: str, consumer: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
-    """Commit what `change` makes of the last committed checkpoint. A running consumer is fenced off by that.
+    """Commit the result of `change` on the last committed checkpoint. This fences off a running consumer.
 
-    Raises InvalidInput for a URL of no store, Fenced if the consumer starts meanwhile, CorruptData for a checkpoint
-    that cannot be read or a table that was rolled back, and SqlStoreError.
+    Raises InvalidInput for a URL without a store, Fenced if the consumer starts during the call, CorruptData for a
+    checkpoint that cannot be read or a table that was rolled back, and SqlStoreError.
     """
     if store.startswith(ICEBERG):
         _change_in_catalog(store, consumer, change)

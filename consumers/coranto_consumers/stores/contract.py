@@ -37,9 +37,9 @@ class StoreSubject(ABC):
 
     @abstractmethod
     async def open(self) -> Store:
-        """Open a store at that place, as another process does that is assigned the shard.
+        """Open a store at that place, as another process with the shard's assignment does.
 
-        Earlier stores at the place must not be told about the new one.
+        Earlier stores at the place must not be informed of the new one.
         """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class StoreSubject(ABC):
 
 
 def checkpoint(offset: int) -> Checkpoint:
-    """Return a checkpoint in which every field is used."""
+    """Return a checkpoint that uses every field."""
     producers = {ProducerId(b"\x01abcde"): ProducerState(1 << 63, offset), ProducerId(b"\x03abcde"): ProducerState(17)}
     return Checkpoint(
         {"a/journal": Source(offset, producers), "b/journal": Source(offset)}, {"c/journal": b"\x00ack\n"}
@@ -71,7 +71,7 @@ class StoreContract:
 
     @pytest.fixture
     def subject(self) -> StoreSubject:
-        raise NotImplementedError("a subclass says what is tested")
+        raise NotImplementedError("a subclass names the tested store")
 
     async def owner(self, subject: StoreSubject) -> tuple[Any, Checkpoint]:
         """Return a new owner and the checkpoint that it restored."""
@@ -171,7 +171,7 @@ class StoreContract:
         assert await self.found(subject) == ([1, 3], checkpoint(300))
 
     async def test_a_former_owner_that_waits_to_commit_cannot_either(self, subject: StoreSubject) -> None:
-        """The old owner begins to commit before the new owner restores, and goes on afterwards."""
+        """The old owner begins to commit before the new owner restores, and continues afterwards."""
         old, _ = await self.owner(subject)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         committing = asyncio.ensure_future(await old.start_commit(SHARD, checkpoint(100), [published]))

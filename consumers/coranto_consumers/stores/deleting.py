@@ -1,6 +1,6 @@
 """Deleting rows by key: staged rows whose column of deletes is true delete the row with their key.
 
-Each key may be staged once in a transaction, as with `Replace`: otherwise nobody could tell whether its row is to stay.
+Each key may be staged once in a transaction, as with `Replace`: otherwise it is ambiguous whether its row stays.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def require_column(
     where = f"table {table.name}"
     if name in table.c:
         raise InvalidInput(
-            f"{name!r} is a column of the table, and cannot tell which rows to delete; name another", field=where
+            f"{name!r} is a column of the table, and cannot mark rows to delete; name another", field=where
         )
     if name not in columns:
-        raise InvalidInput(f"the rows have no column {name!r}, which tells which rows to delete; add it", field=where)
+        raise InvalidInput(f"the rows have no column {name!r}, which marks rows to delete; add it", field=where)
     if not keys:
         raise InvalidInput(f"{name!r} deletes rows by their keys, and there are none; name them", field=where)
     if other:

@@ -1,4 +1,4 @@
-"""Checks that a database keeps what it has committed.
+"""Checks that a database keeps its commits.
 
 Acknowledgements follow the commit of a checkpoint and cannot be taken back. A server that confirms commits before they
 are on its disk may lose the checkpoint in a crash. Messages that were consumed and acknowledged are then consumed and
@@ -31,7 +31,7 @@ def commit_durably(connection: Connection) -> None:
 
 
 def risks(connection: Connection) -> list[str]:
-    """Return the server's settings by which it may lose committed transactions, each with its remedy."""
+    """Return the server's settings that may lose committed transactions, each with its remedy."""
     found = []
     if connection.dialect.name == "postgresql":
         if connection.execute(_POSTGRESQL).scalar_one() != "on":

@@ -26,7 +26,7 @@ from coranto_consumers.stores.refusals import explain_refusals
 from coranto_consumers.stores.urls import display_url
 
 BUSY_TIMEOUT_MS = 60_000
-"""The time in milliseconds for which a SQLite connection waits for another connection's write."""
+"""Time in milliseconds that a SQLite connection waits for another connection's write."""
 
 _WAL_PAUSE_S = 0.01
 _UNAVAILABLE_CLASSES = frozenset({"08", "40", "53"})
@@ -46,8 +46,8 @@ _SQLITE_UNAVAILABLE = frozenset(
     }
 )
 _STANDBY = frozenset({"0A000", "55000"})
-"""States of what a standby cannot do before it is promoted, such as reading a table without a log. They mean other
-things as well, on other servers."""
+"""States of actions that a standby cannot do before its promotion, such as reading a table without a log. They mean
+other things as well, on other servers."""
 _IN_RECOVERY = "coranto_in_recovery"
 """The key in a connection's `info` that is True if the server of its transaction is a standby."""
 _INSUFFICIENT_PRIVILEGE = "42501"

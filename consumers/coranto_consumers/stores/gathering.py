@@ -1,6 +1,6 @@
 """Rows that a transaction inserts: gathered, and written many at a time.
 
-One statement for each row costs several times what the row does. So rows are written before anything may read them:
+One statement for each row costs several times more than the row. So rows are written before anything may read them:
 before another statement of the transaction, at its commit, and once they are many.
 """
 
@@ -70,7 +70,7 @@ class GatheredRows:
         return parts
 
     def write(self, connection: Connection) -> None:
-        """Write what was gathered: tables in the order of their first rows, and the rows of each in their order.
+        """Write the gathered rows: tables in the order of their first rows, and the rows of each in order.
 
         Raises the database's error as SQLAlchemy does, and again at each later call: the transaction lacks rows then,
         and must not commit.

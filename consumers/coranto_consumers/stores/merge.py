@@ -82,7 +82,7 @@ class MergePlan:
     rules: Mapping[str, MergeRule]
     columns: tuple[str, ...]
     delete: str = ""
-    """A further column of the rows: those in which it is true delete the row of their key."""
+    """A further column of the rows: true deletes the row of the key."""
 
 
 def plan_merge(
@@ -148,10 +148,10 @@ def _check_keys(table: Table, columns: Sequence[str], keys: Sequence[str], where
 
 
 def stage_table(plan: MergePlan, name: str, *, prefixes: Sequence[str] = (), on_commit: str | None = None) -> Table:
-    """Return the table in which a plan's rows are staged: its columns without constraints, and `STAGE_COLUMNS`.
+    """Return the staging table of a plan's rows: its columns without constraints, and `STAGE_COLUMNS`.
 
     `prefixes` stand before TABLE. An unlogged table (PostgreSQL) is emptied when the server crashes; `merge_staged`
-    notices missing rows. `on_commit` tells what becomes of a temporary table there, which needs no index, because it
+    notices missing rows. `on_commit` decides the fate of a temporary table there, which needs no index, because it
     has the rows of one attempt.
     """
     shard, fence, attempt = STAGE_COLUMNS
@@ -275,7 +275,7 @@ def _refuse_other_keys(plan: MergePlan, inserted: set[str]) -> None:
             continue
         raise InvalidInput(
             f"has another unique key ({', '.join(sorted(unique))}), and MariaDB and MySQL would merge a row into "
-            "whichever row shares either: merge into a table whose only key is that of the rows",
+            "whichever row shares either: merge into a table whose only key is the rows' key",
             field=f"table {plan.table.name}",
         )
 

@@ -5,7 +5,7 @@ Some behaviour of these servers would silently break exactly-once semantics:
 * Data definition commits the open transaction. A store's transaction refuses it, and fails if it was ended in another
   way.
 * A deadlock rolls the whole transaction back. The next statement would begin another transaction, and commit without
-  the changes before it. The connection is closed instead, so that only a new transaction can go on.
+  the changes before it. The connection is closed instead, so that only a new transaction can continue.
 * Text is compared without regard to case and trailing spaces, values are cut or rounded to fit, and 0 in an
   AUTO_INCREMENT column means "the next number". Sessions are therefore strict, and tables are created with the
   collation and the sizes of the other databases.
@@ -54,7 +54,7 @@ IDLE_S: Final = 120
 """The time in seconds after which the server ends the session of an idle client, and frees its locks."""
 
 NAME: Final = Text().with_variant(VARCHAR(512), "mysql")
-"""The type of columns that hold names, such as those of consumers. Keys of these servers have a maximum size."""
+"""The type of columns with names, such as consumers'. Keys of these servers have a maximum size."""
 
 GUARDED: Final = "coranto_guarded"
 """The execution option of a connection whose transaction may only be committed by the store."""
@@ -141,9 +141,10 @@ def mysql_engine(url: URL, name: str) -> Engine:
 
 
 def create_tables(engine: Engine, tables: Sequence[Table]) -> None:
-    """Create absent tables. Several processes may try at once, and a later call completes one that died halfway.
+    """Create absent tables. Several processes may try concurrently, and a later call completes one that died halfway.
 
-    Data definition is not transactional here, so each part is created by itself: a table, and each index that it lacks.
+    Data definition is not transactional here, so each part is created separately: a table, and each index that it
+    lacks.
     Raises InvalidInput for a table that these servers cannot have, or whose engine has no transactions, and
     SQLAlchemy's errors.
     """
@@ -269,7 +270,7 @@ def _refuse_to_go_on(connection: Connection, cursor: Any, statement: str, *_: ob
         connection.invalidate()
         raise InvalidInput(
             f"{_brief(statement)!r} has ended the transaction. What came before it in this transaction may be "
-            "committed without its checkpoint: look at it before the shard starts anew",
+            "committed without its checkpoint: check it before the shard restarts",
             field="SQL statement",
         )
 

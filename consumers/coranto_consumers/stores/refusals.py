@@ -1,7 +1,7 @@
 """The SQLSTATE of a connection that PostgreSQL refuses.
 
 The driver's error has no state then, and the server's text depends on its `lc_messages`. So a refused connection is
-tried a second time, with a trace of what the server answers, which has the state.
+tried a second time, with a trace of the server's answers, which has the state.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _traced(connection: Any, pq: Any) -> bytes:
                 connection.trace(os.dup(trace))
                 connection.set_trace_flags(pq.Trace.SUPPRESS_TIMESTAMPS)
         if is_traced:
-            connection.untrace()  # This writes what is left of it.
+            connection.untrace()  # This writes the rest of it.
         return os.pread(trace, os.fstat(trace).st_size, 0)
     finally:
         os.close(trace)

@@ -74,7 +74,7 @@ _BOUND: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def rejection_of(error: BaseException, *, shows_values: bool = False) -> RejectedRow | None:
-    """Return what an error says of a row that a database rejected because of its values. None: it says no such thing.
+    """Return an error's details about a row that a database rejected because of its values. None for other errors.
 
     The result has no values of the row, unless it `shows_values`.
     """
@@ -148,7 +148,7 @@ def _copied_column(context: str, statement: str) -> str | None:
     """Return the column of a value that a COPY could not convert. None if the context of the error names none.
 
     The context is `COPY t, line 1, column a: "value"` in the server's language. So the statement's own names are looked
-    for, before the first colon that is not in a name: what follows is the value.
+    for, before the first colon that is not in a name: the value follows it.
     """
     if not statement.startswith("COPY "):
         return None

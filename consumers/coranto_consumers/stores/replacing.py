@@ -1,4 +1,4 @@
-"""Replacing of rows by key. A key may be staged once in a transaction: nobody could tell which row is meant."""
+"""Replacing of rows by key. A key may be staged once in a transaction: otherwise the choice would be ambiguous."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def refuse_repeated_keys(
     ).one_or_none()
     if repeated is not None:
         raise InvalidInput(
-            f"a key ({', '.join(keys)}) was staged more than once, and Replace() cannot tell which row is meant; "
+            f"a key ({', '.join(keys)}) was staged more than once, and Replace() cannot choose between the rows; "
             "aggregate the rows by key first",
             field=f"table {table.name}",
         )

@@ -1,6 +1,6 @@
-"""Retired consumers: rows of a store whose names nobody takes over any more.
+"""Retired consumers: rows of a store whose names cannot be taken over any more.
 
-Raising the fence stops a process, but its runtime or a supervisor starts it anew, and that raises the fence again. So a
+Raising the fence stops a process, but its runtime or a supervisor restarts it, and that raises the fence again. So a
 consumer that has ended keeps its row, and instead of a checkpoint this has a note. A process that starts under its
 name is refused. No protobuf message begins as the note does, so Gazette's consumers and other versions refuse it as
 well, as a checkpoint that they cannot read.
@@ -20,13 +20,13 @@ _BEGIN: Final = b"\x07coranto: this consumer is retired; its successor: "
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """The note in the row of a consumer that was promoted, and goes on as its `successor`, or that was dropped."""
+    """The note in the row of a consumer that was promoted, and continues as its `successor`, or that was dropped."""
 
     successor: str = ""
     """The consumer's new name. Empty if it was dropped."""
 
     def to_bytes(self) -> bytes:
-        """Return what is kept instead of a checkpoint."""
+        """Return the text that replaces a checkpoint."""
         return _BEGIN + self.successor.encode()
 
     @classmethod
@@ -38,7 +38,7 @@ class Retired:
         """Return the error for a process that wants to run the consumer `name`."""
         if self.successor:
             return InvalidInput(
-                f"{name!r} is promoted already: it goes on as {self.successor!r}, with the live journals. Stop "
+                f"{name!r} is promoted already: it continues as {self.successor!r}, with the live journals. Stop "
                 "processes that still read the forks, and start it under that name",
                 field="consumer",
             )

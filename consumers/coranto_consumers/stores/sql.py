@@ -161,7 +161,7 @@ class SqlStore:
                 return
             with self.engine.begin() as connection:
                 if self.is_postgresql:
-                    # If two sessions run CREATE TABLE IF NOT EXISTS at once, one of them fails.
+                    # If two sessions run CREATE TABLE IF NOT EXISTS concurrently, one of them fails.
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _DDL_LOCK})
                 for table in (CHECKPOINTS, *tables):
                     table.create(connection, checkfirst=True)
@@ -211,7 +211,7 @@ class SqlStore:
                 with self.engine.begin() as connection:
                     return raised(connection, shard)
             except SQLAlchemyError as error:
-                # Several processes that raise it at once may conflict, in databases that detect conflicts late.
+                # Several processes that raise it concurrently may conflict, in databases that detect conflicts late.
                 if wait is None or not isinstance(error, DBAPIError) or not was_rolled_back(error):
                     raise self.failure(f"the fence of {shard} could not be raised", error) from error
                 self._sleep(wait)
@@ -225,7 +225,7 @@ class SqlStore:
             raise self.failure("the server's settings could not be read", error) from error
         if not found:
             return
-        what = "a crash of the server's machine may lose committed checkpoints, and what was acknowledged comes twice"
+        what = "a crash of the server's machine may lose committed checkpoints, and acknowledged messages come twice"
         if not self._may_lose:
             raise InvalidInput(
                 f"{self.name}: {what}. {'; '.join(found)}. Add {RELAXED}=true to the URL to use the server as it is",
@@ -250,7 +250,7 @@ class SqlStore:
     def transaction(self, shard: str, fence: int) -> Iterator[StoreTransaction]:
         """Begin a transaction of the owner that holds `fence`. Leaving the block without `commit` rolls it back.
 
-        Raises Fenced at once when the fence was raised since (`commit` checks again), InvalidInput for a retired
+        Raises Fenced immediately when the fence was raised since (`commit` checks again), InvalidInput for a retired
         consumer, and SqlStoreError for failures of the database in the block.
         """
         try:
@@ -286,14 +286,14 @@ class SqlStore:
             if row.fence != fence:
                 raise Fenced(
                     f"consumer {shard}: the commit broke ({described(cause)}) and fence {fence} was raised by a later "
-                    "owner meanwhile; stop this one"
+                    "owner since; stop this one"
                 ) from cause
             raise self.failure(f"the commit of {shard} was not applied", cause) from cause
 
     def resume(self, shard: str, fence: int) -> Checkpoint:
-        """Return the last committed checkpoint of the owner of `fence`, once none of its commits is under way.
+        """Return the last committed checkpoint of the owner of `fence`, once none of its commits is in progress.
 
-        It does not raise the fence, so an owner that was fenced off meanwhile stays so: this raises Fenced. Raises
+        It does not raise the fence, so a fenced owner stays fenced: this raises Fenced. Raises
         CorruptData if the database has an earlier fence and so has lost commits, and SqlStoreError.
         """
         try:
@@ -306,7 +306,7 @@ class SqlStore:
             raise CorruptData(
                 f"store {self.name}: consumer {shard} has raised fence {fence}, and the database has {found}. It lost "
                 "commits, as in a failover to a server that lacks them. Start the consumer again: it continues from "
-                "the checkpoint that is there, and what it published since is published again"
+                "the existing checkpoint, and later publications are repeated"
             )
         if found > fence:
             raise Fenced(f"consumer {shard}: fence {fence} was raised by a later owner; stop this one")
@@ -334,7 +334,7 @@ def _locked(shard: str) -> Select[tuple[int, bytes]]:
 
 
 def check_deferred(connection: Connection) -> None:
-    """Have PostgreSQL check now what it would check at the commit. SQLite checks that at the commit only."""
+    """Make PostgreSQL run the checks of the commit now. SQLite checks at the commit only."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 

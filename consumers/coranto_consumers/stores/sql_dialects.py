@@ -2,7 +2,7 @@
 
 `sql_text` cuts a statement into pieces in one way for all databases. They disagree about some pieces, such as comments
 within comments. Where a store's database disagrees, the statement is refused, so that the pieces are the right ones.
-Then a parser of its dialect tells which tables the statement writes to. What it does not parse is refused, too.
+Then a parser of its dialect finds the tables that the statement writes to. Statements that it cannot parse are refused.
 
 That is a guard against mistakes of the application's author, not against an attacker: the database itself decides what
 a role may do.
@@ -71,7 +71,7 @@ def _require_pieces(text: str, dialect: str, field: str) -> None:
         if kind == "comment" and "/*" in piece[2:]:
             raise refuse("has /* within a comment, which databases understand differently: leave it out")
         if kind == "comment" and dialect == "mysql" and re.match(r"--[^\s]", piece):
-            raise refuse("has -- without a space behind it, which is no comment here: write a space")
+            raise refuse("has -- without a space behind it, which is not a comment here: write a space")
         if kind == "literal" and piece[0] == "$" and dialect != "postgresql":
             raise refuse("has a text in dollar signs, which this database does not know: write it in quotes")
         if kind == "name" and piece[0] == "`" and dialect == "postgresql":
@@ -98,7 +98,7 @@ def _parsed(code: str, dialect: str, field: str) -> Any:
 
     logger = logging.getLogger("sqlglot")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # It warns of what it does not parse, which is an error here.
+    logger.setLevel(logging.CRITICAL)  # It warns of unparsed text, which is an error here.
     try:
         found = [each for each in sqlglot.parse(code, dialect=_PARSERS[dialect]) if each is not None]
     except (SqlglotError, RecursionError) as error:

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class SqlShardStore(Store):
-    """Tables of a SQL database, and the shard's checkpoint in `gazette_checkpoints` beside them.
+    """Tables of a SQL database, with the shard's checkpoint in its table `gazette_checkpoints`.
 
     `connection` belongs to the current transaction. The application never commits it. Several shards may share the
     tables. A transaction sees all changes of the shard's earlier transactions: its SQL begins only after their commit.
-    Messages are read and sequenced meanwhile.
+    Messages are read and sequenced in the meantime.
 
     `insert` is the fast way to add rows: they are written many at a time, and any statement of the transaction sees
     those that were inserted before it. `insert_batch` and `merge_batch` take Arrow batches.
 
     If the outcome of a commit is unknown, it is looked up by fence and checkpoint. Conflicts of transactions and lost
-    connections are transient: the shard starts anew from its checkpoint.
+    connections are transient: the shard restarts from its checkpoint.
     """
 
     def __init__(self, database: SqlStore | str, *tables: Table) -> None:
@@ -76,7 +76,7 @@ class SqlShardStore(Store):
         """Insert a row, given by column, in the current transaction.
 
         It is written with others: before another statement of the transaction, at its commit, or once they are many.
-        Then the database checks it, and raises what it refuses. Raises InvalidInput for a column that `table` lacks.
+        Then the database checks it, and raises its refusal. Raises InvalidInput for a column that `table` lacks.
         """
         self._rows.add(table, row)
         self._write_many()
@@ -99,7 +99,7 @@ class SqlShardStore(Store):
     ) -> None:
         """Merge rows into a table by `keys`, which are unique in the table; `merge` has a rule for each other column.
 
-        The rules are those of `coranto_consumers.stores.merge`, as Spark consumers have them: `Add`, `Max`, `Min`,
+        The rules come from `coranto_consumers.stores.merge`, as for Spark consumers: `Add`, `Max`, `Min`,
         `Replace`, `Quotient`. With `Replace` a key may be in the rows only once. Raises InvalidInput.
         """
         place = (table, tuple(rows.schema.names), tuple(keys), tuple(merge.items()))
@@ -204,7 +204,7 @@ class SqlShardStore(Store):
                 await asyncio.wait([working])
                 raise
         except BaseException as error:
-            given_up = SqlStoreError(f"the last commit of {self._shard} was given up; the shard has to start anew")
+            given_up = SqlStoreError(f"the last commit of {self._shard} was abandoned; the shard has to restart")
             self._failure = error if isinstance(error, Exception) else given_up
             await asyncio.to_thread(_roll_back, exits)
             raise

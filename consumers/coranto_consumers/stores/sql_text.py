@@ -1,4 +1,4 @@
-"""Texts of SQL with placeholders: which statements an application may give, and what is filled in. Pure.
+"""Texts of SQL with placeholders: the permitted statements of an application, and their values. Pure.
 
 Literals, quoted names and comments are left alone. Where databases disagree about the end of a quoted text (a backslash
 before a quote), the text is refused. So a semicolon, which would begin another statement, cannot hide in one.
@@ -36,7 +36,7 @@ _TARGET: Final = re.compile(
 )
 _WRITE: Final = re.compile(r"(?:\A|[()])\s*((?:INSERT|REPLACE)\b(?!\s*\()|(?:UPDATE|DELETE)\b)", re.IGNORECASE)
 _PROPER: Final = {"INSERT": "INSERT INTO", "REPLACE": "REPLACE INTO", "DELETE": "DELETE FROM", "UPDATE": "UPDATE"}
-# Databases differ about other spaces and letters than those of ASCII, which names may have unquoted.
+# Databases differ about spaces and letters outside ASCII, which names may have unquoted.
 _UPDATED: Final = re.compile(r'(?:\s+(?:AS\s+)?(?:\w+|""))?\s+SET(?=\s|"")', re.IGNORECASE | re.ASCII)
 _DELETED: Final = re.compile(
     r'(?:\s+(?:AS\s+)?(?:\w+|""))?(?:\s*(?:\Z|\))|\s+WHERE(?=[\s(]|""))', re.IGNORECASE | re.ASCII
@@ -58,7 +58,7 @@ def require_statement(text: str, tables: Collection[str], *, reserved: Collectio
     for kind, piece in pieces(text):
         if kind == "comment":
             if piece.startswith(("/*!", "/*M!")):
-                raise refuse("has a comment /*!, which MariaDB and MySQL run: write what is in it without the comment")
+                raise refuse("has a comment /*!, which MariaDB and MySQL run: write its content without the comment")
             code, unnamed = code + " ", unnamed + " "
             continue
         if ended and piece.strip():

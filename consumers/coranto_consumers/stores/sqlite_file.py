@@ -47,7 +47,7 @@ class SqliteStore(Store):
 
     The store has the only connection, and locks the file. A `COMMIT` by the application only ends SQLite's transaction.
     `schema` is a script of statements such as `CREATE TABLE IF NOT EXISTS`, which runs at each start. When the
-    write-ahead log has reached both `copy_bytes` and the size of the database, the database is recorded anew. The
+    write-ahead log has reached both `copy_bytes` and the size of the database, the database is recorded again. The
     recovery log before that is then dead and can be pruned. The commit that does so takes longer.
     """
 
@@ -74,7 +74,7 @@ class SqliteStore(Store):
         return self._connection
 
     async def restore_checkpoint(self, shard: str) -> Checkpoint:
-        """Open the database, and return its checkpoint. Raises CorruptData when the recovered file is no database.
+        """Open the database, and return its checkpoint. Raises CorruptData when the recovered file is not a database.
 
         A cancelled call may leave the database open, until `destroy`.
         """
@@ -145,7 +145,7 @@ class SqliteStore(Store):
                 recorder.write(fnode, tail.offset + begin, tail.content[begin : begin + _PIECE_BYTES])
 
     async def _copy(self) -> None:
-        """Move all commits into the database file, begin the write-ahead log anew, and record the database.
+        """Move all commits into the database file, restart the write-ahead log, and record the database.
 
         Players see the former files until the whole copy is recorded, and the commit's `wait_for` is done.
         """

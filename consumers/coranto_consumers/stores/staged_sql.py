@@ -1,6 +1,6 @@
-"""An application's own SQL over staged rows, for what appending, merging and deleting cannot say.
+"""An application's own SQL over staged rows, for changes beyond appending, merging and deleting.
 
-Tasks stage the rows as those of other outputs. The driver runs the statements in the transaction that commits the
+Tasks stage the rows as for other outputs. The driver runs the statements in the transaction that commits the
 checkpoint, after the rows of other outputs have been merged.
 """
 
@@ -22,7 +22,7 @@ from coranto_consumers.stores.sql_text import STAGE, filled, require_statement
 from coranto_consumers.stores.staging import PREFIX, stage_of
 
 _AS_IT_IS: Final = {"no_parameters": True}
-"""The execution option by which `%` and `:` in a statement mean nothing to a driver."""
+"""The execution option that makes a driver ignore `%` and `:` in a statement."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ class StagedSql:
             require_statement(statement, names, reserved=reserved, field=self._where(number))
 
     def plan(self, columns: Sequence[str]) -> MergePlan:
-        """Return the plan by which rows with these columns are staged. Raises InvalidInput for other columns."""
+        """Return the plan for staging rows with these columns. Raises InvalidInput for other columns."""
         wanted = self.rows.c.keys()
         if missing := sorted(set(wanted) - set(columns)):
             raise InvalidInput(f"the rows have no column {missing[0]!r}; add it", field=self._where())

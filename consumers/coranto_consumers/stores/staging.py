@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PREFIX = "coranto_stage_"
 _MAY_STAGE = "SELECT has_database_privilege(current_database(), 'TEMPORARY')"
 _TEXT_BYTES = 64 << 20
-"""The number of bytes of columns that are made text at once: Arrow's texts end at 2 GiB."""
+"""Bytes of columns that are converted to text together: Arrow's texts end at 2 GiB."""
 
 
 def stage_of(store: SqlStore, plan: MergePlan, tables: Sequence[Table] | None = None) -> Table:
@@ -61,8 +61,8 @@ def compare_plan(store: SqlStore, plan: MergePlan, stage: Table) -> None:
             delete_staged(connection, stage, "", below_fence=0)
             if plan.keys and store.is_postgresql and not connection.execute(text(_MAY_STAGE)).scalar_one():
                 raise InvalidInput(
-                    f"{store.name}: {store.engine.url.username} may not create temporary tables, in which few rows are "
-                    f"staged: GRANT TEMPORARY ON DATABASE {store.engine.url.database} TO that user",
+                    f"{store.name}: {store.engine.url.username} may not create temporary tables, which stage few rows "
+                    f"of a transaction: GRANT TEMPORARY ON DATABASE {store.engine.url.database} TO that user",
                     field="store_url",
                 )
     except SQLAlchemyError as error:
@@ -187,7 +187,7 @@ def _copy_batch(copy: Copy, table: Table, batch: Any, owner: Sequence[object], w
 def merge_in_transaction(connection: Connection, plan: MergePlan, *batches: Any) -> None:
     """Merge the rows of Arrow record batches, all of one schema, into a plan's table, as part of a transaction.
 
-    They are staged in a table of the session, which nobody else sees. Raises as `merge_staged` does, and the database's
+    They are staged in a table of the session, hidden from others. Raises as `merge_staged` does, and the database's
     errors as SQLAlchemy does.
     """
     batches = tuple(batch for batch in batches if batch.num_rows)
@@ -203,7 +203,7 @@ def merge_in_transaction(connection: Connection, plan: MergePlan, *batches: Any)
 
 
 def _parts(batch: Any) -> Iterator[Any]:
-    """Yield the rows of a record batch in parts that are not too large to be made text at once."""
+    """Yield the rows of a record batch in parts that are small enough for conversion to text."""
     if batch.nbytes > _TEXT_BYTES and batch.num_rows > 1:
         half = batch.num_rows // 2
         yield from _parts(batch.slice(0, half))

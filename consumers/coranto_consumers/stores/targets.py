@@ -1,4 +1,4 @@
-"""The tables of a database, compared with what a consumer is going to write to them."""
+"""The tables of a database, compared with a consumer's planned writes."""
 
 from __future__ import annotations
 

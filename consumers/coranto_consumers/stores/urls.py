@@ -43,7 +43,7 @@ def parse_store_url(text: str) -> URL:
             return _mysql(_with_database(url))
         case "iceberg":
             raise InvalidInput(
-                f"names Iceberg tables, and this takes a database: a URL such as {ACCEPTED}. docs/lake.md tells what "
+                f"names Iceberg tables, and this takes a database: a URL such as {ACCEPTED}. docs/lake.md lists what "
                 "Iceberg stores are for",
                 field="store_url",
             )

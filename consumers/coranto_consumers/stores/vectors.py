@@ -1,4 +1,4 @@
-"""Offset vectors that are too long to be shown with what was read: kept in the SQL store, by their digests.
+"""Offset vectors that are too long for metadata: kept in the SQL store, by their digests.
 
 The newest vectors of each consumer are kept, up to a number of bytes. Older ones are deleted as new ones come.
 """
@@ -39,7 +39,7 @@ MAX_VECTOR_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class OffsetVector:
-    """Offsets through which journals were read (`ends`), and those from which (`begins`, 0 where there is none)."""
+    """Offsets of journals after a read (`ends`), and before it (`begins`, 0 where there is none)."""
 
     ends: Mapping[str, int]
     begins: Mapping[str, int] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 SQLite documents the format (https://www.sqlite.org/fileformat2.html#the_write_ahead_log). The file has a header of 32
 bytes, then frames of a 24-byte header and a page each. The last frame of a transaction holds the size of the database
 after it; other frames hold 0. A frame is valid when it repeats the two salts of the file's header. The salts change
-whenever the file is begun anew.
+whenever the file is restarted.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class WalFollower:
         self._path = path
         self._salts: tuple[int, int] | None = None
         self.position = 0
-        """The offset at which the last commit that was read ends."""
+        """The end offset of the last commit that was read."""
 
     def restart(self) -> None:
-        """Note that the file is empty, and will be begun anew."""
+        """Record that the file is empty, and will be restarted."""
         self._salts, self.position = None, 0
 
     def read(self) -> WalTail:
@@ -82,7 +82,7 @@ class WalFollower:
             self._salts = salt_1, salt_2
         elif self._salts != (salt_1, salt_2):
             raise CorruptData(
-                f"{self._path} was checkpointed by others than its store, which cannot tell what changed since. "
+                f"{self._path} was checkpointed by another program than its store, which cannot find the changes. "
                 "Leave `PRAGMA wal_checkpoint` and `journal_mode` to the store, and open no other connection."
             )
         return page_size

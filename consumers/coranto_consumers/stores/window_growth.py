@@ -68,9 +68,9 @@ def grow(
 def stored_of(
     client: SyncJournalClient, selectors: Iterable[str | pb.LabelSelector], windows: list[Window]
 ) -> dict[str, Stored]:
-    """Return the stored content of journals, as far as brokers know. Raises InvalidInput when there is no journal.
+    """Return the stored content of journals, as far as brokers know. Raises InvalidInput without a journal.
 
-    Nothing new is known of suspended journals, and of those whose stores a broker has not listed yet.
+    It has nothing new of suspended journals, and of journals whose stores a broker has not listed yet.
     """
     wanted = list(selectors)
     done = positions(windows)
@@ -89,12 +89,12 @@ def stored_of(
             later = [end for end in ends if before is None or end > before.end]
             found[each.journal] = Stored(begin, later, each.head, each.create_revision, each.journal_id)
     if not found:
-        raise InvalidInput("no journal matches the sources; `coranto journals list` shows what there is")
+        raise InvalidInput("no journal matches the sources; `coranto journals list` shows the existing ones")
     return found
 
 
 def coverage(fragments: Iterable[FragmentInfo]) -> tuple[int, list[int]]:
-    """Return the first offset that can be read, and the ends of fragments up to which all content is stored."""
+    """Return the first readable offset, and the ends of fragments below the end of contiguously stored content."""
     listed = sorted(fragments, key=lambda info: (info.fragment.begin, info.fragment.end))
     if not listed:
         return 0, []

@@ -1,7 +1,7 @@
 """The windows of a consumer, kept in its SQL store.
 
 They are kept there so that one SQL transaction can both check that a window still exists and replace its rows. So a run
-of a window that was merged meanwhile cannot commit, and no row counts twice.
+of a window that was merged in the meantime cannot commit, and no row counts twice.
 
 Each window has a checkpoint and a fence of its own, named `<consumer>@<window>`. The record of the consumer's identity
 (`outputs/identity.py`) is for all of them, in a checkpoint named `<consumer>@`. Only a commit that changes the record
@@ -60,7 +60,7 @@ WINDOWS = Table(
 @dataclass(frozen=True, slots=True)
 class KnownWindow:
     """A window, and its state. `after` has the states of all sources at its end; None until they are known.
-    `materialised` is the time at which its rows were last committed, in seconds since 1970: None if some of them never
+    `materialised` is the time of the last commit of its rows, in seconds since 1970: None if some of them never
     were.
     """
 
@@ -90,8 +90,8 @@ class WindowLog:
     def replace(self, before: Sequence[KnownWindow], after: Iterable[Window]) -> list[KnownWindow]:
         """Replace the windows `before`, as they were loaded, by `after`, and return the new ones.
 
-        A window of `after` that covers several of `before` is materialised if all of those are. Raises Fenced when
-        somebody else has changed the windows since; nothing was changed then.
+        A window of `after` that covers several of `before` is materialised if all of them are. Raises Fenced when
+        another process has changed the windows since; nothing was changed then.
         """
         wanted = [_united(window, before) for window in after]
         check([each.window for each in wanted])
@@ -134,7 +134,7 @@ class WindowLog:
         if (known := raised(connection, self._place).checkpoint.identity) not in (before, now):
             outputs = [", ".join(sorted(each.outputs)) or "none" for each in (before, known)]
             raise Fenced(
-                f"another process has changed the record of {self._consumer} meanwhile, from outputs {outputs[0]} to "
+                f"another process has changed the record of {self._consumer}, from outputs {outputs[0]} to "
                 f"{outputs[1]}; try again"
             )
         connection.execute(
@@ -173,8 +173,7 @@ class WindowLog:
     def _require(self, changed: int, each: KnownWindow) -> None:
         if changed != 1:
             raise Fenced(
-                f"window {each.window.name} of {self._consumer} was merged into a larger one meanwhile; "
-                "materialise that one"
+                f"window {each.window.name} of {self._consumer} was merged into a larger one; materialise that one"
             )
 
     def _row(self, each: KnownWindow) -> dict[str, object]:

@@ -27,7 +27,7 @@ _MOST_KEYS: Final = 200
 
 
 def append(transaction: Transaction, summary: Mapping[str, str], files: Sequence[DataFile], writer: FileWriter) -> None:
-    """Add files of a writer. Raises SqlStoreError if the table was partitioned anew since they were written."""
+    """Add files of a writer. Raises SqlStoreError if the table's partitioning has changed since they were written."""
     require_partitioning(transaction, writer)
     with transaction._append_snapshot_producer(dict(summary)) as added:
         for file in files:
@@ -47,7 +47,7 @@ def overwrite_partitions(
     for task in _tasks(transaction, AlwaysTrue()):
         if task.file.spec_id != metadata.default_spec_id:
             raise InvalidInput(
-                f"has files of an earlier partitioning, such as {task.file.file_path}, and nobody can tell which "
+                f"has files of an earlier partitioning, such as {task.file.file_path}, so it is unknown which "
                 "partitions they are in now: rewrite them first",
                 field=f"table {'.'.join(transaction._table.name())}",
             )
@@ -59,7 +59,7 @@ def overwrite_partitions(
 def merge_rows(
     transaction: Transaction, summary: Mapping[str, str], plan: MergePlan, parts: Parts, writer: FileWriter
 ) -> list[DataFile]:
-    """Merge rows, which are given in parts, into those of the same keys. Return the files that were written for that.
+    """Merge rows, which are given in parts, into rows of the same keys. Return the files that were written for that.
 
     Files that have none of the keys stay. It holds a slice of the new rows, the rows of their keys, and some files of
     the table. Raises InvalidInput for rows that do not fit.
@@ -123,7 +123,7 @@ def _replace(
 def require_partitioning(transaction: Transaction, writer: FileWriter) -> None:
     """Raise SqlStoreError for files in partitions of another partitioning than their manifest would tell."""
     if writer.spec_id != transaction.table_metadata.default_spec_id:
-        raise SqlStoreError(f"{writer.name}: was partitioned anew while rows were written; run the consumer again")
+        raise SqlStoreError(f"{writer.name}: its partitioning changed while rows were written; run the consumer again")
 
 
 def _tasks(transaction: Transaction, wanted: BooleanExpression) -> list[FileScanTask]:

@@ -1,4 +1,4 @@
-"""Merging rows into those of a table by their keys, in Arrow. The rules are those of SQL stores (`stores/merge.py`)."""
+"""Merging rows into a table by their keys, in Arrow. The rules are the same as in SQL stores (`stores/merge.py`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_keys(plan: MergePlan, new: pa.Table) -> None:
     if repeated.num_rows:
         found = tuple(repeated[name][0].as_py() for name in plan.keys)
         raise InvalidInput(
-            f"key {found!r} was staged more than once, and Replace() cannot tell which row is meant; aggregate the "
+            f"key {found!r} was staged more than once, and Replace() cannot choose between the rows; aggregate the "
             "rows by key first",
             field=where,
         )

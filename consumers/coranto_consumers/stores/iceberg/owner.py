@@ -2,7 +2,7 @@
 
 **Fence.** Each commit, and each raising of the fence, makes a new snapshot of the table with the state (its *home*),
 and requires that the table's current snapshot is the one whose state it has checked. So a commit that began before the
-fence was raised fails, however late it arrives. Iceberg's own retries would build it anew on the new snapshot and
+fence was raised fails, however late it arrives. Iceberg's own retries would rebuild it on the new snapshot and
 commit it: they are turned off, and each attempt checks the fence again.
 
 **Several tables** commit in one transaction of a SQL catalog's database, and the home with them. So the home's fence
@@ -169,7 +169,7 @@ class IcebergOwner:
         return self.state.checkpoint
 
     def sweep(self) -> None:
-        """Remove what earlier owners have left. The fence is raised: nobody can commit it any more."""
+        """Remove files of earlier owners. The fence is raised: no commit can add them any more."""
         known: list[tuple[Table, SnapshotId]] = []
         for name in {self.home, *self.state.tables}:
             try:
@@ -186,7 +186,7 @@ class IcebergOwner:
     def require_fence(self, table: Table) -> ShardState:
         """Return the state in the home. Raises Fenced if it is another owner's.
 
-        The names of files tell owners apart where fences begin anew: the table was made again, or its state deleted.
+        The names of files distinguish owners where fences start over: the table was recreated, or its state deleted.
         """
         found = state_of(table, self.shard)
         if found.fence != self.state.fence:
@@ -196,7 +196,7 @@ class IcebergOwner:
             )
         if found.files != self.state.files:
             raise Fenced(
-                f"shard {self.shard}: the state in {self.home} was deleted, and a later owner has begun anew with "
+                f"shard {self.shard}: the state in {self.home} was deleted, and a later owner has started over with "
                 f"fence {found.fence}, which is this one's, too"
             )
         return found
@@ -237,7 +237,7 @@ class IcebergOwner:
         def commit() -> None:
             tables = {name: self.load(name) for name in {self.home, *changes}}
             self.require_fence(tables[self.home])
-            for name in changes:  # Otherwise what was committed before would be forgotten with the older snapshot.
+            for name in changes:  # Otherwise earlier commits would be forgotten with the older snapshot.
                 if (known := self.state.tables.get(name)) is not None and known.snapshot:
                     require_history(tables[name], known, self.shard)
             state = replace(self.state, checkpoint=checkpoint, committed=number)
@@ -258,8 +258,9 @@ class IcebergOwner:
     def resolve(self, number: int, cause: CommitOutcomeUnknown) -> None:
         """Find out if the transaction of a number was committed, and return if it was.
 
-        Otherwise a new snapshot is made, on which a commit that is still under way fails. Raises Fenced when a later
-        owner has raised the fence, SqlStoreError when nothing was committed, and the cause when nobody answers.
+        Otherwise a new snapshot is made, which makes a late commit fail. Raises Fenced when a later
+        owner has raised the fence, SqlStoreError when nothing was committed, and the cause when the catalog does not
+        answer.
         """
         for wait in (*_RESOLVING.waits(), None):
             try:
@@ -336,7 +337,7 @@ class IcebergOwner:
     def _commit(self, state: ShardState, staged: Mapping[str, Transaction], changed: Collection[str] = ()) -> None:
         """Commit transactions, with the state in the home. Raises CommitFailedException if another writer came first.
 
-        Raises CommitOutcomeUnknown if nobody can tell what the catalog did.
+        Raises CommitOutcomeUnknown if the catalog's result is unknown.
         """
         try:
             known = {name: _snapshot_of(name, transaction) for name, transaction in staged.items()}

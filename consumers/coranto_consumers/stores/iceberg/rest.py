@@ -1,8 +1,8 @@
-"""Commits through a REST catalog, of which only a success tells what became of a commit.
+"""Commits through a REST catalog. Of its answers, only a success determines the outcome of a commit.
 
 A server, or a proxy before it, may answer 5xx to a commit that it makes, or not at all. It may also refuse (409) a
-commit that was made: when a proxy has sent the request a second time. So after a refusal the table itself tells
-(`fate_of`). After any other failure nobody knows, and the owner finds out (`IcebergOwner.resolve`).
+commit that was made: when a proxy has sent the request a second time. So after a refusal the table itself is
+read (`fate_of`). After any other failure the outcome is unknown, and the owner resolves it (`IcebergOwner.resolve`).
 
 pyiceberg's `Transaction.commit_transaction` removes a commit's manifests after each refusal. Here they are removed only
 if the commit can never be applied.
@@ -87,7 +87,7 @@ class RestCommits:
         limit_times(catalog)
 
     def risks(self) -> list[str]:
-        """Return nothing: nobody can ask a REST catalog about its own database."""
+        """Return nothing: a REST catalog cannot be asked about its own database."""
         return []
 
     def commit(self, transactions: Sequence[Transaction]) -> None:
@@ -135,9 +135,9 @@ def limit_tokens() -> None:
 
 
 def limit_questions() -> None:
-    """Have the first question to each REST catalog that is made from now on end after a time, in all of this process.
+    """Limit the time of the first request to each REST catalog created from now on, in all of this process.
 
-    pyiceberg asks it for its settings while it is made, in a session that nobody can reach.
+    pyiceberg requests its settings during creation, in a session that is not accessible.
     """
     vars(pyiceberg_rest)["Session"] = _LimitedSession
 

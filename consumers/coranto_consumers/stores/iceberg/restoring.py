@@ -18,7 +18,7 @@ def restore(owner: IcebergOwner, shard: str, known_fence: int, checkpoint: Check
     """Write a shard's checkpoint into the home, and return the fence. On return no earlier owner can commit.
 
     It is for a state that was deleted, changed or cannot be read, and for rows that agree with the checkpoint. The
-    fence is above `known_fence`, which is of the last state that is known, and above that of the state that is there.
+    new fence is above `known_fence`, from the last known state, and above the current state's.
     Raises CorruptData if the home was rolled back behind that one, as its rows are gone; SqlStoreError and
     CommitOutcomeUnknown.
     """

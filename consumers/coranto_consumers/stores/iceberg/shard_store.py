@@ -1,7 +1,7 @@
 """The Iceberg store of a shard: rows, the checkpoint and the fence are in one commit.
 
 Rows to append are written to files once, before the first attempt. Rows to merge by keys are written in each attempt,
-as what they make of the table's rows. Files of attempts that lost are removed. A process that dies leaves its files. No
+merged with the table's rows. Files of attempts that lost are removed. A process that dies leaves its files. No
 snapshot names them, so no reader sees them, and the next owner removes them.
 """
 
@@ -24,7 +24,7 @@ from coranto_consumers.stores.merge import MergeRule
 
 
 class IcebergShardStore(Store):
-    """Tables of an Iceberg catalog to which a shard appends rows, or into which it merges them, each exactly once.
+    """Tables of an Iceberg catalog that a shard appends rows to, or merges rows into, each exactly once.
 
     The first table, the home, has the checkpoint. Others may follow (`add_table`) in a SQL catalog, and all are changed
     in one commit.
@@ -58,7 +58,7 @@ class IcebergShardStore(Store):
         self._catalog = catalog
         self._name = table
         self._tables = {table: ShardTable(table, schema, keys, rules, delete)}
-        self._unknown = False  # A commit's outcome is unknown: this owner must not go on.
+        self._unknown = False  # A commit's outcome is unknown: this owner must not continue.
         self._commit: asyncio.Future[None] | None = None
 
     def add_table(
@@ -89,7 +89,7 @@ class IcebergShardStore(Store):
         self._table(table).append(rows)
 
     async def rows(self, table: str = "") -> pa.Table:
-        """Return all rows of a table, the first without a name, and those of the current transaction."""
+        """Return all rows of a table, by default the first, including rows of the current transaction."""
         of = self._table(table)
         if self._commit is not None:
             await asyncio.wait([self._commit])
@@ -157,7 +157,7 @@ class IcebergShardStore(Store):
 
     def _commit_rows(self, rows: Mapping[str, Sequence[pa.Table]], checkpoint: Checkpoint) -> None:
         if self._unknown:
-            raise CommitOutcomeUnknown(f"{self._name}: the outcome of an earlier commit is unknown; restore anew")
+            raise CommitOutcomeUnknown(f"{self._name}: the outcome of an earlier commit is unknown; restore again")
         owner = self._owner
         if not rows:
             owner.commit(checkpoint, {}, owner.state.committed)

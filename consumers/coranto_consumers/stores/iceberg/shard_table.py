@@ -35,7 +35,7 @@ class ShardTable:
     ) -> None:
         """See `IcebergShardStore`. Raises InvalidInput for rules without keys."""
         if (rules or delete) and not keys:
-            raise InvalidInput("needs keys: give those by which rows are merged", field="rules" if rules else "delete")
+            raise InvalidInput("needs keys: give the columns for merging rows", field="rules" if rules else "delete")
         self.name = name
         self.pending: list[pa.Table] = []
         """The rows of the current transaction."""
@@ -71,7 +71,7 @@ class ShardTable:
             self.pending.append(added)
 
     def view(self, table: Table, pending: Sequence[pa.Table]) -> pa.Table:
-        """Return all rows of the table, with those of a transaction that is not committed."""
+        """Return all rows of the table, including an uncommitted transaction's."""
         columns = columns_of(table)
         there = fit(table.scan().to_arrow(), columns, self.name)
         if self._plan is not None and pending:

@@ -15,9 +15,9 @@ from coranto_consumers.stores.iceberg.merge import check_keys
 from coranto_consumers.stores.merge import MergePlan
 
 Parts = Callable[[], Iterable[pa.Table]]
-"""Reads rows in parts, anew at each call."""
+"""Reads rows in parts, again at each call."""
 MOST_BYTES: Final = 256 << 20
-"""The bytes of rows, in memory, that are merged at once."""
+"""Bytes of rows, in memory, that are merged together."""
 _SAMPLED: Final = 1000
 
 
@@ -53,7 +53,7 @@ def slices(plan: MergePlan, parts: Parts, most_bytes: int = MOST_BYTES) -> Itera
     if size > most_bytes and samples:
         number = math.ceil(size / most_bytes)
         found = {name: _bounds(taken, number) for name, taken in samples.items()}
-        key = max(found, key=lambda name: len(found[name]))  # Bounds that are equal tell of large slices.
+        key = max(found, key=lambda name: len(found[name]))  # Equal bounds mean large slices.
         bounds = found[key]
     for low, high in itertools.pairwise([None, *bounds, None]):
         chosen = held or [_between(part, key, low, high) for part in parts()]

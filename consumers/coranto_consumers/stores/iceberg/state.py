@@ -35,7 +35,7 @@ class ShardState:
     """A shard's state in a table. `snapshot` and `sequence` are of the snapshot that was committed with it.
 
     `files` begins the names of the owner's files, and `committed` is the number of its last transaction. `left` are the
-    names of files that earlier owners may have left. A name that ends with a slash is that of a folder of files.
+    names of files that earlier owners may have left. A name that ends with a slash names a folder of files.
     `last` is the name of the last transaction with files, and `tables` has the last snapshot with files of each table.
     """
 
@@ -137,12 +137,12 @@ def require_history(table: Table, known: SnapshotId, shard: str) -> None:
         raise CorruptData(
             f"{'.'.join(table.name())} was rolled back behind the checkpoint of {shard}, whose rows are gone. Roll it "
             f"forward to snapshot {known.snapshot} or one that follows it, or delete the property "
-            f"{key_of(shard)} and the shard's rows to consume all anew"
+            f"{key_of(shard)} and the shard's rows to consume everything again"
         )
 
 
 def _was_rolled_back(table: Table, known: SnapshotId) -> bool:
-    """Return True if the history leads past the known snapshot. Where snapshots have expired, nobody can tell."""
+    """Return True if the history leads past the known snapshot. If snapshots have expired, this is unknown."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return True

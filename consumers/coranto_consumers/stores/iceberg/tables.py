@@ -26,7 +26,8 @@ _TRANSFORMED: Final = re.compile(r"(?P<transform>[a-z]+(\[\d+\])?)\((?P<column>.
 def find_or_create(catalog: Catalog, name: str, definition: sa.Table | pa.Schema | None) -> Table:
     """Return a table of a catalog, created if it is absent: by a definition, or with the columns of a schema.
 
-    Several processes may create it at once: all get the same table. Raises InvalidInput without a table and definition.
+    Several processes may create it concurrently: all get the same table. Raises InvalidInput without a table and
+    definition.
     """
     try:
         return catalog.load_table(name)

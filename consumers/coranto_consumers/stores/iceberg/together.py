@@ -48,7 +48,7 @@ def commit_together(catalog: SqlCatalog, transactions: Sequence[Transaction]) ->
         remove_manifests(transactions)
         raise
     for table, new in staged:
-        catalog._delete_old_metadata(new.io, table.metadata, new.metadata)  # It logs what it cannot delete.
+        catalog._delete_old_metadata(new.io, table.metadata, new.metadata)  # It logs files that it cannot delete.
 
 
 def _swap(catalog: SqlCatalog, staged: Iterable[tuple[Table, StagedTable]]) -> None:

@@ -1,4 +1,4 @@
-"""Parquet files of a table, written in any process: its driver's, or those of Spark's tasks."""
+"""Parquet files of a table, written in any process: its driver or Spark's tasks."""
 
 from __future__ import annotations
 

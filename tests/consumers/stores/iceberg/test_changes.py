@@ -135,10 +135,10 @@ def test_files_of_another_partitioning_and_rows_that_do_not_fit_are_refused(tabl
     with table.update_spec() as spec:
         spec.add_identity("day")
     table.refresh()
-    with pytest.raises(SqlStoreError, match=r"shop\.days: was partitioned anew while rows were written"):
+    with pytest.raises(SqlStoreError, match=r"shop\.days: its partitioning changed while rows were written"):
         append(Transaction(table), {}, files, writer)
     plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
-    with pytest.raises(SqlStoreError, match="was partitioned anew"):
+    with pytest.raises(SqlStoreError, match="its partitioning changed"):
         merge_rows(Transaction(table), {}, plan, lambda: [rows((1, 1, 1)).select(["key", "n"])], writer)
     with pytest.raises(InvalidInput, match=r"do not fit shop\.days"):
         merge_rows(Transaction(table), {}, plan, lambda: [pa.table({"key": ["x"], "n": [1]})], writer)

@@ -102,7 +102,7 @@ def test_an_owner_from_before_a_repair_is_fenced_though_the_next_has_its_number(
         old.commit(checkpoint(100), {ONE: stale}, old.next_number)
     new = warehouse.owner()
     assert new.state.fence == old.state.fence
-    with pytest.raises(Fenced, match="has begun anew with fence 1, which is this one's, too"):
+    with pytest.raises(Fenced, match="has started over with fence 1, which is this one's, too"):
         old.commit(checkpoint(100), {ONE: stale}, old.next_number)
     with pytest.raises(Fenced):
         old.know("shop.three")

@@ -168,7 +168,7 @@ async def test_a_store_does_not_go_on_after_an_unknown_outcome(
             with pytest.raises(CommitOutcomeUnknown):
                 await commit(store, 100)
     store.append([{"n": 1}])
-    with pytest.raises(CommitOutcomeUnknown, match="restore anew"):
+    with pytest.raises(CommitOutcomeUnknown, match="restore again"):
         await commit(store, 100)
     assert len(subject.files) == 1
     assert await store.restore_checkpoint(SHARD) == Checkpoint()
