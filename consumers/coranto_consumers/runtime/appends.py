@@ -35,7 +35,7 @@ class _Lane:
 
 
 class OrderedAppends:
-    """Appends through `append(journal, pieces)`: to several journals at once, with small pieces joined."""
+    """Appends through `append(journal, pieces)`: to several journals concurrently, with small pieces joined."""
 
     def __init__(self, append: Append) -> None:
         self._append = append
@@ -46,14 +46,14 @@ class OrderedAppends:
     def add(self, journal: str, content: bytes, *, after: asyncio.Future[None] | None = None) -> asyncio.Future[int]:
         """Append content after all content that was added for the journal before, and not before `after` is done.
 
-        The future's result is the offset at which the content ends in the journal. When an append or `after` fails, all
+        The future's result is the end offset of the content in the journal. When an append or `after` fails, all
         later appends to the journal fail too.
         """
         lane = self._lanes.setdefault(journal, _Lane())
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if lane.failure is not None:
             done.set_exception(lane.failure)
-            done.exception()  # Perhaps nobody awaits it, since the shard has failed already.
+            done.exception()  # It may have no waiter, since the shard has failed already.
             return done
         self._bytes += len(content)
         lane.queue.append(_OrderedAppend(content, after, done))
@@ -110,7 +110,7 @@ class OrderedAppends:
             self._resolve(piece)
             if not piece.done.done():
                 piece.done.set_exception(failure)
-                piece.done.exception()  # Perhaps nobody awaits it.
+                piece.done.exception()  # It may have no waiter.
         lane.queue.clear()
 
     @staticmethod

@@ -66,7 +66,7 @@ class Application(ABC, Generic[StoreT]):
     by this process or another one, with the store as it was before. The effects on the store count exactly once, and so
     do published messages for read-committed readers. So keep all effects of messages in the store and the publisher.
 
-    An error that a method raises fails the shard, unless the store considers it transient. Then the shard starts anew
+    An error that a method raises fails the shard, unless the store considers it transient. Then the shard restarts
     from its last checkpoint.
     """
 
@@ -121,8 +121,8 @@ class Application(ABC, Generic[StoreT]):
         """Consume committed messages of a source for which `new_message` returned `Columns`.
 
         The same holds as for `consume_message`; the batch is consumed as a whole or not at all. Messages of a producer
-        that were committed together are in one batch unless they are very many, and then in one transaction after the
-        other if it takes so long.
+        that were committed together are in one batch unless they are very many, and then in consecutive transactions
+        if it takes so long.
         """
         raise InvalidInput(
             f"{type(self).__name__} cannot consume {batch.journal} in batches: give it a consume_batch, or return a "

@@ -1,9 +1,9 @@
 """The sequencing of a shard's sources in columns: the `Intake` for batches. Pure.
 
-It is used as `intake.Intake` is. What it hands out are batches of committed rows. The rows that one acknowledgement
-commits in a journal are usually in one batch, together with those of its neighbours. Only if they are many, or if they
-have to be read again, the acknowledgement is sequenced alone, and they are handed out in several batches. Whatever is
-handed out, a checkpoint covers exactly the batches that were consumed, and a shard may go on from it message by message
+It is used as `intake.Intake` is. It hands out batches of committed rows. The rows that one acknowledgement
+commits in a journal are usually in one batch, together with its neighbours' rows. Only if they are many, or if they
+have to be read again, the acknowledgement is sequenced alone, and they are handed out in several batches. In any case
+a checkpoint covers exactly the consumed batches, and a shard may continue from it message by message
 too.
 """
 
@@ -85,7 +85,7 @@ class ColumnIntake:
 
     @property
     def replay_range(self) -> ReplayRange | None:
-        """The range to read again before `pull` can go on. None when nothing has to be read again."""
+        """The range to read again before `pull` can continue. None when nothing has to be read again."""
         return self._replay if not self._ready else None
 
     def read_through(self, journal: str) -> int:
@@ -174,7 +174,7 @@ class ColumnIntake:
         self._apply(journal, step)
 
     def _deliver_in_parts(self, journal: str, batch: pa.RecordBatch, step: SequencingStep) -> None:
-        """Deliver what one acknowledgement commits, of which a checkpoint may cover a part."""
+        """Deliver the rows of one acknowledgement, possibly covered by a checkpoint in part."""
         self._delivering = True
         producer = ProducerId(batch.column("producer")[0].as_py().to_bytes(6, "big"))
         last = CommittedRows(journal, batch.slice(0, 0), _size(batch), lambda: self._apply(journal, step))

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Columns:
     """The framing of a source of JSON lines whose messages `Application.consume_batch` takes.
 
-    Fields of messages become the columns of `schema`: those that a message lacks are null, and other fields are left
-    out. `pointer` is that of UUIDs, as for `JsonLines`. `misfits` are messages that do not fit the columns, or whose
-    UUID cannot be read. By default the first one fails the shard. `MisfitPolicy.NULLS` has nulls for what does not fit.
+    Fields of messages become the columns of `schema`: missing ones are null, and other fields are left
+    out. `pointer` locates UUIDs, as for `JsonLines`. `misfits` are messages that do not fit the columns, or whose
+    UUID cannot be read. By default the first one fails the shard. `MisfitPolicy.NULLS` replaces misfit values by nulls.
     `DeadLetters` keeps them as they are, in the same transaction.
     """
 
@@ -34,7 +34,7 @@ class Columns:
 
     def __post_init__(self) -> None:
         if not len(self.schema):
-            raise InvalidInput("the columns have no fields; name those of the messages that you use", field="schema")
+            raise InvalidInput("the columns have no fields; name the messages' fields that you use", field="schema")
         names = self.schema.names
         if len(set(names)) != len(names):
             raise InvalidInput(f"a column is there twice among {', '.join(names)}; rename one", field="schema")
@@ -49,7 +49,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class MessageBatch:
-    """Committed messages of one journal, in the order in which they became committed."""
+    """Committed messages of one journal, in order of commit."""
 
     journal: str
     rows: pa.RecordBatch

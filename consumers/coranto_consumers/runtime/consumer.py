@@ -95,7 +95,7 @@ class Consumer:
             await asyncio.wait(set(self._stopping))
 
     async def exit(self) -> None:
-        """Do what `stop` does: other processes go on from the checkpoints."""
+        """Do the same as `stop`: other processes continue from the checkpoints."""
         await self.stop()
 
     async def close(self) -> None:
@@ -143,7 +143,8 @@ class Consumer:
         return next((each.kv for each in self.keyspace.state.assignments(shard) if each.member == self.member), None)
 
     def earlier_shards(self, shard: str) -> Sequence[pc.ShardSpec]:
-        """Return the specs of the shards created before a shard. Of shards created at once, a smaller id is earlier."""
+        """Return the specs of the shards created before a shard. Of shards created together, a smaller id is
+        earlier."""
         state = self.keyspace.state
         item = state.item(shard)
         if item is None:

@@ -1,4 +1,4 @@
-"""The consuming of a shard's input, slice by slice, and the replays of what a sequencer no longer holds."""
+"""The consuming of a shard's input, slice by slice, and the replays of content that a sequencer no longer holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from coranto_consumers.runtime.transaction import DeferToNextTransaction, Transa
 from coranto_consumers.stores.base import Store
 
 SLICE_SECONDS: Final = 0.02
-"""The time for which messages are consumed before the event loop gets to do other work."""
+"""Time of consuming messages before the event loop runs other work."""
 STAGED_BYTES: Final = 1 << 20
 """The bytes of published messages after which a slice ends, so that they are appended."""
 
@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Consuming:
-    """The input of one shard, and its way to the application. Transactions are those of its primary."""
+    """The input of one shard, and its delivery to the application. Its primary has the transactions."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Consuming:
         ring_size = shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
         self._messages = MessageInput(app, shard, publisher, sources, ring_size, search.treatments)
         self.ids = {journal: source.journal_id for journal, source in sources.items() if source.journal_id}
-        """The ids of the journals that offsets are of, as far as they are known."""
+        """The known ids of the journals of offsets."""
         self._batches: BatchInput | None = None
         self._inputs: list[SourceInput] = [self._messages]
         self._arrived: list[tuple[SourceInput, str, Any]] = []
@@ -124,8 +124,8 @@ class Consuming:
         return self._passed_over
 
     def checkpoint(self, pruning: Pruning) -> dict[str, Source]:
-        """Return the states of sources that cover exactly what was consumed."""
-        # Restored states of all sources are with the messages; those of sources in columns have gone on since.
+        """Return the states of sources that cover exactly the consumed messages."""
+        # Restored states of all sources are with the messages; states of sources in columns have advanced since.
         sources = dict(self._messages.checkpoint(pruning))
         if self._batches is not None:
             sources.update(self._batches.checkpoint(pruning))
@@ -134,7 +134,7 @@ class Consuming:
     # -- What happens to it --------------------------------------------------------------------------------------------
 
     def arrive(self, of: SourceInput, journal: str, decoded: Any, through: int) -> None:
-        """Take what was read and decoded, up to an offset. A slice may be under way, so the next one sequences it."""
+        """Take read and decoded content, up to an offset. A slice may be running, so the next one sequences it."""
         self._decoded[journal] = through
         if not decoded:
             return
@@ -149,7 +149,7 @@ class Consuming:
         return None if self._last is None else self._last[0].subject(self._last[1])
 
     async def consume(self, store: Store) -> None:
-        """Let the application consume what is there, for a while."""
+        """Let the application consume the available messages, for a while."""
         if self._batches is not None:
             self._batches.limit(self._transactions.limits.max_messages)
         for of, journal, decoded in self._arrived:
@@ -201,7 +201,7 @@ class Consuming:
         return now
 
     def _next(self, of: SourceInput, now: float, until: float) -> Any | None:
-        """Return what is consumed next. None when there is nothing, or when the slice has to end."""
+        """Return the next input to consume. None when there is nothing, or when the slice has to end."""
         if self.aborted or now >= until or self._publisher.staged_bytes >= STAGED_BYTES:
             return None
         pulled = of.intake.pull() if self._transactions.reads(now) else None

@@ -1,6 +1,6 @@
-"""The two ways in which an application takes the messages of its shard's sources: one by one, and in batches.
+"""The two forms of an application's input: message by message, and in batches.
 
-Both do the same things: decode what is read, sequence it, read it again where the sequencer asks for that, and hand
+Both decode content, sequence it, read it again where the sequencer requires that, and hand
 committed messages to the application. A shard may have sources of both kinds.
 """
 
@@ -47,7 +47,7 @@ class SourceInput(ABC):
 
     @abstractmethod
     def add(self, journal: str, decoded: Any) -> None:
-        """Add what was read of a source."""
+        """Add read content of a source."""
 
     @abstractmethod
     def size_of(self, decoded: Any) -> tuple[int, int]:
@@ -59,11 +59,11 @@ class SourceInput(ABC):
 
     @abstractmethod
     def consume(self, store: Store, pulled: Any) -> None:
-        """Have a plain application consume what was pulled, on the shard's thread."""
+        """Let a plain application consume pulled messages, on the shard's thread."""
 
     @abstractmethod
     async def consume_async(self, store: Store, pulled: Any) -> None:
-        """Have an `async` application consume what was pulled."""
+        """Let an `async` application consume pulled messages."""
 
     @abstractmethod
     def checkpoint(self, pruning: Pruning | None) -> Mapping[str, Source]:
@@ -185,7 +185,7 @@ class BatchInput(SourceInput):
         self._readers[journal] = BatchReader(columns, self._treatments)
 
     def limit(self, most_rows: int | None) -> None:
-        """Hand out at most so many messages at once. None: as many as usual."""
+        """Limit the messages handed out together. None: the usual limit."""
         from coranto_consumers.runtime.column_intake import MOST_ROWS
 
         self.intake.most_rows = MOST_ROWS if most_rows is None else min(most_rows, MOST_ROWS)

@@ -19,7 +19,7 @@ from coranto.messages.sequencer import DEFAULT_RING_SIZE
 M = TypeVar("M")
 
 MAX_PRODUCERS: Final = 250_000
-"""The most producers of a source that are known at once. All of them are in each checkpoint. Making a checkpoint of
+"""Maximum known producers of a source. All of them are in each checkpoint. Making a checkpoint of
 this many takes seconds, in which the process does nothing else. With many more, the process would lose its lease and
 all its shards."""
 
@@ -67,7 +67,7 @@ class Intake(Generic[M]):
 
     @property
     def replay_range(self) -> ReplayRange | None:
-        """The range to read again before `pull` can go on. None when nothing has to be read again."""
+        """The range to read again before `pull` can continue. None when nothing has to be read again."""
         return self._sequencer.replay_range if self._replaying and not self._replayed else None
 
     def read_through(self, journal: str) -> int:

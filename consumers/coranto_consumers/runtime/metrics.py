@@ -53,7 +53,7 @@ class ConsumerMetrics:
         self.skewed_producers = counter(
             "coranto_shard_skewed_producers",
             "Producers of sources that were found with a clock more than an hour ahead of this process's, or behind "
-            "what another one wrote before: look at the time of their machines.",
+            "another one's earlier messages: check the clocks of their machines.",
             labelnames=["shard", "direction"],
         )
         self.open_transactions = gauge(

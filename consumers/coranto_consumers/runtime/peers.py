@@ -35,7 +35,7 @@ class ShardPeers:
     def stub(self, endpoint: str) -> pc_grpc.ShardAsyncStub:
         """Return a stub of the process at an endpoint. Raises Unavailable for "": the process is gone."""
         if not endpoint:
-            raise Unavailable("the process to ask is no longer there; try again shortly")
+            raise Unavailable("the asked process is no longer there; try again shortly")
         return pc_grpc.ShardStub(self._channels.get(endpoint))
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:

@@ -57,7 +57,7 @@ READ_AHEAD_BYTES: Final = 64 << 20
 """The limit of bytes to read ahead, for any number of messages. Writers choose the size of messages."""
 
 ACKNOWLEDGE_SECONDS: Final = 10.0
-"""The time for which a failed shard goes on to acknowledge what it has committed."""
+"""Time for a failed shard to acknowledge its commits."""
 
 _NO_LIMIT: Final = 1 << 62
 
@@ -73,7 +73,7 @@ def limits_of(spec: pc.ShardSpec, max_messages: int | None = None) -> Limits:
 
 
 class Primary:
-    """One run of a shard's transactions. Use it once: after an error, a new one goes on from the checkpoint."""
+    """One run of a shard's transactions. Use it once: after an error, a new one continues from the checkpoint."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Primary:
         self._identity.settle()
 
     def stop(self) -> None:
-        """Consume nothing more, complete the transactions, and end `run`. Returns at once."""
+        """Stop consuming, complete the transactions, and end `run`. Returns immediately."""
         self._transactions.ended()
         self._wake.set()
 
@@ -352,10 +352,10 @@ class Primary:
     async def _acknowledged(
         self, written: dict[str, asyncio.Future[int]], *, may_be_deleted: bool = False
     ) -> dict[str, int]:
-        """Wait for acknowledgements, and return the offsets at which they end, by journal.
+        """Wait for acknowledgements, and return their end offsets, by journal.
 
-        All of them are tried: a failure of one journal does not keep the others from theirs. Raises the first failure.
-        After it, the others have `ACKNOWLEDGE_SECONDS` to go on, counted again from each one that is done, because
+        All of them are tried: a failure of one journal does not stop the others. Raises the first failure.
+        After it, the others have `ACKNOWLEDGE_SECONDS` to continue, counted again from each one that is done, because
         their brokers may be away for long.
         """
         journals = {done: journal for journal, done in written.items()}
@@ -397,7 +397,7 @@ class Primary:
     # -- Effects -------------------------------------------------------------------------------------------------------
 
     async def _require_unread(self, known: Collection[str]) -> None:
-        """Raise InvalidInput if a new source is a fork of a journal in the checkpoint that is no source any more."""
+        """Raise InvalidInput if a new source is a fork of a journal in the checkpoint that is not a source any more."""
         journals = {source.journal for source in self._shard.spec.sources}
         left, new = set(known) - journals, sorted(journals - set(known))
         if left and new:
@@ -488,9 +488,7 @@ class Primary:
                     await self._room.wait()
                 self._input.arrive(input, journal, decoded, through)
                 self._wake.set()
-        raise CorantoError(
-            f"the read of {journal} ended although it was to go on; the shard starts again from its checkpoint"
-        )
+        raise CorantoError(f"the read of {journal} ended unexpectedly; the shard starts again from its checkpoint")
 
 
 def _succeeded(append: asyncio.Future[int]) -> bool:

@@ -1,4 +1,4 @@
-"""A consumer process: it builds a consumer from settings, and runs it until it is stopped or cannot go on."""
+"""A consumer process: it builds a consumer from settings, and runs it until it is stopped or fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from coranto_consumers.runtime.specs import ShardEntities
 
 
 async def run(settings: ConsumerProcessSettings, app: Application[Any], client: JournalClient) -> int:
-    """Run a consumer process until SIGTERM or SIGINT (returns 0) or until it cannot go on (returns 1)."""
+    """Run a consumer process until SIGTERM or SIGINT (returns 0) or until it fails (returns 1)."""
     async with client:
         return await ConsumerProcess(settings, app, client).run()
 

@@ -48,7 +48,7 @@ class ProducerWatch:
         self._listed: dict[str, float] = {}
 
     def pruning(self) -> Pruning:
-        """Return the rules by which the next checkpoint forgets producers."""
+        """Return the next checkpoint's rules for forgetting producers."""
         return Pruning(self._clock.now(), first_offsets=self._first_offsets)
 
     def committing(self, sources: Mapping[str, Source]) -> None:

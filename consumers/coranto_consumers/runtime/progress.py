@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class Progress:
-    """Offsets through which sources were read, and offsets at which the messages published for them end.
+    """Read offsets of sources, and end offsets of the messages published for them.
 
     Both belong to completed transactions: committed, and acknowledged to readers.
     """
@@ -20,7 +20,7 @@ class Progress:
         self._changed = asyncio.Event()
 
     def advance(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
-        """Raise offsets, all at once. Offsets never go back."""
+        """Raise offsets, all together. Offsets never go back."""
         for known, given in ((self.read_through, read_through), (self.publish_at, publish_at)):
             for journal, offset in given.items():
                 known[journal] = max(offset, known.get(journal, 0))

@@ -53,7 +53,7 @@ class ShardPublisher:
     def publish_table(self, journal: str, table: Any, framing: JsonLines = JSON_LINES) -> None:
         """Publish each row of an Arrow table or batch, or of a DataFrame, as a JSON message, as `publish` does.
 
-        UUIDs are stamped whole columns at once (see `coranto.messages.columnar_json`). Raises InvalidInput before
+        UUIDs are stamped by whole columns (see `coranto.messages.columnar_json`). Raises InvalidInput before
         anything is published.
         """
         from coranto.messages.columnar_json import line_pieces, parts_of, stamped_rows, table_of

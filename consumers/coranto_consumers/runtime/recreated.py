@@ -44,10 +44,10 @@ def continues(spec: pc.ShardSpec) -> bool:
 async def present_sources(
     client: JournalClient, spec: pc.ShardSpec, sources: Mapping[str, Source]
 ) -> dict[str, Source]:
-    """Return the sources of a checkpoint as they can be read on, with the ids of their journals.
+    """Return the readable sources of a checkpoint, with the ids of their journals.
 
     Raises JournalRecreated for the offset of an earlier journal, and CorruptData for one behind a journal's end. If the
-    shard continues without lost content, such a source begins where its journal does, and the log says what is lost.
+    shard continues without lost content, such a source begins where its journal does, and the log reports the loss.
     A source continues at its offset in a journal whose id the shard has in a label: it has the earlier one's content.
     """
     may_continue = continues(spec)

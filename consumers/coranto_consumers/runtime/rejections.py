@@ -2,7 +2,7 @@
 
 A store reports that it rejects a row of a transaction, but not the message that the row comes from. The shard
 starts again from its checkpoint then, with transactions of half as many messages, until one message is alone in its
-transaction. Transactions without it commit meanwhile. Transactions that commit get larger again.
+transaction. Transactions without it commit. Transactions that commit get larger again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RejectionSearch:
             return True
         if found.misfits is not MisfitPolicy.NULLS or not found.columns:
             return False
-        # Each column alone, and then all: what a store takes is committed, so the fewest nulls come first.
+        # Each column alone, and then all: the store commits the first accepted form, so the fewest nulls come first.
         ways = [frozenset({name}) for name in found.columns]
         ways += [frozenset(found.columns)] if len(ways) > 1 else []
         before = self.treatments.get(place)

@@ -6,7 +6,8 @@
       └──────────┴───────────┴────────────────────┴──> FAILED
 
 A shard with a recovery log plays the log, and follows it as a standby until it is promoted. A shard without one has
-nothing to play, and is STANDBY at once. A primary starts again from its checkpoint after a transient error of a store,
+nothing to play, and is STANDBY immediately. A primary starts again from its checkpoint after a transient error of a
+store,
 of brokers or of etcd, without a limit. It also does when it was fenced off although the shard is still assigned to it.
 A primary that meets any other error is FAILED until it is unassigned. The status is kept in the assignment's value,
 where the allocator and everybody else see it.
@@ -57,7 +58,7 @@ FENCINGS: Final = 5
 such as one of a copied cluster."""
 
 STOP_SECONDS: Final = 5.0
-"""The time in which a primary may complete its transactions, once the shard is no longer assigned to it."""
+"""Time for a primary to complete its transactions, once the shard is no longer assigned to it."""
 
 MAX_ERROR_CHARS: Final = 4096
 """The most characters of an error's text that are logged and kept in etcd. It may quote a journal's content at any
@@ -77,7 +78,7 @@ class ReplicaEnvironment(Protocol):
 
     @property
     def recovery_folder(self) -> Path:
-        """The folder below which recovery logs are played."""
+        """The parent folder of played recovery logs."""
         ...
 
     async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
@@ -98,7 +99,8 @@ class ReplicaEnvironment(Protocol):
         ...
 
     def earlier_shards(self, shard: str) -> Sequence[pc.ShardSpec]:
-        """Return the specs of the shards created before a shard. Of shards created at once, a smaller id is earlier."""
+        """Return the specs of the shards created before a shard. Of shards created together, a smaller id is
+        earlier."""
         ...
 
 
@@ -145,7 +147,7 @@ class ShardReplica:
         self._promoted.set()
 
     def update(self, spec: pc.ShardSpec) -> None:
-        """Use a changed spec. If the sources differ, the primary starts anew from its checkpoint with the new ones."""
+        """Use a changed spec. If the sources differ, the primary restarts from its checkpoint with the new ones."""
         before, self.shard.spec = self.shard.spec, spec
         if list(before.sources) != list(spec.sources) and self._primary is not None:
             _log.info("shard.sources_changed", shard=spec.id)
@@ -274,7 +276,8 @@ class ShardReplica:
     def _check_log(self) -> None:
         """Raise InvalidInput when an earlier shard has the same log: taking it over here would fence that shard off.
 
-        Apply refuses such a shard. This check is for two shards that were applied at once, and for shards that were
+        Apply refuses such a shard. This check is for two shards that were applied concurrently, and for shards that
+        were
         applied before Apply had its check.
         """
         own = exclusive(self.spec)

@@ -4,7 +4,7 @@
 a shard is assigned to this process             start a replica
 its assignment moves to a lower slot            the replica stays; at slot 0 it is promoted
 it was unassigned and assigned again            start a new replica in its place
-its spec changes                                the replica is told
+its spec changes                                inform the replica
 it is no longer assigned                        stop the replica
 ==============================================  ====================================================================
 """

@@ -197,9 +197,10 @@ class ShardService(pc_grpc.ShardServicer):
         return response
 
     def _authorized(self, change: pc.ApplyRequest.Change, claims: Claims) -> Item[pc.ShardSpec] | None:
-        """Return the present shard of a change, None if it is new. Raises PermissionDenied if claims do not cover it.
+        """Return the current shard of a change, None if it is new. Raises PermissionDenied if claims do not cover it.
 
-        The claims must cover the shard both as it is and as it is to be, so that nobody takes one over by relabelling.
+        The claims must cover the shard both before and after the change, so that it cannot be taken over by
+        relabelling.
         The change may be malformed: it is validated afterwards.
         """
         shard = change.upsert.id or change.delete
@@ -316,7 +317,7 @@ class ShardService(pc_grpc.ShardServicer):
     async def _unassign(self, request: pc.UnassignRequest, claims: Claims) -> pc.UnassignResponse:
         """Remove failed assignments of shards and, unless `only_failed`, the assignments of their primaries.
 
-        The allocator then assigns the shards anew.
+        The allocator then reassigns the shards.
         """
         process = self._process
         state = process.keyspace.state

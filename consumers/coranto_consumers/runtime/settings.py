@@ -13,13 +13,13 @@ from coranto_consumers.outputs.identity import checked_codes
 
 
 class ConsumerProcessSettings(MemberSettings):
-    """Settings of one consumer process: those of all members, and these. Times are in seconds."""
+    """Settings of one consumer process, in addition to all members'. Times are in seconds."""
 
     model_config = SettingsConfigDict(env_prefix="CORANTO_CONSUMER_", frozen=True)
     command: ClassVar[str] = "coranto consumer"
     harm: ClassVar[str] = "change shards"
 
-    etcd: str = Field(default="", description="Endpoint of etcd. Default: that of the cluster of `coranto up`.")
+    etcd: str = Field(default="", description="Endpoint of etcd. Default: the cluster of `coranto up`.")
     etcd_prefix: str = Field(default="", description="Where the shards' keys live in etcd. Default: by application.")
     exit_seconds: float = Field(default=20.0, gt=0, description="Most time to hand shards over on exit.")
     shard_limit: int = Field(default=32, ge=0, le=131072, description="Most shards that this process takes.")
@@ -28,5 +28,5 @@ class ConsumerProcessSettings(MemberSettings):
         default="", description="Codes of changes of shards that are meant, by commas. The error about one names it."
     )
     data_dir: Path | None = Field(
-        default=None, description="Folder into which recovery logs are played. Default: that of temporary files."
+        default=None, description="Folder for the files of recovery logs. Default: the folder for temporary files."
     )

@@ -14,8 +14,8 @@
       - journal: flights/events/part-001
       revision: 1234
 
-A shard takes from `common` the fields that it leaves out itself. Its labels replace those of `common` with the same
-names. `revision` is the shard's present revision: if it is absent or 0, the shard is created; -1 applies the change at
+A shard inherits omitted fields from `common`. Its labels replace labels of `common` with the same
+names. `revision` is the shard's current revision: if it is absent or 0, the shard is created; -1 applies the change at
 any revision. `delete: true` removes the shard.
 """
 
@@ -57,7 +57,7 @@ from coranto_consumers.runtime.specs import validate_change
 
 _FLAG = FieldConversion(read_flag, bool, bool, lambda message, name, value: setattr(message, name, bool(value)))
 
-# In the order in which fields are written.
+# In order of writing.
 _FIELDS: dict[str, FieldConversion] = {
     "recovery_log_prefix": TEXT,
     "hint_prefix": TEXT,

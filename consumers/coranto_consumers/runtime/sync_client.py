@@ -20,5 +20,5 @@ class SyncShardClient(ShardClientFace, Blocking):
         return self._client
 
     def close(self) -> None:
-        """Close the connections. Using the client again connects anew."""
+        """Close the connections. Using the client again reconnects."""
         self._run(self._client.close())

@@ -62,7 +62,7 @@ class RunningShard:
         await self.task
 
     async def crash(self) -> None:
-        """End at once, and abandon transactions in progress."""
+        """End immediately, and abandon transactions in progress."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 

@@ -10,7 +10,7 @@ Transactions of a shard are pipelined: while one commits, the next one already c
 
 A transaction has at least one message. It may begin to commit only once the prior one is DONE: the prior store commit
 has completed, and then all acknowledgements of the messages that it published have been appended. So two commits are
-never in progress at once, and no acknowledgement of an uncommitted transaction is ever written. A shard that starts
+never in progress together, and no acknowledgement of an uncommitted transaction is ever written. A shard that starts
 still has to append the acknowledgements of its restored checkpoint, so its prior transaction is ACKNOWLEDGING at first.
 
 The current transaction ends at the first pause of its input after `min_seconds`, and at the latest after `max_seconds`.
@@ -56,7 +56,7 @@ class Prior(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the time in which a transaction consumes, in seconds from its first message."""
+    """The limits of a transaction's consuming time, in seconds from its first message."""
 
     min_seconds: float = 0.0
     max_seconds: float = 1.0
@@ -75,11 +75,11 @@ class Limits:
 
 @dataclass(slots=True)
 class Times:
-    """The times at which a transaction reached its stages, as monotonic readings, and its messages and bytes."""
+    """The times of a transaction's stages, as monotonic readings, and its messages and bytes."""
 
     began: float = 0.0
     stalled: float = 0.0
-    """The time at which it stopped consuming, and began to wait for the prior one."""
+    """The time when it stopped consuming, and began to wait for the prior one."""
     commit_began: float = 0.0
     committed: float = 0.0
     acknowledged: float = 0.0
@@ -124,7 +124,7 @@ class Transactions:
         return not self.is_open or now < self.current.began + self.limits.max_seconds
 
     def deadline(self, now: float) -> float | None:
-        """Return the time at which to ask for the next step again if nothing happens before. None: not by time."""
+        """Return the time to request the next step again if nothing happens before. None: not by time."""
         if not self.is_open or not self.reads(now):
             return None
         minimum = self.current.began + min(self.limits.min_seconds, self.limits.max_seconds)

@@ -172,7 +172,7 @@ async def test_a_log_records_what_its_shard_writes_and_another_application_is_re
     process = await consumer.start(other, "process-b")
     await journals.publish("in/one", {"key": "a", "n": 100})
     text, code = await refused(consumer, process)
-    assert "table sums gets nothing any more, table counts gets nothing of what was read before (in/one " in text
+    assert "table sums gets nothing any more, table counts gets nothing of the earlier messages (in/one " in text
     await process.exit_gracefully()
     await process.session.close()
 
