@@ -1,4 +1,4 @@
-"""Recovery logs: the files of a folder as a journal, from which they can be rebuilt elsewhere."""
+"""Recovery logs: the files of a folder as a journal that rebuilds them elsewhere."""
 
 from coranto_consumers.recoverylog.authority import Authority, Handoff, MemoryAuthority, Ownership
 from coranto_consumers.recoverylog.directory import RecordedDirectory, RecordedFile

@@ -1,7 +1,8 @@
 """The owner of a recovery log, stored outside of the log. It keeps stale authors out when the log's registers are lost.
 
 The fence of a log is a register of its journal. Registers live with the journal's brokers. When all of these brokers
-are lost at once (or the journal was suspended as a whole), the registers start empty, and empty registers satisfy every
+are lost together (or the journal was suspended as a whole), the registers start empty, and empty registers satisfy
+every
 check. A stale author could then append. To prevent this, each new owner claims the log in etcd *before* it appends its
 handoff. An author whose append is answered without its own fence trusts the append only after it has asked here.
 """
@@ -17,7 +18,7 @@ from coranto_consumers.recoverylog.operations import Author
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """The no-op by which an author took a log over. Journal offsets [begin, end) of `log` hold it."""
+    """The no-op of an author that took a log over. Journal offsets [begin, end) of `log` hold it."""
 
     author: Author
     log: str
@@ -81,5 +82,5 @@ class MemoryAuthority:
 
 def taken_over(log: str, author: Author, by: Ownership | None) -> Fenced:
     """Return the error to raise for an author that no longer owns the log."""
-    owner = f"author {by.author:#x}" if by is not None else "nobody"
+    owner = f"author {by.author:#x}" if by is not None else "no author"
     return Fenced(f"recovery log {log}: author {author:#x} is not its owner, {owner} is; stop this one")

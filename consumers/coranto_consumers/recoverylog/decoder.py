@@ -1,6 +1,6 @@
 """The decoder of a log's bytes into operations. It skips bytes that are not an operation.
 
-Pure: its caller feeds it content. Frames are those of `coranto.messages.fixed_frame`. A write's bytes follow its frame.
+Pure: its caller feeds it content. Frames are as in `coranto.messages.fixed_frame`. A write's bytes follow its frame.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class LogDecoder:
 
     @property
     def fed(self) -> int:
-        """The offset at which the next content must begin."""
+        """The required begin offset of the next content."""
         return self._offset + len(self._content) - self._at
 
     @property
     def position(self) -> int:
-        """The offset up to which all content was decoded."""
+        """The end offset of the decoded content."""
         return self._offset
 
     @property
@@ -92,7 +92,7 @@ class LogDecoder:
         self._owed, self._wanted, self._doubtful = self._claimed, True, False
 
     def restart(self, offset: int) -> None:
-        """Drop incomplete content, and go on at `offset`, where an operation begins.
+        """Drop incomplete content, and continue at `offset`, where an operation begins.
 
         Raises InvalidInput when bytes of an accepted write are still to come.
         """

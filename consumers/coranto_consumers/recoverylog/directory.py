@@ -44,7 +44,7 @@ class RecordedFile:
             view, offset = view[written:], offset + written
 
     def close(self) -> None:
-        """Close the file descriptor. Closing twice is no error."""
+        """Close the file descriptor. Closing twice is allowed."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -115,7 +115,7 @@ class LocalFnodeFiles:
     def _target(self, path: str) -> Path:
         """Return the local path of a recorded one. Raises CorruptData for a path that no recorder could have recorded.
 
-        The check is needed because anybody who can append to the log chooses the path.
+        The check is needed because every program that can append to the log chooses the path.
         """
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if not parts or ".." in parts or parts[0] == STAGING or "\0" in path:

@@ -7,7 +7,8 @@ nothing. `ApplyResult` tells these cases apart.
 
 With hints, the machine steps through the segments that they name, and jumps from the end of one to the first operation
 of the next. It tracks only the files that are alive at the end of the hints. This holds up to the end of the last
-segment: a file that is created after the last hinted file but before that end is gone by then, and its removal may lie
+segment: a file that is created after the last hinted file but before that end is gone at the end, and its removal may
+lie
 between segments.
 """
 
@@ -43,7 +44,7 @@ class ApplyResult(enum.Enum):
     WRONG_CHECKSUM = "the checksum is of another history"
     NOT_HINTED_CREATE = "hints say that a file is created here"
     PATH_EXISTS = "the path exists"
-    PROPERTY_EXISTS = "the path is that of a property"
+    PROPERTY_EXISTS = "the path is a property's"
     NO_SUCH_LINK = "the file has no such path"
 
     @property
@@ -113,7 +114,7 @@ class Fsm:
         return bool(self._hinted_segments or self._hinted_fnodes)
 
     def hints(self, log: str) -> Hints:
-        """Return hints that lead another machine to this state, to go on in `log`."""
+        """Return hints that lead another machine to this state, to continue in `log`."""
         return Hints(
             log,
             tuple(LiveFnode(fnode, tuple(self._files[fnode].segments)) for fnode in self.live_fnodes),

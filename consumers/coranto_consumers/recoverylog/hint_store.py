@@ -1,4 +1,4 @@
-"""Hints in etcd, in Gazette's layout, and the log's owner beside them.
+"""Hints in etcd, in Gazette's layout, with the log's owner.
 
 These keys are below the hint prefix of a shard's spec:
 
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 
 def require_no_cluster_keys(prefix: str) -> None:
-    """Raise InvalidInput for a hint prefix below which brokers or consumers keep the keys of their clusters."""
+    """Raise InvalidInput for a hint prefix that holds keys of a cluster of brokers or consumers."""
     if found := sorted(FOLDERS.intersection(prefix.split("/"))):
         raise InvalidInput(
             f"{prefix!r} leads into {found[0]!r}, where a cluster keeps its specs, processes and assignments: choose a "
@@ -203,7 +203,7 @@ class HintStore:
 
 
 class EtcdAuthority:
-    """The `Authority` of a shard's log: a key beside its hints."""
+    """The `Authority` of a shard's log: a key next to its hints."""
 
     def __init__(self, coordinator: Coordinator, keys: HintKeys, log: str, *, guard: KeyValue | None = None) -> None:
         self._coordinator = coordinator

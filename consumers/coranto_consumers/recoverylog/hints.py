@@ -46,7 +46,9 @@ class Hints:
         previous = 0
         for live in self.live_fnodes:
             if not live.segments or live.segments[0].first_seq_no != live.fnode:
-                raise InvalidInput(f"fnode {live.fnode} is not what its first segment begins with", field="live_nodes")
+                raise InvalidInput(
+                    f"fnode {live.fnode} differs from the beginning of its first segment", field="live_nodes"
+                )
             if live.fnode <= previous:
                 raise InvalidInput(f"fnode {live.fnode} follows {previous}", field="live_nodes")
             previous = live.fnode

@@ -1,4 +1,4 @@
-"""Checks that a log holds what a recorder wrote. A recorder runs them when it found its fence missing."""
+"""Checks that a log holds a recorder's content. A recorder runs them when it found its fence missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Proven:
 async def check_still_there(client: JournalClient, log: str, proven: Proven) -> None:
     """Check that appended content is still in the log. Raises CorruptData when it is missing or different."""
     digest = hashlib.sha1(usedforsecurity=False)
-    lost = f"{log}: what was appended at [{proven.begin}, {proven.end}) is not there any more. The log lost content"
+    lost = f"{log}: content appended at [{proven.begin}, {proven.end}) is not there any more. The log lost content"
     position = proven.begin
     try:
         async with contextlib.aclosing(

@@ -142,7 +142,7 @@ class Playback:
             raise CorruptData(
                 f"{self.log} was taken over by author {expected.author:#x} at offset {expected.begin}, and there is "
                 f"something else now: content was lost together with the log's brokers. Recover from other hints, "
-                "after you have made sure of what is missing."
+                "after you have checked the missing content."
             )
 
     def _data(self, piece: bytes) -> None:

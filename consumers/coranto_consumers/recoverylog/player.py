@@ -1,6 +1,6 @@
 """`Player` rebuilds the files of a recovery log, tails the log as a standby, and takes it over.
 
-It reads the segments that its hints name, then the log up to its head, and goes on as more is written. On request it
+It reads the segments that its hints name, then the log up to its head, and continues as more is written. On request it
 ends at the log's end: either it leaves the log as it is (`finish`), or it takes the log over (`hand_off`). To take it
 over, the player appends a no-op under the new author's name. The no-op continues the history as far as it was read, and
 the append sets the log's fence to that author. If the no-op continues the history in the log too, later operations of
@@ -193,7 +193,7 @@ class Player:
 
     async def _heads(self) -> dict[str, int]:
         """Return the heads of all logs to read. Raises CorruptData when one is below content that the log must have."""
-        # The authority is asked first: a process that takes the log over meanwhile also moves its head.
+        # The authority is asked first: a process that takes the log over in between also moves its head.
         owner = await self._authority.current() if self._authority is not None else None
         logs = {self._hints.log: 0} | {segment.log: 0 for segment in self._playback.fsm.hinted_segments}
         for log in logs:
@@ -209,7 +209,7 @@ class Player:
         if handoff is not None and handoff.log in logs:
             if logs[handoff.log] < handoff.end:
                 raise CorruptData(
-                    f"{handoff.log} ends at offset {logs[handoff.log]}, below the {handoff} by which it was taken over "
+                    f"{handoff.log} ends at offset {logs[handoff.log]}, below the {handoff} that took it over "
                     "last: content is lost"
                 )
             self._playback.expected = handoff
@@ -255,7 +255,7 @@ class Player:
         return self._playback.feed(chunk.content)
 
     async def _inject(self, author: Author) -> int:
-        """Append a no-op that continues the history as read so far, and return the offset at which it ends."""
+        """Append a no-op that continues the history as read so far, and return its end offset."""
         fsm, log = self._playback.fsm, self._hints.log
         if self._authority is not None:
             await self._authority.claim(author)

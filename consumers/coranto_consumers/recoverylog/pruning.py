@@ -1,9 +1,9 @@
-"""Pruning of recovery logs: removal of fragments that no hints lead to.
+"""Pruning of recovery logs: removal of fragments that no hints refer to.
 
 Content stays while any hints need it. That includes backups, and the hints of every shard whose history has been in the
 log (forks share logs). A log is not pruned while one of its shards lacks hints with files: such a shard is played from
 the log's first byte. A log that is named only by hints, and is not the recovery log of a given shard, is not pruned
-either: anybody who may apply a shard may give it hints, and these can name any journal.
+either: every user who may apply a shard may give it hints, and these can name any journal.
 """
 
 from __future__ import annotations

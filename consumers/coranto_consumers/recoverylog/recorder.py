@@ -7,7 +7,7 @@ done when everything recorded so far is durable.
 Each append requires the author's fence among the log's registers. The answer may show that the fence was not there:
 registers start empty after the loss of all the log's brokers, and empty registers satisfy every check. Then the
 recorder trusts the append only after it has checked that it is still the owner and that no content was lost; see
-`_restore_fence`. A recorder that has failed stays failed: its files are ahead of the log and must be recovered anew.
+`_restore_fence`. A recorder that has failed stays failed: its files are ahead of the log and must be recovered again.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Recorder:
     the recorder's event loop, before the change is made. For a change that is not possible (a path that does not exist,
     or already exists) they raise InvalidInput and record nothing. If the recorder has failed, they raise its failure:
 
-    * Fenced: a later owner has taken the log over. Changes that were not durable by then will never be.
-    * any other error: it is unknown whether changes that were not durable by then are durable now.
+    * Fenced: a later owner has taken the log over. Changes that were not yet durable will never be.
+    * any other error: it is unknown whether changes that were not yet durable are durable now.
 
     Without an `authority`, an author that finds its fence missing stops, because it cannot tell who owns the log.
     """
@@ -454,11 +454,11 @@ class Recorder:
         end = await self._put_fence(self._check)
         await check_still_there(self._client, self.log, self._proven)
         if not await self._reaches(goal, end):
-            raise CorruptData(f"{self.log} does not hold what author {self.author:#x} appended to it; recover the log")
+            raise CorruptData(f"{self.log} lacks content that author {self.author:#x} appended to it; recover the log")
         await self._check_owner(self._authority)
 
     async def _replace_fence(self, refusal: RegisterMismatch) -> None:
-        """Replace another author's fence, for which an append was refused.
+        """Replace another author's fence that refused an append.
 
         Raises Fenced when this author is no longer the owner, or cannot know it.
 
@@ -483,7 +483,7 @@ class Recorder:
         await self._check_owner(authority)
 
     async def _put_fence(self, check: pb.LabelSelector) -> int:
-        """Set this author's fence if registers satisfy `check`, and return the offset at which the log then ends."""
+        """Set this author's fence if registers satisfy `check`, and return the end offset of the log after that."""
         # Its `seq_no` is in no history, so all players skip it.
         mark = encode_frame(RecordedOperation(0, 0, self.author).to_payload())
         try:

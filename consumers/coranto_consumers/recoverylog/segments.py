@@ -16,7 +16,7 @@ class LogSegment:
     """Operations [first_seq_no, last_seq_no] of a history, the last one included, all by `author` and in `log`.
 
     `first_offset` is at most the journal offset of the first operation, and `first_checksum` is the checksum that the
-    first operation holds. `last_offset` is the offset at which the last one ends. It is 0 if unknown: a player knows
+    first operation holds. `last_offset` is the end offset of the last one. It is 0 if unknown: a player knows
     it, a recorder does not.
     """
 

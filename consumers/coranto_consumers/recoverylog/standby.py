@@ -69,7 +69,7 @@ class LogStandby:
         self._player: Player | None = None
 
     async def __aenter__(self) -> LogStandby:
-        """Begin to play. Raises InvalidInput when the journal is no recovery log, or the hints are of another log."""
+        """Begin to play. Raises InvalidInput when the journal is not a recovery log, or the hints name another log."""
         await self._check_journal()
         hints = (await self._hint_store.fetch()).pick(self._log)
         if hints.log != self._log:
@@ -99,7 +99,7 @@ class LogStandby:
         await self._playing.tailing()
 
     async def take_over(self, guard: KeyValue | None = None) -> LogOwner:
-        """Take the log over. Pass the assignment as `guard` when it has changed meanwhile, for example by a promotion.
+        """Take the log over. Pass the assignment as `guard` when it has changed, for example by a promotion.
 
         Raises Fenced when the process has lost its assignment. Cancelling does not stop the takeover; leaving the
         standby's block does.
@@ -150,9 +150,9 @@ class LogOwner:
         await self.recorder.close()
 
     async def opened(self, hints_every_s: float = HINTS_EVERY_S) -> None:
-        """Note that the store was opened and has restored its checkpoint, so the recovered files are sound.
+        """Record that the store was opened and has restored its checkpoint, so the recovered files are sound.
 
-        Stores the recovered hints as a backup, and new hints at once and then every `hints_every_s` seconds.
+        Stores the recovered hints as a backup, and new hints immediately and then every `hints_every_s` seconds.
         """
         await self._hint_store.store_recovered(self._recovered)
         await self.store_hints()
