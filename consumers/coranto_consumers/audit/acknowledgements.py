@@ -17,7 +17,7 @@ from coranto_consumers.audit.intents import Fate, Intent, find_fates, framing_of
 from coranto_consumers.audit.sources import FramingOf, is_fully_suspended
 
 PATIENCE_S: Final = 5.0
-"""The time in seconds for which an acknowledgement of an unchanged checkpoint may be on its way."""
+"""Time in seconds that an acknowledgement of an unchanged checkpoint may be in flight."""
 _LOOK_AGAIN_S: Final = 0.25
 
 
@@ -36,7 +36,7 @@ async def list_journals(
 
 
 class AcknowledgementCheck:
-    """Finds acknowledgements that should be in their journals and are not. The consumer may run meanwhile."""
+    """Finds acknowledgements that are missing from their journals. The consumer may keep running."""
 
     def __init__(
         self, client: JournalClient, evidence: EvidenceSource, framing_of: FramingOf, patience_s: float = PATIENCE_S
@@ -100,7 +100,7 @@ class AcknowledgementCheck:
         return findings
 
     def _framings(self, info: JournalInfo) -> list[Framing[Any]]:
-        """Return the framings that a published journal may have: what the application reads there, or JSON lines."""
+        """Return the possible framings of a published journal: the application's own for it, or JSON lines."""
         try:
             return [self._framing_of(info.spec), JsonLines()]
         except CorantoError:

@@ -67,9 +67,9 @@ class ConsumerCheck:
     ) -> None:
         """`shards` are full names in the store, by default the consumer's own name.
 
-        `min_offsets` has, by shard and journal, the offsets at which specs let them begin. A deep audit replays sources
-        from where the last one in `memory` ended, or from their beginnings. With `accept`, the present state is
-        remembered as right, whatever is found.
+        `min_offsets` has, by shard and journal, the specs' begin offsets. A deep audit replays sources
+        from the end of the last one in `memory`, or from their beginnings. With `accept`, the current state is
+        remembered as right, whatever the findings.
         """
         self.consumer = consumer
         self._consumer = Subject(SubjectKind.CONSUMER, consumer)

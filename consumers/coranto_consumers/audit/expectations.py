@@ -60,7 +60,7 @@ def sum_of(pointer: str) -> Measure:
 class Expectation:
     """The expectation that a query's result equals the sum of a measure over all committed messages.
 
-    The query gives one row of one number. It is run in the same snapshot of the database in which the audit reads the
+    The query gives one row of one number. It is run in the database snapshot in which the audit reads the
     checkpoints.
     """
 

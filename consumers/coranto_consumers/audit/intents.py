@@ -31,7 +31,7 @@ class Fate(enum.Enum):
     EMPTY = "it is there, but the messages that it commits are not before it"
     UNPROVEN = "it is there, but content that would show its messages is gone"
     SUPERSEDED = "the journal has a later acknowledgement of the same writer"
-    LOST = "an earlier message dropped what it commits"
+    LOST = "an earlier message dropped the messages that it commits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,10 @@ def parse_intents(framing: Framing[Any], journal: str, content: bytes) -> list[I
 
 
 def framing_of_intent(framings: Sequence[Framing[Any]], journal: str, content: bytes) -> Framing[Any]:
-    """Return the first framing in which `content` is acknowledgements. Raises the error of the first one if none is.
+    """Return the first framing that reads `content` as acknowledgements. Raises the error of the first one if none
+    does.
 
-    A journal that an application publishes to may have another framing than those that it reads.
+    A journal of an application's publications may have another framing than its sources.
     """
     failure: CorruptMessage | None = None
     for framing in framings:
@@ -157,7 +158,7 @@ async def _scan(
 
 
 def _queue(sequencer: Sequencer[Any], envelope: Envelope[Any]) -> QueueOutcome:
-    """Queue a message, and drop what it commits: only the outcome counts here."""
+    """Queue a message, and drop the messages that it commits: only the outcome counts here."""
     outcome = sequencer.queue(envelope)
     if sequencer.replay_range is not None:
         sequencer.end_replay()

@@ -1,4 +1,4 @@
-"""Findings about a source whose content was replayed: what the checkpoint says of it, and what the replay found."""
+"""Findings about a source whose content was replayed: the checkpoint compared with the replay."""
 
 from __future__ import annotations
 

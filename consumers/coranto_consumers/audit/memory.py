@@ -23,7 +23,7 @@ FORMAT: Final = 1
 
 
 class Memory(Protocol):
-    """A place that keeps one text for each name. `url` is that of its fragment store; empty for other places."""
+    """A place that keeps one text for each name. `url` belongs to its fragment store; empty for other places."""
 
     url: str
 
@@ -90,7 +90,7 @@ def proven_text(journal: str, source: Source) -> str:
 class KnownShard:
     """A shard as an audit saw it.
 
-    `record` is the proven checkpoint without its sources and acknowledgements, as bytes in base 64: what it says of its
+    `record` is the proven checkpoint without its sources and acknowledgements, as bytes in base 64: its identity of the
     consumer and its last batch. It is empty if unknown.
     """
 
@@ -126,7 +126,7 @@ def _checkpoint(text: str) -> Checkpoint:
     try:
         return Checkpoint.from_bytes(base64.b64decode(text))
     except ValueError as error:
-        raise CorruptData(f"the memory of audits has a text that is no checkpoint: {error}") from None
+        raise CorruptData(f"the memory of audits has a text that is not a checkpoint: {error}") from None
 
 
 def record_of(checkpoint: Checkpoint) -> str:

@@ -30,7 +30,7 @@ def memory_at(place: str, stores: StoreRegistry) -> Memory:
 
 
 class StoreNotes:
-    """Keeps the knowledge of audits in files of a fragment store, beside the records of journals."""
+    """Keeps the knowledge of audits in files of a fragment store, next to the records of journals."""
 
     def __init__(self, store: FragmentStore, url: str) -> None:
         self.url = url

@@ -20,7 +20,7 @@ from coranto_consumers.stores.sqlite_file import DATABASE_FILE, WAL_FILE
 
 
 class RecoveredEvidence:
-    """The evidence of one shard's recovered files in `folder`: those of a `JsonFileStore` or a `SqliteStore`.
+    """The evidence of one shard's recovered files in `folder`: from a `JsonFileStore` or a `SqliteStore`.
 
     Queries need a `SqliteStore`. The folder is not changed.
     """

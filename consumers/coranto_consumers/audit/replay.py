@@ -1,4 +1,4 @@
-"""An independent replay of a consumer's source: the oracle by which an audit judges a checkpoint.
+"""An independent replay of a consumer's source: the oracle of an audit for a checkpoint.
 
 It reads the journal's messages up to the checkpoint's offset and sequences them one by one, with the reference
 sequencer. Consumers use other forms of the same rule (columns, many tasks, many restarts), so an equal result shows
@@ -41,7 +41,7 @@ class Replayed:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Spans [begin, end) without content."""
     acknowledged: set[ProducerId] = field(default_factory=set)
-    """Producers with an acknowledgement behind the last gap. Their state does not depend on what came before it."""
+    """Producers with an acknowledgement behind the last gap. Their state does not depend on earlier messages."""
     returned: set[ProducerId] = field(default_factory=set)
     """Producers that wrote again after a silence so long that the consumer may have forgotten them."""
     corrupt: list[CorruptMessage] = field(default_factory=list)

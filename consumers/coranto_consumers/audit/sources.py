@@ -53,7 +53,7 @@ class SourceAudit:
     messages: int = 0
     totals: dict[str, Number] = field(default_factory=dict)
     totals_problem: str = ""
-    """The reason why `totals` are not those of all messages that the consumer has consumed; empty if they are."""
+    """The reason why `totals` do not cover all messages that the consumer has consumed; empty if they do."""
 
     @property
     def has_errors(self) -> bool:
@@ -67,7 +67,7 @@ class SourceAudit:
 
 @dataclass(frozen=True, slots=True)
 class SourceExtent:
-    """A journal's head, the offset at which its content begins, and its id (empty if unknown)."""
+    """A journal's head, the begin offset of its content, and its id (empty if unknown)."""
 
     head: int
     first: int
@@ -77,9 +77,9 @@ class SourceExtent:
 def segments_let_go(
     known: Collection[str], sources: Collection[str], journals: Mapping[str, JournalInfo]
 ) -> frozenset[str]:
-    """Return the sources that an earlier audit knew, and that a checkpoint without them has rightly let go.
+    """Return the sources that an earlier audit knew, and that a later checkpoint has rightly dropped.
 
-    These are segments that do not exist any more, of streams of which the checkpoint has other segments: a Spark
+    These are segments that do not exist any more, of streams with other segments in the checkpoint: a Spark
     consumer that has read them forgets them when the stream is truncated.
     """
     missing = set(known) - set(sources) - journals.keys()
@@ -189,7 +189,7 @@ class SourceCheck:
             audit.findings.clear()
         else:
             audit.totals_problem = f"{self.journal} is another journal than the one that was read"
-        text = f"{again}. Content behind {through} may differ from what the consumer expects there"
+        text = f"{again}. Content behind {through} may differ from the consumer's expectation"
         self._find(audit, Kind.JOURNAL_RECREATED, text, head=extent.head, read_through=through)
 
     @staticmethod
@@ -216,9 +216,9 @@ class SourceCheck:
     async def _compare(
         self, audit: SourceAudit, info: JournalInfo, extent: SourceExtent, known: KnownSource | None
     ) -> Replayed | None:
-        """Compare the checkpoint with a journal, and with what is known of it. Return the replay, if there was one.
+        """Compare the checkpoint with a journal, and with the knowledge about it. Return the replay, if there was one.
 
-        If `known` is of an earlier journal whose end was accepted, the messages of that one count, too.
+        If `known` is of an earlier journal whose end was accepted, that journal's messages count, too.
         """
         through, first = self.expected.read_through, extent.first
         usable = known if known is not None and not known.gone else None
@@ -349,7 +349,7 @@ class SourceCheck:
             self._find(
                 audit,
                 Kind.MEMORY_DAMAGED,
-                f"what an earlier audit proved of {self.journal} is not readable; it is replayed from its beginning",
+                f"an earlier audit's proof of {self.journal} is not readable; it is replayed from its beginning",
                 Severity.WARNING,
             )
             return None

@@ -1,4 +1,4 @@
-"""Comparison of a checkpoint's producer states with those of a replay. Pure."""
+"""Comparison of a checkpoint's producer states with a replay's. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def compare(expected: Source, replayed: Replayed, *, complete: bool, first_offse
     """Compare a checkpoint's source with the replay of it.
 
     `complete` says that the replay began where the consumer did, or at a state known to be right. Otherwise, and behind
-    gaps, the replay does not know what came before. It then knows the state of the producers with an acknowledgement
-    since. `first_offset` is that of the journal's present content.
+    gaps, the replay does not know earlier messages. It then knows the state of the producers with an acknowledgement
+    since. `first_offset` is the current content's.
     """
     differences: list[Difference] = []
     gone: dict[ProducerId, int] = {}

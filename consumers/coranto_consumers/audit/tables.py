@@ -19,9 +19,9 @@ def compare_tables(
     deep: bool,
     accept: bool,
 ) -> tuple[list[Finding], dict[str, Number]]:
-    """Compare the results of queries with what was replayed. Return findings, and the differences to allow later.
+    """Compare the results of queries with the replay. Return findings, and the differences to allow later.
 
-    `totals` has the sum of each measure, and `problems` say why the sums are incomplete. With `accept`, the present
+    `totals` has the sum of each measure, and `problems` say why the sums are incomplete. With `accept`, the current
     differences are allowed.
     """
     findings: list[Finding] = []

@@ -1,6 +1,6 @@
 """The memory of a consumer's audits in a fragment store, of which brokers know the SHA-256 (`coranto.audit.witness`).
 
-So a memory that was deleted or put back does not pass. Audits at once write one file, and each may have been the last.
+So deletion or rollback of the memory is detected. Concurrent audits write one file, and each may have been the last.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WitnessedMemory:
             )
 
     async def save(self, name: str, content: bytes) -> None:
-        """Keep `content` in place of what was loaded."""
+        """Keep `content` in place of the loaded content."""
         file = WitnessedFile(sum_of(content), sum_of(content))
         before = await self._witness.read()
         if before is None:
