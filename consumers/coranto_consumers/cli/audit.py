@@ -78,7 +78,7 @@ Etcd = Annotated[
     typer.Option(
         "--etcd",
         envvar="CORANTO_CONSUMER_ETCD",
-        help="etcd with the specs of module:App's shards. Default: that of the cluster of `coranto up`.",
+        help="etcd with the specs of module:App's shards. Default: the cluster of `coranto up`.",
         show_default=False,
     ),
 ]
@@ -116,7 +116,7 @@ def audit(
     """Compare a consumer's checkpoints, fences and tables with its journals. Ends with code 1 if something is wrong.
 
     It replays the sources up to the checkpoint, from where the last audit in --memory ended or from their beginnings.
-    It changes nothing in the store, and the consumer may run meanwhile.
+    It changes nothing in the store, and the consumer may keep running.
     """
     if output is Format.YAML:
         raise InvalidInput("a report is printed as `table` or `json`", field="--output")
@@ -190,7 +190,7 @@ def _evidence(store: str | Path) -> RecoveredEvidence | SqlEvidence | IcebergEvi
 
 
 async def _min_offsets(layout: Layout, etcd: str | None) -> dict[str, dict[str, int]]:
-    """Return the offsets at which specs let shards begin, by full name. Shards with recovery logs are left out."""
+    """Return the begin offsets in shards' specs, by full name. Shards with recovery logs are left out."""
     async with EtcdCoordinator(etcd or _local_etcd()) as coordinator:
         specs = [pc.ShardSpec.FromString(kv.value) for kv in (await coordinator.range(layout.items)).kvs]
     return {

@@ -1,4 +1,4 @@
-"""`coranto consumer fork`, `fork-status`, `promote` and `drop-fork`: a changed application beside the old one."""
+"""`coranto consumer fork`, `fork-status`, `promote` and `drop-fork`: a changed application next to the old one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fork(
     ] = None,
     prefix: Annotated[
         str,
-        typer.Option("--prefix", help="What the names of forks begin with, before that of the journal. Default: NEW."),
+        typer.Option("--prefix", help="Prefix of the names of forks, before the journal's name. Default: NEW."),
     ] = "",
     table: Annotated[
         list[str] | None,
@@ -61,8 +61,8 @@ def fork(
 ) -> None:
     """Fork the journals that a consumer has read, and its checkpoint with them, under a new name.
 
-    So a changed application can run over the same input beside the old one, into tables of its own. If the command is
-    interrupted, run it again: it goes on. It prints what to do next.
+    So a changed application can run over the same input as the old one, into its own tables. If the command is
+    interrupted, run it again: it continues. It prints what to do next.
     """
     opened = SqlStore(store)
     tables = dict(_pair(text) for text in table or ())
@@ -102,7 +102,7 @@ def _print_forks(made: ForkedConsumer, tables: Mapping[str, str]) -> None:
         "with tables of its own. Then:\n"
         f"  coranto consumer fork-status {made.name}           has it read all?\n"
         "  coranto consumer compare OLD NEW --key COLUMN   are its tables right?\n"
-        f"  coranto consumer promote {made.name} --as LIVE     it goes on with the live journals as LIVE, or\n"
+        f"  coranto consumer promote {made.name} --as LIVE     it continues with the live journals as LIVE, or\n"
         f"  coranto consumer drop-fork {made.name}             nothing of it stays"
     )
 
@@ -122,13 +122,13 @@ def fork_status(name: Forked, store: Store, endpoint: Endpoint = None) -> None:
 def promote(
     name: Forked,
     store: Store,
-    new: Annotated[str, typer.Option("--as", help="The name under which it goes on.", show_default=False)],
+    new: Annotated[str, typer.Option("--as", help="The new name for continuing.", show_default=False)],
     endpoint: Endpoint = None,
 ) -> None:
-    """Let a forked consumer go on with the live journals, where it is, with its own tables, under a new name.
+    """Let a forked consumer continue with the live journals, at its position, with its own tables, under a new name.
 
-    That is refused if it has read what only its forks have. Under the forked consumer's name, no process commits or
-    starts any more. The consumer that it was forked from, the forks and all tables stay as they are.
+    That is refused if it has read content of its forks alone. Under the forked consumer's name, no process commits or
+    starts any more. The original consumer, the forks and all tables stay as they are.
     """
     opened = SqlStore(store)
     offsets = with_client(endpoint, lambda client: promote_consumer(client, opened, name, new))

@@ -67,7 +67,7 @@ def _accept_in_store(store: str, name: str, journals: Sequence[str]) -> None:
     found = read_checkpoint(store, name)
     known = found.checkpoint.sources if found is not None else {}
     if missing := sorted(set(journals) - known.keys()):
-        raise InvalidInput(f"{missing[0]} is no source in the checkpoint of consumer {name!r}", field="JOURNAL")
+        raise InvalidInput(f"{missing[0]} is not a source in the checkpoint of consumer {name!r}", field="JOURNAL")
 
     def accepted(checkpoint: Checkpoint) -> Checkpoint:
         sources = {

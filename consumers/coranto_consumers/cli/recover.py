@@ -53,9 +53,9 @@ def plan(
     output: PlanFormat = Format.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
-    """Find damage, and print what can be done, in what order, what is lost for good, and the plan's hash.
+    """Find damage, and print the steps in order, permanent losses, and the plan's hash.
 
-    Mends nothing. Give --memory and --expect as to `audit`. Ends with code 1 if there is something to approve.
+    Repairs nothing. Give --memory and --expect as to `audit`. Ends with code 1 if there is something to approve.
     """
     target = AuditTarget(name, store, expect or (), memory, prefix, etcd)
 
@@ -80,8 +80,8 @@ def apply(
 ) -> None:
     """Carry out the plan of this hash, and verify the result. Give the same options as to `plan`.
 
-    If the damage has changed since, nothing is done and the present plan is printed. An interrupted recovery is safe:
-    make a plan of what is left.
+    If the damage has changed since, nothing is done and the current plan is printed. An interrupted recovery is safe:
+    make a plan of the remaining steps.
     """
     target = AuditTarget(name, store, expect or (), memory, prefix, etcd)
 

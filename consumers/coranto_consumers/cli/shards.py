@@ -45,7 +45,7 @@ T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True, help="Shards of consumers: their specs and how they are doing.")
 
 CONSUMER_PATIENCE = 15.0
-"""Seconds for which a command waits for a consumer that was just started."""
+"""Seconds that a command waits for a consumer that was just started."""
 
 _HEAD = "# Edit the specs of shards, and save. Shards that are left out stay as they are; `delete: true` deletes.\n"
 
@@ -72,7 +72,7 @@ def list_shards(
     consumer: Consumer = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """List shards. The lag of a source is what was written to it and not yet read by a completed transaction."""
+    """List shards. The lag of a source is its content that no completed transaction has read yet."""
 
     async def work(client: ShardClient) -> None:
         shards = await client.list(selector)
@@ -120,10 +120,10 @@ def apply(
 
 @app.command("edit")
 def edit(selector: Selector = "", consumer: Consumer = None, endpoint: Endpoint = None) -> None:
-    """Edit the specs of shards in $CORANTO_EDITOR, $EDITOR or vi, and apply what was saved.
+    """Edit the specs of shards in $CORANTO_EDITOR, $EDITOR or vi, and apply the saved text.
 
-    What cannot be applied is opened again with the reason on top. Nothing happens when nothing was changed, or when
-    everything was removed.
+    Rejected text is opened again with the reason on top. Nothing happens if the text is unchanged or
+    empty.
     """
 
     async def fetch(client: ShardClient) -> Sequence[pc.ListResponse.Shard]:
@@ -151,7 +151,7 @@ def unassign(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
     consumer: Consumer = None,
 ) -> None:
-    """Take shards from the processes that run them, or that they failed in. They are assigned anew, and start over from
+    """Take shards from the processes that run them, or that they failed in. They are reassigned, and start over from
     their checkpoints.
     """
     if bool(shards) == (selector is not None):

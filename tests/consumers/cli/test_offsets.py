@@ -36,7 +36,7 @@ def test_the_ids_of_accepted_journals_are_forgotten_and_nothing_else(
     store = SqlStore(url)
     command = ["consumer", "accept-journals", "revenue", "shop/a", "--store", url]
     assert main(command) == 1
-    assert "shop/a is no source in the checkpoint of consumer 'revenue'" in capsys.readouterr().err
+    assert "shop/a is not a source in the checkpoint of consumer 'revenue'" in capsys.readouterr().err
     fence, _ = store.raise_fence("revenue")
     before = Checkpoint({"shop/a": Source(12, {}, "c0-1"), "shop/b": Source(7, {}, "c0-2")}, {"out": b"ack"})
     with store.transaction("revenue", fence) as transaction:
@@ -67,7 +67,7 @@ def test_journals_of_a_consumer_with_an_iceberg_store_are_accepted(
     url = "iceberg://lake/shop.orders"
     command = ["consumer", "accept-journals", "revenue"]
     assert main([*command, "shop/c", "--store", url]) == 1
-    assert "shop/c is no source in the checkpoint" in capsys.readouterr().err
+    assert "shop/c is not a source in the checkpoint" in capsys.readouterr().err
     assert main([*command, "shop/a", "--store", url]) == 0
     assert "shop/a: consumer revenue continues at 12" in capsys.readouterr().out
     found = read_checkpoint(url, "revenue")
