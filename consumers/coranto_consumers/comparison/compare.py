@@ -24,7 +24,7 @@ _SAID_AFTER: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class TableOf:
-    """A table of a store. `name` may begin with a schema and a dot; that of an Iceberg table has its namespace."""
+    """A table of a store. `name` may begin with a schema and a dot; an Iceberg table's has its namespace."""
 
     store: SqlStore | IcebergHome
     name: str
@@ -38,7 +38,7 @@ class TableOf:
 def table_at(store: str, name: str) -> TableOf:
     """Return a table of the store of a URL: a database's, or one like iceberg://CATALOG/namespace.table.
 
-    An Iceberg table without a namespace is in that of the URL's. Raises InvalidInput, and SqlStoreError.
+    An Iceberg table without a namespace is in the URL's. Raises InvalidInput, and SqlStoreError.
     """
     if not store.startswith(ICEBERG):
         return TableOf(SqlStore(store), name)
@@ -57,7 +57,7 @@ def compare_tables(
     tolerance: float = 0.0,
     examples: int = 10,
 ) -> TableComparison:
-    """Compare two tables by the columns of a key, and all others but those of `ignore`.
+    """Compare two tables by the columns of a key, and all others except `ignore`.
 
     Floats may differ by `tolerance`, relatively or absolutely; all else is compared exactly. `examples` is the most of
     each kind of difference that is kept. Memory does not grow with the tables: databases sort them. An Iceberg table is
@@ -66,7 +66,7 @@ def compare_tables(
     that could not be read whole.
     """
     if not keys:
-        raise InvalidInput("name the columns by which rows are told apart", field="keys")
+        raise InvalidInput("name the columns that identify rows", field="keys")
     if not 0 <= tolerance < math.inf:
         raise InvalidInput(f"{tolerance} is not a tolerance; give 0 or more, such as 1e-9", field="tolerance")
     if left.place == right.place:
@@ -104,7 +104,7 @@ def compare_tables(
 
 @contextmanager
 def _opened(left: TableOf, right: TableOf) -> Iterator[tuple[SortedRows, SortedRows]]:
-    """Give both tables, each in one state; two of one database in the same one, where it can read both at once."""
+    """Give both tables, each in one state; two of one database in the same one, where it can read both together."""
     with ExitStack() as exits:
         if isinstance(left.store, SqlStore) and isinstance(right.store, SqlStore):
             one, other = exits.enter_context(opened(left.store, right.store))

@@ -17,9 +17,9 @@ from coranto_consumers.stores.iceberg.catalogs import FAILURES
 from coranto_consumers.stores.iceberg.urls import IcebergHome
 
 _FETCHED: Final = 5000
-"""The rows that are fetched from DuckDB at once."""
+"""Rows per fetch from DuckDB."""
 _MEMORY: Final = "512MB"
-"""The memory in which DuckDB sorts. It writes more to a temporary folder."""
+"""DuckDB's memory for sorting. It writes more to a temporary folder."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def opened_iceberg(home: IcebergHome, name: str) -> Iterator[IcebergRows]:
 
 
 class IcebergRows:
-    """A table as of one snapshot. If others remove its files meanwhile, the comparison fails."""
+    """A table as of one snapshot. If another program removes its files, the comparison fails."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class IcebergRows:
 
 
 def _without_zones(columns: pa.Schema) -> pa.Schema:
-    """Return columns in which times with a zone are UTC without one. DuckDB needs pytz for others."""
+    """Return columns with UTC times without a zone in place of times with a zone. DuckDB needs pytz for those."""
     return pa.schema(
         [each.with_type(pa.timestamp(each.type.unit)) if pa.types.is_timestamp(each.type) else each for each in columns]
     )

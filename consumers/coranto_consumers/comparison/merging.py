@@ -1,8 +1,8 @@
 """The comparison of two tables' rows, both sorted by key, in one pass and bounded memory. Pure.
 
-Nothing is believed about the order of rows: a database may sort text by the rules of a language. A row that does not
-come after the one before ends the comparison with an error. Otherwise rows that are in both tables would be told as
-missing, or worse, be passed over.
+The order of rows is verified: a database may sort text by the rules of a language. A row that does not
+come after the one before ends the comparison with an error. Otherwise rows of both tables would be reported as
+missing, or worse, be skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coranto_consumers.comparison.values import KeyKinds, is_nan, normal, same
 
 Key: TypeAlias = tuple[Any, ...]
 Row: TypeAlias = Sequence[Any]
-"""The values of a row: those of the key's columns first, then those of the columns to compare."""
+"""The values of a row: the key's columns first, then the columns to compare."""
 
 
 @dataclass(slots=True)

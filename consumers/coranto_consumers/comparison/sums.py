@@ -15,7 +15,7 @@ _EXACT: Final = Context(prec=2000, traps=[Inexact])
 
 
 class Sum:
-    """The sum of a column. `numbers` counts what was added; `others` counts NaN and infinite numbers, which are not."""
+    """The sum of a column. `numbers` counts the summands; `others` counts NaN and infinite numbers, which are not."""
 
     def __init__(self) -> None:
         self.numbers = 0

@@ -15,7 +15,7 @@ from coranto_consumers.stores.engines import READS_ONLY
 from coranto_consumers.stores.sql import SqlStore
 
 _FETCHED: Final = 5000
-"""Rows that are fetched from a database at once."""
+"""Rows per fetch from a database."""
 
 
 @contextmanager

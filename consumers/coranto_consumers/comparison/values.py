@@ -41,7 +41,7 @@ def is_nan(value: Any) -> bool:
 def same(left: Any, right: Any, tolerance: float = 0.0) -> bool:
     """Return True if two normal values are equal. NULL equals NULL, and NaN equals NaN.
 
-    Numbers are compared exactly, whatever their types. With a tolerance, numbers of which one is a float may differ by
+    Numbers are compared exactly, whatever their types. With a tolerance, a float may differ from another number by
     that part of the larger one, or by that much.
     """
     if isinstance(left, Number) and isinstance(right, Number):
