@@ -29,22 +29,22 @@ def forked(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 
 
 def require_shared(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> None:
-    """Check that forks have what a consumer reads from a forked checkpoint on. Raises InvalidInput.
+    """Check that forks have all content that a consumer reads after a forked checkpoint. Raises InvalidInput.
 
-    The consumer reads from the first pending message on. At least what it has read is the source's, too.
+    The consumer reads from the first pending message on. At least its read content is the source's, too.
     """
     for journal, source in checkpoint.sources.items():
         fork = forks[journal]
         if source.read_through > fork.offset:
             raise InvalidInput(
                 f"ends the source's content at {fork.offset}, and the consumer has read up to {source.read_through}; "
-                "drop this fork, and fork anew",
+                "drop this fork, and fork again",
                 field=journal,
             )
         if source.replay_from < fork.begin:
             raise InvalidInput(
                 f"begins at {fork.begin}, and the consumer reads on from {source.replay_from}: retention has removed "
-                "what is between",
+                "the content in between",
                 field=journal,
             )
 
@@ -59,7 +59,8 @@ def promoted(checkpoint: Checkpoint, forks: Mapping[str, Fork]) -> Checkpoint:
         raise InvalidInput("the consumer has read nothing yet; let it read its forks first", field="checkpoint")
     if strangers := sorted(checkpoint.sources.keys() - forks.keys()):
         raise InvalidInput(
-            f"the consumer has read {strangers[0]}, which is no complete fork that was made for it", field="checkpoint"
+            f"the consumer has read {strangers[0]}, which is not a complete fork that was made for it",
+            field="checkpoint",
         )
     sources: dict[str, Source] = {}
     for journal, source in checkpoint.sources.items():

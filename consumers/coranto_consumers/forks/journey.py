@@ -1,16 +1,16 @@
-"""The way of a forked consumer: it is made, reads what its original reads, and is promoted or dropped.
+"""The life of a forked consumer: it is created, reads its original's input, and is promoted or dropped.
 
 * **Fork.** One transaction of the store copies the checkpoint, and tables with it. Then the journals are forked, at
-  their heads or where the checkpoint is. So what the copy reads from its checkpoint on is in the forks, and what both
-  consumers have of it is equal.
+  their heads or at the checkpoint. So the forks have all content that the copy reads after its checkpoint, and both
+  consumers' parts of it are equal.
 * **Promote.** A consumer with a new name gets the checkpoint for the original journals, as long as the forked one has
-  read only what these have, too. The changed application goes on under that name. The forked consumer is retired.
+  read only content of these, too. The changed application continues under that name. The forked consumer is retired.
 * **Drop.** The consumer is retired, and the forks are deleted.
 
 A retired consumer never runs again. Otherwise a process that still has the forks as its sources
-would read them from their beginning once more: the checkpoint does not know them any longer.
+would read them again from their beginning: the checkpoint does not know them any longer.
 
-Each step can be repeated after a crash, and goes on with what is left. Forks carry the consumer's name in a label, so
+Each step can be repeated after a crash, and continues with the rest. Forks carry the consumer's name in a label, so
 dropping finds them even if the consumer has not read anything.
 """
 
@@ -49,7 +49,7 @@ class ForkedConsumer:
 
 @dataclass(frozen=True, slots=True)
 class ForkStatus:
-    """The progress of a forked consumer: what it has read of each of its forks, and if it can be promoted."""
+    """The progress of a forked consumer: the read offset of each of its forks, and if it can be promoted."""
 
     name: str
     fence: int
@@ -92,7 +92,7 @@ async def fork_consumer(
     """
     if from_beginning and tables:
         raise InvalidInput(
-            "a consumer that reads its forks from the beginning counts again what the rows of a copied table have "
+            "a consumer that reads its forks from the beginning counts again all that the rows of a copied table have "
             "counted already; leave this out, and give it tables that are empty",
             field="--table",
         )
@@ -118,7 +118,7 @@ async def fork_consumer(
             field="--at-checkpoint",
         )
     below = prefix.strip("/") or new.strip("/")
-    names = {journal: f"{below}/{journal}" for journal in infos}  # A segment's name begins with that of its stream.
+    names = {journal: f"{below}/{journal}" for journal in infos}  # A segment's name begins with its stream's.
     present = await asyncio.to_thread(look_up, store, new)
     copied = await _copied(store, name, new, names, present, from_beginning, tables or {})
     heads = found.checkpoint if from_beginning else copied
@@ -145,7 +145,7 @@ async def fork_consumer(
 
 
 def _require_no_types(infos: Iterable[JournalInfo]) -> None:
-    """Raise InvalidInput for a journal with a type of messages, by which a running consumer may select journals."""
+    """Raise InvalidInput for a journal with a message type that a running consumer may select journals by."""
     for info in infos:
         for name, value in labels.as_pairs(info.spec.labels):
             if name in (labels.MESSAGE_TYPE, labels.MESSAGE_SUBTYPE):
@@ -182,7 +182,7 @@ async def fork_status(client: JournalClient, store: SqlStore, name: str) -> Fork
     found = await asyncio.to_thread(store.read, name)
     forks = await _forks_for(client, name)
     if found is None or not forks:
-        raise InvalidInput(f"{name!r} is no forked consumer, or its forks are dropped", field="consumer")
+        raise InvalidInput(f"{name!r} is not a forked consumer, or its forks are dropped", field="consumer")
     problem = ""
     try:
         promoted(found.checkpoint, {fork.name: fork for fork in forks})
@@ -195,17 +195,17 @@ async def fork_status(client: JournalClient, store: SqlStore, name: str) -> Fork
 
 
 async def promote_consumer(client: JournalClient, store: SqlStore, name: str, new: str) -> Mapping[str, int]:
-    """Let the consumer `new` go on with the original journals, where the forked one is. Returns its offsets.
+    """Let the consumer `new` continue with the original journals, at the forked one's position. Returns its offsets.
 
     The forked consumer is retired with that: no process commits or starts under its name any more. The original
-    consumer, the forks and all tables stay as they are; the tables are those of `new` from now on. Raises InvalidInput
+    consumer, the forks and all tables stay as they are; the tables belong to `new` from now on. Raises InvalidInput
     if the forked consumer has read other content than the original journals have, or is promoted already, and if the
-    store knows `new`; Fenced if it commits meanwhile, ContentGone if retention has removed what it reads on from,
+    store knows `new`; Fenced if it commits during the call, ContentGone if retention has removed the next content,
     SqlStoreError and errors of the client.
     """
     if not new or new == name:
         raise InvalidInput(
-            f"{new!r} is not a new name; a process that still reads the forks as {name!r} would go on under it. "
+            f"{new!r} is not a new name; a process that still reads the forks as {name!r} would continue under it. "
             "Choose another one",
             field="--as",
         )
@@ -214,7 +214,7 @@ async def promote_consumer(client: JournalClient, store: SqlStore, name: str, ne
         raise found.refusal(name)
     forks = {fork.name: fork for fork in await _forks_for(client, name)}
     if found is None or not forks:
-        raise InvalidInput(f"{name!r} is no forked consumer, or its forks are dropped", field="consumer")
+        raise InvalidInput(f"{name!r} is not a forked consumer, or its forks are dropped", field="consumer")
     checkpoint = promoted(found.checkpoint, forks)
     begins = {journal: source.replay_from for journal, source in checkpoint.sources.items()}
     await client.require_content(Moment.offsets(checkpoint.offsets, begins))
@@ -225,7 +225,7 @@ async def promote_consumer(client: JournalClient, store: SqlStore, name: str, ne
 
 
 async def _require_same_content(client: JournalClient, fork: Fork, end: int) -> None:
-    """Raise InvalidInput if a fork and its source differ before `end`: the source was created anew since."""
+    """Raise InvalidInput if a fork and its source differ before `end`: the source was created again since."""
     begin = max(fork.begin, end - _COMPARED_BYTES)
     try:
         ours, theirs = [await client.read_all(journal, begin, end) for journal in (fork.name, fork.source)]
@@ -234,7 +234,7 @@ async def _require_same_content(client: JournalClient, fork: Fork, end: int) -> 
     if ours != theirs:
         raise InvalidInput(
             f"has other content before {end} than {fork.source}, which was deleted and created again since it was "
-            "forked. Nothing can go on there",
+            "forked. Nothing can continue there",
             field=fork.name,
         )
 
@@ -245,10 +245,10 @@ async def drop_consumer(
     """Drop a forked consumer: retire it, delete its forks, and drop the `tables` named.
 
     Of a consumer that was promoted, only the forks are deleted. Files of the forks' own content stay in their stores,
-    as those of any deleted journal. Returns the names of deleted journals and of dropped tables. Repeat it after an
-    interruption. Raises InvalidInput for a consumer that is no fork, has read other journals besides its forks, or
+    as with any deleted journal. Returns the names of deleted journals and of dropped tables. Repeat it after an
+    interruption. Raises InvalidInput for a consumer that is not a fork, has read other journals besides its forks, or
     whose forks have forks, and for tables of one that was promoted; SqlStoreError, Fenced if the consumer commits
-    meanwhile, and errors of the client.
+    during the call, and errors of the client.
     """
     found = await asyncio.to_thread(look_up, store, name)
     row = found if isinstance(found, Restored) else None
@@ -259,14 +259,14 @@ async def drop_consumer(
         if fork is not None and fork.forming:
             ours.add(journal)  # It gets its label when it is complete.
     if not ours and not (isinstance(found, Retired) and tables):
-        raise InvalidInput(f"{name!r} is no forked consumer, or its forks are dropped", field="consumer")
+        raise InvalidInput(f"{name!r} is not a forked consumer, or its forks are dropped", field="consumer")
     if isinstance(found, Retired) and found.successor and tables:
         raise InvalidInput(
-            f"{name!r} is promoted: its tables are those of {found.successor!r} now; leave this out", field="--table"
+            f"{name!r} is promoted: its tables belong to {found.successor!r} now; leave this out", field="--table"
         )
     if not read.isdisjoint(ours) and (others := sorted(read - ours)):
         raise InvalidInput(
-            f"{name!r} has read {others[0]} besides its forks, so nobody can tell if its checkpoint is still needed. "
+            f"{name!r} has read {others[0]} besides its forks, so its checkpoint may still be needed. "
             "Drop its forks one by one (coranto journals drop-fork)",
             field="consumer",
         )

@@ -1,8 +1,8 @@
 """A forked consumer's row in a SQL store, and copies of tables with it.
 
 Each change is one transaction, and raises the fence of the row that it changes. So a process that still works as that
-consumer cannot commit any more, and of two changes at once one wins. A row is never deleted: its fence would begin
-anew, and a process that was fenced off long ago could commit again. The row of a consumer that ends is retired
+consumer cannot commit any more, and of two concurrent changes one wins. A row is never deleted: its fence would start
+over, and a process that was fenced off long ago could commit again. The row of a consumer that ends is retired
 (`stores/retired.py`), so a process that is started again cannot take it over either.
 """
 
@@ -75,7 +75,7 @@ def copy_row(
 
 
 def look_up(store: SqlStore, name: str) -> Restored | Retired | None:
-    """Return a consumer's row, or the note in that of a retired one. None if it has no row. Raises SqlStoreError."""
+    """Return a consumer's row, or a retired one's note. None if it has no row. Raises SqlStoreError."""
     try:
         with store.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
             if not inspect(connection).has_table(CHECKPOINTS.name):
@@ -86,9 +86,9 @@ def look_up(store: SqlStore, name: str) -> Restored | Retired | None:
 
 
 def promote_row(store: SqlStore, name: str, expected: Restored, new: str, checkpoint: Checkpoint) -> None:
-    """Retire a consumer if its row is as expected, and give `checkpoint` to its successor `new`, all at once.
+    """Retire a consumer if its row is as expected, and give `checkpoint` to its successor `new`, in one transaction.
 
-    What the consumer staged is deleted. Raises Fenced if it has started or committed since, InvalidInput if it is
+    The consumer's staged rows are deleted. Raises Fenced if it has started or committed since, InvalidInput if it is
     retired already or the store knows `new`, and SqlStoreError.
     """
     _retire(store, name, expected, Retired(new), checkpoint)
@@ -108,7 +108,7 @@ def _retire(store: SqlStore, name: str, expected: Restored | None, note: Retired
             if isinstance(found, Retired):
                 raise found.refusal(name)
             if found != expected:
-                raise Fenced(f"consumer {name} has started or committed meanwhile; stop it, and try again")
+                raise Fenced(f"consumer {name} has started or committed during this call; stop it, and try again")
             if note.successor:
                 if _locked(connection, note.successor) is not None:
                     raise InvalidInput(
@@ -148,7 +148,7 @@ def _select(name: str) -> Select[Any]:
 
 
 def _locked(connection: Connection, name: str) -> _Row | None:
-    """Return a consumer's row, which nobody else can change before the transaction ends."""
+    """Return a consumer's row, locked until the transaction ends."""
     return _row(connection.execute(_select(name).with_for_update()))
 
 

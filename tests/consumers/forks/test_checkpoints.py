@@ -47,7 +47,7 @@ def test_who_has_read_other_content_is_not_promoted() -> None:
     own = forked(READ, NAMES)
     with pytest.raises(InvalidInput, match="x/a: differs from a beyond 69, and the consumer has read up to 70"):
         promoted(own, forks(69))
-    with pytest.raises(InvalidInput, match="has read b, which is no complete fork that was made for it"):
+    with pytest.raises(InvalidInput, match="has read b, which is not a complete fork that was made for it"):
         promoted(Checkpoint({"x/a": PENDING, "b": Source(5)}), {"x/a": forks()["x/a"]})
     with pytest.raises(InvalidInput, match="has read nothing yet"):
         promoted(Checkpoint(), {})

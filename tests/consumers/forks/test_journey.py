@@ -175,11 +175,11 @@ async def test_a_changed_application_is_compared_and_takes_over(
     await client.append(forked("totals-new")[0], line("ada", 1))  # Its runtime starts it anew, once it is fenced off.
     await zombie.stopped.wait()
     await zombie.stop()
-    assert "is promoted already: it goes on as 'totals-live'" in host.errors[-1]
+    assert "is promoted already: it continues as 'totals-live'" in host.errors[-1]
     for other in ("totals-other", "totals-live"):
-        with pytest.raises(InvalidInput, match="is promoted already: it goes on as 'totals-live'"):
+        with pytest.raises(InvalidInput, match="is promoted already: it continues as 'totals-live'"):
             await promote_consumer(client, store, "totals-new", other)
-    with pytest.raises(InvalidInput, match="'totals-live' is no forked consumer"):
+    with pytest.raises(InvalidInput, match="'totals-live' is not a forked consumer"):
         await promote_consumer(client, store, "totals-live", "totals-later")
 
     with pytest.raises(InvalidInput, match=f"is a fork of {SOURCES[0]}, which the consumer has read"):
@@ -192,7 +192,7 @@ async def test_a_changed_application_is_compared_and_takes_over(
     assert found.is_equal, found.differences()
     assert totals(store, "totals_2") == {"ada": 305, "bob": 100, "eve": 7}
 
-    with pytest.raises(InvalidInput, match="its tables are those of 'totals-live' now"):
+    with pytest.raises(InvalidInput, match="its tables belong to 'totals-live' now"):
         await drop_consumer(client, store, "totals-new", tables=["totals_2"])
     gone = await drop_consumer(client, store, "totals-new")
     assert sorted(gone["journals"]) == sorted(forked("totals-new"))
@@ -253,7 +253,7 @@ async def test_a_changed_application_reads_everything_anew_up_to_the_old_ones_ch
     gone = await drop_consumer(client, store, "sales-new", tables=["totals_2"])
     assert gone == {"journals": sorted(forked("what-if")), "tables": ["totals_2"]}
     assert sorted(inspect(store.engine).get_table_names()) == ["gazette_checkpoints", "totals"]
-    with pytest.raises(InvalidInput, match="'sales-new' is no forked consumer"):
+    with pytest.raises(InvalidInput, match="'sales-new' is not a forked consumer"):
         await drop_consumer(client, store, "sales-new")
     with pytest.raises(InvalidInput, match="'sales-new' was a forked consumer, and is dropped"):
         store.raise_fence("sales-new")
@@ -279,7 +279,7 @@ async def test_a_source_that_was_created_anew_takes_no_fork_back(tmp_path: Path,
     mixed = Checkpoint({**found.checkpoint.sources, ALERTS: found.checkpoint.sources[fork.name]})
     with store.transaction("sales-new", found.fence) as transaction:
         transaction.commit(mixed)
-    with pytest.raises(InvalidInput, match=f"has read {ALERTS}, which is no complete fork that was made for it"):
+    with pytest.raises(InvalidInput, match=f"has read {ALERTS}, which is not a complete fork that was made for it"):
         await promote_consumer(client, store, "sales-new", "sales-live")
     with pytest.raises(InvalidInput, match=f"has read {ALERTS} besides its forks"):
         await drop_consumer(client, store, "sales-new")
@@ -362,7 +362,7 @@ async def test_what_cannot_be_forked_is_refused(tmp_path: Path, client: JournalC
     await fork_consumer(client, store, "totals-old", "sales-new")
     with pytest.raises(InvalidInput, match="'totals-old' has a checkpoint already"):
         await fork_consumer(client, store, "sales-new", "totals-old")
-    with pytest.raises(InvalidInput, match="is no forked consumer"):
+    with pytest.raises(InvalidInput, match="is not a forked consumer"):
         await fork_status(client, store, "totals-old")
     await drop_consumer(client, store, "sales-new")
     await fork_journal(client, SOURCES[0], "other/fork")

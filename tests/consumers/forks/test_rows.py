@@ -112,7 +112,7 @@ def test_a_zombie_neither_commits_nor_starts_again_and_of_two_changes_one_wins(s
     if store.is_sqlite:
         promote_row(store, "new", found, "live", changed)
     for _ in range(2):
-        with pytest.raises(InvalidInput, match="'new' is promoted already: it goes on as 'live'"):
+        with pytest.raises(InvalidInput, match="'new' is promoted already: it continues as 'live'"):
             store.raise_fence("new")
     with pytest.raises(InvalidInput, match="is promoted already"):
         commit(store, zombie, 7, name="new")
@@ -126,7 +126,7 @@ def test_a_zombie_neither_commits_nor_starts_again_and_of_two_changes_one_wins(s
     copy_row(store, "old", "newer", renamed, {})
     before = store.read("newer")
     zombie, _ = store.raise_fence("newer")
-    with pytest.raises(Fenced, match="has started or committed meanwhile"):
+    with pytest.raises(Fenced, match="has started or committed during this call"):
         retire_row(store, "newer", before)
     with pytest.raises(InvalidInput, match="'live' is a consumer of the store already"):
         promote_row(store, "newer", Restored(zombie, restored), "live", changed)

@@ -32,5 +32,7 @@ def test_the_walk_through_does_what_it_says(
     with EmbeddedCluster(tmp_path / "data", lease_seconds=30, etcd_fsync=False):
         assert shell.follow(text) == Followed(commands=17, promised=23)
         for zombie in ("totals-2 totals-2/shop/orders totals_2", "totals-1 totals-1/totals-2/shop/orders totals_1"):
-            with pytest.raises(InvalidInput, match=r"is promoted already: it goes on as 'totals-live'|and is dropped"):
+            with pytest.raises(
+                InvalidInput, match=r"is promoted already: it continues as 'totals-live'|and is dropped"
+            ):
                 shell.run(f"python totals.py {zombie} changed")
