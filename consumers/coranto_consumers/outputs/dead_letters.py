@@ -1,4 +1,4 @@
-"""Dead letters: messages that are no messages of an application, kept beside its outputs in the same transaction.
+"""Dead letters: messages that do not fit an application, kept with its outputs in the same transaction.
 
 SQLAlchemy is imported only to make a table: options of consumers are read where there is no store.
 """
@@ -19,8 +19,8 @@ COLUMNS: Final = ("journal", "offset", "line")
 
 
 class MisfitPolicy(enum.Enum):
-    """The way of a consumer with messages that do not fit its application's columns, or whose UUID cannot be read, and
-    with those whose rows the store rejects.
+    """A consumer's handling of messages that do not fit its application's columns, or whose UUID cannot be read, and
+    of messages whose rows the store rejects.
     """
 
     FAIL = "fail"
@@ -62,7 +62,7 @@ def policy_of(misfits: MisfitPolicy | DeadLetters) -> MisfitPolicy:
 
 
 def dead_letter_table(name: str, metadata: MetaData | None = None, *, by_window: bool = False) -> Table:
-    """Return the definition of a table for dead letters; `by_window`, for those of a `WindowConsumer`."""
+    """Return the definition of a table for dead letters; `by_window`, for a `WindowConsumer`'s."""
     from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, String, Table
 
     from coranto_consumers.stores.windows import WINDOW_COLUMN

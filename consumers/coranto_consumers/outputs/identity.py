@@ -1,7 +1,7 @@
 """The identity of a consumer in its checkpoint: its sources, its outputs, and where its store is.
 
 A name alone does not identify a consumer: another application may have the same name by mistake, and would continue
-behind what the first one has read. So each commit records the identity, and each start compares it.
+behind the first one's position. So each commit records the identity, and each start compares it.
 
 * **Sources** are a label selector, or the names of a shard's journals. A journal that a selector matches only now is no
   change, nor is one more journal of a shard.
@@ -118,7 +118,7 @@ class IdentityCheck:
         self._changes = []
 
     def take(self, outputs: Collection[str]) -> None:
-        """Take in the outputs of a transaction, before they are written. Raises ConsumerChanged."""
+        """Add the outputs of a transaction, before they are written. Raises ConsumerChanged."""
         if not self._has_outputs:
             self._compare(frozenset(outputs), self.record)
             self.settle()
@@ -138,7 +138,7 @@ class IdentityCheck:
         if known.outputs and (added or missing):
             at = _shown([f"{journal} {offset}" for journal, offset in sorted(self._offsets.items())])
             losses = [f"{_shown(sorted(missing))} gets nothing any more"] if missing else []
-            losses += [f"{_shown(sorted(added))} gets nothing of what was read before ({at})"] if added else []
+            losses += [f"{_shown(sorted(added))} gets nothing of the earlier messages ({at})"] if added else []
             change = Change("outputs", _shown(sorted(known.outputs)), _shown(sorted(outputs)), ", ".join(losses))
             self._changes.append(change)
             sometimes = sometimes | missing
@@ -151,11 +151,11 @@ def _changed_parts(
     found = []
     if known.sources and known.sources != now.sources and (left := _left_out(known, now, unread)) is not None:
         begins = [f"{journal} from {offsets[journal]} on" for journal in sorted(left) if journal in offsets]
-        loss = f"what follows of {_shown(begins)} is not read" if begins else "it reads other journals than before"
+        loss = f"the rest of {_shown(begins)} is not read" if begins else "it reads other journals than before"
         found.append(Change("sources", known.sources, now.sources, loss))
     if known.store and now.store and known.store != now.store:
         loss = (
-            "what was committed there since this copy was made is lost here, and a consumer that still runs there "
+            "commits there since this copy was made are lost here, and a consumer that still runs there "
             "reads and publishes the same messages"
         )
         found.append(Change("store", known.store, now.store, loss))
@@ -192,7 +192,7 @@ def names_of(sources: str) -> frozenset[str]:
 
 
 def checked_codes(text: str) -> str:
-    """Return `accept_changes` as it is given. Raises InvalidInput for what is no code."""
+    """Return `accept_changes` unchanged. Raises InvalidInput for any other text than a code."""
     for each in text.split(","):
         code = each.strip()
         if code and (len(code) != _CODE_LENGTH or not set(code) <= set("0123456789abcdef")):

@@ -1,8 +1,8 @@
-"""The record of committed outputs in a SQL store, by which an output counts once, however often its step is tried.
+"""The record of committed outputs in a SQL store, which makes an output count once, however often its step is tried.
 
-An output is remembered for `keep_days` after it was committed. Then it is forgotten, if its acknowledgements are known
+An output is remembered for `keep_days` after its commit. Then it is forgotten, if its acknowledgements are known
 to be in their journals; otherwise it stays until its step is tried again. So the table is bounded by the outputs of
-that time. The row with an empty name tells the time up to which outputs were forgotten: a step of a run that began
+that time. The row with an empty name has the time limit of forgotten outputs: a step of a run that began
 before must not publish (`may_be_forgotten`).
 """
 

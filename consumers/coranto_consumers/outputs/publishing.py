@@ -36,7 +36,7 @@ def publish_output(
     read only if nothing is published yet. `began` is when the first attempt may have begun, in Unix seconds.
 
     Raises InvalidInput for a record without the field, and when outputs of the time of `began` may be forgotten: then
-    nobody knows whether this one was published. Raises SqlStoreError, Unavailable and the errors of appends; try again
+    it is unknown whether this one was published. Raises SqlStoreError, Unavailable and the errors of appends; try again
     after these.
     """
     done = log.find(output)
@@ -44,8 +44,8 @@ def publish_output(
         if log.may_be_forgotten(began):
             raise InvalidInput(
                 f"output {output} is of a run that began {datetime.fromtimestamp(began, UTC):%Y-%m-%d}, and outputs of "
-                "that time are forgotten; whether this one was published cannot be told. Launch a new run, which "
-                "publishes the output anew, and keep outputs for more days if runs take so long",
+                "that time are forgotten; whether this one was published is unknown. Launch a new run, which "
+                "publishes the output again, and keep outputs for more days if runs take so long",
                 field="began",
             )
         publisher = sync_publisher(client, JsonLines())
@@ -88,7 +88,7 @@ def _prepared(
 
 
 def _committed_by_another(log: OutputLog, publisher: SyncPublisher[JsonObject], output: str) -> CommittedOutput:
-    """Roll back what is pending, and return what another attempt has committed. Raises Unavailable if it is gone."""
+    """Roll back pending messages, and return another attempt's commit. Raises Unavailable if it is gone."""
     publisher.rollback()
     quicker = log.find(output)
     if quicker is None:

@@ -25,10 +25,10 @@ class TooManyRejected(Exception):
 def find_rejected(
     count: int, attempt: Attempt, problem: RejectedRow, most: int = MOST_REJECTED
 ) -> dict[int, RejectedRow]:
-    """Return the messages, by number, without which the store takes the others of a transaction of `count`.
+    """Return the messages, by number, whose omission lets the store take the others of a transaction of `count`.
 
-    `problem` is what it rejected of all. In their order, each of the messages is one that the store does not take with
-    those before it; and no one of them is taken with all the others. Raises `problem` if no message is to blame for it,
+    `problem` is the rejection of all. In their order, the store does not take any of these messages with
+    those before it; and no one of them is taken with all the others. Raises `problem` if no message causes it,
     and TooManyRejected for more than `most`.
     """
     found: dict[int, RejectedRow] = {}
@@ -60,9 +60,9 @@ def find_rejected(
 def find_nulls(
     columns: Sequence[str], attempt: Callable[[Collection[str]], RejectedRow | None]
 ) -> frozenset[str] | None:
-    """Return columns of a message that have to be null for the store to take it. None if it takes it in no case.
+    """Return columns of a message that have to be null for the store to take it. None if it never takes it.
 
-    No value of the columns can be kept beside the others' nulls. `attempt` tries the message with some columns null.
+    No value of the columns can be kept with the others' nulls. `attempt` tries the message with some columns null.
     """
     nulls = frozenset(columns)
     if not nulls or attempt(nulls) is not None:

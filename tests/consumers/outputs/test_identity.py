@@ -37,13 +37,13 @@ def test_a_consumer_as_it_was_has_no_change_and_a_record_is_made_where_there_is_
 
 def test_another_selector_or_store_is_an_error_that_says_what_is_lost():
     text, code = refusal(lambda: restored(Identity("name:prefix=b/", store=KNOWN.store), unread=lambda: ["a/two"]))
-    assert "sources: recorded name:prefix=a/, now name:prefix=b/; what follows of a/two from 7 on is not read" in text
+    assert "sources: recorded name:prefix=a/, now name:prefix=b/; the rest of a/two from 7 on is not read" in text
     assert "give it another name" in text
     assert restored(Identity("name:prefix=b/", store=KNOWN.store), code).record.sources == "name:prefix=b/"
 
     moved = Identity(KNOWN.sources, store="postgresql://copy/shop")
     text, other = refusal(lambda: restored(moved))
-    assert "store: recorded postgresql://db/shop, now postgresql://copy/shop; what was committed there since" in text
+    assert "store: recorded postgresql://db/shop, now postgresql://copy/shop; commits there since" in text
     assert other != code
     check = restored(moved, f"{code}, {other}")
     check.take({"table x"})
@@ -53,7 +53,7 @@ def test_another_selector_or_store_is_an_error_that_says_what_is_lost():
 def test_another_output_is_an_error_before_it_is_written():
     check = restored(KNOWN)
     text, code = refusal(lambda: check.take({"table y"}))
-    assert "table x gets nothing any more, table y gets nothing of what was read before (a/one 100, a/two 7)" in text
+    assert "table x gets nothing any more, table y gets nothing of the earlier messages (a/one 100, a/two 7)" in text
     with pytest.raises(ConsumerChanged):
         check.settle()
     check = restored(KNOWN, code)
@@ -98,7 +98,7 @@ def test_a_shard_may_get_journals_and_not_lose_any():
     more = Identity(journals_source(["a/one", "a/two", "a/zoo"]), frozenset({"table x"}))
     assert restored(more, known=shard, outputs_known=True).record == more
     text, code = refusal(lambda: restored(Identity(journals_source(["a/one"])), known=shard, unread=lambda: ["a/two"]))
-    assert "what follows of a/two from 7 on is not read" in text
+    assert "the rest of a/two from 7 on is not read" in text
     fewer = Identity(journals_source(["a/one"]), frozenset({"table x"}))
     assert restored(fewer, code, shard, outputs_known=True).record == fewer
     refusal(lambda: restored(Identity(more.sources, frozenset({"table y"})), known=shard, outputs_known=True))
