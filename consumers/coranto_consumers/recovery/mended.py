@@ -1,4 +1,4 @@
-"""The stores that recovery mends: what a doctor needs of a database, and of an Iceberg catalog."""
+"""The stores that recovery repairs: a doctor's view of a database, and of an Iceberg catalog."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Proofs that a checkpoint and tables belong together: by totals that audits have proven, and queries over the tables.
+"""Proofs that a checkpoint and tables belong together: totals proven by audits, and queries over the tables.
 
 A checkpoint is written back only with proof: an earlier audit has proven it, and every expectation shows that the
 tables hold exactly the messages that it covers. Otherwise the tables and the checkpoint are of different moments, and
-no program can tell which messages they have in common.
+no program can find the messages that they have in common.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def proven(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) 
 
 
 def taken(check: ConsumerCheck, diagnosed: Diagnosed, damaged: frozenset[str]) -> list[RecoveryStep]:
-    """Return steps that take older checkpoints for right, if the tables agree with them.
+    """Return steps that accept older checkpoints as right, if the tables agree with them.
 
-    Then the whole database was restored from a backup, and nothing is lost as long as the journals have what is to be
-    read again.
+    Then the whole database was restored from a backup, and nothing is lost as long as the journals have the content
+    to read again.
     """
     findings = [each for each in diagnosed.findings if each.is_error]
     older = all(each.kind in _OLDER and each.subject.name in check.checkpoints for each in findings)
@@ -124,7 +124,7 @@ def _has_moved(shard: str, diagnosed: Diagnosed) -> bool:
 
 
 def _agrees(check: ConsumerCheck, diagnosed: Diagnosed, wrong: Collection[str]) -> bool:
-    """Return True if the tables hold what the present checkpoints cover, with the proven ones of the shards `wrong`."""
+    """Return True if the tables hold exactly the content of the current checkpoints, with proven ones for `wrong`."""
     if not wrong:
         return False
     shards = {**diagnosed.sound, **{name: diagnosed.known.shards.get(name) for name in wrong}}

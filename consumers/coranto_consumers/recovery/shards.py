@@ -12,12 +12,12 @@ from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.specs import most_advanced
 
 PATIENCE_S: Final = 30.0
-"""The time in seconds for which a shard that was unassigned is watched, until it runs or fails again."""
+"""Time in seconds to watch a shard that was unassigned, until it runs or fails again."""
 LOOK_AGAIN_S: Final = 0.1
 
 
 class ShardDoctor:
-    """Finds failed shards of a running consumer, and has them assigned anew.
+    """Finds failed shards of a running consumer, and lets them be reassigned.
 
     A shard fails again if the cause is still there, so its steps come after all others.
     """
@@ -37,7 +37,7 @@ class ShardDoctor:
                     RecoveryStep(
                         StepKind.UNASSIGN_SHARD,
                         name,
-                        f"take {name} from the process where it failed, so that it starts anew",
+                        f"take {name} from the process where it failed, so that it starts again",
                     )
                 )
                 remarks.append(Remark(name, f"it failed: {status.errors[0] if status.errors else 'without a reason'}"))

@@ -22,10 +22,10 @@ from coranto_consumers.recovery.proofs import Diagnosed, evident_fence, offsets_
 
 
 class StoreDoctor:
-    """Finds damage between a consumer's store and its journals, by its audit, and repairs what can be repaired.
+    """Finds damage between a consumer's store and its journals, by its audit, and repairs it where possible.
 
     Every change raises the fence first, so a process of the consumer that still runs cannot commit in between. That
-    process stops or starts anew, as after any change of owner.
+    process stops or restarts, as after any change of owner.
     """
 
     def __init__(self, client: JournalClient, store: MendedStore, new_check: Callable[[bool], ConsumerCheck]) -> None:
@@ -94,7 +94,7 @@ class StoreDoctor:
 
     @staticmethod
     def _is_repaired(finding: Finding, repaired: set[str], damaged: frozenset[str]) -> bool:
-        """Return True if restoring checkpoints also mends this finding."""
+        """Return True if restoring checkpoints also repairs this finding."""
         if (
             finding.kind in (Kind.EXPECTATION_FAILED, Kind.NOT_EXAMINED)
             and finding.subject.kind is not SubjectKind.SHARD
@@ -116,7 +116,7 @@ class StoreDoctor:
             case StepKind.ACCEPT_LOSS:
                 return await self._accept(step)
             case _:
-                raise CorantoError(f"{step.kind.value} is no step for a store")
+                raise CorantoError(f"{step.kind.value} is not a step for a store")
 
     async def _append(self, step: RecoveryStep) -> str:
         fence, checkpoint = await asyncio.to_thread(self._store.raise_fence, step.subject)
@@ -196,7 +196,7 @@ def _accept_step(consumer: str, lost: Sequence[Finding]) -> RecoveryStep:
     return RecoveryStep(
         StepKind.ACCEPT_LOSS,
         consumer,
-        f"{text}take the present state of its store for right, so that audits report only what is new",
+        f"{text}take the current state of its store for right, so that audits report only new findings",
         loses="the differences above are not reported again",
         facts={"unsettled": unsettled} if unsettled else {},
     )
