@@ -82,7 +82,7 @@ def test_another_class_of_the_same_name_is_refused_before_it_writes(world: World
     world.run(Copies())
     world.write()
     text, code = world.refused(Copies("elsewhere"))
-    assert "table kept gets nothing any more, table elsewhere gets nothing of what was read before (rows/a 8" in text
+    assert "table kept gets nothing any more, table elsewhere gets nothing of the earlier messages (rows/a 8" in text
     world.run(Copies())
     assert world.rows() == [0, 1], "the application that the checkpoint records continues"
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_in_iceberg_records_the_consumer_as_well(world: World, tmp_
     assert known.outputs == {"table kept"}
     assert known.store == f"iceberg sqlite://{tmp_path}/lake.db default.kept"
     world.write()
-    with pytest.raises(ConsumerChanged, match="table elsewhere gets nothing of what was read before"):
+    with pytest.raises(ConsumerChanged, match="table elsewhere gets nothing of the earlier messages"):
         world.run(Copies("elsewhere"), store=store())
     world.run(Copies(), store=store())
     assert len(store().load("kept").scan().to_arrow()) == 2

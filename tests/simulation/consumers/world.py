@@ -289,7 +289,7 @@ class _SimShardPeers(ShardPeers):
 
     def stub(self, endpoint: str) -> pc_grpc.ShardAsyncStub:
         if not endpoint:
-            raise Unavailable("the process to ask is no longer there")
+            raise Unavailable("the asked process is no longer there")
         rpc, node, process = self._reach
         return rpc.shard_stub(node, endpoint, process)
 

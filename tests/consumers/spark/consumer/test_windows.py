@@ -324,7 +324,7 @@ def test_another_application_of_the_same_name_is_refused_for_all_windows_until_t
         text, code = refused(consumer(spark, world, store_url, Elsewhere()), name)
         assert "table by_window gets nothing any more" in text
     text, _ = refused(consumer(spark, world, store_url, Elsewhere(f"name={TWO}")), second)
-    assert f"sources: recorded {SELECTOR}, now name={TWO}; what follows of {ONE} from" in text
+    assert f"sources: recorded {SELECTOR}, now name={TWO}; the rest of {ONE} from" in text
     assert (rows_of(store_url, BY_WINDOW), rows_of(store_url, EACH)) == before
     store = SqlStore(store_url)
     assert made.log.identity() == Identity(
