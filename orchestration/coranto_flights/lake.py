@@ -28,7 +28,7 @@ _TEXTS: Final = ("carrier", "tailnum", "origin", "dest")
 
 
 def lake_catalog(data_dir: Path) -> SqlCatalog:
-    """Return the catalog of the demo's warehouse, both in a folder beside the cluster's data."""
+    """Return the catalog of the demo's warehouse, both in a folder next to the cluster's data."""
     folder = data_dir.absolute() / "lake"
     folder.mkdir(parents=True, exist_ok=True)
     return SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
@@ -47,7 +47,7 @@ def flights_table(name: str) -> Table:
 
 
 class FlightsIntoLake:
-    """The application for the flights below `prefix`: each becomes a row. `table` is the SQL table beside it."""
+    """The application for the flights below `prefix`: each becomes a row. `table` is the corresponding SQL table."""
 
     value_schema = ", ".join([*(f"{each} INT" for each in _NUMBERS), *(f"{each} STRING" for each in _TEXTS)])
 
@@ -69,7 +69,7 @@ class FlightsIntoLake:
 
 
 def lake_store(data_dir: Path, table: str) -> IcebergStore:
-    """Return the store of a consumer into the lake. `table` is the SQL table beside it."""
+    """Return the store of a consumer into the lake. `table` is the corresponding SQL table."""
     return IcebergStore(lake_catalog(data_dir), flights_table(lake_table(table)), namespace=NAMESPACE)
 
 

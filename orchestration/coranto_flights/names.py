@@ -1,4 +1,4 @@
-"""Names that every part of the demo gives to what it makes."""
+"""Names that all parts of the demo use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMESPACE: Final = "demo"
 
 
 def lake_table(table: str) -> str:
-    """Return the name of the Iceberg table that stands beside a SQL table, whose name begins with `TABLE`."""
+    """Return the name of the Iceberg table of a SQL table, whose name begins with `TABLE`."""
     return f"flights{table.removeprefix(TABLE)}"
 
 

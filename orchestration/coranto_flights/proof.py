@@ -33,7 +33,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class CheckedClaim:
-    """A claim that was proven, or not. `detail` tells what was compared, or what differed."""
+    """A claim that was proven, or not. `detail` has the comparison, or the difference."""
 
     claim: str
     holds: bool

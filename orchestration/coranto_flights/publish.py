@@ -9,9 +9,9 @@ also sets the journal's registers:
 `flights-rows`         all rows of this journal below this row are published
 =====================  ============================================================================================
 
-After a crash, the next publisher finds the position of each journal in these registers, and goes on with the same
+After a crash, the next publisher finds the position of each journal in these registers, and continues with the same
 producer and clocks. Messages that were appended but not yet acknowledged are appended again with the same UUIDs, and
-readers discard the duplicates. Two publishers at once cannot both acknowledge: only one passes the check of registers.
+readers discard the duplicates. Two publishers cannot both acknowledge: only one passes the check of registers.
 
 Two things are done on purpose, as tests for readers: about one batch in a hundred is appended twice, and another
 producer publishes altered flights in a transaction that it then rolls back.

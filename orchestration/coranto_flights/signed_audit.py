@@ -1,6 +1,6 @@
 """The audit at the end of the main job: all journals and both consumers, in one signed report.
 
-The report and its key stay in the demo's folder, so that anybody can verify it later (`coranto audit verify`).
+The report and its key stay in the demo's folder, so that it can be verified later (`coranto audit verify`).
 """
 
 from __future__ import annotations

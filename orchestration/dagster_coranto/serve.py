@@ -1,8 +1,8 @@
-"""A consumer beside Dagster: `python -m dagster_coranto.serve -m my_project.definitions [CONSUMER]`.
+"""A consumer outside Dagster: `python -m dagster_coranto.serve -m my_project.definitions [CONSUMER]`.
 
 The process keeps consuming until it is interrupted, and reports materialisations to $DAGSTER_HOME's instance without
 runs. It is for a consumer that should be quick at all times, under a supervisor such as systemd or Kubernetes. Turn the
-consumer's polling sensor off meanwhile: of the process and the sensor's runs, whichever starts later shuts out the
+consumer's polling sensor off: of the process and the sensor's runs, the one that starts later fences off the
 other.
 """
 
@@ -106,7 +106,7 @@ def _serve_once(
         try:
             instance.report_runless_asset_event(state.as_event())
         except (dg.DagsterError, SQLAlchemyError, OSError) as error:
-            # Dagster's database is not needed to consume; the next report tells what this one would have.
+            # Dagster's database is not needed to consume; the next report includes this one's content.
             _log.warning("dagster.materialisation_not_reported", asset=state.key.to_user_string(), error=str(error))
 
     def warn(new: LeftOut) -> bool:
@@ -130,7 +130,7 @@ def run(
         int, typer.Option(help="Port for Prometheus metrics, on all interfaces; 0: none.", min=0, max=65535)
     ] = 0,
 ) -> None:
-    """Keep a Spark consumer going beside Dagster, until interrupted.
+    """Keep a Spark consumer running outside Dagster, until interrupted.
 
     The exit code is 1 when another instance of the consumer has shut this one out, or when it cannot start.
     """

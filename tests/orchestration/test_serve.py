@@ -181,7 +181,7 @@ def test_names_of_no_consumer_and_unknown_modes_are_refused(shop: Shop) -> None:
         with pytest.raises(InvalidInput, match="'other' is no Spark consumer of these definitions; they have: consume"):
             serve(shop.definitions.get_repository_def(), "other", instance, StopOn(threading.Event()))
         config: Any = {"ops": {"consume_orders": {"config": {"mode": "for ever"}}}}
-        with pytest.raises(InvalidInput, match="'for ever' is no mode of a consumer; write drain or service"):
+        with pytest.raises(InvalidInput, match="'for ever' is not a mode of a consumer; write drain or service"):
             dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=config)
 
 

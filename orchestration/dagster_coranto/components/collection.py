@@ -1,6 +1,6 @@
-"""A component for a collection of journals: an asset for each folder, or each journal, that a selector finds.
+"""A component for a collection of journals: an asset for each folder, or each journal, of a selector.
 
-The journals are those of its tree of specs, and those that were listed when its state was last refreshed
+The journals come from its tree of specs, and from the listing at the last refresh of its state
 (`dg utils refresh-defs-state`). Loading definitions reads both, and asks no broker.
 """
 
@@ -67,7 +67,7 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
     )
     specs: str | None = Field(
         default=None,
-        description="File with a tree of journal specs, beside defs.yaml. It becomes an asset that applies it, on "
+        description="File with a tree of journal specs, next to defs.yaml. It becomes an asset that applies it, on "
         "which the journals' assets depend, and a check of drift.",
         examples=["journals.yaml"],
     )
@@ -75,7 +75,7 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
     audits: list[Literal["cheap", "deep"]] = Field(
         default=["cheap"],
         description="The checks of each folder. A cheap audit reads no content; a deep one reads content up to a "
-        "budget, and goes on from there the next time.",
+        "budget, and continues from there the next time.",
     )
     translation: (
         Annotated[
@@ -148,7 +148,7 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
             if spec.key not in elsewhere.assets:
                 assets.append(spec)
             if not all(spec.name.startswith(f"{name}/") for spec in members):
-                continue  # A journal is no group, so it has no audit of its own.
+                continue  # A journal is not a group, so it has no audit of its own.
             group = JournalGroup(name)
             audits = [
                 build_audit_check(group, depth=depth, dagster_journal_translator=translator, resource_key=key)

@@ -22,13 +22,15 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
         default=None, gt=0, description="Most bytes of new content that a transaction reads."
     )
     max_transaction_messages: int | None = Field(
-        default=None, gt=0, description="About the most new messages that a transaction reads, beside its bytes."
+        default=None,
+        gt=0,
+        description="About the most new messages that a transaction reads, in addition to its bytes.",
     )
     min_transaction_seconds: float | None = Field(
         default=None, ge=0, description="The least time between transactions of a service that has caught up."
     )
     retry_timeout: float | None = Field(
-        default=None, ge=0, description="The seconds for which a run waits for a store or broker that is unavailable."
+        default=None, ge=0, description="Seconds that a run waits for a store or broker that is unavailable."
     )
     max_partition_bytes: int | None = Field(default=None, gt=0, description="Most bytes that a task of Spark reads.")
     misfits: Literal["fail", "nulls"] | DeadLettersModel | None = Field(
@@ -38,7 +40,7 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
         examples=["nulls", {"table": "dead_letters"}],
     )
     fail_on_data_loss: bool | None = Field(
-        default=None, description="False: go on behind content that is gone. The check nothing_left_out tells of it."
+        default=None, description="False: continue behind content that is gone. The check nothing_left_out reports it."
     )
     accept_changes: str | None = Field(
         default=None,

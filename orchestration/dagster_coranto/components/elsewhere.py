@@ -30,7 +30,7 @@ class Elsewhere:
 
 
 def defined_elsewhere(context: dg.ComponentLoadContext, left_out: type[dg.Component]) -> Elsewhere:
-    """Return what the project of a component defines beside components of the class `left_out`.
+    """Return the project's definitions other than components of the class `left_out`.
 
     Dagster keeps the definitions that this loads, so each part is loaded once. It is nothing for a component that is
     loaded without a project (`dg.build_defs_for_component`).

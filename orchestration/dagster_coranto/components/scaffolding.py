@@ -64,7 +64,7 @@ class SparkConsumerParams(ConsumerParams):
 
 
 class SparkConsumerScaffolder(dg.Scaffolder[SparkConsumerParams]):
-    """Writes a consumer of one folder of journals that maintains one table, going on or by windows."""
+    """Writes a consumer of one folder of journals that maintains one table, continuously or by windows."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[SparkConsumerParams]:

@@ -1,6 +1,6 @@
 """A component for a consumer of shards: its shard specs from YAML, and its tables as assets.
 
-The consumer's own processes run beside Dagster (`coranto consumer serve`). Loading definitions asks none of them.
+The consumer's own processes run outside Dagster (`coranto consumer serve`). Loading definitions asks none of them.
 """
 
 import dagster as dg
@@ -15,9 +15,9 @@ from dagster_coranto.translation.translator import ComponentTranslator, build_gr
 
 @dg.scaffold_with(ShardConsumerScaffolder)
 class ShardConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
-    """A consumer of shards, whose processes run beside Dagster: the specs of its shards, and its tables as assets."""
+    """A consumer of shards, whose processes run outside Dagster: the specs of its shards, and its tables as assets."""
 
-    specs: str = Field(description="File with shard specs, beside defs.yaml.", examples=["shards.yaml"])
+    specs: str = Field(description="File with shard specs, next to defs.yaml.", examples=["shards.yaml"])
     specs_asset: str = Field(default="shard_specs", description="The key of the asset that applies `specs`.")
     sources: list[str] = Field(description="Folders of the journals that the shards read.", examples=[["shop/orders"]])
     tables: list[dg.ResolvedAssetSpec] = Field(default=[], description="Assets of the tables that it maintains.")

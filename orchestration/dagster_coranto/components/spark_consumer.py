@@ -95,7 +95,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         )
 
     def settings(self, context: dg.AssetExecutionContext) -> ConsumerSettings:
-        """Return what a run needs. Override this for an application with arguments."""
+        """Return the application of a run. Override this for an application with arguments."""
         from coranto_consumers.loading import load_target
 
         url = os.environ.get(self.store_url_variable)
@@ -171,7 +171,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             if given:
                 raise InvalidInput(
                     f"{self.name} has windows, and so {name} has no meaning; leave it out, and make another component "
-                    "for the consumer that goes on with new messages",
+                    "for the consumer that continues with new messages",
                     field=name,
                 )
         windowed = build_windowed_consumer(

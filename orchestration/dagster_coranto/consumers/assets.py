@@ -46,7 +46,7 @@ class ConsumerRun(dg.Config):
             return ConsumerMode(self.mode) if self.mode else default
         except ValueError:
             known = " or ".join(mode.value for mode in ConsumerMode)
-            raise InvalidInput(f"{self.mode!r} is no mode of a consumer; write {known}", field="mode") from None
+            raise InvalidInput(f"{self.mode!r} is not a mode of a consumer; write {known}", field="mode") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class ConsumerStep:
 
     def _warn(self, new: LeftOut) -> bool:
         """Report in the run, and by the assets' checks, the input that the consumer left out."""
-        self.context.log.warning(f"{self.definition.name} went on without {new}.")
+        self.context.log.warning(f"{self.definition.name} continued without {new}.")
         report_left_out(self.context.instance, self.definition, new)
         return True
 

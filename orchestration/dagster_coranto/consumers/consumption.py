@@ -1,4 +1,4 @@
-"""Running a Spark consumer for Dagster, until it has caught up or until it is stopped, and what is said of it."""
+"""Running a Spark consumer for Dagster, until it has caught up or is stopped, and its reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Consumption:
-    """One run of a consumer. Use `drain` or `serve`, once. `left_out` tells what it leaves out (`LeftOutWatch`)."""
+    """One run of a consumer. Use `drain` or `serve`, once. `left_out` reports omitted input (`LeftOutWatch`)."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class Consumption:
         log: Log,
         observe: Callable[[ConsumeReport], object] = lambda report: None,
     ) -> ConsumeReport:
-        """Consume what is written, until `stop`. Raises as `SparkConsumer.run_until_stopped` does.
+        """Consume new messages, until `stop`. Raises as `SparkConsumer.run_until_stopped` does.
 
-        `observe` is called with all progress. What has been committed is emitted at most every `report_seconds`, and in
+        `observe` is called with all progress. Commits are emitted at most every `report_seconds`, and in
         the end: each asset's new state.
         """
         latest: ConsumeReport | None = None

@@ -45,7 +45,7 @@ class ConsumerSettings:
         """The URL of the database. Raises InvalidInput for an `IcebergStore`."""
         if not isinstance(self.store, str):
             raise InvalidInput(
-                f"{self.store.name} is no database, and windows are kept in one; give a URL", field="store"
+                f"{self.store.name} is not a database, and windows are kept in one; give a URL", field="store"
             )
         return self.store
 

@@ -16,11 +16,11 @@ from dagster_coranto.translation.metadata import GroupMetadataSet, offsets_metad
 
 
 class Inputs:
-    """The versions of what a consumer's assets are made from.
+    """The versions of the inputs of a consumer's assets.
 
     The version of a group of journals is a digest of its heads. A consumer that has read up to all heads has read that
-    version, whether it was reported or not. For other inputs, and for journals that grow meanwhile, it is the version
-    that was last reported before.
+    version, whether it was reported or not. For other inputs, and for journals that grow during the run, it is the
+    last version reported before.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Inputs:
         return {key: self._read.get(key) or self._reported[key] for key in keys}
 
     def look(self, offsets: Mapping[str, int]) -> Iterator[Materialized]:
-        """Take in the offsets read until now, and yield the growth of sources that nothing has reported yet."""
+        """Add the offsets read until now, and yield the growth of sources that nothing has reported yet."""
         self._read = {}
         for key, group in zip(self._definition.source_keys, self._definition.sources, strict=True):
             heads = self._heads_read(group, offsets)
@@ -60,6 +60,6 @@ class Inputs:
         try:
             heads = heads_of(self._journals.positions(group))
         except (ClusterError, Unavailable):
-            return None  # What was consumed is committed, so this is no reason to fail.
+            return None  # Consumed messages are committed, so this is not a reason to fail.
         read = sum(heads.values()) and all(offsets.get(journal, 0) == head for journal, head in heads.items())
         return heads if read else None

@@ -1,7 +1,7 @@
-"""The input that a Spark consumer went on without, told by an asset check: dead letters, and content that was gone.
+"""The input that a Spark consumer omitted, reported by an asset check: dead letters, and content that was gone.
 
-A consumer's run adds to what the check said last, as soon as it has committed without something. So the check fails
-until somebody accepts what it tells, and a later run with nothing to tell does not hide it.
+A consumer's run adds to the check's last report, as soon as it has committed without some input. So the check fails
+until its report is accepted, and a later run without omissions does not hide it.
 """
 
 import time
@@ -53,9 +53,9 @@ class LeftOut:
 
 
 class LeftOutWatch:
-    """Tells what one run leaves out: losses once they are committed, and dead letters at most every `seconds`.
+    """Reports the omissions of one run: losses once they are committed, and dead letters at most every `seconds`.
 
-    `tell` returns False if it could not tell; the same is then told again with what comes next.
+    `tell` returns False if it failed; the same is then reported again with the next omissions.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LeftOutWatch:
         self._transactions = 0
 
     def look(self, report: "ConsumeReport") -> None:
-        """Take in the progress of the run. What no transaction has committed yet is met again by the next run."""
+        """Add the progress of the run. The next run meets uncommitted omissions again."""
         if report.transactions == self._transactions:
             return
         self._transactions = report.transactions
@@ -93,7 +93,7 @@ class LeftOutWatch:
 
 
 def report_left_out(instance: dg.DagsterInstance, definition: SparkConsumerDefinition, new: LeftOut) -> None:
-    """Add to what the check says of a consumer's assets."""
+    """Add to the report of the check of a consumer's assets."""
     for asset in definition.keys:
         known = _known(instance, asset)
         result = _result(asset, {name: known[name] + count for name, count in new.counts.items()}, new.lost)
@@ -112,16 +112,16 @@ def report_left_out(instance: dg.DagsterInstance, definition: SparkConsumerDefin
 class LeftOutConfig(dg.Config):
     """The configuration of one evaluation of the check."""
 
-    accept: bool = Field(default=False, description="Accept what was left out until now: the check passes again.")
+    accept: bool = Field(default=False, description="Accept the omissions until now: the check passes again.")
 
 
 def build_left_out_check(consumer: dg.AssetsDefinition) -> dg.AssetChecksDefinition:
     """Return the check `nothing_left_out` of the assets that `build_spark_consumer_assets` made.
 
-    It fails when the consumer went on behind content that was gone (`fail_on_data_loss=False`), and warns of dead
+    It fails when the consumer continued behind content that was gone (`fail_on_data_loss=False`), and warns of dead
     letters. Runs of the consumer, and `dagster_coranto.serve`, report both as they happen, so the check needs no
-    schedule. It goes on to say so until it is evaluated with `accept: true` in its configuration. The consumer's
-    Dagster instance remembers it: another one knows nothing of what was left out before.
+    schedule. It keeps reporting until it is evaluated with `accept: true` in its configuration. The consumer's
+    Dagster instance remembers it: another instance does not know earlier omissions.
     """
     definition = next(consumers_of([consumer]), None)
     if definition is None:

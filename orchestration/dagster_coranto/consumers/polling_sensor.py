@@ -70,7 +70,7 @@ class JournalPollingSensorCursor(BaseModel, frozen=True):
         return self.grown_bytes(since) > 0
 
     def grown_bytes(self, since: JournalPollingSensorCursor) -> int:
-        """Return the bytes by which journals have grown, those that were created since included."""
+        """Return the growth of journals in bytes, including journals that were created since."""
         return grown_bytes(self.journals, since.journals)
 
     @property
@@ -99,9 +99,9 @@ def build_journal_polling_sensor(
     """Return a sensor that requests a run of `job` (or of the assets of `target`) when journals have grown.
 
     `group` is the group that the consumer reads, or several. At most one run is under way at a time: while any run
-    materialises the consumer's assets, queued or started, by whomever, journals grow and wait, and one run follows it
-    and takes all that waits. A run that failed is followed by another after a while that doubles with each failure, up
-    to half an hour. One that was deleted, or never created, is followed by another at once. So is any run after "Reset
+    materialises the consumer's assets, queued or started, by any launcher, journals grow and wait, and one run follows
+    and takes all waiting content. A failed run is repeated after a delay that doubles with each failure, up
+    to half an hour. One that was deleted, or never created, is replaced immediately. So is any run after "Reset
     cursor", if the journals have content. No run follows one that was canceled until journals grow. A consumer that
     shows no sign of life for `presumed_dead_seconds` is marked as failed.
 
@@ -162,7 +162,7 @@ def build_journal_polling_sensor(
 def _present(
     resource: JournalResource, groups: Iterable[JournalGroup], before: JournalPollingSensorCursor
 ) -> JournalPollingSensorCursor:
-    """Return the present positions. A journal whose head nobody can tell is taken to be where it was."""
+    """Return the current positions. A journal with an unknown head keeps its last position."""
     found: dict[str, JournalPosition] = {}
     for heads in map(resource.heads, groups):
         found |= present_positions(heads, before.journals)

@@ -31,7 +31,9 @@ def run(
     limit: Annotated[int, typer.Option("--limit", min=0, help="Only so many flights; 0 takes all.")] = 0,
     brokers: Brokers = 1,
     lake: Annotated[bool, typer.Option("--lake", help="Also copy every flight into an Iceberg table.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run left, and begin anew.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Remove the results of an earlier run, and start over.")
+    ] = False,
 ) -> None:
     """Start a cluster, publish the flights, consume them exactly once, kill the consumer, prove the result.
 
@@ -52,7 +54,7 @@ def run(
     try:
         outcome = Demo(data_dir, limit=limit, brokers=brokers, lake=lake, console=console).run()
     except KeyboardInterrupt:
-        console.print("\nStopped, and everything that was started with it. Run it again to go on.")
+        console.print("\nStopped, with all its processes. Run it again to continue.")
         raise typer.Exit(130) from None
     print_report(outcome, data_dir, console)
     raise typer.Exit(0 if outcome.holds else 1)

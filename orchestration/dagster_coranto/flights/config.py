@@ -25,7 +25,7 @@ class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
         default=TRANSACTION_BYTES, gt=0, description="Journal content that one consumer transaction reads at most."
     )
     store_url: str = Field(
-        default="", description="SQL store. Empty: $CORANTO_STORE_URL, otherwise SQLite beside the cluster's data."
+        default="", description="SQL store. Empty: $CORANTO_STORE_URL, otherwise SQLite in the cluster's data folder."
     )
 
 

@@ -89,7 +89,7 @@ flights_job = dg.define_asset_job(
 consume_job = dg.define_asset_job(
     "consume_flights_job",
     selection=dg.AssetSelection.assets(*flight_consumer.keys),
-    description="Process what the journals hold beyond what was processed.",
+    description="Process the journals' unprocessed content.",
 )
 
 JOURNALS = JournalResource()

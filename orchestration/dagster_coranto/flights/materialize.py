@@ -57,7 +57,7 @@ class Job:
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:
-            raise InvalidInput(f"{text!r} is not a job: {error}; pass on what the asset wrote", field="job") from error
+            raise InvalidInput(f"{text!r} is not a job: {error}; pass on the asset's own text", field="job") from error
 
     @property
     def run_config(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The main job from beginning to end: cluster, two passes over the flights, a kill in the second, proof and audit.
 
-It uses the same parts as any user: the cluster is that of `coranto up`, and Dagster materialises assets in processes of
+It uses the same parts as any user: the cluster of `coranto up`, and Dagster materialises assets in processes of
 their own (`dagster_coranto.flights.materialize`), with the cluster's folder in the environment. It can be run again:
-journals and tables are kept below the data directory, and each step does only the work that is left.
+journals and tables are kept below the data directory, and each step does only the remaining work.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Demo:
         """Start the consumer and `kill -9` it once it has committed a part. Returns "" when it was done before."""
         store, shard = SqlStore(store_url(self._data_dir)), consumer_name(job)
         if _consumed(store, shard) >= total:
-            return "The second pass was finished by an earlier run; `--fresh` begins anew."
+            return "The second pass was finished by an earlier run; `--fresh` starts over."
         child = self._start(job, ["carrier_delays", "flights/alerts"])
         while child.poll() is None:
             consumed = _consumed(store, shard)

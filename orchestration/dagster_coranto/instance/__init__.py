@@ -1,1 +1,1 @@
-"""A Dagster instance: its home beside a cluster's data, its runs under way with their signs of life, and its log."""
+"""A Dagster instance: its home in a cluster's data folder, its running runs with their heartbeats, and its log."""

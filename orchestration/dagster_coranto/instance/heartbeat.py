@@ -1,6 +1,6 @@
 """A heartbeat: a sign of life that a consuming run keeps in its tags.
 
-A run whose process was killed stays "started" for ever, as far as Dagster knows. The tag tells it from one that works.
+A run whose process was killed stays "started" forever, as far as Dagster knows. The tag shows that a run works.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Heartbeat:
         try:
             self._instance.add_run_tags(self._run_id, {ALIVE_TAG: str(int(time.time())), PROCESS_TAG: self._process})
         except (dg.DagsterError, SQLAlchemyError, OSError) as error:
-            # Consuming goes on without Dagster's database: the fence, not this tag, keeps consumers apart.
+            # Consuming continues without Dagster's database: the fence, not this tag, keeps consumers apart.
             _log.warning("dagster.heartbeat_not_stored", run=self._run_id, error=str(error))
 
 

@@ -1,4 +1,4 @@
-"""Dagster's home folder beside a cluster's data."""
+"""Dagster's home folder in a cluster's data folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TEMPLATE = """\
 # Written by Coranto when it starts Dagster; changes are kept as long as this file exists.
 telemetry:
   enabled: false
-# Runs start at once, without the daemon: a consumer's fence, not a queue, keeps two of them apart.
+# Runs start immediately, without the daemon: a consumer's fence, not a queue, keeps two of them apart.
 run_coordinator:
   module: dagster._core.run_coordinator
   class: DefaultRunCoordinator
@@ -42,8 +42,8 @@ def prepare_home(data_dir: Path) -> Path:
 def prepare_storage(data_dir: Path) -> None:
     """Create the databases of the instance below `data_dir`, where they do not exist yet.
 
-    Processes of Dagster create them at their first use. Two that do so at once break each other's migrations. So call
-    this before you start more than one.
+    Processes of Dagster create them at their first use. Two that do so concurrently break each other's migrations. So
+    call this before you start more than one.
     """
     with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
         instance.get_runs_count()
@@ -62,7 +62,7 @@ def dagster_environment(data_dir: Path, base: Mapping[str, str] | None = None) -
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
         "CORANTO_DATA": str(data_dir.absolute()),
-        # Otherwise gRPC logs a warning for every process that is started beside its threads, such as Spark's.
+        # Otherwise gRPC logs a warning for every child process, such as Spark's.
         "GRPC_VERBOSITY": "ERROR",
         # Dagster starts gRPC before Coranto can set this; see `coranto`.
         "GRPC_ENABLE_FORK_SUPPORT": "false",

@@ -24,7 +24,7 @@ class OneAtATime:
     of life. The turn of a run that has ended, was killed or is silent is taken: otherwise no run could ever follow it.
     If it works after all, the fence of its consumer keeps the two apart.
 
-    A storage without pools gives every step its turn at once. `say` is called once a minute while the step waits.
+    A storage without pools gives every step its turn immediately. `say` is called once a minute while the step waits.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class OneAtATime:
             self._limit()
 
     def _claim(self) -> bool:
-        """Claim the turn. SQLite lets two processes claim at once; the second reading shows which one has it."""
+        """Claim the turn. SQLite lets two processes claim concurrently; the second reading shows which one has it."""
         storage = self._instance.event_log_storage
         if not storage.claim_concurrency_slot(self._pool, self._run_id, self._step).is_claimed:
             return False

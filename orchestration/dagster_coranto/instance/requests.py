@@ -25,10 +25,10 @@ class RunHistory:
     records: Sequence[dg.RunRecord]
 
     def due(self, interval_seconds: float) -> float | None:
-        """Return the time from which another run is requested, in seconds since 1970. None if none is needed.
+        """Return the earliest time of another run, in seconds since 1970. None if none is needed.
 
-        A run that was never created, or that was deleted, is requested again at once (0). One that failed is followed
-        by another after `pause_after`. No run follows one that is under way, has succeeded or was canceled.
+        A run that was never created, or that was deleted, is requested again immediately (0). A failed one is repeated
+        after `pause_after`. No run follows one that is running, has succeeded or was canceled.
         """
         if not self.records:
             return 0.0
@@ -45,7 +45,7 @@ class RunHistory:
 class Requests:
     """The runs that a sensor requests, each for a purpose, found again by their tags.
 
-    The sensor's cursor is its generation. "Reset cursor" begins a new one, in which every purpose gets a run again.
+    The sensor's cursor is its generation. "Reset cursor" begins a new one, and every purpose gets a run again.
     """
 
     def __init__(self, context: dg.SensorEvaluationContext, sensor: str) -> None:
@@ -98,7 +98,8 @@ def latest_run(instance: dg.DagsterInstance, sensor: str, run_key: str) -> dg.Ru
 
 
 def failed_at(record: dg.RunRecord) -> float | None:
-    """Return the time at which a run failed, in seconds since 1970. None if it has not, or if Dagster retries it."""
+    """Return the time of a run's failure, in seconds since 1970. None if it has not failed, or if Dagster retries
+    it."""
     run = record.dagster_run
     if run.status is not dg.DagsterRunStatus.FAILURE or run.is_complete_and_waiting_to_retry:
         return None

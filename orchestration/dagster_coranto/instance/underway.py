@@ -44,7 +44,7 @@ class Target:
         job: NamedJob | None,
         selection: dg.AssetSelection | None,
     ) -> Target:
-        """Return the target of a sensor. Of the assets, those of consumers count if there are any."""
+        """Return the target of a sensor. Of the assets, consumers' assets count if there are any."""
         if selection is not None:
             keys: Set[dg.AssetKey] = selection.resolve(repository.asset_graph)
         else:
@@ -57,8 +57,8 @@ class Target:
     def is_run_by(self, run: dg.DagsterRun, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance) -> bool:
         """Return True if a run materialises any of the assets, or runs the job.
 
-        The run may be of another code location, whose jobs are not known here. So what it was planned to materialise
-        counts, which Dagster notes when it creates a run.
+        The run may be of another code location, whose jobs are not known here. So its planned materialisations
+        count, which Dagster records when it creates a run.
         """
         if run.asset_selection is not None:
             return not self.keys.isdisjoint(run.asset_selection)

@@ -51,7 +51,7 @@ def build_journal_group_asset(
     resource_key: str = "journals",
     **options: Unpack[AssetOptions],
 ) -> dg.AssetsDefinition:
-    """Return an asset for a group of journals, to which `publish` appends.
+    """Return an asset for a group of journals that `publish` appends to.
 
     `publish` gets a PublishContext, and a resource for each further parameter that is annotated with a resource's
     class. The group's journals are those that exist at run time, below the resource's prefix. The run fails with

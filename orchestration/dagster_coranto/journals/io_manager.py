@@ -38,7 +38,7 @@ class JournalIOManager(dg.ConfigurableIOManager):
     its output counts once, also when the step, or a run that resumes this one, tries it again. Without the metadata
     `dagster-coranto/key_field` an output goes to one journal, in order.
 
-    The row is forgotten `keep_outputs_days` after its output was committed. A run that began so long ago cannot go on,
+    The row is forgotten `keep_outputs_days` after its output's commit. A run that began before that cannot continue,
     and its outputs are refused.
 
     An input is a list of records, or a `pyarrow.Table` or `pandas.DataFrame` if the parameter has that type. It has
@@ -52,7 +52,7 @@ class JournalIOManager(dg.ConfigurableIOManager):
         default=_DEFAULT_INPUT_BYTES, gt=0, description="Refuse inputs with more bytes of journal content."
     )
     keep_outputs_days: int = Field(
-        default=90, gt=0, description="Remember committed outputs for so many days, and refuse those of older runs."
+        default=90, gt=0, description="Remember committed outputs for so many days, and refuse outputs of older runs."
     )
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:

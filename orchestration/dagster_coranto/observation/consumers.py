@@ -30,7 +30,7 @@ class OffsetsSource(Protocol):
 
 
 class ShardConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
-    """Consumer processes, which tell of their shards. Tokens and certificates come from the environment."""
+    """Consumer processes, which report their shards. Tokens and certificates come from the environment."""
 
     endpoint: str = Field(description="A consumer process, as host:port or a URL; several are separated by commas.")
 
@@ -130,7 +130,7 @@ def build_consumer_observation_sensor(
                     journal: at.head for group in each.sources for journal, at in resource.positions(group).items()
                 }
             except (ClusterError, Unavailable, SqlStoreError) as error:
-                context.log.warning(f"How far {each.name} has come cannot be told: {error}")
+                context.log.warning(f"The progress of {each.name} is unknown: {error}")
                 continue
             if offsets is None:
                 continue

@@ -78,7 +78,7 @@ def build_journal_observation_sensor(
     A group that has grown gets a materialisation, so that freshness policies and automation conditions downstream
     see it. A group whose lag or stored bytes have changed, and not its heads, gets an observation. Of each group there
     is at most one event in `report_seconds`, and none if nothing has changed or a run has already reported the same
-    heads. Dagster keeps events for ever, so they are small for any number of journals.
+    heads. Dagster keeps events permanently, so they are small for any number of journals.
 
     `consumers` are names of consumers with their stores, or selectors of shards with their consumer processes. Their
     lag behind each group is reported. Metadata: GroupMetadataSet, and `dagster-coranto/lag_bytes/NAME` for each

@@ -22,7 +22,7 @@ from coranto.names import check_prefix
 from dagster_coranto.resources.hidden import hide, reveal
 
 AUDIT_PATIENCE_S = 5.0
-"""The time in seconds for which audits wait for one broker. There may be many journals on one that is away."""
+"""Seconds that audits wait for one broker. A broker that is away may have many journals."""
 
 
 class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
@@ -38,7 +38,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     endpoint: str = Field(
         default="",
         description="Brokers, as host:port or a URL; several are separated by commas. Empty: $CORANTO_ENDPOINT, "
-        "otherwise those of the cluster below data_dir.",
+        "otherwise the addresses of the cluster below data_dir.",
     )
     file_root: str = Field(
         default="",
@@ -94,7 +94,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         return reach(self.endpoint, data_dir=self.data_dir, file_root=self.file_root, settings=settings)
 
     def audit_config(self) -> ClientConfig:
-        """Return `client_config` for audits and recoveries, which tell of brokers that do not answer, and go on."""
+        """Return `client_config` for audits and recoveries, which report brokers that do not answer, and continue."""
         config = self.client_config()
         return replace(config, patience=min(config.patience, AUDIT_PATIENCE_S))
 
@@ -129,7 +129,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         return positions_of(heads)
 
     def heads(self, group: JournalGroup) -> Heads:
-        """Return all that brokers tell of a group's journals, by one call. The prefix applies."""
+        """Return the brokers' reports on a group's journals, by one call. The prefix applies."""
         return run_blocking(self._heads(self.group(group)))
 
     async def _heads(self, group: JournalGroup) -> Heads:

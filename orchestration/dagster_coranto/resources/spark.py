@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 _SECRET: Final = re.compile("(?i)secret|password|token|access[.]?key")
-"""The settings that Spark itself shows to nobody (its default `spark.redaction.regex`)."""
+"""The settings that Spark itself hides (its default `spark.redaction.regex`)."""
 
 
 class _SharedSession:
@@ -58,11 +58,11 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
     """
 
     master: str = Field(default="local[2]", description="Spark's master URL.")
-    settings: dict[str, str] = Field(default={}, description="Spark settings, beside those that consumers want anyway.")
+    settings: dict[str, str] = Field(default={}, description="Spark settings, in addition to consumers' defaults.")
     short: bool = Field(default=False, description="Whether runs take a few minutes, so that a quick start pays off.")
     early: bool = Field(
         default=False,
-        description="Whether the session starts with the run, beside the steps that come before those that need it.",
+        description="Whether the session starts with the run, in parallel to the steps before its first use.",
     )
 
     _session: SparkSession | None = PrivateAttr(default=None)
@@ -106,7 +106,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         if self._starting is not None and self._starting.exception() is None:
-            self.session()  # Nobody has asked for it. If it did not start, nobody has missed it.
+            self.session()  # It was not requested. If it did not start, it was not missed.
         session, self._session = self._session, None
         if session is not None:
             _SHARED.release(session)

@@ -43,7 +43,7 @@ class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it
         return found
 
     def store(self) -> SqlStore:
-        """Return the store. Raises InvalidInput for a URL that is not that of a store."""
+        """Return the store. Raises InvalidInput for a URL that does not name a store."""
         from coranto_consumers.stores.sql import SqlStore
 
         return SqlStore(self.url_with_password())
@@ -70,5 +70,5 @@ def hide_password(url: str) -> str:
         shown = display_url(parse_store_url(url))
         plain = parse_store_url(url).render_as_string(hide_password=False)
     except InvalidInput:
-        return hide(url)  # It cannot be used, and what it shows is unknown.
+        return hide(url)  # It cannot be used, and its content is unknown.
     return url if shown == plain else hide(url, shown)

@@ -37,8 +37,9 @@ def build_journal_specs_asset(
 
     `specs` is the path of a YAML file, its text, or a function that returns the text. Applying is idempotent: the tree
     is compared with the existing journals, and only differences are applied, in transactions of at most `BATCH_CHANGES`
-    journals. A run that was interrupted continues when it is repeated. If somebody else changes one of the journals
-    meanwhile, the comparison is repeated. Suspended journals stay suspended. Journals outside the tree are not changed:
+    journals. A run that was interrupted continues when it is repeated. If another process changes one of the journals
+    during the run, the comparison is repeated. Suspended journals stay suspended. Journals outside the tree are not
+    changed:
     a run deletes those of `prune_groups` only when its config says `prune: true`.
 
     Metadata: counts, and a table of journals, those that change first. The data version is a digest of the tree.
@@ -70,10 +71,10 @@ def build_journal_specs_check(
     blocking: bool = False,
     resource_key: str = "journals",
 ) -> dg.AssetChecksDefinition:
-    """Return a check that journals are as a tree says. It changes nothing, so run it to preview what applying would do.
+    """Return a check that journals match a tree. It changes nothing, so run it to preview applying.
 
     It fails with a warning when journals differ from the tree, or when there are journals of `prune_groups` that the
-    tree does not name; with `blocking`, with an error, which holds back what is downstream. Metadata: the plan, as of
+    tree does not name; with `blocking`, with an error, which holds back downstream assets. Metadata: the plan, as of
     the specs asset. While no broker answers, it fails with an error.
     """
 

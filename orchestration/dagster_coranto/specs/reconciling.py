@@ -101,8 +101,8 @@ def applied(plan: SpecPlan) -> dg.MaterializeResult[None]:
 def drift(opened: OpenReconciler, *, blocking: bool = False) -> dg.AssetCheckResult:
     """Return the result of a check: it warns if applying the document would do anything.
 
-    Dagster holds back what is downstream only for errors, so drift is an error for a `blocking` check. If nobody
-    answers, the check fails with an error, as nothing was compared. Raises InvalidInput for an invalid document.
+    Dagster holds back downstream assets only for errors, so drift is an error for a `blocking` check. Without an
+    answer, the check fails with an error, as nothing was compared. Raises InvalidInput for an invalid document.
     """
     try:
         plan = compare(opened)

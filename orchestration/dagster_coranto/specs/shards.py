@@ -68,9 +68,9 @@ def build_shard_specs_check(
     prune_selector: str = "",
     blocking: bool = False,
 ) -> dg.AssetChecksDefinition:
-    """Return a check that shards are as a document says.
+    """Return a check that shards match a document.
 
-    It changes nothing, and warns of drift. With `blocking`, drift is an error, which holds back what is downstream.
+    It changes nothing, and warns of drift. With `blocking`, drift is an error, which holds back downstream assets.
     While no process of the consumer answers, it fails with an error.
     """
 

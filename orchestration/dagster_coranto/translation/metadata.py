@@ -36,7 +36,7 @@ class GroupMetadataSet(MetadataSet):
     """The messages that were published."""
     transactions: int | None = None
     bytes: int | None = None
-    """The bytes by which the journals have grown."""
+    """The growth of the journals in bytes."""
     head: int | None = None
     """The sum of the journals' heads, which Dagster plots over time."""
     heads: dg.JsonMetadataValue | None = None
@@ -88,9 +88,9 @@ class WindowMetadataSet(MetadataSet):
     fence: int | None = None
     bytes: int | None = None
     offsets_from: dg.JsonMetadataValue | None = None
-    """The offsets at which the window begins."""
+    """The window's begin offsets."""
     offsets_read: dg.JsonMetadataValue | None = None
-    """The offsets at which it ends."""
+    """The window's end offsets."""
     journals: dg.TableMetadataValue | None = None
 
 
@@ -129,7 +129,7 @@ def offsets_metadata(offsets: Mapping[str, int]) -> dg.JsonMetadataValue:
 def table(rows: Sequence[JournalRow], columns: Mapping[str, str]) -> dg.TableMetadataValue:
     """Return rows for display. `columns` maps names to Dagster's column types (`string`, `int`, `float`, `bool`).
 
-    Events are kept for ever, so rows beyond the first hundred are summed up in one: the sum of each number, and how
+    Events are permanent, so rows beyond the first hundred are summed up in one: the sum of each number, and how
     many rows it stands for in the first column.
     """
     # `map`, since Dagster reads its caller's variables: CPython 3.13.0 dies of one that a later comprehension captures.

@@ -20,7 +20,7 @@ class MetadataSet(BaseModel):
     namespace: ClassVar[str] = NAMESPACE
 
     def keys(self) -> list[str]:
-        """Return the names of what is there."""
+        """Return the names of the present entries."""
         return [name for name, _ in self]
 
     def __getitem__(self, name: str) -> Any:

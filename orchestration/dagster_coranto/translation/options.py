@@ -11,7 +11,7 @@ import dagster as dg
 class SpecOptions(TypedDict, total=False):
     """Options that fill an asset's spec. They are documented at `dg.AssetSpec`.
 
-    A translator's spec comes first: an option fills what the spec leaves open. Owners, tags and kinds are added.
+    A translator's spec comes first: an option fills the open parts of the spec. Owners, tags and kinds are added.
     """
 
     group_name: str | None

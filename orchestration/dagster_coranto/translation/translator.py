@@ -1,7 +1,7 @@
 """The translation of journals into Dagster assets.
 
 A journal's name is a path, and so is an asset key: `flights/events` becomes `["flights", "events"]`. Journal names
-allow more characters than asset keys on which other assets can depend, so `region=eu` becomes `region_eu`. The
+allow more characters than the asset keys of other assets' dependencies, so `region=eu` becomes `region_eu`. The
 journal's own name stays in the metadata.
 """
 

@@ -18,7 +18,7 @@ from dagster_coranto.translation.translator import DagsterJournalTranslator, Jou
 class TypedJournalTranslator(DagsterJournalTranslator):
     """A translator that adds `dagster/column_schema` and the version of the message type to asset specs.
 
-    `types` are those that a registry had when definitions were loaded. The type of a journal is that of its label;
+    `types` are a registry's types when definitions were loaded. A journal's label names its type;
     `groups` names the types of groups, such as `{"shop/orders": "shop.Order"}`. Journals without a type that is
     registered are translated as without this class.
     """

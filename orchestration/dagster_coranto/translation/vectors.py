@@ -10,7 +10,8 @@ from dagster_coranto.translation.metadata import SHOWN_JOURNALS
 def keep_vector(
     store_url: str, consumer: str, ends: Mapping[str, int], begins: Mapping[str, int] | None = None
 ) -> None:
-    """Keep what a consumer has read, if it is too much for metadata, so that `AsOf` finds it. Raises SqlStoreError."""
+    """Keep a consumer's read offsets, if they are too many for metadata, so that `AsOf` finds them. Raises
+    SqlStoreError."""
     if len(ends) <= SHOWN_JOURNALS:
         return
     from coranto_consumers.stores.sql import SqlStore

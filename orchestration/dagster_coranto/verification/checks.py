@@ -52,11 +52,11 @@ def build_audit_check(
     """Return a check of every journal of a group, on the group's asset: an audit, as `coranto audit` makes it.
 
     It compares the journals with the last audit, which another run, another Dagster home or the command may have made.
-    So a loss fails this check and all later ones, until the content is back or somebody accepts the loss
+    So a loss fails this check and all later ones, until the content is back or the loss is accepted
     (`coranto audit --accept`). It also fails if the group has no journals, unless `allow_empty`.
 
     A CHEAP audit, named `audit` by default, reads no content, and suits an hourly schedule. A DEEP one, `deep_audit`,
-    reads stored content up to `budget` bytes (None: all of it), beginning with what was read longest ago, and all
+    reads stored content up to `budget` bytes (None: all of it), beginning with the content read longest ago, and all
     spools. `memory` is the URL of the store with the records of audits, by default each journal's first store.
     """
     key = build_group_spec(group, dagster_journal_translator).key
@@ -99,9 +99,9 @@ def _examined_before(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> s
 
 
 def _forgotten(report: Report, before: set[str]) -> Report | None:
-    """Return findings about journals that were examined before and of which no record is left, if there are any.
+    """Return findings about journals that were examined before and have no record left, if there are any.
 
-    Only the first evaluation can tell: it makes a record again.
+    Only the first evaluation can find this: it makes a record again.
     """
     findings = [
         Finding(

@@ -1,4 +1,4 @@
-"""Recovery as jobs: one that plans, and one that carries out the plan whose hash somebody has approved.
+"""Recovery as jobs: one that plans, and one that executes the plan with an approved hash.
 
 The engine is `coranto.recovery`. This module has its jobs, and a sensor that starts a planning run when an audit fails.
 """
@@ -33,7 +33,7 @@ class RecoveryConfig(dg.Config):
 
 @dataclass(frozen=True, slots=True)
 class JournalRecovery:
-    """The jobs of a recovery. `plan_job` mends nothing. `job` does nothing without an approved hash."""
+    """The jobs of a recovery. `plan_job` repairs nothing. `job` does nothing without an approved hash."""
 
     job: dg.JobDefinition
     plan_job: dg.JobDefinition
@@ -54,7 +54,7 @@ def build_journal_recovery(
 ) -> JournalRecovery:
     """Return the jobs `journal_recovery_plan` and `journal_recovery` for the journals of a group.
 
-    The planning run shows what would be done, in what order, what is gone for good, and the plan's hash, as metadata.
+    The planning run shows the steps in order, permanent losses, and the plan's hash, as metadata.
     Launch the other job with that hash (`ops: recover: config: approved: …`). It diagnoses again. If the plan has
     changed, it changes nothing, fails, and shows the present plan. After the steps it audits, and fails if the audit
     does. Both read all content of the journals.

@@ -47,8 +47,8 @@ def build_verification(
 ) -> Verification:
     """Return two checks of a group, `audit` and `deep_audit`, each with a job and a schedule (as cron has them).
 
-    A deep audit reads up to `budget` bytes and goes on with what was read longest ago. So give it a budget with which
-    it gets around in the time in which you want to notice damage. The other parameters are those of
+    A deep audit reads up to `budget` bytes and continues with the content read longest ago. So give it a budget that
+    covers everything in the time in which you want to notice damage. For the other parameters see
     `build_audit_check`.
     """
     name = group.name.replace("/", "__").replace("-", "_").replace(".", "_")

@@ -1,1 +1,1 @@
-"""Consumers by windows of offsets, and time travel to what a materialisation has read."""
+"""Consumers by windows of offsets, and time travel to the input of a materialisation."""

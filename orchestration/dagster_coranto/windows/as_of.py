@@ -1,4 +1,4 @@
-"""Time travel: what a materialisation has read, for a DataFrame of the same messages."""
+"""Time travel: the input of a materialisation, for a DataFrame of the same messages."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 class AsOf(Moment):
     """Positions in journals at some moment, and reads of them with Spark. Journals that are not named had no content.
 
-    `ends` are the offsets through which journals were read. `begins` are those from which, 0 if not named.
+    `ends` are the end offsets of the journals. `begins` are the begin offsets, 0 if not named.
     """
 
     @classmethod
     def clock(cls, journals: JournalResource, selector: str, at: dt.datetime) -> Self:
-        """Return where the matching journals ended at a time, by the times of their messages.
+        """Return the ends of the matching journals at a time, by the times of their messages.
 
-        Raises InvalidInput for a time without a time zone or that is not over, and ContentGone if content of then is
-        gone, so that nobody can tell where it ended.
+        Raises InvalidInput for a time without a time zone or that is not over, and ContentGone if content of that time
+        is
+        gone, so that its end is unknown.
         """
         if at.tzinfo is None:
             raise InvalidInput(f"{at} has no time zone, such as datetime.UTC", field="time")
@@ -47,7 +48,7 @@ class AsOf(Moment):
     def run(
         cls, instance: dg.DagsterInstance, asset: dg.AssetKey, run_id: str, *, store: SqlStoreResource | None = None
     ) -> Self:
-        """Return what a run had read when it last materialised an asset. Raises InvalidInput if it did not.
+        """Return the input of the run that last materialised an asset. Raises InvalidInput if it did not.
 
         Of more than a hundred journals, the consumer's `store` has the offsets. It keeps the newest ones, and
         InvalidInput is raised for older ones.
@@ -82,7 +83,7 @@ class AsOf(Moment):
 
     @classmethod
     def checkpoint(cls, store: SqlStoreResource, consumer: str) -> Self:
-        """Return what a consumer of this name has committed in its store. Raises InvalidInput if nothing yet."""
+        """Return the commits of a consumer of this name in its store. Raises InvalidInput if nothing yet."""
         found = bound(store).offsets(consumer)
         if found is None:
             raise InvalidInput(f"consumer {consumer!r} has no checkpoint in the store", field="consumer")
@@ -116,7 +117,7 @@ class AsOf(Moment):
         version = (made.tags or {}).get("dagster/data_version")
         if not ends or version is None:
             raise InvalidInput(
-                f"{made.asset_key.to_user_string()} does not tell which offsets were read, as tables of consumers do; "
+                f"{made.asset_key.to_user_string()} does not record the read offsets, as tables of consumers do; "
                 "give a checkpoint or offsets instead",
                 field="as_of",
             )

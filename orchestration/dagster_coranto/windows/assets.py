@@ -67,7 +67,8 @@ def build_windowed_consumer(
 
     Each partition is a window: fixed ranges of offsets of the `sources`, made of whole stored fragments. Materialising
     it reads exactly these bytes and replaces the window's rows, in one SQL transaction. So it has its effect once,
-    however often it is done, and beside consumers that go on with the same journals: it shares neither checkpoints nor
+    however often it is done, and next to consumers that continue with the same journals: it shares neither checkpoints
+    nor
     rows with them. A backfill over partitions launches a run for each.
 
     `settings` is as of `spark_consumer_assets`, and `execute` runs the step. The application returns tables only, each
@@ -77,7 +78,7 @@ def build_windowed_consumer(
     Runs of one window take turns, however they were launched: a later one waits until the earlier one has ended, and
     then replaces the rows again. They wait in pools of Dagster (`windows.turns`).
 
-    `build_window_sensor` adds partitions as journals grow. A run of a partition that was merged meanwhile materialises
+    `build_window_sensor` adds partitions as journals grow. A run of a partition that was merged materialises
     the larger window. Metadata: WindowMetadataSet, and facts of the table. The data version is a digest of the
     window's offsets.
     """
@@ -188,8 +189,8 @@ def build_window_sensor(
     of its parts are; the windows themselves are in the SQL store, so another Dagster home sees the same.
 
     With `launch` a run is requested for each window that is not materialised, the oldest first, while fewer than
-    `DEFAULT_NEW_WINDOWS` runs of the consumer are under way and no backfill of it is. A run that failed is followed by
-    another after a while that doubles with each failure, up to half an hour; one that was never created, at once. No
+    `DEFAULT_NEW_WINDOWS` runs of the consumer are running and no backfill of it is. A failed run is repeated
+    after a delay that doubles with each failure, up to half an hour; one that was never created, immediately. No
     run follows one that was canceled: materialise its window yourself, or reset the sensor's cursor.
     """
     sensor_name = name or f"{consumer.name}__window_sensor"
@@ -303,7 +304,7 @@ def window_version(window: Window) -> dg.DataVersion:
 def window_metadata(
     window: Window, report: "WindowReport | None" = None, stored: tuple[float, float] | None = None
 ) -> dict[str, Any]:
-    """Return what a window's materialisation says of it. `stored` is the time of its content, from and until."""
+    """Return the metadata of a window's materialisation. `stored` is the time of its content, from and until."""
     spans = sorted(window.spans.items())
     return dict(
         WindowMetadataSet(

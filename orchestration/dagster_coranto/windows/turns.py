@@ -38,8 +38,8 @@ def materialise_in_turn(
 ) -> WindowReport:
     """Materialise a window when no other run of it does. `turn` waits for a place in a pool and holds it.
 
-    A window that is merged meanwhile leads to the turn of the larger one. Raises what `WindowConsumer.materialise`
-    raises: Fenced too, for a run outside Dagster, or one that was presumed dead.
+    A merged window leads to the turn of the larger one. Raises the errors of `WindowConsumer.materialise`:
+    Fenced too, for a run outside Dagster, or one that was presumed dead.
     """
     window = consumer.window(name)
     while True:
