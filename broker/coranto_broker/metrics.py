@@ -16,7 +16,7 @@ WATCHED: Final = {
     "journals": "Journals that are assigned to this broker.",
     "journals_held_back": "Journals that refuse appends since too much of them waits to be stored, or is refused.",
     "fragments_pending": "Completed fragments that are not in their store yet.",
-    "fragments_without_copy": "Of these, those whose local file is damaged and of which no good copy was found yet.",
+    "fragments_without_copy": "Of these, fragments whose local file is damaged and that have no known good copy yet.",
     "spools_unreadable": "Spools that the disk refuses to read; they are tried again.",
     "disk_short_of_room": "1 while less than disk_reserve_bytes is free; else 0.",
     "append_bytes_held": "Bytes held of appends without an answer, and of answers that their clients have not taken.",
@@ -42,7 +42,7 @@ class UnderWay:
 
 
 class FramesUse(Protocol):
-    """The use of a server of frames: its open connections by method, and what they hold."""
+    """The use of a server of frames: its open connections by method, and their received bytes."""
 
     on_refusal: Callable[[str], None]
 
@@ -97,7 +97,7 @@ class Metrics:
         self.persisted_bytes = counter("coranto_fragment_bytes_stored", "Uncompressed content of stored fragments.")
         self.persist_failures = counter("coranto_fragment_store_failures", "Attempts to store a fragment that failed.")
         self.damaged = counter("coranto_fragments_damaged", "Fragments whose local file was found to be damaged.")
-        self.mended = counter("coranto_fragments_mended", "Of these, those that another broker's copy made good.")
+        self.restored = counter("coranto_fragments_mended", "Of these, fragments restored from another broker's copy.")
         self.stores_healthy = gauge(
             "coranto_fragment_store_healthy",
             "Whether the last probe of a fragment store succeeded (1) or not (0).",
@@ -110,7 +110,7 @@ class Metrics:
             "coranto_fragment_removal_failures", "Attempts to remove a fragment that failed."
         )
         self.disk_failures = counter(
-            "coranto_disk_failures", "Spools that the disk failed to keep, and that were recovered anew."
+            "coranto_disk_failures", "Spools that the disk failed to keep, and that were recovered again."
         )
         self.etcd_budget = EtcdBudgetMetrics(self.registry)
         self.calls = gauge("coranto_calls", "Calls under way.", ["method"])
@@ -122,7 +122,7 @@ class Metrics:
         )
         self.frame_connections_refused = counter(
             "coranto_frame_connections_refused",
-            "Connections for frames that were refused, or ended because of what their client did.",
+            "Connections for frames that were refused or ended, for a fault of their client.",
             ["reason"],
         )
 
@@ -133,7 +133,7 @@ class Metrics:
         return calls
 
     def watch_frames(self, frames: FramesUse, methods: Iterable[str], reasons: Iterable[str]) -> None:
-        """Read from a server of frames what its connections use, and have it count refusals by reason."""
+        """Read the connections' use from a server of frames, and let it count refusals by reason."""
         for method in methods:
             self.frame_connections.labels(method).set_function(partial(frames.under_way, method))
             self.frame_bytes_held.labels(method).set_function(partial(frames.held, method))

@@ -13,7 +13,7 @@ from coranto_broker.spool.durable_spool import Fsync
 
 
 class BrokerSettings(MemberSettings):
-    """The settings of one broker: those of all members, and these."""
+    """The settings of one broker, in addition to all members' settings."""
 
     model_config = SettingsConfigDict(env_prefix="CORANTO_BROKER_", frozen=True)
     command: ClassVar[str] = "coranto broker"
@@ -30,7 +30,7 @@ class BrokerSettings(MemberSettings):
         default=0,
         ge=-1,
         le=65535,
-        description="Port of the frame transport, beside gRPC, for small appends and replication; 0: any, -1: none.",
+        description="Port of the frame transport for small appends and replication; 0: any, -1: none.",
     )
     id: str = Field(default="broker-0", description="Name of this broker, unique within its zone.")
     data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; of one broker only.")
@@ -52,7 +52,7 @@ class BrokerSettings(MemberSettings):
     max_appends: int = Field(
         default=1024,
         ge=0,
-        description="Most appends under way at a time; others are refused, and those of streams wait. 0: any number.",
+        description="Maximum appends in flight; others are refused, and appends of streams wait. 0: any number.",
     )
     max_blocking_reads: int = Field(
         default=2048,
@@ -65,7 +65,7 @@ class BrokerSettings(MemberSettings):
         le=1 << 20,
         description="Calls of at most this size that wait for each other are committed together; 0: none are.",
     )
-    max_message_bytes: int = Field(  # Clients and primaries send up to 1 MiB of content with what tells of it.
+    max_message_bytes: int = Field(  # Clients and primaries send up to 1 MiB of content with its metadata.
         default=4 << 20, ge=2 << 20, description="Largest message to accept, at least 2 MiB."
     )
     chunk_bytes: int = Field(
@@ -88,7 +88,7 @@ class BrokerSettings(MemberSettings):
     max_unpersisted_bytes: int = Field(
         default=16 << 30,
         ge=0,
-        description="The same over all journals, for those of which something waits; 0: no bound.",
+        description="The same over all journals, for journals with waiting fragments; 0: no bound.",
     )
     retention: bool = Field(
         default=True, description="Remove stored fragments that are older than their journal's retention."
@@ -99,7 +99,7 @@ class BrokerSettings(MemberSettings):
     deleted_spool_seconds: float = Field(
         default=7 * 86400.0,
         ge=0,
-        description="How long spools of deleted journals are kept in data_dir/deleted; 0 removes them at once.",
+        description="How long spools of deleted journals are kept in data_dir/deleted; 0 removes them immediately.",
     )
     allow_nested_names: bool = Field(
         default=False,

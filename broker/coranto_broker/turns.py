@@ -1,4 +1,4 @@
-"""Turns for work of one kind, so that thousands of journals at once leave a broker time for its lease and for calls."""
+"""Turns for work of one kind, so that thousands of journals leave a broker time for its lease and for calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 TURN_SECONDS = 0.5
-"""The longest time for which work keeps its turn."""
+"""Maximum duration of a turn."""
 PARALLEL = 64
 """Most turns of one kind at the same time."""
 MOST_AT_WORK = 512
@@ -21,9 +21,10 @@ _Waiter = asyncio.Future[None]
 
 
 class Turns:
-    """Gives turns in the order in which they are asked for, but to those first that somebody waits for (`prefer`).
+    """Gives turns first-in first-out, but preferred names first (`prefer`).
 
-    Work that takes long, as with a peer that does not answer, loses its turn after TURN_SECONDS and goes on without it,
+    Work that takes long, as with a peer that does not answer, loses its turn after TURN_SECONDS and continues without
+    it,
     so that it does not hold back the rest. It keeps its turn while `most` are at work.
     """
 
@@ -41,7 +42,7 @@ class Turns:
         return len(self._ordinary) + len(self._preferred)
 
     def prefer(self, name: str) -> None:
-        """Give the work of this name its turn before all that nobody waits for. No effect if it does not wait."""
+        """Give the work of this name its turn before all work that was not preferred. No effect if it does not wait."""
         waiter = self._by_name.get(name)
         if waiter is not None and waiter in self._ordinary:
             del self._ordinary[waiter]
@@ -51,7 +52,7 @@ class Turns:
     async def turn(self, name: str, *, preferred: bool = False) -> AsyncIterator[None]:
         """Wait for a turn, and have it during the block or for TURN_SECONDS, whichever is shorter.
 
-        With `preferred`, it is as if `prefer` were called at once.
+        With `preferred`, it is as if `prefer` were called immediately.
         """
         await self._take(name, self._preferred if preferred else self._ordinary)
         self._at_work += 1

@@ -6,9 +6,9 @@ files then grow. So the broker refuses appends to a journal
 * while attempts to store its fragments keep failing (as it does while probes of its store fail);
 * while the journal's backlog exceeds the bound of one journal, until it is down to QUARTERS/4 of that bound;
 * while the backlog of all journals exceeds the broker's bound, until it is down to QUARTERS/4 of that bound. This holds
-  back only journals with a backlog. Others go on, so that one store's refusals do not stop all journals.
+  back only journals with a backlog. Others continue, so that one store's refusals do not stop all journals.
 
-Appends go on by themselves once the store takes fragments again. The growing fragment at the end of a journal counts
+Appends continue by themselves once the store takes fragments again. The growing fragment at the end of a journal counts
 only once it is complete. Fragments that a replica leaves to its primary do not count.
 """
 
@@ -23,11 +23,11 @@ from coranto.effects import Clock
 from coranto_broker.ownership import Signal, Waiters
 
 QUARTERS = 3
-"""Appends go on once the backlog is down to this many quarters of the exceeded bound, so that it does not flap."""
+"""Appends continue once the backlog is down to this many quarters of the exceeded bound, so that it does not flap."""
 FAILING_ATTEMPTS = 5
 """Failed attempts in a row to store a fragment after which its journal is held back."""
 PATIENCE_SECONDS = 10.0
-"""Time for which appends wait after a hold begins. Appends that come later do not wait."""
+"""Time that appends wait after a hold begins. Later appends do not wait."""
 _log = structlog.get_logger(__name__)
 
 
@@ -61,7 +61,7 @@ class Backlog:
         self._full = False
         self._over: set[str] = set()
         self._failing: dict[str, _Failure] = {}
-        self._since: dict[str, float] = {}  # Monotonic time at which each hold began, by journal.
+        self._since: dict[str, float] = {}  # Monotonic start time of each hold, by journal.
         self._waiters = Waiters()
 
     @property
@@ -126,18 +126,18 @@ class Backlog:
         if failure is not None and failure.url == url:
             return (
                 f"{failure.attempts} attempts to store a fragment of {journal} have failed, the last one because "
-                f"{failure.error}. {waiting} bytes of it wait in local files. Appends go on by themselves once {url} "
+                f"{failure.error}. {waiting} bytes of it wait in local files. Appends continue once {url} "
                 "takes its fragments"
             )
         if journal in self._over:
             return (
                 f"{waiting} bytes of {journal} wait to be stored in {url}, and max_unpersisted_journal_bytes is "
-                f"{self._journal_bytes}. Appends go on by themselves at {_low(self._journal_bytes)}"
+                f"{self._journal_bytes}. Appends continue by themselves at {_low(self._journal_bytes)}"
             )
         if self._full and waiting:
             return (
                 f"{self._total} bytes of this broker's journals wait to be stored, {waiting} of them of {journal} in "
-                f"{url}, and max_unpersisted_bytes is {self._broker_bytes}. Appends go on by themselves at "
+                f"{url}, and max_unpersisted_bytes is {self._broker_bytes}. Appends continue by themselves at "
                 f"{_low(self._broker_bytes)}, or once nothing of {journal} waits"
             )
         return ""

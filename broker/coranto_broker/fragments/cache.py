@@ -257,7 +257,7 @@ class _Shelf:
     def lend(self, identity: _Identity) -> _Entry | None:
         """Borrow content that is here already, from whatever source; None if it is not."""
         for entry in self._entries.values():
-            if entry.identity == identity and entry.fetching.done():  # One that failed is dropped at once.
+            if entry.identity == identity and entry.fetching.done():  # A failed one is dropped immediately.
                 entry.borrowers += 1
                 return entry
         return None

@@ -21,7 +21,7 @@ class Copies(Protocol):
         ...
 
 
-async def mend(sealed: Sealed, copies: Copies) -> str:
+async def restore(sealed: Sealed, copies: Copies) -> str:
     """Replace damaged content that was set aside by a good copy. Returns the broker that had it, or "" if none has."""
     fetched = sealed.content.sibling(sealed.content.path.name + FETCHED)
     try:

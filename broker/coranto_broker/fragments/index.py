@@ -7,7 +7,7 @@ offsets is not enough: only its path says that it belongs to this journal (see `
 listed fragment counts only if its length is plausible and it is not other content of exactly the same offsets. The
 index does not compare content with its name. All readers do, by its SHA-1, and so do audits.
 
-Rules by which an entry answers an offset (`find` is pure):
+Rules for choosing the entry of an offset (`find` is pure):
 
 * -1 stands for the write head.
 * Of the entries that cover the offset, the one that reaches furthest answers.
@@ -18,7 +18,7 @@ Rules by which an entry answers an offset (`find` is pure):
 * Stored fragments older than the read's `begin_mod_time` are skipped.
 
 Content that has committed here becomes an entry only once every replica is known to have it, because until then the
-journal may go on without it. It counts for the head, so that the index never reports a head below an acknowledged
+journal may continue without it. It counts for the head, so that the index never reports a head below an acknowledged
 append. A read there waits, but only for a while if it does not block.
 """
 
@@ -49,7 +49,7 @@ READABLE_PATIENCE_SECONDS = 5.0
 The primary reports that within the latency of one message, unless it has just died.
 """
 SOUND_JUMP_SECONDS = 60.0
-"""Time for which reads may jump to an offset after no other broker had the content before it."""
+"""Time while reads may jump to an offset after no other broker had the content before it."""
 AT_ONCE = 16
 """Most reads that a change wakes in one turn of the event loop."""
 
@@ -175,7 +175,7 @@ class FragmentIndex:
         self.appended_at = 0.0
         """The time of the last append that this broker has seen, or can tell from its files (Unix seconds)."""
         self._refreshed = asyncio.Event()
-        self._listed_from = -math.inf  # Monotonic time at which the last listing began.
+        self._listed_from = -math.inf  # Monotonic start time of the last listing.
         self._waiters: dict[asyncio.Future[None], None] = {}  # In order, so that a simulation can be replayed.
         self._closed = False
 
@@ -293,8 +293,8 @@ class FragmentIndex:
             entry = known
             if entry is None:
                 continue
-            # It was stored but a later listing does not have it: somebody removed or damaged it, so only the local file
-            # is left. It counts as not stored, so that nobody removes it.
+            # It was stored but a later listing does not have it: it was removed or damaged, so only the local file
+            # is left. It counts as not stored, so that it is not removed.
             if stored_at < begun_at:
                 entry = IndexEntry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
                 self._sealed[begin] = (sealed, entry, float("inf"))
@@ -305,7 +305,7 @@ class FragmentIndex:
         if self._current is not None:
             entries.add(self._current)
         for fragment in unsound:
-            # A reader of it gets an error that says what is wrong. It must not hide good fragments.
+            # A reader of it gets an error with the reason. It must not hide good fragments.
             if not any(entry.begin < fragment.end and fragment.begin < entry.end for entry in entries):
                 entries.add(IndexEntry(fragment))
         self._all = entries
@@ -376,7 +376,7 @@ class FragmentIndex:
         return [sealed for sealed, _, _ in self._sealed.values()]
 
     def drop_stored(self) -> None:
-        """Remove the local files of stored fragments. Call it once nobody reads from this index any more."""
+        """Remove the local files of stored fragments. Call it once this index has no readers any more."""
         for begin, (sealed, _, stored_at) in list(self._sealed.items()):
             if stored_at != float("inf"):
                 del self._sealed[begin]
@@ -468,7 +468,7 @@ class FragmentIndex:
     def has_gap(self, begin: int, end: int = 0) -> bool:
         """Return True if content of [begin, end) was written that nothing here covers. An `end` of 0 is the head.
 
-        What retention has removed is no gap: it comes before the first entry, if that is stored.
+        Content removed by retention is not a gap: it comes before the first entry, if that is stored.
         """
         entries = self._all
         is_begin_removed = len(entries) > 0 and bool(entries[0].fragment.backing_store)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 class IndexSummary(NamedTuple):
     """The summary of a fragment index: [begin, end) of all fragments, and whether there are none.
 
-    `flushed_at` is the time in Unix seconds at which the last fragment was stored; 0 if it is not stored.
+    `flushed_at` is the time when the last fragment was stored, in Unix seconds; 0 if it is not stored.
     """
 
     begin: int = 0

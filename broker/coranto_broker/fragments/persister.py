@@ -1,7 +1,7 @@
 """The persister: takes completed fragments from local files to the journal's fragment store.
 
-The broker that drove a journal's appends stores its fragments at once. Other replicas wait some minutes. By then the
-primary has normally stored the fragment, and they only check that it is there. A failed attempt is retried, with
+The broker that drove a journal's appends stores its fragments immediately. Other replicas wait some minutes. The
+primary has normally stored the fragment then, and they only check that it is there. A failed attempt is retried, with
 growing pauses, until it succeeds or the journal is gone. Local files are the queue: a broker finds the fragments that
 its predecessor had not stored when it ended.
 
@@ -15,8 +15,9 @@ New fragments go to the first store of the journal's spec at the time of the att
 tries the next store if one denies access.
 
 Content is hashed as it is read and compressed, and no store gives it the fragment's name before its SHA-1 matches. If
-it does not match, or the file cannot be read, the disk has damaged it. Damaged content is set aside at once, so that
-nobody reads it any more, and is fetched from another broker of the journal (see `copies`). If none has it, the fragment
+it does not match, or the file cannot be read, the disk has damaged it. Damaged content is set aside immediately, so
+that it is not read any more, and is fetched from another broker of the journal (see `copies`). If none has it, the
+fragment
 waits and counts as not stored until another broker stores its copy. A file in the store under the fragment's name
 counts only if its length is plausible; otherwise it is replaced.
 """
@@ -40,7 +41,7 @@ from coranto.fragments.postfix import PostfixTemplate
 from coranto.fragments.stores import FragmentStore, StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.backlog import Backlog
-from coranto_broker.fragments.copies import Copies, mend
+from coranto_broker.fragments.copies import Copies, restore
 from coranto_broker.fragments.journal_folders import JournalFolders
 from coranto_broker.metrics import Metrics
 from coranto_broker.spool.durable_spool import Sealed
@@ -57,7 +58,7 @@ _HELD_SECONDS = 10.0
 _TURN_SECONDS = 5.0
 _OPEN_SECONDS = 3.0
 """Time that `close` waits for undecided fragments. Their primary may be ending too, and store them. If it is not, it
-goes on with its own copies."""
+continues with its own copies."""
 _HOPE_SECONDS = 2 * REPLICA_DELAY_SECONDS
 """Time that fragments wait for a damaged one before them. By then, replicas with good copies have stored them."""
 _log = structlog.get_logger(__name__)
@@ -89,9 +90,9 @@ class _Job:
     unreadable: bool = False
     """True if the local file failed, so that later fragments do not wait for this one any more."""
     damaged_at: float | None = None
-    """Monotonic time at which the local content was found to be damaged; None if it is not damaged now."""
+    """Monotonic time when the local content was found to be damaged; None if it is not damaged now."""
     damages: int = 0
-    """Number of times that it was damaged: more than one if the disk damages mended files again."""
+    """Number of times that it was damaged: more than one if the disk damages restored files again."""
     store: str = ""
     """The URL of the store that was tried last."""
     counted: bool = False
@@ -148,7 +149,7 @@ class FragmentPersister:
 
     @property
     def damaged(self) -> int:
-        """Number of fragments whose local content is damaged and that nobody has stored or mended yet."""
+        """Number of fragments with damaged local content that have been neither stored nor restored yet."""
         return sum(job.damaged_at is not None for job in self._tasks.values())
 
     def add(
@@ -280,7 +281,7 @@ class FragmentPersister:
             self._backlog.remove(job.sealed.fragment.journal, job.sealed.fragment.length)
 
     def _found_damaged(self, job: _Job, error: _Damaged) -> None:
-        """Set damaged content aside, and look for a good copy: at once, and then with growing pauses."""
+        """Set damaged content aside, and look for a good copy: immediately, and then with growing pauses."""
         sealed, now = job.sealed, self._clock.monotonic()
         path = sealed.fragment.content_path
         self._failed(job)
@@ -386,12 +387,12 @@ class FragmentPersister:
 
     async def _mend(self, job: _Job) -> None:
         """Replace damaged content by a good copy. Raises _Damaged if no broker has one."""
-        source = await mend(job.sealed, self._copies) if self._copies is not None else ""
+        source = await restore(job.sealed, self._copies) if self._copies is not None else ""
         if not source:
             raise _Damaged("no other broker of the journal has a good copy")
         job.damaged_at = None
         self._count(job)
-        self._metrics.mended.inc()
+        self._metrics.restored.inc()
         _log.warning("fragment.mended", fragment=job.sealed.fragment.content_path, source=source)
 
     async def _check(self, sealed: Sealed) -> None:

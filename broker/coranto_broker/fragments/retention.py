@@ -4,8 +4,8 @@ It makes a new plan after each listing of the stores (`coranto.fragments.retenti
 one by one, lowest offsets first, so that the rest has no gap wherever it stops. If a store fails, the round ends, and
 the next listing begins another. All journals of a broker share one pace.
 
-A journal keeps what its forks share. It looks at its spec again right before each removal, and ends the round if that
-has changed. A fork leaves the files of fragments that it shares alone: they are its source's, and listings leave out
+A journal keeps content shared with its forks. It checks its spec again right before each removal, and ends the round if
+it has changed. A fork leaves the files of shared fragments alone: they are its source's, and listings leave out
 those that are older than the fork's own retention.
 
 A fragment leaves this broker's index just before its file is removed, so that reads of it jump to the rest. Other

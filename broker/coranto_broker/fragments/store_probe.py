@@ -1,7 +1,7 @@
 """The health of fragment stores, by probes (`coranto.client.store_probe`).
 
-`StoreHealth` watches the stores of journals with appends. A store is probed when its health is first asked for, then
-every half hour, and sooner after a failure. Probing ends when nobody has asked for FORGET_SECONDS.
+`StoreHealth` watches the stores of journals with appends. A store is probed at the first request for its health, then
+every half hour, and sooner after a failure. Probing ends after FORGET_SECONDS without a request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StoreHealth:
         self._watched: dict[str, _Watched] = {}
 
     def is_healthy(self, url: str) -> bool:
-        """Return True if the last probe succeeded, so that `problem` would return "" at once."""
+        """Return True if the last probe succeeded, so that `problem` would return "" immediately."""
         watched = self._watched.get(url)
         if watched is None:
             return False
@@ -104,12 +104,12 @@ class _Watched:
         self.problem: str | None = None
         self.failures = 0
         self.unasked = 0.0
-        """Least number of seconds since somebody asked."""
+        """Minimum number of seconds since the last request."""
         self._waiters = Waiters()
 
     @property
     def is_awaited(self) -> bool:
-        """True if somebody waits for the next probe."""
+        """True while there are waiters for the next probe."""
         return bool(self._waiters)
 
     def done(self, problem: str) -> None:

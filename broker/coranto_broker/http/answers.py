@@ -68,7 +68,7 @@ class ReadAnswer:
                 raise _ContentComplete  # The journal may have grown since the headers were sent.
         elif self.response is None:
             self.response = self._begin(message)
-        # Ignore later metadata: that of another fragment says nothing new, that of a reached head ends the content.
+        # Ignore later metadata: another fragment's adds nothing new, a reached head's ends the content.
 
     def _begin(self, metadata: pb.ReadResponse) -> web.StreamResponse:
         headers = read_headers(metadata)

@@ -1,7 +1,7 @@
 """The HTTP gateway: journals for clients without gRPC.
 
 A GET reads, a HEAD returns where a read would begin, a PUT appends its body (`coranto_broker.http.requests` has their
-arguments). Addresses, headers and statuses are those of Gazette's gateway, plus some that it does not have. The gateway
+arguments). Addresses, headers and statuses are as in Gazette's gateway, with some additions. The gateway
 calls the handlers of the RPCs Read and Append, with their authorization, routing and flow control.
 
 If an answer fails after its headers were sent, the connection is closed without the end that HTTP gives to a complete
@@ -72,7 +72,7 @@ class _Gateway:
         }
 
     async def serve(self, http: web.Request) -> web.StreamResponse:
-        """Serve any request. Raises CutOff if its connection must be closed at once."""
+        """Serve any request. Raises CutOff if its connection must be closed immediately."""
         action = self._actions.get(http.method)
         if action is None:
             answer: web.StreamResponse = web.Response(

@@ -133,7 +133,7 @@ def _range(ranges: Sequence[str]) -> tuple[int, int]:
     if found is None or len(found[1]) > 18 or len(found[2]) > 18:
         raise InvalidInput(
             f"the range {', '.join(ranges)!r} is not bytes=<first>-<last> or bytes=<first>-; "
-            "for what comes at the end of a journal, read from offset=-1",
+            "for new content at the end of a journal, read from offset=-1",
             field="Range",
         )
     if found[2] and int(found[2]) < int(found[1]):

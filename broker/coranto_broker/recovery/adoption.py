@@ -1,13 +1,13 @@
 """Adopt an etcd that was restored from a backup, or emptied, with the brokers' existing data directories.
 
-Such an etcd does not know any more which brokers hold the acknowledged content. So every broker reports what it knows
+Such an etcd does not know any more which brokers hold the acknowledged content. So every broker reports its knowledge
 (`gather`, once per data directory, while no broker runs): the in-sync records that it wrote last, and the latest
 revision that it has seen. Of the records of a journal, the latest one wins. After all brokers have reported, etcd is
 complete again. `finish` ends the adoption.
 
-From then on, revisions are counted on from the latest one that any broker has seen. So stamps from before the restore
-compare correctly with epochs from after it. A journal that has to be created anew keeps its record. Its content is
-rescued from the spools of the former journal (`coranto_broker.recovery.orphaned_spools`), and nobody goes on with the
+From then on, revisions are counted from the latest one that any broker has seen. So stamps from before the restore
+compare correctly with epochs from after it. A journal that has to be recreated keeps its record. Its content is
+rescued from the spools of the former journal (`coranto_broker.recovery.orphaned_spools`), and no broker continues the
 journal before that.
 """
 

@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeletedSpool:
-    """One folder that was set aside. `until` is the wall time (seconds since the epoch) at which it may be removed."""
+    """One folder that was set aside. `until` is the wall time (seconds since the epoch) of its possible removal."""
 
     path: Path
     journal: str
@@ -37,14 +37,14 @@ class DeletedSpools:
     """The spool folders of deleted journals below a data directory."""
 
     def __init__(self, data_dir: Path, disk: Disk, clock: Clock, keep_seconds: float) -> None:
-        """`keep_seconds` is how long folders are kept; 0 removes them at once."""
+        """`keep_seconds` is how long folders are kept; 0 removes them immediately."""
         self._root = data_dir / FOLDER
         self._disk = disk
         self._clock = clock
         self.keep_seconds = keep_seconds
 
     def take(self, folder: Path, journal: str, create_revision: int) -> None:
-        """Set aside a spool folder that nobody uses any more. Raises OSError, and may then be repeated."""
+        """Set aside an unused spool folder. Raises OSError, and may then be repeated."""
         names = self._disk.list(folder)
         if not self.keep_seconds or not names:
             _log.info("deleted_spool.removed", journal=journal, folder=str(folder))

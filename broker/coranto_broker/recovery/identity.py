@@ -1,10 +1,10 @@
-"""The identity of clusters and data directories: pure values, and the rules by which a directory matches an etcd.
+"""The identity of clusters and data directories: pure values, and the rules for matching a directory and an etcd.
 
 Spools are meaningful only together with the etcd that they were written with. It says which journals exist, and stamps
 and in-sync records name its revisions. So three places must agree:
 
 * etcd identifies its `ClusterIdentity` by an id that was drawn when the first broker started.
-* For each broker, etcd has a mark of its last *use* of the cluster: a word that nobody else knows. It changes from time
+* For each broker, etcd has a mark of its last *use* of the cluster: a secret word. It changes from time
   to time while the broker runs.
 * A data directory names in `identity.json` its cluster, the last such word, and the latest revision that it has seen.
 
@@ -32,7 +32,7 @@ IDENTITY_FILE = "identity.json"
 class ClusterIdentity:
     """The entry in etcd that identifies its cluster.
 
-    While `gathering`, brokers report one after the other what they know from before etcd was restored, and nobody
+    While `gathering`, brokers report one after the other their knowledge from before the restore of etcd, and no broker
     serves. `gathered` are the brokers that have reported, `known` are brokers that those have seen.
     """
 
@@ -46,7 +46,7 @@ class ClusterIdentity:
     before: tuple[str, ...] = ()
     """Earlier ids of the cluster."""
     since: int = 0
-    """The revision, counted on, at which gathering ended."""
+    """The revision, counted on, at the end of gathering."""
 
     def missing(self, used: tuple[str, ...], without: tuple[str, ...]) -> list[str]:
         """Return the brokers that must still report, except those in `without`. `used` are the brokers in etcd."""
@@ -62,7 +62,7 @@ class ClusterIdentity:
         return ClusterIdentity(new_id, base, base_before=self.base, gathering=True, before=before)
 
     def joined(self, broker: str, seen: int, known: tuple[str, ...], former: str) -> ClusterIdentity:
-        """Return the cluster after a broker has reported what it knows."""
+        """Return the cluster after a broker has reported its knowledge."""
         return replace(
             self,
             base=max(self.base, seen),
@@ -101,7 +101,7 @@ class DirectoryIdentity:
 def differences(
     identity: DirectoryIdentity, found: DirectoryIdentity, cluster: ClusterIdentity | None, use: DirectoryUse | None
 ) -> Iterator[str]:
-    """Describe the differences between a data directory and what its broker finds. Ignores `found.word`."""
+    """Describe the differences between a data directory and its broker's findings. Ignores `found.word`."""
     if identity.prefix != found.prefix:
         yield f"the directory is of etcd prefix {identity.prefix}, and the prefix given is {found.prefix}"
     if identity.broker != found.broker:

@@ -46,8 +46,8 @@ class InSyncRecords:
 
     Written records are also kept in `saved`, in case etcd is restored from a backup. `base` is added to etcd's
     revisions. Nothing is written once `guard` does not hold any more. `known_revision` returns a revision that etcd has
-    reached, `etcd_id` is etcd's cluster id (0: that of its first answer), `cluster` is the id of the brokers' cluster
-    (`coranto_broker.recovery.identity`), from which the ids of its journals are made. All methods raise Unavailable if
+    reached, `etcd_id` is etcd's cluster id (0: from its first answer), `cluster` is the id of the brokers' cluster
+    (`coranto_broker.recovery.identity`), the prefix of its journals' ids. All methods raise Unavailable if
     etcd does not answer, or if it was restored: its records may be older than our spools, and would judge them wrongly.
     """
 
@@ -97,7 +97,7 @@ class InSyncRecords:
         try:
             record = in_sync.decode(kv.value)
         except InvalidInput as error:
-            raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
+            raise Unavailable(f"etcd key {key} must be corrected or deleted: {error}") from error
         record = self._as_written(record, kv)
         return self._stored(key, kv, create_revision, in_sync.as_read_for(record, create_revision, self.me))
 
@@ -111,13 +111,13 @@ class InSyncRecords:
     async def write(
         self, reading: StoredRecord, record: InSyncRecord, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()
     ) -> tuple[TxnResult, StoredRecord]:
-        """Write the record and apply `ops`, if nobody changed it since it was read and all `compares` hold.
+        """Write the record and apply `ops`, if it is unchanged since it was read and all `compares` hold.
 
         Returns the record as written. If the transaction did not succeed, returns the record as read again. A cancelled
         call may have written the record to etcd without saving its copy.
         """
         journal = _journal_of(reading.key)
-        if record.carried:  # Keep it marked as carried over, for a journal that is created anew and reads it.
+        if record.carried:  # Keep it marked as carried over, for a recreated journal that reads it.
             record = replace(record, carried=self._base + max(1, self._seen))
         record = replace(record, journal_id=record.journal_id or reading.journal_id)
         value = in_sync.encode(record)
@@ -142,7 +142,7 @@ class InSyncRecords:
             self._saved.save(journal, record)
         except OSError as error:
             if record.end is None and record.members:
-                # Content will follow. If etcd were then restored, nobody would know which brokers have it.
+                # Content will follow. If etcd were then restored, its holders would be unknown.
                 raise Unavailable(f"the in-sync record of {journal} cannot be written to the disk: {error}") from error
             _log.warning("in_sync.saving_failed", journal=journal, error=str(error))
 
@@ -164,21 +164,22 @@ class InSyncRecords:
         """Remove the record of a deleted journal, unless it belongs to a later journal of the same name.
 
         With `former`, also remove a record that was carried over from before etcd was restored. Otherwise it stays for
-        a journal of that name that is created anew.
+        a recreated journal of that name.
         """
         reading = await self.read(journal, create_revision)
         if reading.record is not None and create_revision in reading.record.formers:
-            return  # It is the record of the journal that goes on from the deleted one.
+            return  # It is the record of the journal that continues the deleted one.
         if reading.record is not None and (former or not reading.record.carried):
             await self._coordinator.txn([*self._guard, reading.unchanged], [Delete(reading.key)])
 
     async def verify(
         self, journal: str, create_revision: int, stamp: Stamp, end: int, *, lost: bool = False
     ) -> StoredRecord:
-        """Check that a spool with that stamp and end may take part in a pipeline and be shown to anybody.
+        """Check that a spool with that stamp and end may take part in a pipeline and be read.
 
-        If this broker is a member of the record but does not hold what a member must hold, it is removed from the
-        record first. `lost` says that it has lost such content. Raises Stranded if others went on without content that
+        If this broker is a member of the record but does not hold a member's content, it is removed from the
+        record first. `lost` says that it has lost such content. Raises Stranded if others continued without content
+        that
         is here.
         """
         reading = await self.read(journal, create_revision)

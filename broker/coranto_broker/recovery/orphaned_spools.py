@@ -1,18 +1,18 @@
 """Orphaned spools ("leftovers"): spool folders of journals that are not assigned to this broker.
 
 They remain if an assignment goes away, or the process ends, before everything was stored. Content that is final by the
-journal's in-sync record goes to the store. Content that others went on without is set aside. Folders of deleted
-journals are set aside for a while (`coranto_broker.recovery.deleted_spools`). Folders that nobody needs any more are
+journal's in-sync record goes to the store. Content that others continued without is set aside. Folders of deleted
+journals are set aside for a while (`coranto_broker.recovery.deleted_spools`). Folders that are not needed any more are
 removed.
 
-A folder may also hold content that nobody can go on without: this broker is a member of the record, and no member is in
-the journal's Route any more. Then the broker *rescues* the journal. It claims the record, stores all that it has, and
-closes the record with the journal's end and registers. The brokers of the Route go on from there. A rescue needs a
-fragment store. Without one the journal waits until a member is assigned to it again. A record that a member has left
-needs no rescue.
+A folder may also hold content that no broker can continue without: this broker is a member of the record, and no
+member is in the journal's Route any more. Then the broker *rescues* the journal. It claims the record, stores all its
+content, and closes the record with the journal's end and registers. The brokers of the Route continue there. A rescue
+needs a fragment store. Without one the journal waits until a member is assigned to it again. A record that a member
+has left needs no rescue.
 
-Journals that were created anew after etcd was restored are rescued in the same way. The record that was carried over
-names the former journal of that name. In the folder of that journal, its member has everything that was acknowledged.
+Journals that were recreated after etcd was restored are rescued in the same way. The record that was carried over
+names the former journal of that name. In the folder of that journal, its member has all acknowledged content.
 """
 
 from __future__ import annotations
@@ -90,22 +90,22 @@ class _OrphanedSpool:
     alone: bool = False
     """True if the last check found that this broker is the record's only member."""
     former: bool = False
-    """True if the journal was created anew and waits for this folder's content."""
+    """True if the journal was recreated and waits for this folder's content."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
-        """Do nothing, since nobody reads here."""
+        """Do nothing, since there are no readers here."""
 
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
         self.pending.append(sealed)
 
     def spool_ahead(self, end: int) -> None:
-        """Do nothing, since nobody reads here."""
+        """Do nothing, since there are no readers here."""
 
     def spool_readable(self, end: int) -> None:
-        """Do nothing, since nobody reads here."""
+        """Do nothing, since there are no readers here."""
 
     def spool_skip(self, offset: int) -> None:
-        """Do nothing, since nobody reads here."""
+        """Do nothing, since there are no readers here."""
 
     def stored(self, sealed: Sealed, fragment: Fragment) -> None:
         self.pending.remove(sealed)
@@ -237,7 +237,7 @@ class OrphanedSpools:
             if spool.fragment.length:
                 rolled = empty_at(spool.fragment, spool.end, spool.fragment.codec)
                 spool.propose(rolled, spool.registers, primary=True)
-        except OSError as error:  # The disk may be full. Try again, as nobody else may have the content.
+        except OSError as error:  # The disk may be full. Try again, as this may be the only copy of the content.
             self._look_again_later(folder, error)
             return
         finally:
@@ -251,7 +251,7 @@ class OrphanedSpools:
             self._taken[folder.path] = orphan
 
     def _look_again_later(self, folder: SpoolFolder, error: Exception) -> None:
-        """Have the folder looked at again later, unless a replica uses it by then."""
+        """Schedule another check of the folder, unless a replica uses it then."""
         _log.error(
             "spool.unreadable",
             journal=folder.journal,
@@ -286,7 +286,7 @@ class OrphanedSpools:
                 self._remove(folder.path)  # Others have all that is not stored.
             return
         if record.left and not former:
-            return  # The Route goes on without a rescue. Then it is known whether content that is only here counts.
+            return  # The Route continues without a rescue. Then it is known whether content that is only here counts.
         route = self._journals.route_of(folder.journal)
         deserted = former or (bool(route) and set(route).isdisjoint(record.members))
         deserted, orphan.deserted = deserted and (orphan.alone or orphan.deserted), deserted

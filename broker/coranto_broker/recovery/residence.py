@@ -62,14 +62,15 @@ async def read_cluster(
 
 
 def new_word(entropy: Entropy) -> str:
-    """Return a new word that nobody else has."""
+    """Return a new unique word."""
     return entropy(8).hex()
 
 
 class Residence:
     """The result of `check`.
 
-    `base` is added to etcd's revisions, `etcd_id` is etcd's cluster id, `cluster` is that of the brokers. `guard` holds
+    `base` is added to etcd's revisions, `etcd_id` is etcd's cluster id, `cluster` is the brokers' cluster id. `guard`
+    holds
     while the cluster is unchanged.
     """
 
@@ -123,7 +124,7 @@ class Residence:
             "", header.cluster_id, layout.prefix, str(member), "", revision=base + header.revision
         )
         if cluster is not None and cluster.gathering:
-            gathered = ", ".join(cluster.gathered) or "nobody"
+            gathered = ", ".join(cluster.gathered) or "no broker"
             raise WrongCluster(
                 f"the brokers of prefix {layout.prefix} are adopting a restored etcd ({gathered} so far): "
                 f"`coranto broker adopt` on every one, then `coranto broker finish-adoption`; {ADVICE}"
@@ -168,7 +169,7 @@ class Residence:
             record = in_sync.decode(kv.value) if kv is not None else None
             written = record.carried or base + kv.mod_revision if record is not None and kv is not None else 0
             if record is None or replace(record, written=written).order < each.record.order:
-                known = f"that of revision {written}" if record is not None else "none"
+                known = f"the mark of revision {written}" if record is not None else "none"
                 return (
                     f"the directory's broker wrote the in-sync record of {each.journal} at etcd revision "
                     f"{each.record.written}, and etcd knows {known}"
@@ -245,7 +246,7 @@ class Residence:
                 )
 
     async def refresh(self, revision: int, brokers: tuple[str, ...]) -> bool:
-        """Change the mark, and note in the directory what was seen. Returns True if the mark was still ours."""
+        """Change the mark, and record the observed state in the directory. Returns True if the mark was still ours."""
         latest = max(self._identity.revision, self.base + revision)
         self._identity = replace(self._identity, revision=latest, brokers=brokers)
         return await self._mark()

@@ -1,7 +1,7 @@
 """Copies of in-sync records on a broker's disk: for each journal, the latest record that this broker wrote.
 
-The records in etcd are the ones that count. But an etcd that is restored from a backup lacks what was written since,
-and so does not know which brokers hold everything that was acknowledged. The broker that wrote the last record of a
+The records in etcd are the ones that count. But an etcd that is restored from a backup lacks later records,
+and so does not know which brokers hold all acknowledged content. The broker that wrote the last record of a
 journal still has it (`coranto_broker.recovery.adoption`).
 """
 
@@ -23,7 +23,7 @@ FOLDER = "records"
 
 @dataclass(frozen=True, slots=True)
 class SavedRecord:
-    """A record and its journal. `gone` is the wall time at which the journal was first found missing, or 0."""
+    """A record and its journal. `gone` is the wall time when the journal was first found missing, or 0."""
 
     journal: str
     record: InSyncRecord
@@ -34,7 +34,7 @@ class SavedRecords:
     """The records below a data directory."""
 
     def __init__(self, data_dir: Path, disk: Disk, *, synced: Callable[[str], bool] = lambda _: True) -> None:
-        """The records of journals for which `synced` returns True survive power loss."""
+        """The records of journals survive power loss if `synced` returns True for the journal."""
         self._root = data_dir / FOLDER
         self._disk = disk
         self._synced = synced
@@ -59,7 +59,7 @@ class SavedRecords:
                 yield SavedRecord(str(document["journal"]), record, float(document["gone"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise InvalidInput(
-                    f"{path} is not an in-sync record: {error}; move it away to go on without"
+                    f"{path} is not an in-sync record: {error}; move it away to continue without"
                 ) from error
 
     def sweep(self, exists: set[str], now: float, keep_seconds: float) -> None:
@@ -94,7 +94,7 @@ class SavedRecords:
         finally:
             file.close()
         self._disk.rename(partial, path)
-        if synced:  # Otherwise power loss may take its name, or that of the folder.
+        if synced:  # Otherwise power loss may take its name, or its folder's.
             self._disk.sync_folder(self._root)
             if not self._named:
                 self._disk.sync_folder(self._root.parent)

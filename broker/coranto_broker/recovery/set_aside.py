@@ -1,7 +1,8 @@
-"""Inspect the content that a data directory keeps beside its journals: in `set-aside/` folders, and in `deleted/`.
+"""Inspect the content that a data directory keeps outside its journals: in `set-aside/` folders, and in `deleted/`.
 
 A `set-aside/` folder has content that a broker did not accept as part of a journal. This is either content that others
-went on without, which was never acknowledged, or content of damaged files. Some of the latter was acknowledged, and an
+continued without, which was never acknowledged, or content of damaged files. Some of the latter was acknowledged, and
+an
 operator must check whether the journal has it from elsewhere. `deleted/` has spools of journals that were deleted.
 Nothing here changes a file.
 """
@@ -43,15 +44,15 @@ class SetAsideFragment:
     size: int
     """The number of bytes of content that are there."""
     committed_end: int
-    """The journal's offset up to which content had committed according to the log."""
+    """The journal's end offset of committed content according to the log."""
     sound_end: int
-    """The journal's offset up to which the content is known to have committed, by its SHA-1."""
+    """The journal's end offset of content known to be committed, by its SHA-1."""
     deleted: bool = False
     """True if the journal was deleted, and this is its spool."""
 
     @property
     def end(self) -> int:
-        """The journal's offset (exclusive) at which the content here ends."""
+        """The journal's offset (exclusive) of the end of the content here."""
         return self.begin + self.size
 
 
@@ -71,7 +72,7 @@ def at(path: Path, disk: Disk) -> SetAsideFragment:
     for kept in _within(path.parent, disk):
         if kept.path == path:
             return kept
-    raise InvalidInput(f"{path} is not content that was set aside; `coranto broker set-aside list` shows what is")
+    raise InvalidInput(f"{path} is not set-aside content; `coranto broker set-aside list` shows the existing files")
 
 
 def _children(folder: Path, disk: Disk) -> list[Path]:
@@ -120,7 +121,7 @@ def read(kept: SetAsideFragment, disk: Disk, begin: int, end: int) -> Iterator[b
     """Iterate over the bytes of journal offsets [begin, end), in pieces. Raises InvalidInput if some are not here."""
     if not kept.begin <= begin <= end <= kept.end:
         raise InvalidInput(
-            f"[{begin}, {end}) is not within [{kept.begin}, {kept.end}), which is what was set aside; "
+            f"[{begin}, {end}) is not within [{kept.begin}, {kept.end}), the set-aside range; "
             "choose --begin and --end within it"
         )
     yield from _pieces(kept.path, disk, begin - kept.begin, end - kept.begin)
@@ -131,7 +132,7 @@ def pieces_with_sum(
 ) -> Iterator[bytes] | None:
     """Return the content of a journal's offsets [begin, end), in pieces, from any file that a data directory has of it.
 
-    These are spools of this and of former journals of the name, also deleted ones, and what was set aside of them. The
+    These are spools of this and of former journals of the name, also deleted ones, and their set-aside files. The
     SHA-1 must be `digest`. Returns None if there is no such content. Raises OSError if the disk fails.
     """
     for root in (spools_of(data_dir), data_dir / deleted_spools.FOLDER):
@@ -195,7 +196,7 @@ def _pieces(path: Path, disk: Disk, position: int, stop: int) -> Iterator[bytes]
 
 
 class ComparedSpan(NamedTuple):
-    """Offsets [begin, end) of a journal. `found` is what the journal has there: `same` bytes, `other`, or `nothing`."""
+    """Offsets [begin, end) of a journal. `found` describes its content there: `same` bytes, `other`, or `nothing`."""
 
     begin: int
     end: int

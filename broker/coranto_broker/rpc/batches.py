@@ -26,7 +26,7 @@ def batch_reader(parse: Callable[[bytes], AppendBatch | Unreadable]) -> Callable
 
 
 def _is_too_long(data: bytes) -> bool:
-    """Return True if a message has more appends than it may, or much that is no append and may hide them."""
+    """Return True if a message has too many appends, or much unknown content that may hide them."""
     at, size = 0, len(data)
     for _ in range(MAX_BATCH_APPENDS):
         if at >= size:

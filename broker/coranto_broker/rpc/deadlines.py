@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Deadline(Protocol):
-    """Checks a client at the time `due`, unless it is closed by then."""
+    """Checks a client at the time `due`, unless it is closed before."""
 
     due: float
     closed: bool
@@ -29,7 +29,7 @@ class DeadlineQueue:
         return sum(not each.closed for each in self._waiting)
 
     def add(self, deadline: Deadline) -> None:
-        """Call `deadline.check` at its due time, unless it is closed by then."""
+        """Call `deadline.check` at its due time, unless it is closed before."""
         waiting = self._waiting
         while waiting and waiting[0].closed:
             waiting.popleft()

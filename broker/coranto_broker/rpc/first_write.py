@@ -1,8 +1,8 @@
 """Calls over gRPC that can be ended with a status at any time, also while their first message is being sent.
 
-grpc.aio sends a call's headers with its first message. If the sender is cancelled meanwhile, as when a token expires,
-grpc.aio takes the headers for unsent, sends them again with the call's status, and fails. The client is told nothing,
-and waits for ever.
+grpc.aio sends a call's headers with its first message. If the sender is cancelled during that, as when a token expires,
+grpc.aio takes the headers for unsent, sends them again with the call's status, and fails. The client gets no status,
+and waits forever.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class EndingCall(Protocol):
 
 
 class WholeFirstWrite:
-    """A call's context, with all that the given one has. A cancelled first `write` goes on; `abort` waits for it."""
+    """A call's context, with all parts of the given one. A cancelled first `write` continues; `abort` waits for it."""
 
     def __init__(self, context: EndingCall) -> None:
         self._context = context
@@ -46,7 +46,7 @@ class WholeFirstWrite:
             try:
                 await asyncio.wait((self._first,))
             finally:
-                self._first.cancel()  # If nobody waits any longer.
+                self._first.cancel()  # If it has no waiter any longer.
         await self._context.abort(code, details)
 
     async def _write(self, message: Any) -> None:

@@ -31,6 +31,6 @@ class AppendUnderflow(RolledBack):
     def __init__(self, min_rate: int) -> None:
         super().__init__(
             f"the client did not sustain the minimum append rate of {min_rate} bytes per second, so the append was "
-            "rolled back. Gather the content first, then append it in one go. If it was sent at once, the brokers that "
+            "rolled back. Gather the content first, then append it in one go. If you did that, the brokers that "
             "it passed through are overloaded: slow down, and try again later."
         )

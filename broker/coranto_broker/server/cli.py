@@ -51,7 +51,7 @@ def adopt(configuration: Configuration[BrokerSettings]) -> None:
         told = f"{member} told etcd of {found.records} in-sync records; {found.brought_back} spools were brought back"
         if found.late:
             return f"{told}. The other brokers have finished before: start it"
-        others = ", ".join(found.cluster.missing((), ())) or "those whose data directories were not gathered yet"
+        others = ", ".join(found.cluster.missing((), ())) or "the ones with data directories that are not gathered yet"
         return f"{told}. So far: {', '.join(found.cluster.gathered)}. Go on with {others}, then finish-adoption"
 
     _adopt(settings, gather)

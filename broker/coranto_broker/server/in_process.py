@@ -1,7 +1,7 @@
 """A broker inside another process, on given effects: for simulations and in-process clusters.
 
 `serve` runs the same membership as `coranto_broker.server.process.BrokerProcess`, but opens nothing by itself. `run` is
-the entry point (group `coranto.testing`) by which `coranto.testing.Cluster` finds the broker.
+the entry point (group `coranto.testing`) of `coranto.testing.Cluster` for the broker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A broker process: from its settings to served ports, until it is asked to end or cannot go on."""
+"""A broker process: from its settings to served ports, until a signal or a failure ends it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def run(settings: BrokerSettings) -> int:
-    """Run a broker until SIGTERM or SIGINT (returns 0) or until it cannot go on (returns 1)."""
+    """Run a broker until SIGTERM or SIGINT (returns 0) or until it fails (returns 1)."""
     raise_file_limit()
     keep_freed_memory()
     with DirectoryLock(settings.data_dir):

@@ -1,4 +1,4 @@
-"""The gRPC services of a broker, `protocol.Journal` and those of our own: passes each call to its handler."""
+"""The gRPC services of a broker, `protocol.Journal` and Coranto's own: passes each call to its handler."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from coranto.errors import CorantoError
 from coranto_broker.recovery import set_aside
 from coranto_broker.recovery.set_aside import ComparedSpan, SetAsideFragment
 
-app = typer.Typer(no_args_is_help=True, help="Look at content that this broker keeps beside its journals.")
+app = typer.Typer(no_args_is_help=True, help="Inspect content that this broker keeps outside its journals.")
 
 Content = Annotated[Path, typer.Argument(metavar="FILE", help="A content file, as `list` names it.")]
 
@@ -28,7 +28,7 @@ def list_(
         Path, typer.Option("--data-dir", envvar="CORANTO_BROKER_DATA_DIR", help="The broker's data directory.")
     ] = Path(".coranto/broker-0"),
 ) -> None:
-    """List what is set aside: its journal and offsets, and how much of it is known to have committed, by its SHA-1.
+    """List set-aside content: its journal and offsets, and the part known to be committed, by its SHA-1.
 
     Spools of deleted journals are listed too. The broker may be running.
     """
@@ -105,9 +105,9 @@ def export(
         int | None, typer.Option(help="Up to this offset; default: as far as it is sound.", show_default=False)
     ] = None,
 ) -> None:
-    """Write bytes to standard output: those that had committed, by their SHA-1, unless offsets are given.
+    """Write bytes to standard output: the committed ones, by their SHA-1, unless offsets are given.
 
-    Nothing puts them back by itself. To append them to the journal anew is `coranto journals append`.
+    They are not restored automatically. `coranto journals append` appends them to the journal again.
     """
     disk = LocalDisk()
     kept = set_aside.at(file, disk)

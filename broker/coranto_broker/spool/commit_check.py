@@ -31,15 +31,15 @@ class Examined:
     generation: int = 0
     """The generation of the log that holds the record."""
     log_end: int = 0
-    """The length in bytes to which this log is to be cut."""
+    """The target length of this log in bytes."""
     sum: Hash = field(default_factory=new_sum)
     """The running SHA-1 over the record's content."""
     claimed_end: int = 0
     """The end of the longest recorded commit, even if its content is missing."""
     promised: int = 0
-    """The journal end up to which content may have been acknowledged, according to these logs."""
+    """The journal end of possibly acknowledged content, according to these logs."""
     problem: str = ""
-    """A description of what is wrong with the files; empty if nothing is."""
+    """A description of the fault in the files; empty if there is none."""
     torn: bool = False
     """True if there is content and a log, but the log has no whole record."""
     taken_out: bool = False
@@ -95,7 +95,7 @@ def examine(
         if (fragment.journal, fragment.begin, record.create_revision) != (journal, begin, create_revision):
             problem = (
                 f"a log is of journal {fragment.journal} at {fragment.begin}, create revision "
-                f"{record.create_revision}, which is not what its name says"
+                f"{record.create_revision}, which does not match its name"
             )
             claimed_end = max(begin + size, claimed_end)
             return Examined(begin, claimed_end=claimed_end, promised=max(promised, claimed_end), problem=problem)

@@ -93,7 +93,7 @@ class CommitRecord:
 
     @property
     def promised(self) -> int:
-        """The journal end up to which content may have been acknowledged when this was written."""
+        """The journal end of possibly acknowledged content when this was written."""
         return self.flushed if self.awaits_flush else self.committed.fragment.end
 
 
@@ -106,7 +106,7 @@ class FlushMark:
 
     @property
     def promised(self) -> int:
-        """The journal end up to which content may have been acknowledged when this was written."""
+        """The journal end of possibly acknowledged content when this was written."""
         return self.flushed
 
 
@@ -127,7 +127,7 @@ class LogContent:
     valid_length: int
     stamp: Stamp = UNSTAMPED
     readable: int = 0
-    """The offset up to which readers had been shown the journal."""
+    """The end of the content that readers had been shown."""
 
 
 def decode(data: bytes) -> LogContent:

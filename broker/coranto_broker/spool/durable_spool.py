@@ -12,9 +12,9 @@ writes the first record of the next fragment before it seals the old one. So the
 end and registers, no matter what has been persisted since.
 
 A sealed fragment keeps its files until its content is in a fragment store. It may be stored once it is *settled*: every
-member of the journal's in-sync record has it, or has agreed to go on after it. The `SettledOffset` of a spool is the
+member of the journal's in-sync record has it, or has agreed to continue after it. The `SettledOffset` of a spool is the
 offset up to which this is known without asking etcd. Each record of the log also holds the pipelines that the spool has
-followed (`in_sync.Stamp`). From this, recovery can tell whether others went on without this spool.
+followed (`in_sync.Stamp`). From this, recovery can determine whether others continued without this spool.
 
 As soon as bytes are written, they survive the end of the process. The `Fsync` policy decides whether they also survive
 power loss before they are acknowledged (`spool.flush`). Content and log reach the disk in any order, so a record may be
@@ -120,7 +120,7 @@ class Sealed:
 
     @property
     def settled(self) -> bool:
-        """True if it is known here, without asking etcd, that nobody can go on without this fragment."""
+        """True if it is known here, without asking etcd, that no broker can continue without this fragment."""
         return self.fragment.end <= self.watermark.offset
 
     def set_aside(self) -> None:
@@ -131,7 +131,7 @@ class Sealed:
             file.move(self._place_aside(file))
 
     def quarantine_content(self) -> None:
-        """Move damaged content to where nobody reads it. The log still claims it, until it is put back or stored."""
+        """Move damaged content out of readers' reach. The log still claims it, until it is put back or stored."""
         self.content.quarantine(self._place_aside(self.content))
 
     def _place_aside(self, file: SharedFile) -> Path:
@@ -156,7 +156,7 @@ class Sealed:
 
 
 class SpoolObserver(Protocol):
-    """Is told what a spool has committed, completed and made visible."""
+    """Receives a spool's commits, completed fragments and visible offsets."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Readers may see this extent of the fragment under construction."""
@@ -167,7 +167,7 @@ class SpoolObserver(Protocol):
         ...
 
     def spool_skip(self, offset: int) -> None:
-        """The journal goes on at `offset`. Content just before it, if any, is not here."""
+        """The journal continues at `offset`. Content just before it, if any, is not here."""
         ...
 
     def spool_ahead(self, end: int) -> None:
@@ -183,7 +183,7 @@ class SpoolObserver(Protocol):
 class SpoolFolder:
     """The folder of the spool of one journal at one create revision, with the disk and clock to use it.
 
-    `room` is that of the disk. `base` is added to the etcd revisions of pipelines (`coranto_broker.recovery.identity`).
+    `room` belongs to the disk. `base` is added to the etcd revisions of pipelines (`coranto_broker.recovery.identity`).
     """
 
     path: Path
@@ -261,7 +261,7 @@ class DurableSpool:
         self._readable = self._recorded_readable = readable  # Readers may see all below; as last logged.
         self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
         self._ahead = False  # The answer to the last proposal told the primary that it lacks content that we have.
-        self._promised_end = 0  # The offset up to which the journal is known to be on the disk.
+        self._promised_end = 0  # The journal is known to be on the disk below this offset.
         self._flusher = Flusher(folder, self._current, self._flushed, recovered=log is not None, retired=retired)
 
     @property
@@ -295,7 +295,7 @@ class DurableSpool:
         return self._flusher.version
 
     def is_on_disk(self, version: int) -> bool:
-        """Return True if everything up to that version, and so everything committed by then, survives power loss."""
+        """Return True if all commits up to that version survive power loss."""
         return self._flusher.flushed_version >= version
 
     def follow(self, fsync: Fsync) -> None:
@@ -365,7 +365,7 @@ class DurableSpool:
             await self._writes.done()
 
     def join(self) -> None:
-        """Do the same as `written`, but block the event loop meanwhile."""
+        """Do the same as `written`, but block the event loop until then."""
         if self._writes.idle:
             return
         with self._failing():
@@ -389,10 +389,10 @@ class DurableSpool:
         revision: int = 0,
         settled: bool = False,
     ) -> ProposalDecision:
-        """Answer a proposal durably. Readers do not see what it commits before `publish`.
+        """Answer a proposal durably. Readers do not see its commit before `publish`.
 
         `revision` is the etcd revision of the pipeline's Route. `settled` says that the primary of this pipeline rolls
-        only once every replica has what was proposed before.
+        only once every replica has the earlier proposals.
         """
         self._flusher.require_sound()
         self.join()
@@ -517,7 +517,7 @@ class DurableSpool:
         return before
 
     def settle(self, offset: int) -> None:
-        """Raise the watermark: nobody can go on without the content below `offset`."""
+        """Raise the watermark: no broker can continue without the content below `offset`."""
         self._watermark.raise_to(offset)
 
     @property
@@ -615,7 +615,7 @@ class DurableSpool:
             old_content.truncate(before.fragment.length)
         flusher = self._flusher
         if self.fsync is Fsync.COMMIT and flusher.flushed_version < flusher.version and old_log is not None:
-            flusher.flush_now()  # A completed fragment is visible at once.
+            flusher.flush_now()  # A completed fragment is visible immediately.
         try:
             self._log = None
             self._record(decision.committed)

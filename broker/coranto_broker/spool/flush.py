@@ -1,10 +1,10 @@
 """Force a spool to the disk: its content, its log and, if names in it are new, the folder, all at the same time.
 
-Versions tell what is on the disk. The spool counts its commits, and a flush covers the commits from before it began.
+Versions show the synced commits. The spool counts its commits, and a flush covers the commits from before it began.
 A log that was replaced, or that belongs to an empty fragment which is gone, is removed once a flush has covered its
 replacement.
 
-A sync that fails ends the use of the spool (`DiskFailed`). The kernel may have dropped what it could not write, and
+A sync that fails ends the use of the spool (`DiskFailed`). The kernel may have dropped unwritten content, and
 would report the next sync as a success. The folder is marked, so that recovery rewrites everything.
 """
 
@@ -160,7 +160,7 @@ class Flusher:
         self._flushed(pending)
 
     def flush_now(self) -> None:
-        """Do the same as `flush`, but block the event loop meanwhile."""
+        """Do the same as `flush`, but block the event loop until then."""
         pending = self._pending()
         self._sync(pending.files, pending.folders)
         self._flushed(pending)
@@ -182,8 +182,8 @@ class Flusher:
         """Raise DiskFailed if a sync has failed."""
         if self._failure is not None:
             raise DiskFailed(
-                f"the disk failed to keep what was written to {self._folder.path} ({self._failure}). The spool is "
-                "recovered anew; if that does not help, replace the disk"
+                f"the disk failed to keep content written to {self._folder.path} ({self._failure}). The spool is "
+                "recovered again; if that does not help, replace the disk"
             )
 
     def _pending(self) -> _FlushWork:
@@ -205,7 +205,7 @@ class Flusher:
             raise
 
     def _force(self, sync: Callable[..., None], *arguments: Path) -> None:
-        """Call `sync`, in any thread. If it fails, mark the folder at once, because this process may end soon."""
+        """Call `sync`, in any thread. If it fails, mark the folder immediately, because this process may end soon."""
         try:
             sync(*arguments)
         except OSError as error:

@@ -10,20 +10,20 @@ holds
 * its *epochs*: for each pipeline that was recorded, the etcd revision of its Route and the journal's end when it began.
 
 Each spool carries a `Stamp`: the revisions of the pipelines that it followed. Record and stamp together decide whether
-content of a spool is part of the journal for good (`judge`), and whether a Route may go on (`takeover`):
+content of a spool is part of the journal for good (`judge`), and whether a Route may continue (`takeover`):
 
 * A later epoch that begins before the end of the content went on without it: the content has *diverged*. A later epoch
   that begins at or after its end was agreed with a replica that has the content: it is *final*. Without a later epoch
   the content is *open*, unless we are the only member. (Kafka's leader epochs decide in the same way where a follower
   truncates.)
-* A Route may go on if one of the record's members is in it, because synchronization has asked this member.
+* A Route may continue if one of the record's members is in it, because synchronization has asked this member.
 * A member that does not have what it should hold (after a disk was emptied or restored) removes itself from the record
   before it answers anybody.
 * When no member can come back into the Route, one of them may *claim* the record, store everything that it has, and
-  *close* the record. A closed record says where, and with which registers, any broker may go on.
+  *close* the record. A closed record says where, and with which registers, any broker may continue.
 * A member that exits with everything stored *leaves* the record and writes its end into it. Nothing beyond this end was
   acknowledged, and by this record nothing more can be, because that would take the acknowledgement of the member that
-  left. So a Route without any remaining member goes on at this end. The remaining members may have more content, but
+  left. So a Route without any remaining member continues at this end. The remaining members may have more content, but
   none of it was acknowledged. The last member that leaves closes the record.
 
 Gazette's brokers keep no record. Content that was written through a later pipeline than the last recorded one proves
@@ -79,7 +79,7 @@ class InSyncRecord:
     """The in-sync record of one journal with that `create_revision`.
 
     `end` and `registers` belong to a claimed, left or closed record, else they are None. Stamps below `forgotten` are
-    too old to be judged. `written` is the etcd revision at which this version was written, 0 unless it was read from
+    too old to be judged. `written` is the etcd revision of this version, 0 unless it was read from
     etcd. All revisions are counted on (`coranto_broker.recovery.identity`).
     """
 
@@ -92,7 +92,7 @@ class InSyncRecord:
     left: bool = False
     """True if `end` was written by a member that has left, and other members remain."""
     carried: int = 0
-    """The revision at which it was last written, if etcd was restored since; 0 otherwise."""
+    """The revision of its last version, if etcd was restored since; 0 otherwise."""
     journal_id: str = ""
     """The journal's id (`coranto.journal_ids`), which survives a restored etcd. Records of earlier versions have
     none."""
@@ -100,7 +100,7 @@ class InSyncRecord:
     """The create revisions of former journals that this journal continues, as etcd was restored since. Their spools may
     hold content of the journal that is not stored yet."""
     foreign: bool = field(default=False, compare=False)
-    """True if it was read for a journal that was created anew after etcd was restored. The content of its members
+    """True if it was read for a journal that was recreated after etcd was restored. The content of its members
     belongs to the journal, but is in spools of the former journal."""
     written: int = field(default=0, compare=False)
 
@@ -116,12 +116,12 @@ class InSyncRecord:
 
     @property
     def closed(self) -> bool:
-        """True if everything up to `end` is in the fragment store, so that any broker may go on there."""
+        """True if everything up to `end` is in the fragment store, so that any broker may continue there."""
         return self.end is not None and not self.members
 
     @property
     def claimed(self) -> bool:
-        """True if its only member alone decides where the journal goes on."""
+        """True if its only member alone decides where the journal continues."""
         return self.end is not None and bool(self.members) and not self.left
 
     @property
@@ -130,7 +130,7 @@ class InSyncRecord:
         return self.revision, self.written
 
     def limit(self, revision: int) -> int | None:
-        """Return the offset up to which content of the pipeline of `revision` counts; None while that is undecided."""
+        """Return the end of the counting content of the pipeline of `revision`; None while that is undecided."""
         if revision < self.forgotten:
             return 0
         last = None if self.left else self.end
@@ -143,7 +143,7 @@ class Judgement(enum.Enum):
     FINAL = "final"
     """The content is part of the journal for good and may be stored."""
     OPEN = "open"
-    """Others may still be able to go on without the content."""
+    """Others may still be able to continue without the content."""
     DIVERGED = "diverged"
     """Others went on without the content."""
 
@@ -187,8 +187,8 @@ def is_complete(record: InSyncRecord | None, stamp: Stamp, me: str) -> bool:
 def may_leave(record: InSyncRecord | None, stamp: Stamp, end: int, me: str) -> bool:
     """Return True if `me` knows where the journal ends. Its spool has that stamp and end, and takes no more content.
 
-    The spool then holds everything that was acknowledged, and by this record nothing more can be acknowledged. Once all
-    of it is stored, `me` may leave the record, if nobody has changed the record since it was read.
+    The spool then holds all acknowledged content, and by this record nothing more can be acknowledged. Once all
+    of it is stored, `me` may leave the record, if it is unchanged since it was read.
     """
     if record is None or me not in record.members or record.foreign or stamp.written > record.revision:
         return False
@@ -220,7 +220,7 @@ def takeover(record: InSyncRecord | None, route: Iterable[str], stamp: Stamp, en
 
 
 def is_continued(record: InSyncRecord | None, create_revision: int) -> bool:
-    """Return True if a journal created anew after etcd was restored goes on from the one with that create revision.
+    """Return True if a journal recreated after etcd was restored continues the one with that create revision.
 
     Final content of the former journal then counts, at any broker that holds it.
     """
@@ -238,7 +238,7 @@ def recorded(
     begin: int,
     journal_id: str = "",
 ) -> InSyncRecord:
-    """Return the record with which the pipeline of `revision`, whose replicas agreed on `begin`, may take content."""
+    """Return the record that lets the pipeline of `revision`, whose replicas agreed on `begin`, take content."""
     epochs, forgotten = (record.epochs, record.forgotten) if record is not None else ((), 0)
     if not epochs or epochs[-1].revision < revision:
         # Among epochs that begin at the same offset, the last one alone decides every judgement.
@@ -251,7 +251,7 @@ def recorded(
 
 
 def without(record: InSyncRecord, member: str) -> InSyncRecord:
-    """Return the record without `member`, which has found that it does not hold what it should."""
+    """Return the record without `member`, which has found that it lacks a member's content."""
     others = tuple(each for each in record.members if each != member)
     if record.claimed:  # Perhaps not everything is stored yet.
         return replace(record, members=others, end=None, registers=None, written=0)
@@ -259,7 +259,7 @@ def without(record: InSyncRecord, member: str) -> InSyncRecord:
 
 
 def claimed(record: InSyncRecord, member: str, end: int, registers: pb.LabelSet) -> InSyncRecord:
-    """Return the record in which `member` alone decides that the journal ends at `end`."""
+    """Return the record that lets `member` alone decide that the journal ends at `end`."""
     return replace(record, members=(member,), end=end, registers=registers, left=False, written=0)
 
 
@@ -288,7 +288,7 @@ def closed(record: InSyncRecord | None, create_revision: int, end: int, register
 
 
 def _formers(record: InSyncRecord, create_revision: int) -> tuple[int, ...]:
-    """Return `formers` of the journal with that create revision, which goes on from `record`."""
+    """Return `formers` of the journal with that create revision, which continues from `record`."""
     if record.create_revision == create_revision:
         return record.formers
     return (*(each for each in record.formers if each != create_revision), record.create_revision)
@@ -338,7 +338,7 @@ def decode(value: bytes) -> InSyncRecord:
             labels = [pb.Label(name=name, value=text) for name, text in document["registers"]]
             left = document.get("left", False)
             if left not in (False, True) or (left and not members):
-                raise ValueError("nobody is left")
+                raise ValueError("no member is left")
             record = replace(record, end=_number(document["end"]), registers=pb.LabelSet(labels=labels), left=left)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(

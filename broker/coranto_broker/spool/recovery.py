@@ -6,21 +6,21 @@ last record. After a power loss it may be an earlier one, since content and log 
 after it is cut off. The newest fragment becomes the spool, with its registers. Older fragments had completed but may
 not be in a store yet, so they go back to the persister.
 
-The log also tells what may have been acknowledged. If that is more than the content here, content is lost. The reason
+The log also records the possibly acknowledged end. If that is more than the content here, content is lost. The reason
 is a power loss under an fsync policy that does not wait for the disk, or a disk that fails. The files are then copied
 to `set-aside/` before anything is cut off, or moved there if nothing in them is usable. If they were the newest files,
 the journal's head is beyond the content here. `lost.json` keeps that offset. Until the spool has reached it, appends
 are refused with INDEX_HAS_GREATER_OFFSET. Either another replica brings the spool to that offset, or an operator
-confirms the loss with an empty append at that explicit offset. Content that was never promised is no loss, and the
-journal goes on.
+confirms the loss with an empty append at that explicit offset. Content that was never promised is not a loss, and the
+journal continues.
 
 All changes by recovery are on the disk before it returns. So content that it has cut off does not come back, and cannot
 be mistaken for content that is written there later. In a folder where a sync has failed, everything is rewritten: what
 was read may be in memory only, and another sync would prove nothing.
 
 A completed fragment whose content an earlier process found to be damaged has only its log here. Nothing is known to be
-lost then: the log tells the journal's extent, and the persister looks for the content in the store and at other
-brokers, as it did before. So the fragment comes back without its content, and the journal goes on where it ended.
+lost then: the log has the journal's extent, and the persister looks for the content in the store and at other
+brokers, as it did before. So the fragment comes back without its content, and the journal continues where it ended.
 
 `in_sync` decides whether others went on without the content that is found here. Such content is set aside, too.
 """
@@ -63,7 +63,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _FragmentFiles:
-    """The files of one fragment. `generations` are those of its logs, newest first."""
+    """The files of one fragment. `generations` number its logs, newest first."""
 
     begin: int
     has_content: bool = False
@@ -100,7 +100,7 @@ class Recovered:
     stamp: Stamp = UNSTAMPED
     watermark: SettledOffset = field(default_factory=SettledOffset)
     readable: int = 0
-    """The offset up to which readers had been shown the journal."""
+    """The end of the content that readers had been shown."""
     shown: Fragment | None = None
     """The part of the spool's fragment that readers had been shown."""
     journal_id: str = ""
@@ -134,7 +134,7 @@ class Recovered:
         return replace(self, spool=Spool(folder.journal), log=None, generation=0, stamp=UNSTAMPED, shown=None)
 
     def found_elsewhere(self, folder: SpoolFolder) -> Recovered:
-        """Forget the loss, because other brokers or a store are known to have what was lost here."""
+        """Forget the loss, because other brokers or a store are known to have the lost content."""
         folder.disk.remove(folder.path / LOST_FILE)
         return replace(self, lost_end=0)
 
@@ -143,7 +143,8 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     """Read, verify and clean up a spool folder. An absent folder is an empty spool.
 
     `distrusted` says that a sync failed there, as a mark in the folder does. The function reads all content, so call it
-    in a thread. Nothing else may use the folder meanwhile. Raises OSError if the folder cannot be read, or cannot be
+    in a thread. Nothing else may use the folder during the call. Raises OSError if the folder cannot be read, or cannot
+    be
     changed durably. Nothing is lost then, and the call may be repeated.
     """
     names = folder.disk.list(folder.path)

@@ -1,7 +1,7 @@
 """A file that one owner writes while readers come and go.
 
-Readers borrow it. Discarding removes the file's name at once, but the file stays open until the last reader has
-returned it. So freeing disk space never breaks a read. An idle file that nobody writes holds no descriptor.
+Readers borrow it. Discarding removes the file's name immediately, but the file stays open until the last reader has
+returned it. So freeing disk space never breaks a read. An idle file without a writer holds no descriptor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SharedFile:
 
     @contextmanager
     def borrow(self) -> Iterator[SharedFile]:
-        """Keep the file open, even if it is discarded meanwhile."""
+        """Keep the file open, even if it is discarded before."""
         self._open()
         self._borrowers += 1
         try:
@@ -86,7 +86,7 @@ class SharedFile:
     def sync(self) -> None:
         """Return once written bytes survive power loss. Raises OSError if the sync fails, and on every later call.
 
-        The kernel reports a failure once and may have dropped what it could not write. So the next sync proves nothing.
+        The kernel reports a failure once and may have dropped unwritten content. So the next sync proves nothing.
         """
         with self._syncing:
             if self._unsynced is not None:
@@ -126,7 +126,7 @@ class SharedFile:
     def quarantine(self, target: Path) -> None:
         """Move the damaged content of a sealed file to `target`, until `replace_with` replaces it.
 
-        From now on all reads raise CorruptSpool, including those of readers that have borrowed the file. Raises OSError
+        From now on all reads raise CorruptSpool, including reads by borrowers of the file. Raises OSError
         if the content cannot be moved; even then it is not read any more.
         """
         self._taken_out = True
@@ -148,12 +148,12 @@ class SharedFile:
         return file
 
     def replace_with(self, other: SharedFile) -> None:
-        """Replace content that was taken out by that of `other`, a synced file in the same folder."""
+        """Replace content that was taken out by the content of `other`, a synced file in the same folder."""
         other.move(self.path)
         self._taken_out = False
 
     def discard(self) -> None:
-        """Remove the file when its owner is done with it. Readers that have borrowed it go on reading."""
+        """Remove the file when its owner is done with it. Readers that have borrowed it continue."""
         self._discarded = True
         self._disk.remove(self.path)
         self.seal()

@@ -9,10 +9,10 @@ content at a content delta                             must continue the present
 proposal of a fragment, with registers                 is compared with what this spool knows, in this order:
 1. ends beyond end + delta, or is empty at our end     *roll*: a non-empty fragment completes, an empty one begins at
                                                        the proposed end with the proposed codec; the proposed registers
-                                                       are taken when the proposal is strictly greater. Then goes on:
+                                                       are taken when the proposal is strictly greater. Then:
 2. equals our fragment and our registers               *keep*: any delta is rolled back
 3. equals our fragment extended by the delta           *commit*: the delta joins the fragment, the registers are taken
-4. anything else                                       *mismatch*: the primary is told our fragment and registers
+4. anything else                                       *mismatch*: the answer has our fragment and registers
 =====================================================  ==============================================================
 
 Nothing here does I/O. `decide` answers a proposal and changes nothing. The caller makes the decision durable, and only

@@ -1,4 +1,4 @@
-"""The range in which appends of only content extend the spool's fragment as it is."""
+"""The range where appends of only content extend the spool's fragment as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write and hash large content in another thread, in order, while the event loop goes on."""
+"""Write and hash large content in another thread, in order, while the event loop continues."""
 
 from __future__ import annotations
 

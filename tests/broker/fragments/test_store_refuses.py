@@ -247,7 +247,7 @@ async def test_a_flipped_bit_of_the_primary_is_mended_by_a_replica(
     assert audit.problems == []
     assert await client.content(J) == b"a" * 1500 + b"b" * 1500
     metrics = process.broker.metrics
-    assert (metrics.damaged._value.get(), metrics.mended._value.get()) == (1, 1)
+    assert (metrics.damaged._value.get(), metrics.restored._value.get()) == (1, 1)
     (aside,) = (path.parent / "set-aside").iterdir()
     assert aside.read_bytes()[700] == ord("a") ^ 0x10
     assert not path.exists()

@@ -9,8 +9,7 @@ The journal is JSON lines:
 
 ====================================  ===============================================================================
 `{"decided": txn, "acks": {…}}`       the transaction is committed; by journal, its acknowledgements in base64; `lane`
-                                                                            is its producer id and the clock at its
-                                                                            start (`lanes.py`)
+                                      is its producer id and the clock at its start (`lanes.py`)
 `{"void": txn}`                       it is not committed, unless an earlier record decided it
 `{"done": txn}`                       its acknowledgements are in their segments
 `{"settled": offset}`                 so are the acknowledgements of all transactions decided below the offset
