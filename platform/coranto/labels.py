@@ -2,8 +2,7 @@
 
 Values are the wire's own messages. A `LabelSet` is sorted and unique on (name, value). A name may have several values,
 but not an empty one together with others. A `LabelSelector` matches a set when none of its excludes match and, for
-every
-label name it includes, at least one value matches. An empty selector value matches any value of that label. With
+every label name it includes, at least one value matches. An empty selector value matches any value of that label. With
 `prefix`, the selector's value has to match only the beginning of the label's value.
 
 Functions do not change their arguments; they return new messages.

@@ -17,9 +17,8 @@ tries the next store if one denies access.
 Content is hashed as it is read and compressed, and no store gives it the fragment's name before its SHA-1 matches. If
 it does not match, or the file cannot be read, the disk has damaged it. Damaged content is set aside immediately, so
 that it is not read any more, and is fetched from another broker of the journal (see `copies`). If none has it, the
-fragment
-waits and counts as not stored until another broker stores its copy. A file in the store under the fragment's name
-counts only if its length is plausible; otherwise it is replaced.
+fragment waits and counts as not stored until another broker stores its copy. A file in the store under the fragment's
+name counts only if its length is plausible; otherwise it is replaced.
 """
 
 from __future__ import annotations

@@ -177,10 +177,9 @@ class InSyncRecords:
     ) -> StoredRecord:
         """Check that a spool with that stamp and end may take part in a pipeline and be read.
 
-        If this broker is a member of the record but does not hold a member's content, it is removed from the
-        record first. `lost` says that it has lost such content. Raises Stranded if others continued without content
-        that
-        is here.
+        If this broker is a member of the record but does not hold a member's content, it is removed from the record
+        first. `lost` says that it has lost such content. Raises Stranded if others continued without content that is
+        here.
         """
         reading = await self.read(journal, create_revision)
         latest = self._base + self._seen

@@ -70,8 +70,7 @@ class Residence:
     """The result of `check`.
 
     `base` is added to etcd's revisions, `etcd_id` is etcd's cluster id, `cluster` is the brokers' cluster id. `guard`
-    holds
-    while the cluster is unchanged.
+    holds while the cluster is unchanged.
     """
 
     def __init__(

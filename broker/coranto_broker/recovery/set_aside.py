@@ -2,8 +2,7 @@
 
 A `set-aside/` folder has content that a broker did not accept as part of a journal. This is either content that others
 continued without, which was never acknowledged, or content of damaged files. Some of the latter was acknowledged, and
-an
-operator must check whether the journal has it from elsewhere. `deleted/` has spools of journals that were deleted.
+an operator must check whether the journal has it from elsewhere. `deleted/` has spools of journals that were deleted.
 Nothing here changes a file.
 """
 

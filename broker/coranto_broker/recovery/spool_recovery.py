@@ -23,8 +23,7 @@ async def recover_spool(
     """Recover a folder, and set aside content that is not part of the journal. Waits until etcd answers.
 
     Nothing else may use the folder during the call. Raises OSError if the folder cannot be read or cannot be trusted;
-    the
-    call may then be repeated. `distrusted` says that a sync has failed there, as for `recover`.
+    the call may then be repeated. `distrusted` says that a sync has failed there, as for `recover`.
     """
     recovered = await asyncio.to_thread(recover, folder, distrusted=distrusted)
     recovered, reading = await _verified(recovered, folder, records, clock)

@@ -144,8 +144,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
 
     `distrusted` says that a sync failed there, as a mark in the folder does. The function reads all content, so call it
     in a thread. Nothing else may use the folder during the call. Raises OSError if the folder cannot be read, or cannot
-    be
-    changed durably. Nothing is lost then, and the call may be repeated.
+    be changed durably. Nothing is lost then, and the call may be repeated.
     """
     names = folder.disk.list(folder.path)
     distrusted = distrusted or DISTRUSTED_FILE in names

@@ -277,8 +277,7 @@ class ShardReplica:
         """Raise InvalidInput when an earlier shard has the same log: taking it over here would fence that shard off.
 
         Apply refuses such a shard. This check is for two shards that were applied concurrently, and for shards that
-        were
-        applied before Apply had its check.
+        were applied before Apply had its check.
         """
         own = exclusive(self.spec)
         for other in self._host.earlier_shards(self.spec.id):

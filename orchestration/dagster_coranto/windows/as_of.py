@@ -36,8 +36,7 @@ class AsOf(Moment):
         """Return the ends of the matching journals at a time, by the times of their messages.
 
         Raises InvalidInput for a time without a time zone or that is not over, and ContentGone if content of that time
-        is
-        gone, so that its end is unknown.
+        is gone, so that its end is unknown.
         """
         if at.tzinfo is None:
             raise InvalidInput(f"{at} has no time zone, such as datetime.UTC", field="time")

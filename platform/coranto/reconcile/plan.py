@@ -81,8 +81,7 @@ class SpecPlan:
         """Return the due steps as transactions of at most `size` changes, in order of application.
 
         Deletions come last, so that an interruption leaves more rather than less. Only specs that would keep a new one
-        from
-        being created are deleted first.
+        from being created are deleted first.
         """
         gone = [step for step in self.due if step.action is SpecAction.DELETE]
         others = [step for step in self.due if step.action is not SpecAction.DELETE]

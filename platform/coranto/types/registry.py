@@ -80,8 +80,7 @@ class TypeRegistry:
         and BACKWARD for the first. With `like`, a registry that does not exist is created, with the settings of that
         journal. Raises IncompatibleType, with each field that breaks the promise, and AppendOutcomeUnknown if answers
         were lost for the client's retry timeout: register it again then. Raises CorruptData if the brokers have lost
-        the
-        evidence that no record is missing; `accept_loss` continues nevertheless.
+        the evidence that no record is missing; `accept_loss` continues nevertheless.
         """
         await self._require(like)
         await self._require_held(accept_loss)

@@ -66,8 +66,7 @@ def read(
     """Write the content of journals to standard output or a file.
 
     Several journals are read concurrently, one whole append or line at a time. With --selector and --block, journals
-    that
-    appear later are read as well. --offsets-out is written about once a second and at the end, also on Ctrl-C and
+    that appear later are read as well. --offsets-out is written about once a second and at the end, also on Ctrl-C and
     SIGTERM. Its offsets are never beyond the written output. Reading on from it repeats nothing, unless this process
     was killed.
 

@@ -63,8 +63,7 @@ class Gate:
 
     All decisions below the offset `settled` of the journal are complete. `end` is the end of the journal. `revision` is
     the etcd revision of the last change of segments, if the process that opened the gate recorded it, or 0; `cluster`
-    is
-    the id of that etcd cluster, or 0 if it is unknown.
+    is the id of that etcd cluster, or 0 if it is unknown.
     """
 
     token: str | None

@@ -34,11 +34,10 @@ async def torn_units(
     """Return all transactions on several keys, and everything else that `wanted` would tear.
 
     That is a transaction on one key, or an event, with only a part below it. `ends` are the ends of segments at a
-    moment
-    when all decided transactions are complete. Each segment is read from its beginning, to its end if there are
+    moment when all decided transactions are complete. Each segment is read from its beginning, to its end if there are
     transactions on several keys. Content that retention has removed before that tears nothing, because it is not read.
-    `progress` counts the bytes read. Raises errors of the client, OffsetJump for
-    content that is missing in between, and CorruptMessage.
+    `progress` counts the bytes read. Raises errors of the client, OffsetJump for content that is missing in between,
+    and CorruptMessage.
     """
     decided = await _decided(client, stream, events, entropy)
     spans: dict[str, dict[int, SegmentSpan]] = {}

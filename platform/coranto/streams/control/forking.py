@@ -82,8 +82,7 @@ async def fork_stream(
     no content. `new_labels` are further labels of the new segments. `progress` counts bytes that are read or copied.
 
     Call it again after a crash or cancellation: it continues, and returns a fork that is complete. Raises StreamExists
-    if
-    `name` is another stream, or if stores have decisions or marks of an earlier one; StreamNotFound, ContentGone,
+    if `name` is another stream, or if stores have decisions or marks of an earlier one; StreamNotFound, ContentGone,
     JournalRecreated for offsets with the ids of earlier journals, InvalidInput for offsets that no cut has and for a
     stream of more than 40 segments, StreamChanged if others keep changing the stream, and errors of the client.
     """

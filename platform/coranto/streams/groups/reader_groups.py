@@ -116,10 +116,8 @@ class ReaderGroup:
         """Return a reader of the group, to be used as `async with group.reader() as reader:`.
 
         `reader` is its id, by default a random one. A reader that joins with the id of another replaces it immediately,
-        as
-        when a process restarts. Readers send a heartbeat every `beat` seconds, and are considered dead `timeout`
-        seconds
-        after their last one. `format` is the format of events, by default that of the stream's content type.
+        as when a process restarts. Readers send a heartbeat every `beat` seconds, and are considered dead `timeout`
+        seconds after their last one. `format` is the format of events, by default that of the stream's content type.
 
         With `auto_commit`, an event is consumed when the next one is requested. Otherwise it is consumed when `commit`
         is called, and iteration also ends whenever only a commit lets it continue.

@@ -201,8 +201,7 @@ class TimeWindows:
         """Return the time window of a position, from all marks that are in the journal now.
 
         The position must not be before an earlier call's. Marks that cannot be decoded are skipped. Raises errors of
-        the
-        client's reads.
+        the client's reads.
         """
         try:
             head = await self._client.head(self._journal)
