@@ -19,12 +19,16 @@ SYSTEM = Path("/usr/bin/python3")
 
 def identify() -> str:
     """Return the version and the path of this interpreter, the same inside a virtual environment and outside."""
-    base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    return f"Python {sys.version.split()[0]} ({base})"
+    return f"Python {sys.version.split()[0]} ({os.path.realpath(_base())})"
+
+
+def _base() -> str:
+    """Return the path of this interpreter outside a virtual environment."""
+    return str(getattr(sys, "_base_executable", sys.executable))
 
 
 def find(newest: int = NEWEST) -> dict[str, Path]:
-    """Return an interpreter for each minor version from `OLDEST` to `newest` found on PATH or in pyenv.
+    """Return an interpreter for each minor version from `OLDEST` to `newest`: on PATH, in pyenv, or this one.
 
     An interpreter that cannot create a virtual environment does not count.
     """
@@ -32,7 +36,8 @@ def find(newest: int = NEWEST) -> dict[str, Path]:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for minor in range(OLDEST, newest + 1):
         version = f"3.{minor}"
-        candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
+        on_path = shutil.which(f"python{version}")
+        candidates = [on_path, *sorted(pyenv.glob(f"{version}.*/bin/python")), _base()]
         for candidate in candidates:
             if version not in found and candidate and _answers(Path(candidate), version):
                 found[version] = Path(candidate)
