@@ -67,7 +67,7 @@ def compare(
     journal: Annotated[str, typer.Option(help="The journal, where no log is left that names it.")] = "",
     endpoint: Endpoint = None,
 ) -> None:
-    """Compare it with what its journal has at the same offsets now: the same, other bytes, or nothing.
+    """Compare it with its journal's current content at the same offsets: the same, other bytes, or nothing.
 
     The exit code is 0 when the journal has all of it, else 1.
     """

@@ -71,7 +71,7 @@ def examine(
 ) -> Examined:
     """Examine the fragment at `begin`: its `logs` by generation, and its content of `size` bytes.
 
-    `is_taken_out` tells whether content with this extent and SHA-1 was set aside as damaged while its log stayed.
+    `is_taken_out` returns True if content with this extent and SHA-1 was set aside as damaged while its log stayed.
     """
     records: list[tuple[int, int, int, CommitRecord]] = []  # Each after its sort key: end, generation, position.
     whole: dict[int, int] = {}  # The end of the last whole entry, by generation.

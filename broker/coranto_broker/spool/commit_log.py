@@ -7,10 +7,10 @@
                      int64          float64         int64    int64    int64      readable}, protobuf
     mark     = magic  length  crc32  flushed          magic is `csm1`
 
-`synced` and `written` are the spool's `in_sync.Stamp`. `flushed` tells what may have been acknowledged when the record
+`synced` and `written` are the spool's `in_sync.Stamp`. `flushed` bounds the acknowledged content when the record
 was written. Where acknowledgements wait for the disk, it is the journal's end that was known to be on the disk.
 Otherwise it is UNAWAITED. A mark records a later value of `flushed`, once the disk has that much. `readable` is the
-offset up to which readers had been shown the journal when the record was written.
+end of the content that readers had been shown when the record was written.
 
 Older records lack fields. Those of magic `csp2` lack `flushed` and count as UNAWAITED. Those of `csp1` also lack the
 stamp and count as written before any pipeline. Where `readable` is missing, all content up to the record's end had been
@@ -18,7 +18,7 @@ shown.
 
 All numbers are little-endian. Each record is independent of the others, and its fragment's SHA-1 covers all content up
 to its end. So the last record whose content is there counts. A record that a crash has torn ends the log before it. The
-create revision is that of the journal's item in etcd. It distinguishes a journal from an earlier one of the same name.
+create revision belongs to the journal's item in etcd. It distinguishes a journal from an earlier one of the same name.
 """
 
 from __future__ import annotations

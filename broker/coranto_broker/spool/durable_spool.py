@@ -1,4 +1,4 @@
-"""Durable spools: a `Spool` whose content and commits are in files, from which a later process recovers it.
+"""Durable spools: a `Spool` with content and commits in files, so that a later process can recover it.
 
 A journal's spool has a folder of its own::
 
@@ -56,7 +56,7 @@ SET_ASIDE = "set-aside"
 """The folder, within a spool's folder, for files that are damaged or not part of the journal."""
 
 DISTRUSTED_FILE = "distrusted"
-"""The file that marks a folder in which a sync has failed: content that is read there may not be on the disk."""
+"""The file that marks a folder after a failed sync: content that is read there may not be on the disk."""
 FETCHED = ".fetched"
 """The suffix of a file whose content is still being fetched. After a crash it is useless."""
 

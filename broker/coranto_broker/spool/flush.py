@@ -67,7 +67,7 @@ class Flusher:
         recovered: bool = False,
         retired: Sequence[SharedFile] = (),
     ) -> None:
-        """`current` returns what is to be flushed. `on_flushed` is called with the journal's end after each flush.
+        """`current` returns the files to flush. `on_flushed` is called with the journal's end after each flush.
 
         `recovered` says that the spool has files already. These and the `retired` files may not be on the disk yet.
         """

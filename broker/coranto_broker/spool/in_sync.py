@@ -17,10 +17,10 @@ content of a spool is part of the journal for good (`judge`), and whether a Rout
   the content is *open*, unless we are the only member. (Kafka's leader epochs decide in the same way where a follower
   truncates.)
 * A Route may continue if one of the record's members is in it, because synchronization has asked this member.
-* A member that does not have what it should hold (after a disk was emptied or restored) removes itself from the record
-  before it answers anybody.
+* A member that lacks required content (after a disk was emptied or restored) removes itself from the record before it
+  answers any call.
 * When no member can come back into the Route, one of them may *claim* the record, store everything that it has, and
-  *close* the record. A closed record says where, and with which registers, any broker may continue.
+  *close* the record. A closed record has the end and registers for any broker to continue.
 * A member that exits with everything stored *leaves* the record and writes its end into it. Nothing beyond this end was
   acknowledged, and by this record nothing more can be, because that would take the acknowledgement of the member that
   left. So a Route without any remaining member continues at this end. The remaining members may have more content, but
@@ -151,7 +151,8 @@ class Judgement(enum.Enum):
 def as_read_for(record: InSyncRecord, create_revision: int, me: str) -> InSyncRecord | None:
     """Return a record as `me` must read it for the journal of `create_revision`; None if it is of another journal.
 
-    A record that was carried over a restored etcd is of every journal of its name, and is `foreign` to those of other
+    A record that was carried over a restored etcd is of every journal of its name, and is `foreign` to journals of
+    other
     create revisions. Otherwise, a record says of the former journals that it continues which content counts, but not
     that `me` holds all of it.
     """

@@ -60,7 +60,7 @@ def sum_of(pointer: str) -> Measure:
 class Expectation:
     """The expectation that a query's result equals the sum of a measure over all committed messages.
 
-    The query gives one row of one number. It is run in the database snapshot in which the audit reads the
+    The query gives one row of one number. It runs in the same database snapshot as the audit's reading of the
     checkpoints.
     """
 

@@ -1,4 +1,4 @@
-"""The memory of a consumer's audits in a fragment store, of which brokers know the SHA-256 (`coranto.audit.witness`).
+"""The memory of a consumer's audits in a fragment store, with its SHA-256 at brokers (`coranto.audit.witness`).
 
 So deletion or rollback of the memory is detected. Concurrent audits write one file, and each may have been the last.
 """

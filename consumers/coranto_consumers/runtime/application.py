@@ -118,7 +118,7 @@ class Application(ABC, Generic[StoreT]):
     def consume_batch(
         self, shard: Shard, store: StoreT, batch: MessageBatch, publisher: ShardPublisher
     ) -> Awaitable[None] | None:
-        """Consume committed messages of a source for which `new_message` returned `Columns`.
+        """Consume committed messages of a source if `new_message` returned `Columns` for it.
 
         The same holds as for `consume_message`; the batch is consumed as a whole or not at all. Messages of a producer
         that were committed together are in one batch unless they are very many, and then in consecutive transactions

@@ -20,7 +20,7 @@ M = TypeVar("M")
 
 MAX_PRODUCERS: Final = 250_000
 """Maximum known producers of a source. All of them are in each checkpoint. Making a checkpoint of
-this many takes seconds, in which the process does nothing else. With many more, the process would lose its lease and
+this many takes seconds without any other work. With many more, the process would lose its lease and
 all its shards."""
 
 _COMMITS = frozenset(

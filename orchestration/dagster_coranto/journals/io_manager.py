@@ -32,7 +32,7 @@ _DEFAULT_INPUT_BYTES = 1 << 30
 class JournalIOManager(dg.ConfigurableIOManager):
     """Keeps assets in journals, as JSON messages.
 
-    An asset's journals are those of the group in its metadata `dagster-coranto/journal`, else of the group that its key
+    An asset's journals form the group in its metadata `dagster-coranto/journal`, else the group that its key
     names. A step may return an iterable of mappings, a pyarrow Table or a pandas DataFrame; each record becomes one
     message. Messages are published in one transaction, which commits with a row in the SQL store: however a step ends,
     its output counts once, also when the step, or a run that resumes this one, tries it again. Without the metadata

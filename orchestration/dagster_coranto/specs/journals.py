@@ -40,7 +40,7 @@ def build_journal_specs_asset(
     journals. A run that was interrupted continues when it is repeated. If another process changes one of the journals
     during the run, the comparison is repeated. Suspended journals stay suspended. Journals outside the tree are not
     changed:
-    a run deletes those of `prune_groups` only when its config says `prune: true`.
+    a run deletes journals of `prune_groups` only when its config says `prune: true`.
 
     Metadata: counts, and a table of journals, those that change first. The data version is a digest of the tree.
     """

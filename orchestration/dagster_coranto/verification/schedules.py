@@ -48,7 +48,7 @@ def build_verification(
     """Return two checks of a group, `audit` and `deep_audit`, each with a job and a schedule (as cron has them).
 
     A deep audit reads up to `budget` bytes and continues with the content read longest ago. So give it a budget that
-    covers everything in the time in which you want to notice damage. For the other parameters see
+    covers everything in your target time for noticing damage. For the other parameters see
     `build_audit_check`.
     """
     name = group.name.replace("/", "__").replace("-", "_").replace(".", "_")

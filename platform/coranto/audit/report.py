@@ -27,7 +27,7 @@ class Depth(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The scope of a check: what it examined and what it left out.
+    """The scope of a check: its coverage and its omissions.
 
     `examined` and `left_out` are counted in `unit`, such as journals or bytes. `reason` explains omissions,
     for people.

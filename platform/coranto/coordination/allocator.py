@@ -68,7 +68,7 @@ class StatePlanner(Generic[ItemT, MemberT, AssignT]):
         items = {item.id for item in state.items}
         for item, group in groupby(state.all_assignments, key=attrgetter("item")):
             if item not in items and state.entries.get(state.layout.item_key(item)) is not None:
-                continue  # Its spec does not decode. Leave it as it is until somebody repairs the spec.
+                continue  # Its spec does not decode. Leave it as it is until the spec is repaired.
             found = list(group)
             known = before.get(item)
             if known is None or len(known[0]) != len(found) or any(map(is_not, known[0], found)):

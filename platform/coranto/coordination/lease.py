@@ -159,7 +159,7 @@ class MemberSession:
                 return revision
 
     async def confirmed(self) -> None:
-        """Return once the lease is certain to be alive, nearly always at once. Raises LeaseLost when it is gone.
+        """Return once the lease is certain to be alive, usually immediately. Raises LeaseLost when it is gone.
 
         It is in doubt after this process did not run for a while, or did not reach etcd. Others may have continued
         without this member. So work that requires membership waits here, instead of taking effect just before

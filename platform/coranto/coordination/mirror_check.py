@@ -6,7 +6,7 @@ revision where the watch continues, and must be equal to the mirror's.
 
 A difference ends the process. To load the keys again would not be enough: keys that are not mirrored, such as in-sync
 records, may be lost as well, and a process that relies on having written them would acknowledge appends that the
-records do not protect. A process that starts again reads all of them, and writes what it needs.
+records do not protect. A process that starts again reads all of them, and writes the missing ones.
 """
 
 from __future__ import annotations

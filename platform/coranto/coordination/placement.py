@@ -2,7 +2,7 @@
 
 `choose_placement` first makes the obvious choices, each in a few steps: keep present replicas, add a second zone to
 items that live in one, relieve members above their share, and give every item the replicas that it lacks. The result is
-almost always a placement of least cost, which a bound shows at once. If it is not, for example because limits leave
+almost always a placement of least cost, which a bound shows immediately. If it is not, for example because limits leave
 little room, the flow network (`coranto.coordination.flow_network`) improves it until no better one exists.
 
 Among placements of equal cost the obvious choices prefer an even spread over zones, then the members with the lowest

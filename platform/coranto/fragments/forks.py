@@ -7,9 +7,9 @@ rest up to the fork offset is appended to the fork as its own first content.
 All of this is in labels, so it is invisible to Gazette's clients:
 
 * A fork names its source, its offset, the first offset that it shares, and each journal whose fragments it shares, with
-  the end up to which it does. A fork of a fork names the first source as well. So the fork's own spec says where its
+  the end of the shared part. A fork of a fork names the first source as well. So the fork's own spec says where its
   fragments are, whatever happens to other journals.
-* A source has a *hold* for each fork: it keeps its content from there on. So only its own spec says what it may remove.
+* A source has a *hold* for each fork: it keeps its content from there on. So its own spec limits its removals.
 
 `folders_of` is the one rule for all code that lists the fragments of a journal. Each offset has one folder: shares
 begin where the one before ends, and the fork's own begins at its shared end. So leftovers in a folder of an earlier

@@ -10,8 +10,8 @@ URL                                                query arguments (`find` and `
 `azure-ad://tenant/account/container/prefix/`
 =================================================  ==========================================================
 
-The path must end in `/`. An object's key is the prefix and the fragment's content path, in which `replace` replaces the
-first occurrence of `find`. The result must be a clean path, so that no key leads out of the prefix.
+The path must end in `/`. An object's key is the prefix and the fragment's content path, with the first occurrence of
+`find` replaced by `replace`. The result must be a clean path, so that no key leads out of the prefix.
 
 All users who may apply specs can write URLs. Some parts (buckets, accounts, tenants, regions) become part of a
 service's

@@ -1,6 +1,6 @@
 """Sequencing of whole columns of messages, spread over any number of workers.
 
-The rules are those of `sequencer.py`. This module applies them to columns instead of single messages, and in steps that
+The rules come from `sequencer.py`. This module applies them to columns instead of single messages, and in steps that
 let workers read parts of one journal at the same time:
 
 1.  Each worker **scans** the rows of its range: one contiguous part of a journal, in offset order. The effect of a

@@ -9,7 +9,7 @@ locates that decision:
 A digest of the batch's content is in another one (`coranto.streams.model.batch_content`).
 
 A decision and its registers are one append, on the condition that the first is as it was read. So of several
-processes that decide the same batch, as a zombie and its successor do, one wins. The records are those of
+processes that decide the same batch, as a zombie and its successor do, one wins. The records come from
 `records.py`, and one journal may be both.
 
 The process that decides a batch appends its acknowledgements. Another one that does so first *takes over*: it adds

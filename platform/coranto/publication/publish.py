@@ -81,7 +81,8 @@ def publish_once(
     publication is decided. So an attempt with other messages than an earlier one changes nothing. The publication is
     the first complete attempt. Several processes may try concurrently.
 
-    Messages are not held in memory, and readers keep those of an open transaction aside. So a publication may be large,
+    Messages are not held in memory, and readers keep an open transaction's messages aside. So a publication may be
+    large,
     but is visible only at its end.
 
     Raises InvalidInput, JournalNotFound when there are no journals, LedgerDamaged when the ledger may have lost

@@ -13,7 +13,7 @@ from coranto.recovery.losses import JournalDoctor
 from coranto.recovery.plan import Plan
 
 MoreDoctors = Callable[[JournalClient, StoreRegistry], Sequence[Doctor]]
-"""Makes further doctors, such as those of consumers (`coranto_consumers.recovery`)."""
+"""Makes further doctors, such as consumers' (`coranto_consumers.recovery`)."""
 MoreAudits = Callable[[JournalClient, StoreRegistry], Sequence[Check]]
 """Makes further checks for the audit behind a recovery."""
 

@@ -1,4 +1,4 @@
-"""The rules by which a new version of a message type is compatible with earlier ones.
+"""The rules for the compatibility of a new version of a message type with earlier ones.
 
 A reader that has one version reads messages of another version if
 

@@ -1,7 +1,7 @@
 """The types of messages' fields: values, their texts, and which types hold all values of another one.
 
 A TIMESTAMP is an instant, a TIMESTAMP_NTZ a date and time without a zone. `format_kind` and `format_fields` write the
-one spelling that `parsing` reads back to an equal value. `widens` is the one rule of which types are wider.
+one spelling that `parsing` reads back to an equal value. `widens` is the one rule of wider types.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def framing_of(version: TypeVersion) -> Framing[Any]:
 
     Messages are dicts of JSON, which are checked when they are written; rows of CSV as dicts of texts; or objects of
     the protobuf class. Raises InvalidInput for lines and frames without known fields, because a program has to say
-    what it writes in them.
+    their content.
     """
     definition = version.definition
     match definition.form:

@@ -1,4 +1,4 @@
-"""`TypeRegistry`: the message types that a journal registers (`catalog.py` has its records and what they mean)."""
+"""`TypeRegistry`: the message types that a journal registers (`catalog.py` has its records and their meaning)."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ SNAPSHOT_LABEL: Final = "coranto.dev/snapshot"
 DEFAULT_SNAPSHOT_EVERY: Final = 256
 """Updates after which a snapshot is written."""
 DEFAULT_PATIENCE: Final = 60.0
-"""Seconds for which a call retries."""
+"""Retry timeout of a call in seconds."""
 
 _log = structlog.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""The cut at which a stream is forked: an offset for each segment, which tears nothing. Pure.
+"""The cut of a stream's fork: an offset for each segment, which tears nothing. Pure.
 
 A cut is *consistent* if it keeps the two promises of a stream:
 

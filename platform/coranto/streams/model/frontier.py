@@ -116,7 +116,7 @@ class Frontier:
 
     @property
     def position(self) -> StreamPosition:
-        """The position from which to resume, so that everything unread is read and nothing is read twice."""
+        """The position for resuming, so that everything unread is read and nothing is read twice."""
         done = {number: SegmentPosition(each.end, complete=True) for number, each in self.finished.items()}
         return StreamPosition({**self.open, **done})
 

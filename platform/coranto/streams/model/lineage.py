@@ -1,7 +1,7 @@
 """The state of a writer with a stable id in the segments before a given one.
 
-A process that continues a writer id must know, for each key, up to which sequence earlier processes' writes are
-durable. The writer's entry in the segment has this. If there is no entry yet, the entries in the segment's
+A process that continues a writer id must know, for each key, the last durable sequence of earlier processes' writes.
+The writer's entry in the segment has this. If there is no entry yet, the entries in the segment's
 predecessors do. The predecessors of a merged segment may have been written up to different sequences, each for its own
 keys; so after a merge they are examined even if the segment has an entry.
 """

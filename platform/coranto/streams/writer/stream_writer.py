@@ -174,7 +174,7 @@ class StreamWriter(Generic[E]):
         write has a sequence, all must have one.
 
         Raises InvalidInput, MaxTransactionSizeExceeded and WriterClosed. The future raises WriteError, whose `outcome`
-        tells whether the event may be durable, StreamSealed, and errors of the client. The writer's own retries never
+        says if the event may be durable, StreamSealed, and errors of the client. The writer's own retries never
         duplicate an event. Do not write an event with an unknown outcome again, unless it has a sequence: that may
         duplicate it.
         """

@@ -163,7 +163,7 @@ class Committer(Protocol[E]):
 class Transaction(Generic[E]):
     """A transaction on one routing key. Use as `async with writer.transaction(key) as txn:`; leaving the block commits.
 
-    Not for use by several tasks at once. A cancellation inside the block aborts the transaction. Cancelling `commit`
+    Not for concurrent use by tasks. A cancellation inside the block aborts the transaction. Cancelling `commit`
     only stops the waiting: the commit continues, and calling `commit` again returns its outcome.
     """
 
@@ -240,7 +240,7 @@ class Transaction(Generic[E]):
         """Commit, and return the position of the events. They are then durable and readable.
 
         Calling it again returns the same result, or raises the same error. A transaction without events commits without
-        an append. Cancelling only stops the waiting. Raises WriteError, whose `outcome` tells whether the transaction
+        an append. Cancelling only stops the waiting. Raises WriteError, whose `outcome` says if the transaction
         may be durable, and errors of the client.
         """
         action = self._call(TransactionEvent.COMMIT)

@@ -3,7 +3,7 @@
 A `WriteUnit` is one plain event or one transaction, encoded but not stamped. An `Attempt` is an append of
 consecutive units to a segment. It has their bytes, stamped with the writer's clocks, and the entry that the writer has
 in the segment's registers once the append is applied. An attempt keeps its bytes and clocks as long as it may have been
-applied, so the clock of an entry tells which attempts were applied.
+applied, so the clock of an entry shows which attempts were applied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """gRPC's asyncio calls over a simulated network, for the services of brokers and `consumer.Shard`.
 
-Stubs, calls and servicer contexts behave like those of `grpc.aio`: messages are copied, and statuses and cancellations
+Stubs, calls and servicer contexts behave as in `grpc.aio`: messages are copied, and statuses and cancellations
 travel over the network. A broken connection ends a call with UNAVAILABLE at the client. At the server, the handler is
 cancelled, and its reads may see an end of the stream.
 
