@@ -52,7 +52,7 @@ def test_what_is_set_aside_is_found_and_judged(tmp_path: Path) -> None:
     assert b"".join(set_aside.read(kept, LocalDisk(), 2, 9)) == b"cdefgXi"
     with pytest.raises(InvalidInput, match="not within"):
         list(set_aside.read(kept, LocalDisk(), 2, 10))
-    with pytest.raises(InvalidInput, match="not content that was set aside"):
+    with pytest.raises(InvalidInput, match="not set-aside content"):
         set_aside.at(tmp_path / "spools" / "x" / "set-aside" / "y", LocalDisk())
 
 

@@ -103,7 +103,7 @@ def test_another_selector_is_refused_without_raising_the_fence(world: World):
     world.run(Copies(sources="name:prefix=rows/"))
     fence = world.stored().fence
     text, code = world.refused(Copies(sources="name=rows/a"))
-    assert f"what follows of rows/b from {world.broker.head('rows/b')} on is not read" in text
+    assert f"the rest of rows/b from {world.broker.head('rows/b')} on is not read" in text
     assert world.stored().fence == fence
     world.broker.create("rows/c")
     world.write("rows/c")  # A journal that the selector matches now is no change.

@@ -129,7 +129,7 @@ async def test_a_checkpoint_by_the_application_is_noticed(statement: str, tmp_pa
     connection.execute("ROLLBACK")
     connection.execute(statement)
     await subject.add(store, 2)
-    with pytest.raises(CorruptData, match="others than its store"):
+    with pytest.raises(CorruptData, match="another program than its store"):
         await commit(store, 2)
 
 

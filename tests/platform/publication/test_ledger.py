@@ -291,7 +291,7 @@ def test_a_summary_behind_the_end_of_the_ledger_tells_that_records_are_gone(shop
         lambda: Ledger.resume(shop.client, mark, like=""),
     ]
     for each in tried:
-        with pytest.raises(LedgerDamaged, match=f"tells of a summary at {1 << 40}: the last records are gone. Run"):
+        with pytest.raises(LedgerDamaged, match=f"points to a summary at {1 << 40}: the last records are gone. Run"):
             each()
     assert known(opened(shop, accept_loss=True), MANY).keys() == set(MANY[:3])
     assert not summary_of(shop)

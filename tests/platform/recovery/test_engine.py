@@ -56,7 +56,7 @@ async def test_a_step_that_fails_stops_later_steps_of_its_subject_and_no_others(
     assert doing == [
         "examining everything again",
         *(f"step {number} of 4: heal {name}" for number, name in enumerate("abac", 1)),
-        "examining what is left",
+        "examining the result",
         "auditing the result",
     ]
     assert not done.succeeded

@@ -394,7 +394,7 @@ async def test_a_journal_that_was_deleted_by_accident_comes_back_by_the_advice_o
     (loss,) = plan.losses
     assert loss.kind == "journal_gone"
     assert f"keeps [{3 * SIZE}, {4 * SIZE})" in loss.message
-    assert "create it again with its name and its stores, and plan again" in loss.message
+    assert "create it again with its name and stores, and plan again" in loss.message
     assert loss.kept_at.startswith("local/broker-")
     assert (await make_plan([journal.doctor()])).hash == plan.hash
 

@@ -252,7 +252,7 @@ def test_a_deleted_journal_comes_back_by_the_advice(played: Any, wait: float) ->
         await asyncio.sleep(wait)
         (loss,) = (await plan_of(journal)).losses
         assert loss.kept_at == "local/broker-0"
-        assert "create it again with its name and its stores, and plan again" in loss.message
+        assert "create it again with its name and stores, and plan again" in loss.message
         await journal.client.apply([pb.ApplyRequest.Change(upsert=journal.spec())])
         await asyncio.sleep(30 + wait)
         plan = await plan_of(journal)

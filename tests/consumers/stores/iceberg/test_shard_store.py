@@ -311,7 +311,7 @@ async def test_what_does_not_fit_is_refused(subject: IcebergSubject) -> None:
         with pytest.raises(InvalidInput, match=problem):
             store.append(rows)  # type: ignore[arg-type]
     for options in ({"rules": {"text": Max()}}, {"delete": "gone"}):
-        with pytest.raises(InvalidInput, match="needs keys: give those by which rows are merged"):
+        with pytest.raises(InvalidInput, match="needs keys: give the columns for merging rows"):
             IcebergShardStore(subject.catalog(), TABLE, **options)  # type: ignore[arg-type]
 
 

@@ -44,7 +44,7 @@ def test_the_same_input_under_the_same_id_is_written_once(run: CommandLine, tmp_
     write = ("write", "readings", "--tabs", "--writer-id", "probe-1", "-i", str(source))
     assert run(*write).output == "readings: 2 events are durable\n"
     source.write_bytes(b"a\tone\nb\ttwo\na\tthree\n")
-    assert run(*write).output == "readings: 3 events are durable, 2 of which it had already\n"
+    assert run(*write).output == "readings: 3 events are durable, 2 of them already stored\n"
     assert sorted(run("read", "readings").output.split()) == ["one", "three", "two"]
 
 
