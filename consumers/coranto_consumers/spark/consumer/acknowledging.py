@@ -1,4 +1,4 @@
-"""The end of a transaction: published messages are acknowledged, or rolled back."""
+"""The end of a transaction: acknowledge published messages, or roll them back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from coranto.errors import CorantoError, JournalNotFound, PermissionDenied
 from coranto.security.tokens import shows
 from coranto_consumers.spark.outputs.staging import Published
 
-_PATIENCE_AFTER_FAILURE: Final = 5.0
-"""The time in seconds for each further acknowledgement, once one has failed."""
-_ROLLBACK_PATIENCE: Final = 1.0
-"""The time in seconds for each rollback: it spares readers memory, and nothing depends on it."""
+_TIMEOUT_AFTER_FAILURE: Final = 5.0
+"""The retry timeout in seconds of each further acknowledgement, once one has failed."""
+_ROLLBACK_TIMEOUT: Final = 1.0
+"""The retry timeout in seconds of each rollback: it saves readers memory, and nothing depends on it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -26,20 +26,20 @@ class Acknowledged(NamedTuple):
 
     journals: int
     may_repeat: bool
-    """True if one of them may appear in its journal again, however late."""
+    """True if one of them may appear in its journal again, any time later."""
 
 
 def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> Acknowledged:
     """Append acknowledgements to their journals.
 
-    Each one is tried: a failure of one journal does not keep the others from theirs. Then the client's first error is
-    raised. Acknowledgements are in the committed checkpoint, so the next start appends them again.
+    Tries all journals, then raises the client's first error. The committed checkpoint has the acknowledgements, so the
+    next start appends them again.
     """
     appended, may_repeat = 0, False
     failure: CorantoError | None = None
     for journal, content in sorted(intents.items()):
-        # Brokers that are away for long may be away for all journals.
-        patience = None if failure is None else min(_PATIENCE_AFTER_FAILURE, client.config.patience)
+        # If brokers are away for long, all journals may fail: do not wait for the full timeout each time.
+        patience = None if failure is None else min(_TIMEOUT_AFTER_FAILURE, client.config.patience)
         try:
             may_repeat |= client.append(journal, content, retry_unknown=True, patience=patience).may_repeat
         except JournalNotFound as error:
@@ -59,10 +59,10 @@ def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> Ackn
 
 @contextmanager
 def rolled_back_on_failure(client: SyncJournalClient, published: Published) -> Iterator[Callable[[], None]]:
-    """Tell readers to drop published messages if the block fails before it calls the given function.
+    """Tell readers to drop published messages if the block fails before it calls the yielded function.
 
-    It must be called before the commit begins: from then on, nobody here knows if the messages are committed. Readers
-    would otherwise remember the producers of the messages until retention removes these.
+    Call that function before the commit begins: from then on, the outcome may be unknown. Without a rollback, readers
+    remember the producers of the messages until retention removes the messages.
     """
     is_begun = []
     try:
@@ -76,7 +76,7 @@ def rolled_back_on_failure(client: SyncJournalClient, published: Published) -> I
 def _roll_back(client: SyncJournalClient, rollbacks: Mapping[str, bytes], error: CorantoError) -> None:
     for journal, content in sorted(rollbacks.items()):
         try:
-            client.append(journal, content, retry_unknown=True, patience=_ROLLBACK_PATIENCE)
+            client.append(journal, content, retry_unknown=True, patience=_ROLLBACK_TIMEOUT)
         except CorantoError as failure:
             error.add_note(f"{failure}: readers keep the failed transaction's messages aside")
             return

@@ -1,9 +1,9 @@
-"""The content of a batch of a streaming query: the offsets of its sources, and the files of those that read files.
+"""The content of a batch of a streaming query: the offsets of its sources, and the names of files.
 
 A number alone does not identify a batch. When a query's checkpoint is restored from a backup, or a crash of the machine
-has dropped its last files, the query plans its last batches again, and they may cover more, or less, than before.
-Offsets that Spark has noted for a batch stay the same when it only repeats the batch, so equal texts are equal content.
-The offsets of Spark's file source are numbers of its own list of files, so the names of the files are content, too.
+has dropped its last files, the query plans its last batches again, and they may cover more, or less, than before. When
+Spark only repeats a batch, it uses the recorded offsets, so equal texts mean equal content. The offsets of Spark's file
+source are positions in its own list of files, so the content includes the names of the files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from coranto.errors import CorruptData, InvalidInput
 
 _MOST_TEXT: Final = 32 << 10
-"""The longest record of a batch, in characters. Of a longer one, there is a digest in place of the files or offsets."""
+"""The longest record of a batch, in characters. A longer record has a digest instead of the files or offsets."""
 _FILE_OFFSET: Final = "logOffset"
 _QUERY: Final = "sql.streaming.queryId"
 _ENDING_TRIGGERS: Final = frozenset({"AvailableNowTrigger", "OneTimeTrigger"})
@@ -30,13 +30,13 @@ _SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class BatchContent:
-    """The coverage of a batch: for each source, the offsets between which it is, and the names of files."""
+    """The content of a batch: the begin and end offsets of each source, and the names of files."""
 
     begin: tuple[Any, ...]
     end: tuple[Any, ...]
     files: tuple[str, ...] = ()
     digest: str = ""
-    """Of the offsets and files, if they are too many to be kept."""
+    """The digest of the offsets and files, if they are too long to be kept."""
 
     def to_text(self) -> str:
         """Return the record of the content for a checkpoint."""
@@ -53,7 +53,7 @@ class BatchContent:
 
     @classmethod
     def from_text(cls, text: str) -> BatchContent:
-        """Return the content of a record. Raises CorruptData."""
+        """Parse a record. Raises CorruptData."""
         try:
             found = json.loads(text)
             begin, end, files = (tuple(found.get(name, ())) for name in ("begin", "end", "files"))
@@ -62,7 +62,7 @@ class BatchContent:
             raise CorruptData(f"{text[:100]!r} is not the record of a batch: {error}") from error
 
     def is_same(self, other: BatchContent) -> bool:
-        """Return True if both cover the same."""
+        """Return True if both have the same content."""
         return (self.digest or self._digest()) == (other.digest or other._digest())
 
     def _digest(self) -> str:
@@ -72,12 +72,12 @@ class BatchContent:
 
 @dataclass(frozen=True, slots=True)
 class BatchDifference:
-    """The difference between a batch and the content that is committed already."""
+    """The difference between a batch and the committed content."""
 
     lost: tuple[str, ...] = field(default=())
-    """The content of the batch beyond the committed one: it is lost if the batch is skipped."""
+    """Content of the batch that is not committed. It is lost if the batch is skipped."""
     twice: tuple[str, ...] = field(default=())
-    """The committed content beyond the batch: it comes again in the batches that follow."""
+    """Committed content that is not in the batch. It comes again in the following batches."""
 
     def __bool__(self) -> bool:
         return bool(self.lost or self.twice)
@@ -89,10 +89,10 @@ class BatchDifference:
 
 
 def difference(now: BatchContent, committed: BatchContent, batches: int = 1) -> BatchDifference:
-    """Return what a batch covers beyond the last committed one, and what it lacks.
+    """Compare a batch with the last committed one.
 
-    `batches` is the number of batches that are committed from its number on. If it is not the last of them, what it
-    lacks may come in the next ones, which are skipped as well; and it may have files of those before the last, which
+    `batches` is the number of committed batches from its number on. If more follow, content that the batch lacks may
+    come in the next ones, which are skipped as well. It may also have files of committed batches before the last, which
     are not recorded.
     """
     lost, twice = [], []
@@ -115,7 +115,7 @@ def difference(now: BatchContent, committed: BatchContent, batches: int = 1) -> 
 
 
 def ends_of(content: BatchContent) -> str:
-    """Return a text with the end offsets of a batch. It is empty if the batch has files or a digest only."""
+    """Format the end offsets of a batch. Returns an empty text if the batch has only files or a digest."""
     return _some(
         tuple(
             f"{name or f'source {source}'} {to}"
@@ -129,9 +129,9 @@ def ends_of(content: BatchContent) -> str:
 def older_checkpoint(
     number: int, batches: int, committed: str, found: BatchDifference, last: BatchContent | None
 ) -> str:
-    """Return the text of the error about a batch of a checkpoint that is some batches older than the store.
+    """Return the error message for a batch of a checkpoint that is some batches older than the store.
 
-    `committed` says whose batch is committed where, and `last` is the content of the last one there, if it is known.
+    `committed` names the consumer and the store. `last` is the content of the last committed batch, if known.
     """
     end = number + batches - 1
     what = f"with other content, and is the last one there: the query's checkpoint is {batches} batch"
@@ -140,7 +140,7 @@ def older_checkpoint(
         what = f"and so are those up to {end}: the query's checkpoint is {batches} batches"
         then = (
             f"the batches {number} to {end}, as it plans them now, are all skipped; of batch {number}, "
-            f"{found if found else 'no offset shows a loss'}; what is committed and comes in batch {end + 1} or "
+            f"{found if found else 'no offset shows a loss'}; committed content that comes in batch {end + 1} or "
             "later counts twice"
         )
     at = ends_of(last) if last is not None else ""
@@ -148,17 +148,17 @@ def older_checkpoint(
         f"batch {number} of {committed} {what} older than the store, as after a restoration or a crash of the machine. "
         f"If the query continues: {then}. Restore the newer checkpoint, or the store of the same time; or start a "
         f"query with a new name and a new checkpoint that begins where the committed batches end"
-        f"{f' ({at})' if at else ''}. With fail_on_data_loss=False the query continues, and logs what is lost"
+        f"{f' ({at})' if at else ''}. With fail_on_data_loss=False the query continues, and logs the loss"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class RunningQuery:
-    """The query that calls the function of `foreachBatch`. For its driver, while a batch runs."""
+    """The query that calls the function of `foreachBatch`. Use it in the driver, while a batch runs."""
 
     id: str
     ends_by_itself: bool
-    """True for a query that ends with the data that was present when it began."""
+    """True for a query that ends after the data that was present when it began."""
     _session: SparkSession
     _execution: Any
 
@@ -187,7 +187,7 @@ class RunningQuery:
         return not self._execution.isActive()
 
     def content_of_batch(self, number: int) -> BatchContent:
-        """Return what the present batch covers. Raises InvalidInput."""
+        """Return the content of the running batch. Raises InvalidInput."""
         try:
             log = self._execution.offsetLog()
             end = _offsets(log.get(number))
@@ -212,7 +212,7 @@ def _unreadable(what: str, error: Exception) -> InvalidInput:
 
 
 def _offsets(logged: Any) -> tuple[Any, ...]:
-    """Return the offsets of the sources in a record of Spark's offset log; none of a source without data yet."""
+    """Return the offsets of the sources in a record of Spark's offset log; None for a source without data yet."""
     if not logged.isDefined():
         return ()
     offsets = logged.get().offsets()
@@ -221,7 +221,7 @@ def _offsets(logged: Any) -> tuple[Any, ...]:
 
 
 def _files(session: SparkSession, execution: Any, source: int, begin: Any, end: Any) -> Iterator[str]:
-    """Yield names of the files, with their times of modification, that Spark's file source has in a batch."""
+    """Yield the names and modification times of a batch's files, from the log of Spark's file source."""
     after = begin[_FILE_OFFSET] if _is_of_files(begin) else -1
     jvm: Any = session._jvm
     for number in range(after + 1, end[_FILE_OFFSET] + 1):
@@ -250,7 +250,7 @@ def _is_of_files(offset: Any) -> bool:
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the numbers in an offset, with their paths. Of a position of a journal, only the offset is one."""
+    """Yield the numbers in an offset, with their paths. A journal's position yields only its offset."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield name, value
     elif isinstance(value, Mapping):

@@ -26,15 +26,15 @@ def compare_tables(
 ) -> None:
     """Raise InvalidInput for outputs that their tables in a store cannot take, or that the role may not write.
 
-    The outputs are those that an application makes of `nothing`, a frame without rows. It may fail for that, because it
-    gets no such frame otherwise. Then nothing is compared. Raises SqlStoreError.
+    Calls `outputs` with `nothing`, a frame without rows. An application may fail for that, because it gets no such
+    frame otherwise: then nothing is compared. Raises SqlStoreError.
     """
     try:
         made = outputs(nothing)
         tables, sql = list(made.tables), list(made.sql)
     except CorantoError:
         raise
-    except Exception as error:  # noqa: BLE001 - of the application, whatever it is
+    except Exception as error:  # noqa: BLE001 - the application may raise anything
         _log.info("consumer.tables_not_compared", consumer=name, error=type(error).__name__)
         return
     if isinstance(misfits, DeadLetters) and misfits.table is not None:

@@ -1,22 +1,22 @@
 """`SparkConsumer`: exactly-once consumer transactions that run on Spark's executors.
 
-The driver owns each transaction, and executors do the work (`docs/architecture.md`):
+The driver runs each transaction, and executors do the work (`docs/architecture.md`):
 
 1. **Start.** Raise the fence in the store and restore the checkpoint. From now on no earlier instance can commit.
-   Append the checkpoint's acknowledgements again: the earlier instance may have died after its commit and before them.
-2. **Plan** byte ranges of the source journals, bounded per transaction, from the checkpoint's offsets on.
+   Append the checkpoint's acknowledgements again: the earlier instance may have died between its commit and them.
+2. **Plan** byte ranges of the source journals, bounded per transaction, from the checkpoint's offsets.
 3. **Read and sequence.** Tasks read ranges and number their messages by segment. From the ranges' summaries, the driver
-   decides which messages are committed, and makes the next checkpoint's producer states.
+   decides which messages are committed, and computes the next checkpoint's producer states.
 4. **Write.** Task attempts stage rows in the store and publish messages as pending, each under its own identity.
-5. **Commit** at once: check the fence, merge the rows of winning attempts, and write the checkpoint with the
-   acknowledgements of winning attempts.
+5. **Commit** in one transaction of the store: check the fence, merge the rows of winning attempts, and write the
+   checkpoint with the acknowledgements of winning attempts.
 6. **Acknowledge.** Append the acknowledgements, only after the commit.
 
-During steps 5 and 6, the input of the next transaction is read already (`prefetch.py`). Steps 3 and 4 are one job
-where that is likely to do (`writing_at_once.py`); the input is not read ahead then.
+Steps 5 and 6 overlap with reading the next transaction's input (`prefetch.py`). Where it is likely to succeed, one job
+runs steps 3 and 4 (`optimistic_writes.py`), without prefetch.
 
-After any failure of a consumer, the next one goes on from the last commit: it reads again, and deletes staged rows.
-Pending messages of the failed transaction are never acknowledged.
+After any failure, the next instance continues from the last commit: it deletes staged rows and reads again. Pending
+messages of the failed transaction are never acknowledged.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from coranto_consumers.spark.committed.long_transactions import LongTransaction
 from coranto_consumers.spark.consumer.acknowledging import acknowledge
 from coranto_consumers.spark.consumer.comparing import compare_tables
 from coranto_consumers.spark.consumer.input_settings import InputSettings
+from coranto_consumers.spark.consumer.optimistic_writes import NotOptimistic, OptimisticWrites
 from coranto_consumers.spark.consumer.outages import Outages
-from coranto_consumers.spark.consumer.pending_report import LastingTransactions, tell_of_long
-from coranto_consumers.spark.consumer.prefetch import InputAhead, NextInput, PlannedInput
+from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions
+from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, Step
 from coranto_consumers.spark.consumer.store_of_url import output_store
 from coranto_consumers.spark.consumer.transaction import OutputTransactions, offsets_of
 from coranto_consumers.spark.consumer.transaction_bounds import MessageBound, Pace, TooManyMessages
 from coranto_consumers.spark.consumer.unread import UnreadContent, ends_of
-from coranto_consumers.spark.consumer.writing_at_once import NotAtOnce, WritingAtOnce
 from coranto_consumers.spark.inputs.frames import ExpectedRows
 from coranto_consumers.spark.inputs.inputs import Input, InputReader, MetLongTransactions
 from coranto_consumers.spark.journals.discovery import (
@@ -96,36 +96,38 @@ from coranto_consumers.spark.session.task_errors import errors_of_tasks
 class SparkConsumer:
     """Runs an application over its source journals, with exactly-once effects.
 
-    `store` is a URL of SQLAlchemy (see `coranto_consumers.stores`) or like `iceberg://lake/shop.orders`, or an
-    `IcebergStore`. A transaction reads at most about `max_transaction_bytes` of new content, and as much again of each
-    journal for producers' transactions that were open before. The messages of longer ones are delivered in several
-    transactions (`long_transactions.py`). While one commits, the next one is read, so Spark keeps the rows of up to
-    two. With `max_transaction_messages` it also reads at most about so many new messages, by the mean length of those
-    before (`transaction_bounds.py`). A service (`run_until_stopped`) that has caught up goes on at the earliest
-    `min_transaction_seconds` after it began to. A task reads at most about `max_partition_bytes`. `spark` may be a
-    function that starts a session; it is called when there is something to read. `on_progress` is called once the plan
-    is known, and after each transaction.
-    `uuid_pointer` is the JSON pointer to a message's UUID. `framing` is that of messages which are not lines of JSON
-    (`framings.py`). A `registry` of message types tells both: those of the type that the application names
-    (`message_type`), else of the one that the labels of all journals name. The version is found when the first run
-    begins, and stays that of the instance. Use an instance from one thread only. Instances with the same application
-    name fence each other off, on any machine.
+    `store` is a SQLAlchemy URL (see `coranto_consumers.stores`), a URL like `iceberg://lake/shop.orders`, or an
+    `IcebergStore`. `spark` is a session, or a function that starts one when there is something to read. `on_progress`
+    is called once the plan is known, and after each transaction.
 
-    A store, broker or fragment store may be unavailable, or a transaction may conflict with another one. The consumer
-    then continues from its last commit, under the same fence: a run until it has caught up for `retry_timeout` seconds
-    since the first failure after the last progress, a service without a limit.
+    A transaction reads at most about `max_transaction_bytes` of new content, and as much again of each journal for
+    producers' transactions that were open before. Longer producer transactions are delivered in several transactions
+    (`long_transactions.py`). The next transaction is read while one commits, so Spark keeps the rows of up to two.
+    `max_transaction_messages` also limits the number of new messages, approximately, by the mean length of earlier
+    messages (`transaction_bounds.py`). A service (`run_until_stopped`) begins to catch up at most once in
+    `min_transaction_seconds`. A task reads at most about `max_partition_bytes`.
 
-    Messages that do not fit the application's columns, whose UUID cannot be read, or whose rows the store rejects
-    (`rejections.py`), are `misfits`. They end the run;
-    or the application gets them, with nulls for what does not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters`
-    in the same transaction.
+    `uuid_pointer` is the JSON pointer to a message's UUID. `framing` is needed for messages that are not lines of JSON
+    (`framings.py`). With a `registry` of message types, the type gives both: the application's `message_type`, or
+    else the type that the labels of all journals name. The first run chooses the version, for the life of the instance.
 
-    Content may be gone before it was read: removed by retention, or with a journal that was deleted and created again.
-    That ends the run, unless `fail_on_data_loss` is False. Then the consumer goes on behind it, and warns and reports
-    exactly what is missing. Of a transaction that began in lost content, it delivers what remains.
+    Use an instance from one thread only. Instances with the same application name fence each other off, on any machine.
 
-    The checkpoint records the sources, the outputs and the store's location. Others under the same name end the run
-    with ConsumerChanged, which names the code that confirms the change: `accept_changes` (`outputs/identity.py`).
+    If a store, broker or fragment store is unavailable, or a transaction conflicts with another one, the consumer
+    continues from its last commit, under the same fence. `run_until_caught_up` retries for `retry_timeout` seconds
+    since the first failure after the last progress, `run_until_stopped` without a limit.
+
+    `misfits` decides about messages that do not fit the application's columns, whose UUID cannot be read, or whose rows
+    the store rejects (`rejections.py`): they end the run; or the application gets them, with nulls for the values that
+    do not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction.
+
+    Content may be gone before it was read: removed by retention, or with a journal that was deleted and recreated.
+    That ends the run, unless `fail_on_data_loss` is False. Then the consumer continues after the gap, and logs and
+    reports exactly what is missing. Of a transaction that began in lost content, it delivers the rest.
+
+    The checkpoint records the sources, the outputs and the store's location. If any of them changes under the same
+    name, the run ends with ConsumerChanged, which names the code that confirms the change: `accept_changes`
+    (`outputs/identity.py`).
     """
 
     def __init__(
@@ -179,9 +181,9 @@ class SparkConsumer:
         self._on_progress = on_progress or (lambda report: None)
         self._reader: InputReader | None = None
         self._routes: Mapping[str, KnownRoute] = {}
-        self._writing = WritingAtOnce(self._store.at_once)
+        self._writing = OptimisticWrites(self._store.writes_optimistically)
         self._identity = IdentityCheck(application.name, accept_changes)
-        lasting = LastingTransactions(max_transaction_bytes)
+        lasting = OldestTransactions(max_transaction_bytes)
         self._transactions = OutputTransactions(application, self._store, self._hooks, misfits, lasting, self._identity)
         self._outages = Outages(application.name, RetryPolicy(), self._hooks, self._on_progress)
         self._seen = NOTHING
@@ -190,25 +192,25 @@ class SparkConsumer:
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process the present content of the journals, in at most `max_transactions` transactions.
 
-        Messages written meanwhile, and transactions of producers that are still open, are left to the next run. Raises
+        Messages written during the run, and open transactions of producers, are left to the next run. Raises
 
         * Fenced when another instance has started (stop then; nothing was committed),
         * ConsumerChanged when the checkpoint records other sources or outputs, or another store,
-        * CorruptMessage for a message that is no JSON or does not fit the application's schema, unless `misfits` says
-          otherwise,
+        * CorruptMessage for a message that is not JSON or does not fit the application's schema, unless `misfits`
+          allows it,
         * InvalidInput for outputs that do not fit a table or journal, and for a source that is a fork of a journal in
-          the checkpoint which is no source any more,
-        * RejectedRow for a message whose rows the store does not take, unless `misfits` says otherwise,
-        * SqlStoreError or CommitOutcomeUnknown for a store that fails for longer than `retry_timeout`, or for good,
+          the checkpoint which is not a source any more,
+        * RejectedRow for a message whose rows the store rejects, unless `misfits` allows it,
+        * SqlStoreError or CommitOutcomeUnknown for a store that fails permanently, or for longer than `retry_timeout`,
         * OffsetJump for content that is gone, StreamTruncated for a segment of a stream, and CorruptData when a journal
           is not the one that was processed before, unless `fail_on_data_loss` is False,
-        * errors of the client for brokers that are unreachable for as long.
+        * errors of the client for brokers that are unreachable for longer than `retry_timeout`.
 
-        After any of them, the next run goes on from the last commit.
+        After any of them, the next run continues from the last commit.
         """
 
         def catch_up() -> ConsumeReport:
-            with SyncJournalClient.of(self._config) as client, InputAhead[Input]() as ahead:
+            with SyncJournalClient.of(self._config) as client, Prefetcher[Input]() as ahead:
                 report, sources = self._begin(client)
                 report, _ = self._catch_up(client, ahead, report, sources, self._present(client), most=max_transactions)
                 heads = heads_of(self._present(client))
@@ -223,22 +225,22 @@ class SparkConsumer:
     ) -> ConsumeReport:
         """Process content as it is written, under one fence, until `stop` returns True.
 
-        `stop` is asked before each transaction, and `wait` is called when there is nothing to read. Journals that the
-        application's selector matches only later are read, too. Stores and brokers that are unavailable are waited for
-        without a limit. Raises other errors as `run_until_caught_up` does.
+        Calls `stop` before each transaction, and `wait` when there is nothing to read. Also reads journals that match
+        the application's selector only later. Retries unavailable stores and brokers without a limit. Raises other
+        errors as `run_until_caught_up` does.
         """
         pace = Pace(self._min_transaction_seconds)
         outages = self._run(RetryPolicy())
 
         def serve() -> ConsumeReport:
-            with SyncJournalClient.of(self._config) as client, InputAhead[Input]() as ahead:
+            with SyncJournalClient.of(self._config) as client, Prefetcher[Input]() as ahead:
                 report, sources = self._begin(client)
                 caught_up: Mapping[str, object] | None = None
                 while not stop():
                     if not pace.is_due:
                         wait()
                         continue
-                    # What there is may have been looked at already, and read, while the last transaction committed.
+                    # The prefetch may have listed the journals already, while the last transaction committed.
                     present = ahead.extents()
                     if present is None or ends_of(present) == caught_up:
                         present = self._present(client)
@@ -254,25 +256,25 @@ class SparkConsumer:
         return outages.run(serve, self._progress, stop) or self._progress()
 
     def _run(self, policy: RetryPolicy) -> Outages:
-        """Begin a run, whose attempts follow a policy."""
+        """Begin a run that retries by `policy`."""
         self._transactions.commits.forget()
         self._seen = NOTHING
         self._outages = Outages(self._application.name, policy, self._hooks, self._on_progress)
         return self._outages
 
     def _progress(self) -> ConsumeReport:
-        """Return the progress of the run as of its last commit, with the heads that it knows."""
+        """Return the progress of the run as of its last commit, with the latest heads that were reported."""
         report = self._transactions.commits.report or NOTHING
         return report if report.heads else replace(report, offsets=self._seen.offsets, heads=self._seen.heads)
 
-    def _tell(self, report: ConsumeReport) -> None:
+    def _report(self, report: ConsumeReport) -> None:
         self._seen = report
         self._on_progress(report)
 
     def _progressed(self, report: ConsumeReport) -> None:
         """Note that the run makes progress, and show it if that ends an outage."""
         if self._outages.progressed():
-            self._tell(report)
+            self._report(report)
 
     def _present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
         listed = self._input.journals(client, self._application.sources, field="application sources")
@@ -281,7 +283,7 @@ class SparkConsumer:
         return present
 
     def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
-        """Run step 1 of the module's description, if the database accepts the application's own SQL."""
+        """Run step 1 (see the module), after the database has accepted the application's own SQL."""
         name, commits = self._application.name, self._transactions.commits
         if (before := commits.report) is None:
             if isinstance(self._application, DeclaresSql):
@@ -293,7 +295,7 @@ class SparkConsumer:
             commits.begin(checkpoint, replace(NOTHING, fence=fence))
             commits.committed()
             self._compare(client, checkpoint)
-        else:  # An earlier attempt has raised it, and another instance may have raised it since.
+        else:  # An earlier attempt raised the fence. `resume` fails if another instance has raised it since.
             fence, checkpoint = before.fence, self._store.resume(name, before.fence)
             commits.restored(checkpoint, self._store.name)
             if not self._identity.is_compared:
@@ -301,7 +303,7 @@ class SparkConsumer:
         self._transactions.ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         replayed = acknowledge(client, checkpoint.ack_intents).journals
-        self._store.sweep(name, fence if before is None else fence + 1)  # What earlier attempts have written, too.
+        self._store.sweep(name, fence if before is None else fence + 1)  # Includes rows of earlier attempts.
         self._hooks.reached(Step.RECOVERED)
         report = self._progress()
         replayed += report.replayed_intents
@@ -310,8 +312,7 @@ class SparkConsumer:
     def _compare_tables(self, client: SyncJournalClient) -> None:
         """Raise InvalidInput for outputs that their tables cannot take, before an earlier instance is fenced off.
 
-        The application makes the outputs of a transaction without messages. No session is started for that if there is
-        nothing to read.
+        Calls the application with a frame without rows. Starts no session for that if there is nothing to read.
         """
         present = self._present(client)
         if not self._input.has_session and self._reader is None and not self._has_unread(present):
@@ -341,75 +342,77 @@ class SparkConsumer:
     def _catch_up(
         self,
         client: SyncJournalClient,
-        ahead: InputAhead[Input],
+        ahead: Prefetcher[Input],
         report: ConsumeReport,
         sources: Mapping[str, Source],
         present: Mapping[str, ContentExtent],
         stop: Callable[[], bool] | None = None,
         most: int | None = None,
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
-        """Process what is present, until there is none left, `most` transactions, or `stop`, if the run has no end."""
+        """Process the content in `present`, until all is read, `most` transactions are done, or `stop` returns True."""
         require_unread(client, present, sources)
         unread, begins, recorded = UnreadContent(present), begins_of(present), sources.keys()
-        report, sources = self._let_go_of_segments(report, sources, present)
+        report, sources = self._drop_segments(report, sources, present)
         for journal, extent in present.items():
             source = sources.get(journal, Source(extent.begin))
             lost = of_another(source, journal, extent.head, extent.journal_id)
             if lost := lost or lost_before(
                 journal, source.read_through, extent.begin, extent.head, is_end=extent.is_end
             ):
-                report, sources = self._pass_by(report, sources, lost, extent.begin)
+                report, sources = self._skip_lost(report, sources, lost, extent.begin)
         ids = {journal: extent.journal_id for journal, extent in present.items()}
         has_new_ids = any(not sources[journal].journal_id for journal in sources.keys() & ids.keys() if ids[journal])
         sources = identified(sources, ids)
         sources = unread.known(sources)
         report = replace(report, offsets=offsets_of(begins, sources), heads=unread.heads)
-        self._tell(report)
+        self._report(report)
         while (most is None or report.transactions < most) and not (stop is not None and stop()):
             for lost in unread.holes.due(sources):
-                report, sources = self._pass_by(report, sources, lost)
+                report, sources = self._skip_lost(report, sources, lost)
             if (due := unread.long.due(sources, self._max_transaction_bytes)) is not None:
                 try:
                     with errors_of_tasks():
                         report, sources = self._replay(client, due, sources, unread.heads, report)
                 except OffsetJump as error:
-                    self._meet(unread.holes, error)
+                    self._record_loss(unread.holes, error)
                 else:
                     self._outages.progressed()
-                    self._tell(report)
+                    self._report(report)
                 continue
             sources = unread.known(sources)
             if not (ranges := unread.plan(sources, self._bound.max_bytes)):
-                # A position without an id, as after `accept-journals`, is one that no loss can be compared with.
+                # Record ids for positions without one (as after `accept-journals`): losses are found by comparing ids.
                 if unread.has_successors(sources.keys() - recorded) or has_new_ids:
                     self._transactions.record(sources, report)
                 break
             self._hooks.reached(Step.PLANNED)
             is_last = most is not None and report.transactions + 1 >= most
             written = (
-                _nothing if is_last else partial(self._read_on, client, ahead, unread, ranges, begins, stop is not None)
+                _nothing
+                if is_last
+                else partial(self._prefetch, client, ahead, unread, ranges, begins, stop is not None)
             )
             taken = ahead.take(PlannedInput.of(ranges, sources))
             reading = taken or self._reading(client, ranges, sources, begins)
-            at_once = None
+            optimistic = None
             if taken is None and self._writing.is_worthwhile(ranges, sources):
-                at_once = partial(self._write_at_once, client, ranges, sources, begins)
+                optimistic = partial(self._write_optimistically, client, ranges, sources, begins)
             else:
-                self._writing.took_two_jobs(in_vain=False)
+                self._writing.took_two_jobs(wasted=False)
             try:
                 with errors_of_tasks():
-                    report, sources = self._transactions.process(client, reading, report, written, at_once)
+                    report, sources = self._transactions.process(client, reading, report, written, optimistic)
             except OffsetJump as error:
-                self._meet(unread.holes, error)
+                self._record_loss(unread.holes, error)
                 continue
             except JournalRecreated as error:
                 if self._fail_on_data_loss:
                     raise lost_of(error).error(self._advice(error.journal)) from error
-                # The present journals decide how to continue.
+                # List the journals again: their present state decides how to continue.
                 return self._catch_up(client, ahead, report, sources, self._present(client), stop, most)
             except MetLongTransactions as met:
                 unread.long.meet(met.found)
-                tell_of_long(met.found, sources, self._max_transaction_bytes)
+                log_long_transactions(met.found, sources, self._max_transaction_bytes)
                 continue
             except TooManyMessages:
                 self._bound.settle()
@@ -417,20 +420,20 @@ class SparkConsumer:
             unread.processed(ranges, sources)
             recorded, has_new_ids = sources.keys(), False
             self._outages.progressed()
-            self._tell(report)
+            self._report(report)
         return report, sources
 
-    def _read_on(
+    def _prefetch(
         self,
         client: SyncJournalClient,
-        ahead: InputAhead[Input],
+        ahead: Prefetcher[Input],
         unread: UnreadContent,
         ranges: Sequence[Range],
         begins: Mapping[str, int],
         is_endless: bool,
         after: Mapping[str, Source],
     ) -> None:
-        """Begin to read what follows the ranges of a transaction, which will leave sources in the states `after`."""
+        """Prefetch the input after `ranges`. `after` has the states of sources that their transaction will commit."""
         self._bound.settle()
         after = unread.known(after)
         if following := unread.plan_next(ranges, after, self._bound.max_bytes):
@@ -439,12 +442,12 @@ class SparkConsumer:
             reading = self._reading(client, following, after, begins)
             ahead.begin(lambda: NextInput(PlannedInput.of(following, after), reading))
         elif is_endless and unread.is_clear and not self._min_transaction_seconds:
-            ahead.begin(partial(self._look_beyond, client, unread.present, after))
+            ahead.begin(partial(self._prefetch_later, client, unread.present, after))
 
-    def _look_beyond(
+    def _prefetch_later(
         self, client: SyncJournalClient, before: Mapping[str, ContentExtent], sources: Mapping[str, Source]
     ) -> NextInput[Input] | None:
-        """Return what follows once what was present before is processed, if something was written since."""
+        """List the journals again, and return the input after `before`, if something was written since."""
         present = self._present(client)
         if ends_of(present) == ends_of(before):
             return None
@@ -456,16 +459,16 @@ class SparkConsumer:
         reading = self._reading(client, ranges, known, begins_of(present))
         return NextInput(PlannedInput.of(ranges, known), reading, present)
 
-    def _meet(self, holes: Holes, error: OffsetJump) -> None:
-        """Take in that content is gone. Raises the error if that is not to be passed by."""
+    def _record_loss(self, holes: Holes, error: OffsetJump) -> None:
+        """Record lost content, to skip it when it is due. Raises the error unless losses are accepted."""
         if self._fail_on_data_loss:
             raise error
         holes.meet(LostContent(error.journal, error.expected, error.actual))
 
-    def _pass_by(
+    def _skip_lost(
         self, report: ConsumeReport, sources: Mapping[str, Source], lost: LostContent, begin: int = 0
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
-        """Go on behind lost content. Raises its error if that is not wanted."""
+        """Continue after lost content. Raises its error unless losses are accepted."""
         if self._fail_on_data_loss:
             raise lost.error(self._advice(lost.journal))
         return replace(report, lost=(*report.lost, lost)), pass_by(sources, lost, begin)
@@ -478,10 +481,10 @@ class SparkConsumer:
             f"accept-journals {name} {journal} --store URL` with the URL of this consumer's store, and start again."
         )
 
-    def _let_go_of_segments(
+    def _drop_segments(
         self, report: ConsumeReport, sources: Mapping[str, Source], present: Mapping[str, ContentExtent]
     ) -> tuple[ConsumeReport, dict[str, Source]]:
-        """Forget segments that were truncated away. Raises StreamTruncated if one was not read before."""
+        """Drop the state of truncated segments. Raises StreamTruncated if one was not fully read."""
         gone = gone_segments(present, sources)
         for journal in sorted(gone.unread):
             lost = LostContent(journal, sources[journal].read_through, 0, made_again=True)
@@ -506,7 +509,7 @@ class SparkConsumer:
         sources: Mapping[str, Source],
         begins: Mapping[str, int],
     ) -> Iterator[Input]:
-        """Run step 3 of the module's description for planned ranges."""
+        """Run step 3 (see the module) for planned ranges."""
         pruning = Pruning(time.time(), first_offsets=begins)
         reader, cuts = self._input_reader(), _cuts(client, ranges)
         reader.packs = self._store.packs
@@ -514,7 +517,7 @@ class SparkConsumer:
             self._bound.see(ranges, read.rows)
             yield read
 
-    def _write_at_once(
+    def _write_optimistically(
         self,
         client: SyncJournalClient,
         ranges: Sequence[Range],
@@ -522,7 +525,7 @@ class SparkConsumer:
         begins: Mapping[str, int],
         write: Callable[[Outputs, ExpectedRows], list[Any]],
     ) -> tuple[Input, list[Any]] | None:
-        """Run steps 3 and 4 of the module's description in one job, if that does (`writing_at_once.py`)."""
+        """Run steps 3 and 4 (see the module) in one job. Return None if that is impossible (`optimistic_writes.py`)."""
 
         def made(expected: ExpectedRows) -> list[Any]:
             outputs = checked_outputs(self._application.outputs(expected.committed))
@@ -531,11 +534,11 @@ class SparkConsumer:
 
         pruning = Pruning(time.time(), first_offsets=begins)
         try:
-            done = self._input_reader().read_at_once(ranges, sources, _cuts(client, ranges), pruning, made)
-        except NotAtOnce:
+            done = self._input_reader().read_and_write(ranges, sources, _cuts(client, ranges), pruning, made)
+        except NotOptimistic:
             return None
         if done is None:
-            self._writing.took_two_jobs(in_vain=True)
+            self._writing.took_two_jobs(wasted=True)
         else:
             self._writing.took_one_job()
             self._bound.see(ranges, done[0].rows)
@@ -549,7 +552,7 @@ class SparkConsumer:
         heads: Mapping[str, int],
         report: ConsumeReport,
     ) -> tuple[ConsumeReport, dict[str, Source]]:
-        """Run steps 2 to 6 for a part of a transaction that was open for long."""
+        """Run steps 2 to 6 for one part of a long transaction."""
         self._hooks.reached(Step.PLANNED)
         reader, head = self._input_reader(), heads[long.journal]
         reading = reader.read_part(long, sources, head, self._max_transaction_bytes)
@@ -557,7 +560,7 @@ class SparkConsumer:
 
 
 def _cuts(client: SyncJournalClient, ranges: Sequence[Range]) -> dict[str, list[int]]:
-    # Small ranges are not split, so nobody needs to know where their fragments begin.
+    # Small ranges are not split, so the begins of their fragments are not needed.
     return cuts_of(client, [each.journal for each in ranges if each.length > WORTHWHILE_BYTES])
 
 

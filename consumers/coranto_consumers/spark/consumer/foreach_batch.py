@@ -9,16 +9,16 @@
     write = exactly_once("postgresql://…", delays, name="delays")
     query = frame.writeStream.foreachBatch(write).option("checkpointLocation", "/srv/checkpoints/delays").start()
 
-Spark repeats the last batch of a query that ended before it knew that the batch was done. Here each batch commits in
-one transaction of the store, together with its number and content (`batch_content.py`) and under a fence, as
-`SparkConsumer` commits (`consumer.py`). So a repeated batch is passed by, and a query that continues beside its
-successor cannot commit any more. A batch of a committed number with other content is an error: the query's checkpoint
-is older than the store. While the store or a broker is unavailable, the batch is tried again under the same fence
-(`outages.py`). Rows that the store rejects are treated as `misfits` say (`rejected_batches.py`).
+Spark repeats the last batch of a query that ended before Spark recorded the batch as done. Here each batch commits in
+one transaction of the store, together with its number and content (`batch_content.py`) and under a fence, as in
+`SparkConsumer` (`consumer.py`). So a repeated batch is skipped, and a query that still runs after its successor has
+started cannot commit. A batch with a committed number and other content is an error: the query's checkpoint is older
+than the store. While the store or a broker is unavailable, the batch is retried under the same fence (`outages.py`).
+`misfits` decides about rows that the store rejects (`rejected_batches.py`).
 
-The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches anew, and its
-offsets are not those of the store. So it is refused under the same name, instead of passing batches by or adding them
-twice.
+The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches from 0 again,
+and its offsets are not those of the store. So it is rejected under the same name, instead of skipping batches or adding
+them twice.
 """
 
 from __future__ import annotations
@@ -80,30 +80,30 @@ def exactly_once(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
 
-    `store` is a URL of SQLAlchemy or like `iceberg://lake/shop.orders`, or an `IcebergStore`. `outputs` makes a batch's
-    outputs of its rows. As `Application.outputs`, it may be called several times for a batch, and must have no side
-    effects. Before the fence is raised, it is called with a batch without rows, and the tables are compared with its
-    outputs. `name` is the query's identity in the store: a query that starts under a name fences off the one that runs
-    under it. `client` is needed to publish to journals. `first_batch` is the number of the first batch that the query
-    commits in this store; it is not 0 for a query that ran without the store before.
+    `store` is a SQLAlchemy URL, a URL like `iceberg://lake/shop.orders`, or an `IcebergStore`. `outputs` makes the
+    outputs of a batch's rows. It may be called several times for a batch, and must have no side effects (as
+    `Application.outputs`). Before the fence is raised, it is called with a batch without rows, to compare the outputs
+    with their tables. `name` is the query's identity in the store: a starting query fences off a running one with the
+    same name. `client` is needed to publish to journals. `first_batch` is the number of the first batch that the query
+    commits in this store; it is not 0 if the query ran without the store before.
 
-    The store, a broker or a fragment store may be unavailable, or a transaction may conflict with another one. The
-    batch is then tried again under the same fence: in a query that ends by itself (trigger `availableNow` or `once`)
-    for `retry_timeout` seconds since the first failure, in other queries without a limit. `query.stop()` ends the
-    retries. `on_progress` is called after each batch, and at each failure that is tried again. Its report counts
-    batches as transactions since the fence was raised. It counts no rows, and has no offsets.
+    If a store, a broker or a fragment store is unavailable, or a transaction conflicts with another one, the batch is
+    retried under the same fence: for `retry_timeout` seconds since the first failure in a query that ends by itself
+    (trigger `availableNow` or `once`), without a limit in other queries. `query.stop()` ends the retries. `on_progress`
+    is called after each batch, and at each failure that is retried. Its report counts batches as transactions since the
+    fence was raised. It counts no rows, and has no offsets.
 
-    Rows that the store rejects are `misfits`. They end the query with RejectedRow; or `outputs` gets them again, with
-    nulls in columns that may be null (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction, as
-    lines of JSON. Errors, the log and letters name the journal and the offset of their messages, if the batch has the
-    columns with these that `format("journal")` makes; otherwise the batch and the row's number in it, from 0.
+    `misfits` decides about rows that the store rejects. They end the query with RejectedRow; or `outputs` gets them
+    again, with nulls in nullable columns (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction,
+    as lines of JSON. Errors, the log and dead letters name the journal and offset of a message if the batch has these
+    columns of `format("journal")`; otherwise the batch and the row's number in it, from 0.
 
-    The function raises Fenced when another query has the name now, InvalidInput for outputs that do not fit and for a
+    The function raises Fenced when another query has taken the name, InvalidInput for outputs that do not fit and for a
     query with another checkpoint, BatchChanged for a batch whose number is committed with other content,
     ConsumerChanged when the checkpoint records other outputs or another store (`accept_changes` takes the code that it
-    names), Unavailable when the query is stopped while it waits, and what a store and brokers raise for longer than the
-    retries, or for good. The query then ends, and may be started again. With `fail_on_data_loss=False`, a batch that
-    differs is skipped, and what this loses is logged (`batch.content_lost`).
+    names), Unavailable when the query is stopped while it waits, and errors of the store and brokers that are permanent
+    or outlast the retries. The query then ends, and may be started again. With `fail_on_data_loss=False`, a batch that
+    differs is skipped, and the loss is logged (`batch.content_lost`).
     """
     if client is not None:
         require_client(client)
@@ -127,7 +127,7 @@ def exactly_once(
 
 
 class _Batches:
-    """The function, and what it knows of its store from its first call on."""
+    """The function that `exactly_once` returns, with its state since the first call."""
 
     def __init__(
         self,
@@ -199,11 +199,11 @@ class _Batches:
             self._begin(query.id, number, batch)
         content = query.content_of_batch(number)
         if number < self._next:
-            self._pass_by(number, content)
+            self._skip_committed(number, content)
         elif number > self._next:
             raise CorruptData(
-                f"batch {number} of {self._name} comes, and {self._next} was not committed: the store is older "
-                "than the query's checkpoint, as after a restoration. Begin a new query, with another name"
+                f"the query runs batch {number} of {self._name}, but {self._next} was not committed: the store is "
+                "older than the query's checkpoint, as after a restoration. Begin a new query, with another name"
             )
         else:
             self._write(batch, query.id, number, content.to_text())
@@ -214,10 +214,10 @@ class _Batches:
         self._on_progress(report)
         return report
 
-    def _pass_by(self, number: int, content: BatchContent) -> None:
+    def _skip_committed(self, number: int, content: BatchContent) -> None:
         """Skip a batch whose number is committed. Raises BatchChanged if that loses something."""
         batches = self._next - number
-        if batches == 1 and not self._last:  # A version without records of batches has committed it.
+        if batches == 1 and not self._last:  # An older version, without records of batches, has committed it.
             _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
             return
         last = BatchContent.from_text(self._last) if self._last else None
@@ -235,7 +235,7 @@ class _Batches:
             _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
 
     def _begin(self, query: str, number: int, batch: DataFrame) -> None:
-        """Raise the fence, or resume under it after a failure, and finish what may be left unfinished.
+        """Raise the fence, or resume under it after a failure. Append acknowledgements, and delete stale rows.
 
         Raises InvalidInput for outputs that their tables cannot take, before an earlier process is fenced off.
         """
@@ -247,21 +247,21 @@ class _Batches:
             self._commits.begin(checkpoint, replace(NOTHING, fence=fence))
             self._commits.committed()
             self._identity.restored(checkpoint, Identity(store=self._store.location), tuple)
-        else:  # An earlier attempt has raised it, and another process may have raised it since.
+        else:  # An earlier attempt raised the fence. `resume` fails if another process has raised it since.
             fence, checkpoint = before.fence, self._store.resume(self._name, before.fence)
             self._commits.restored(checkpoint, self._store.name)
         self._ids.begin(fence)
         self._hooks.reached(Step.FENCED)
         if others := sorted(checkpoint.sources.keys() - {key}):
             raise InvalidInput(
-                f"{self._name} is that of {others[0]} in {self._store.name}, and this is {key}, with another "
-                "checkpoint. Start the query with its own checkpoint, or choose another name",
+                f"the name {self._name} belongs to {others[0]} in {self._store.name}, and this query is {key}, with "
+                "another checkpoint. Start the query with its own checkpoint, or choose another name",
                 field="name",
             )
         known = checkpoint.sources.get(key)
         if known is None and number != self._first_batch:
             raise InvalidInput(
-                f"{self._store.name} knows no batch of {self._name}, whose next one is {number}. Is it the store that "
+                f"{self._store.name} has no batch of {self._name}, whose next one is {number}. Is it the store that "
                 f"the query had before? With first_batch={number} the query begins in it",
                 field="first_batch",
             )
@@ -270,7 +270,7 @@ class _Batches:
         if checkpoint.ack_intents:
             with self._connected() as client:
                 acknowledge(client, checkpoint.ack_intents)
-        self._store.sweep(self._name, fence if before is None else fence + 1)  # What earlier attempts wrote, too.
+        self._store.sweep(self._name, fence if before is None else fence + 1)  # Includes rows of earlier attempts.
         self._hooks.reached(Step.RECOVERED)
 
     def _write(self, batch: DataFrame, query: str, number: int, content: str) -> None:
@@ -344,5 +344,5 @@ class _Batches:
 
     def _connected(self) -> SyncJournalClient:
         if self._client is None:
-            raise InvalidInput("publishing to journals needs to reach them; give exactly_once a client", field="client")
+            raise InvalidInput("publishing to journals needs a connection; give exactly_once a client", field="client")
         return SyncJournalClient.of(self._client)

@@ -1,4 +1,4 @@
-"""The settings of a consumer's input, and the reader that they make."""
+"""The settings of a consumer's input, and its reader."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ANY_LABELS = JournalLabels(content_type=None)
 class InputSettings:
     """The settings of a consumer's input.
 
-    `spark` may be a function that starts a session; `name` is that of the consumer. With a registry, the type of the
-    messages is found when journals are first listed, and stays the same.
+    `spark` may be a function that starts a session. `name` is the consumer's. With a registry, the first listing of
+    journals resolves the message type, which then stays the same.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class InputSettings:
 
     @property
     def has_session(self) -> bool:
-        """True if there is a session, so that to use it starts none."""
+        """True if using the session starts none."""
         return not callable(self._spark)
 
     def journals(
         self, client: SyncJournalClient, wanted: str | Sequence[str], *, field: str
     ) -> tuple[JournalInfo, ...]:
-        """Return the journals of a label selector or a list of names, whose labels are those of the input.
+        """Return the journals of a label selector or a list of names. Checks that their labels fit the input.
 
         Raises as `list_journals` and, with a registry, `resolve_type`.
         """
@@ -65,7 +65,7 @@ class InputSettings:
         return list_journals(client, wanted, field=field, labels=self._type.labels)
 
     def reader(self) -> InputReader:
-        """Return the reader of the input. Starts the session if there is none yet."""
+        """Return the reader of the input. Starts the session if needed."""
         found = self._type
         return InputReader(
             self._spark() if callable(self._spark) else self._spark,

@@ -21,10 +21,10 @@ class SparkConsumerMetrics:
             for name, text in {
                 "transactions": "Transactions that were committed and acknowledged.",
                 "messages": "Committed messages that were processed.",
-                "rows": "Messages that were read: duplicates, acknowledgements, pending and dropped ones, too.",
+                "rows": "Messages that were read, including duplicates, acknowledgements, pending and dropped ones.",
                 "published": "Messages that were published and acknowledged.",
                 "misfits": "Processed messages that do not fit the application's columns.",
-                "retries": "Failures of stores and brokers after which the consumer has tried again.",
+                "retries": "Failures of stores and brokers that the consumer has retried.",
             }.items()
         }
         self._outage = Gauge(
@@ -41,23 +41,21 @@ class SparkConsumerMetrics:
         )
         self._lag = Gauge(
             "coranto_spark_lag_bytes",
-            "Content of a journal that was there when a run looked last, and is not processed.",
+            "Unprocessed content of a journal, up to its head when a run listed it last.",
             labelnames=["consumer", "journal"],
             registry=self.registry,
         )
         self._open = Gauge(
             "coranto_spark_open_transaction_bytes",
-            "Processed content of a journal that is read again when the oldest open transaction there is committed.",
+            "Processed content of a journal that is read again once the oldest open transaction there is committed.",
             labelnames=["consumer", "journal"],
             registry=self.registry,
         )
-        self._lost = counter("coranto_spark_lost_ranges", "Ranges of content that were gone and passed by.").labels(
-            consumer
-        )
+        self._lost = counter("coranto_spark_lost_ranges", "Ranges of lost content that were skipped.").labels(consumer)
         self._before: ConsumeReport | None = None
 
     def observe(self, report: ConsumeReport) -> None:
-        """Take in the progress of a run, or of the next one, whose report begins at zero again."""
+        """Update the metrics by the progress of a run. The counts of a new run begin at zero again."""
         before = self._before
         if before is not None and before.fence not in (report.fence, 0):  # 0: the fence was not raised yet.
             before = None

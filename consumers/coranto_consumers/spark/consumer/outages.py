@@ -1,10 +1,10 @@
-"""Outages of what a Spark consumer depends on: the store, brokers, fragment stores.
+"""Retries of a Spark consumer while a store, broker or fragment store is unavailable.
 
-After a transient failure the consumer waits by the one policy of retries, and continues from its last commit under the
-fence that it has. It never raises its fence again: another instance that has started meanwhile would be fenced off.
+After a transient failure the consumer waits by its retry policy, and continues from its last commit under its current
+fence. It never raises the fence again: that would fence off another instance that has started in between.
 
-A commit may have taken place although its answer was lost, so what was being committed is remembered, and compared with
-the checkpoint that the store has when it answers again.
+A commit may have been applied although its answer was lost. So the consumer remembers the checkpoint that it was
+committing, and compares it with the store's checkpoint when the store answers again.
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class RunCommits:
-    """The commits of one run, as far as its driver knows them."""
+    """The commits of one run, as its driver knows them."""
 
     checkpoint: Checkpoint | None = None
-    """The last checkpoint that is known to be committed."""
+    """The last checkpoint that is certainly committed."""
     report: ConsumeReport | None = None
     """The progress of the run as of that checkpoint."""
     _committing: tuple[Checkpoint, ConsumeReport] | None = None
 
     def forget(self) -> None:
-        """Forget all: another run begins."""
+        """Reset, for another run."""
         self.checkpoint = self.report = self._committing = None
 
     def begin(self, checkpoint: Checkpoint, report: ConsumeReport) -> None:
-        """Note what is about to be committed, and the progress of the run if it is."""
+        """Record the checkpoint that is about to be committed, and the run's progress if it is."""
         self._committing = checkpoint, report
 
     def committed(self) -> None:
-        """Note that it is committed."""
+        """Record that it is committed."""
         assert self._committing is not None
         self.checkpoint, self.report = self._committing
         self._committing = None
 
     def restored(self, checkpoint: Checkpoint, name: str) -> None:
-        """Note the checkpoint that the store has after a failure. Raises CorruptData for one that is older."""
+        """Compare with the store's checkpoint after a failure. Raises CorruptData for an older one."""
         if self._committing is not None and checkpoint == _as_stored(self._committing[0]):
             self.committed()
         elif self.checkpoint is None or checkpoint != _as_stored(self.checkpoint):
             raise CorruptData(
                 f"{name} has an earlier checkpoint than this consumer has committed: it lost commits, as in a failover "
-                "to a server that lacks them. Start the consumer again: it continues from the checkpoint that is "
-                "there, and what it published since is published again"
+                "to a server that lacks them. Start the consumer again: it continues from the store's checkpoint, and "
+                "publishes again what it had published since"
             )
         self._committing = None
 
 
 @dataclass(slots=True)
 class Outages:
-    """The retries of one run. `told` is called with the progress at each failure. It may fail by the same outage."""
+    """The retries of one run. `report` gets the progress at each failure, and may itself fail by the outage."""
 
     consumer: str
     policy: RetryPolicy
     hooks: Hooks
-    told: Callable[[ConsumeReport], None]
+    report: Callable[[ConsumeReport], None]
     monotonic: Callable[[], float] = time.monotonic
     retries: int = 0
     _retry: Retry = field(init=False)
@@ -82,7 +82,7 @@ class Outages:
         self._retry = Retry(replace(self.policy, seed=seed))
 
     def progressed(self) -> bool:
-        """Note progress, which ends an outage. Returns True if there was one."""
+        """Record progress, which ends an outage. Returns True if there was one."""
         if not self._retry.failures:
             return False
         seconds = self._retry.seconds(self.monotonic())
@@ -96,9 +96,9 @@ class Outages:
         known: Callable[[], ConsumeReport],
         stop: Callable[[], bool] = lambda: False,
     ) -> T | None:
-        """Call `attempt` until it returns. Return its result; None if `stop` ends the retries.
+        """Call `attempt` until it succeeds. Return its result, or None if `stop` ends the retries.
 
-        `known` returns the progress so far. Raises an error that is not transient, and the last one after the timeout.
+        `known` returns the progress so far. Raises errors that are not transient, and the last one after the timeout.
         """
         while True:
             try:
@@ -106,12 +106,12 @@ class Outages:
                     return attempt()
             except Exception as error:
                 now = self.monotonic()
-                pause = self._retry.failed(now) if _may_pass(error) else None
+                pause = self._retry.failed(now) if _is_retriable(error) else None
                 if pause is None:
                     raise
                 self.retries += 1
                 seconds = self._retry.seconds(now)
-                self._tell(replace(known(), retries=self.retries, outage_seconds=seconds))
+                self._report_failure(replace(known(), retries=self.retries, outage_seconds=seconds))
                 if self._retry.is_report_due(now):
                     _log.warning(
                         "consumer.retrying",
@@ -126,22 +126,22 @@ class Outages:
             if stop():
                 return None
 
-    def _tell(self, report: ConsumeReport) -> None:
+    def _report_failure(self, progress: ConsumeReport) -> None:
         try:
-            self.told(report)
+            self.report(progress)
         except Exception as error:
-            if not _may_pass(error):
+            if not _is_retriable(error):
                 raise
-            # A listener may use the same store, as one that reports rows of tables does.
-            _log.info("consumer.progress_not_told", consumer=self.consumer, error=type(error).__name__)
+            # A listener may use the same store, for example to report rows of tables.
+            _log.info("consumer.progress_listener_failed", consumer=self.consumer, error=type(error).__name__)
 
 
 def _as_stored(checkpoint: Checkpoint) -> Checkpoint:
     return Checkpoint.from_bytes(checkpoint.to_bytes())
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_retriable(error: Exception) -> bool:
     if isinstance(error, CorantoError):
-        # The segments of a stream may be as they are until an operator changes them.
+        # Retrying does not change the segments of a stream; an operator must.
         return error.retriable and not isinstance(error, StreamError)
     return is_transient(error)

@@ -1,9 +1,8 @@
-"""Transactions of producers that stay open: what a consumer tells of them.
+"""Reports of producers' transactions that stay open.
 
-Messages of an open transaction are read, and read again when the transaction is committed. All that its journal has
-from its first message on lies between. A producer that forgets to commit, or publishes for hours, delays its messages
-for as long, and makes the consumer read more and more again. So users are told once that is much, and again at each
-doubling.
+Messages of an open transaction are read now, and again once it is committed, together with everything in the journal
+since its first message. A producer that forgets to commit, or publishes for hours, delays its messages for as long, and
+makes the consumer read more and more again. So the consumer warns when that is much, and again at each doubling.
 """
 
 from __future__ import annotations
@@ -25,34 +24,34 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LastingTransaction:
-    """The oldest of the transactions that producers have open in a journal, as a consumer's checkpoint knows it."""
+class OldestTransaction:
+    """The oldest transaction that producers have open in a journal, by a consumer's checkpoint."""
 
     journal: str
     producer: ProducerId
     begin: int
     """The offset of its first message."""
     bytes_read_again: int
-    """The content from there on that is processed, in bytes. It is read again when the transaction is committed."""
+    """The processed content since `begin`, in bytes. It is read again once the transaction is committed."""
     checkpoints: int
-    """The number of this run's checkpoints of the journal that have it."""
+    """The number of this run's checkpoints of the journal that include it."""
     seconds: float
-    """The time for which this run has known it."""
+    """The time since this run first saw it."""
 
 
-class LastingTransactions:
-    """The oldest open transaction of each journal, over a run. `max_bytes` is what one transaction of it reads."""
+class OldestTransactions:
+    """Tracks the oldest open transaction of each journal. `max_bytes` is the limit of one consumer transaction."""
 
     def __init__(self, max_bytes: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes
         self._monotonic = monotonic
         self._states: dict[str, Source] = {}
         self._since: dict[str, float] = {}
-        self._open: dict[str, LastingTransaction] = {}
-        self._next: dict[str, tuple[float, float]] = {}  # The bytes and seconds at which to tell of it again.
+        self._open: dict[str, OldestTransaction] = {}
+        self._next: dict[str, tuple[float, float]] = {}  # The bytes and seconds of the next warning.
 
-    def observe(self, sources: Mapping[str, Source]) -> tuple[LastingTransaction, ...]:
-        """Take in the states that a checkpoint has, tell of transactions that are open for long, and return all."""
+    def observe(self, sources: Mapping[str, Source]) -> tuple[OldestTransaction, ...]:
+        """Record a checkpoint's states, warn of transactions that stay open, and return the oldest of each journal."""
         now = self._monotonic()
         for journal, source in sources.items():
             if self._states.get(journal) is not source:
@@ -70,13 +69,13 @@ class LastingTransactions:
             return
         begin, producer = min(pending)
         before = self._open.get(journal)
-        # One whose messages are delivered in parts begins elsewhere each time.
+        # A transaction that is delivered in parts begins elsewhere each time.
         if before is None or (before.begin, before.producer) != (begin, producer):
             self._since[journal], self._next[journal] = now, (self._max_bytes, _LONG_SECONDS)
             before = None
         checkpoints = 1 if before is None else before.checkpoints + 1
         size, seconds = source.read_through - begin, now - self._since[journal]
-        found = self._open[journal] = LastingTransaction(journal, producer, begin, size, checkpoints, seconds)
+        found = self._open[journal] = OldestTransaction(journal, producer, begin, size, checkpoints, seconds)
         bytes_due, seconds_due = self._next[journal]
         if checkpoints > 1 and (size > bytes_due or seconds > seconds_due):
             self._next[journal] = max(bytes_due, 2.0 * size), max(seconds_due, 2.0 * seconds)
@@ -95,8 +94,8 @@ class LastingTransactions:
             known.pop(journal, None)
 
 
-def tell_of_long(found: Iterable[LongTransaction], sources: Mapping[str, Source], max_bytes: int) -> None:
-    """Log that transactions were committed whose messages are delivered in parts of `max_bytes`, read again."""
+def log_long_transactions(found: Iterable[LongTransaction], sources: Mapping[str, Source], max_bytes: int) -> None:
+    """Log committed transactions whose messages are read again, and delivered in parts of `max_bytes`."""
     for each in found:
         begin = sources[each.journal].producers[each.producer].begin
         size = each.acknowledged_at - begin

@@ -1,11 +1,11 @@
-"""Reading ahead: while one transaction commits, the input of the next one is planned and read.
+"""Prefetch: plan and read the next transaction's input while one transaction commits.
 
-What was read is used only if the next transaction is planned as it was then: the same ranges, from the same states
-of its sources. Otherwise it is let go. So reading ahead decides nothing about what is processed, it only saves time.
-Nothing that depends on it is written before its own turn comes: neither rows nor messages.
+The prefetched input is used only if the next transaction's plan is equal: the same ranges, from the same states of its
+sources. Otherwise it is discarded. So prefetch saves time, and never changes the result. Rows and messages that depend
+on it are written only in their own transaction.
 
-A run without an end looks again at what there is to read when all that it knew of is read. That look is taken ahead,
-too: its *extents* come with the plan that follows from it.
+A run without an end lists the journals again once it has read all that it knew of. Prefetch does that listing, too: its
+*extents* come with the plan that follows from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class PlannedInput(NamedTuple):
-    """The plan of a transaction's input: all that the input depends on."""
+    """The plan of a transaction's input: everything that the input depends on."""
 
     ranges: tuple[Range, ...]
     sources: Mapping[str, Source]
@@ -37,18 +37,18 @@ class PlannedInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NextInput(Generic[T]):
-    """An input that is expected to be the next one. Entering `reading` reads it."""
+    """The input of the expected next plan. Entering `reading` reads it."""
 
     planned: PlannedInput
     reading: AbstractContextManager[T]
     extents: Mapping[str, ContentExtent] | None = None
-    """The content that there is, if it was looked at again for the plan."""
+    """The content of the journals, if they were listed again for the plan."""
 
 
-class InputAhead(Generic[T]):
-    """Plans and reads at most one input ahead, in a thread. Use it from one thread, as a context manager.
+class Prefetcher(Generic[T]):
+    """Plans and reads at most one input ahead, in a background thread. Use it from one thread, as a context manager.
 
-    Leaving the context waits for a read that is under way, and lets its input go.
+    Leaving the context waits for a read in progress, and discards its input.
     """
 
     def __init__(self) -> None:
@@ -59,38 +59,38 @@ class InputAhead(Generic[T]):
         return self
 
     def begin(self, plan: Callable[[], NextInput[T] | None]) -> None:
-        """Begin to plan an input by a function, and to read it if there is one. What was read before is let go."""
-        self._let_go()
+        """Call `plan` in the background, and read the input that it returns. Discards an earlier prefetch."""
+        self._discard()
         following = self._pool.submit(plan)
         self._ahead = following, self._pool.submit(_entered, following)
 
     def extents(self) -> Mapping[str, ContentExtent] | None:
-        """Return the content that there was when the input ahead was planned, if it was looked at for that."""
+        """Return the content of the journals, if the prefetch has listed them. Waits for its plan."""
         found = self._next()
         return None if found is None else found.extents
 
     def take(self, wanted: PlannedInput) -> AbstractContextManager[T] | None:
-        """Return the input that was read ahead, as a context, if it is the wanted one. Another one is let go.
+        """Return the prefetched input as a context if its plan equals `wanted`; otherwise discard it, return None.
 
-        Waits for the plan. Entering the context waits for the input, and raises what reading it has raised.
+        Waits for the plan. Entering the context waits for the input, and raises the error of reading it, if any.
         """
         if self._ahead is None:
             return None
         _, read = self._ahead
         found = self._next()
         if found is None or found.planned != wanted:
-            self._let_go()
+            self._discard()
             return None
         self._ahead = None
         return _taken(read)
 
     def _next(self) -> NextInput[T] | None:
-        """Return what was planned. Nobody wants what planning has met; it is met again in its own turn."""
+        """Return the prefetched plan. An error of planning is dropped: planning in turn will meet it again."""
         if self._ahead is None or self._ahead[0].exception() is not None:
             return None
         return self._ahead[0].result()
 
-    def _let_go(self) -> None:
+    def _discard(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
@@ -102,7 +102,7 @@ class InputAhead(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._let_go()
+            self._discard()
         finally:
             self._pool.shutdown()
 

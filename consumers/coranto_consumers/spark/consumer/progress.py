@@ -1,4 +1,4 @@
-"""The progress of a running consumer, its display, and hooks that can interrupt it."""
+"""The progress of a running consumer, its display, and hooks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Final
 from sqlalchemy import Connection
 
 from coranto.telemetry import Log, amount, progress
-from coranto_consumers.spark.consumer.pending_report import LastingTransaction
+from coranto_consumers.spark.consumer.pending_report import OldestTransaction
 from coranto_consumers.spark.journals.losses import LostContent
 
 
 class Step(enum.Enum):
-    """The steps of a consumer, in order. Those from PLANNED on repeat for each transaction."""
+    """The steps of a consumer, in order. The steps from PLANNED on repeat for each transaction."""
 
     FENCED = "the fence is raised and the checkpoint restored"
     RECOVERED = "the checkpoint's acknowledgements are appended again, and stale staged rows are deleted"
     PLANNED = "the transaction's ranges are planned"
-    SEQUENCED = "its messages are read, and those that are committed are known"
+    SEQUENCED = "its messages are read, and the committed ones are known"
     STAGED = "its rows are staged"
     PUBLISHED = "its messages are in their journals, pending"
     MERGED = "staged rows are merged, in a transaction of the store that is still open"
@@ -34,20 +34,20 @@ class Hooks:
     """Hooks that a consumer calls while it runs. An exception from a hook ends the consumer there, as a crash would."""
 
     def reached(self, step: Step) -> None:
-        """Called when the consumer has just completed `step`."""
+        """Handle that the consumer has just completed `step`."""
 
     def commit(self, connection: Connection) -> None:
         """Commit the SQL transaction."""
         connection.commit()
 
     def pause(self, seconds: float) -> None:
-        """Wait before the next attempt, after a failure of something that the consumer depends on."""
+        """Wait before the next attempt, after a failure of a store, broker or fragment store."""
         time.sleep(seconds)
 
 
 _SOME_CHECKPOINTS: Final = 5
 PHASES: Final = ("reading", "writing", "committing", "acknowledging")
-"""The phases of a transaction, in order. `reading` is the time for which a transaction waits for its input."""
+"""The phases of a transaction, in order. `reading` is the time that a transaction waits for its input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +66,20 @@ class ConsumeReport:
     heads: Mapping[str, int]
     """Write heads of the source journals. During a run: the heads to catch up with. At its end: the latest heads."""
     replayed_intents: int
-    """The number of journals to which acknowledgements of the restored checkpoint were appended again."""
+    """The number of journals that got acknowledgements of the restored checkpoint again."""
     fence: int
     misfits: int = 0
-    """Messages among the processed that do not fit the application's columns: dead letters, or nulls."""
+    """Processed messages that do not fit the application's columns: dead letters, or nulls."""
     lost: tuple[LostContent, ...] = ()
-    """Content of the sources that is gone, and was passed by."""
+    """Lost content of the sources, which was skipped."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """The time of transactions by phase: reading (waiting for their input), writing, committing, acknowledging."""
 
-    open_transactions: tuple[LastingTransaction, ...] = ()
-    """The oldest transaction that a producer has open, of each source journal that has one."""
+    open_transactions: tuple[OldestTransaction, ...] = ()
+    """The oldest open transaction of each source journal that has one."""
 
     retries: int = 0
-    """The number of failures of stores and brokers after which the run has tried again."""
+    """The number of failures of stores and brokers that the run has retried."""
     outage_seconds: float = 0.0
     """The time since the first failure after the last progress. 0 while the run makes progress."""
 
@@ -95,7 +95,7 @@ NOTHING: Final = ConsumeReport(0, 0, 0, 0, {}, {}, 0, 0)
 
 @contextmanager
 def catching_up(log: Log | None = None) -> Iterator[Callable[[ConsumeReport], None]]:
-    """Show how a consumer catches up, in bytes: a bar on a terminal, otherwise lines of `log`.
+    """Show a consumer's progress, in bytes: a bar on a terminal, otherwise lines of `log`.
 
     Yields the function that takes the consumer's reports (its `on_progress`).
     """
@@ -118,7 +118,7 @@ def catching_up(log: Log | None = None) -> Iterator[Callable[[ConsumeReport], No
 
 
 def waits_for(report: ConsumeReport) -> str:
-    """Return words about the open transaction for which most is to be read again, if it outlasts some checkpoints."""
+    """Describe the open transaction with most content to read again, if it outlasts some checkpoints."""
     lasting = [each for each in report.open_transactions if each.checkpoints >= _SOME_CHECKPOINTS]
     if not lasting:
         return ""
@@ -138,11 +138,11 @@ class PhaseTimes:
         self._seconds: dict[str, float] = {}
 
     def ended(self, phase: str) -> None:
-        """Take in that a phase has ended, and the next one begins."""
+        """Record that a phase has ended, and the next one begins."""
         now = self._monotonic()
         self._seconds[phase] = now - self._last
         self._last = now
 
     def added_to(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Return the phases' times together with those of earlier transactions."""
+        """Return the phases' times added to those of earlier transactions."""
         return {phase: seconds.get(phase, 0.0) + self._seconds.get(phase, 0.0) for phase in PHASES}

@@ -1,9 +1,9 @@
-"""Rows of a batch that the store rejects: they are found, and treated as `misfits` of `exactly_once` say.
+"""Finds rows of a batch that the store rejects, and treats them as the `misfits` of `exactly_once` decide.
 
 The rows of a batch that was read from journals have the places of their messages, and rows with the same place are
-treated as one (`rejections.py`). Other rows are numbered from 0, in the order of `batch.collect()`. Such a batch is
-evaluated again, and executors keep it meanwhile: another evaluation may have another order, and a number would
-then mean another row. If an executor loses its part, the batch fails.
+treated together (`rejections.py`). Other rows are numbered from 0, in the order of `batch.collect()`. Such a batch is
+evaluated again and kept by the executors, because each evaluation may have another order, and other numbers. If an
+executor loses its part, the batch fails.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from coranto_consumers.spark.inputs.frames import METADATA
 _FEWER: Final = "have the source plan smaller batches"
 _PARSED: Final = PlaceColumns(fewer=_FEWER)
 _UNPARSED: Final = PlaceColumns("journal", "offset", fewer=_FEWER)
-_UNPARSED_TOO: Final = "next_offset"
-"""A column of unparsed journals beside their places: `journal` and `offset` alone may be columns of anything."""
+_UNPARSED_ONLY: Final = "next_offset"
+"""A column that only unparsed journals have: `journal` and `offset` alone may be columns of anything."""
 _NUMBERED: Final = PlaceColumns("_coranto_batch", "_coranto_row", are_rows=True, fewer=_FEWER)
 _PART, _SHIFT = "_coranto_part", "_coranto_shift"
 _ROW_BITS: Final = 33
-"""The bits of `monotonically_increasing_id` below the number of the partition."""
+"""The bits of `monotonically_increasing_id` below the partition number."""
 
 
 class SettledBatch(NamedTuple):
-    """A batch as the store takes it."""
+    """A batch that the store accepts."""
 
     rows: DataFrame
     dead: DataFrame | None
-    """The letters of rows that are left out, if there are any."""
+    """The dead letters of rows that are left out, if any."""
     misfits: int
 
 
@@ -53,13 +53,13 @@ def settled(
 ) -> SettledBatch:
     """Return a batch without the rows that the store rejects, or with nulls in them.
 
-    `name` names the batch in errors and dead letters, and `query` names the query in the log. `reject` is the one
-    of `Rejections`, and `problem` what it returned for all rows. Raises RejectedRow, with the place, for a row that
-    `misfits` do not let pass.
+    `name` names the batch in errors and dead letters, and `query` names the query in the log. `reject` is as in
+    `Rejections`, and `problem` is the store's rejection of all rows together. Raises RejectedRow, with the place, for a
+    row that `misfits` forbids.
     """
     columns = batch.columns
     if len({each.lower() for each in columns}) < len(columns):
-        raise problem  # Names do not identify columns.
+        raise problem  # Column names are ambiguous.
     places = _places_of(batch)
     if places is _NUMBERED:
         batch = _numbered(batch).withColumn(places.journal, F.lit(name))
@@ -78,10 +78,10 @@ def settled(
 
 
 def _places_of(batch: DataFrame) -> PlaceColumns:
-    """Return the columns of a batch with the places of messages, if it has them. Otherwise its rows are numbered."""
+    """Return the batch's columns with the places of messages. Without them, its rows have to be numbered."""
     types: dict[str, DataType] = {each.name: each.dataType for each in batch.schema}
     for places in (_PARSED, _UNPARSED):
-        if places is _UNPARSED and not isinstance(types.get(_UNPARSED_TOO), LongType):
+        if places is _UNPARSED and not isinstance(types.get(_UNPARSED_ONLY), LongType):
             continue
         if isinstance(types.get(places.journal), StringType) and isinstance(types.get(places.offset), LongType):
             unknown = F.col(places.journal).isNull() | F.col(places.offset).isNull()
@@ -90,7 +90,7 @@ def _places_of(batch: DataFrame) -> PlaceColumns:
 
 
 def _numbered(batch: DataFrame) -> DataFrame:
-    """Return a batch whose rows are numbered from 0. It is kept by the executors, and not evaluated again."""
+    """Return a batch whose rows are numbered from 0. The executors keep it, so it is not evaluated again."""
     number, part = F.col(_NUMBERED.offset), F.shiftright(_NUMBERED.offset, _ROW_BITS)
     kept = batch.withColumn(_NUMBERED.offset, F.monotonically_increasing_id()).localCheckpoint()
     counts = sorted((row[0], row[1]) for row in kept.groupBy(part).count().collect())

@@ -1,9 +1,9 @@
-"""Messages of a transaction whose rows the store rejects: they are found, and treated as the consumer's `misfits` say.
+"""Finds messages whose rows the store rejects, and treats them as the consumer's `misfits` decides.
 
-A database reports that it rejects a row of a transaction, but not the message that the row comes from. So parts
-of the transaction are tried, in transactions of the store that are rolled back (`outputs.rejections`).
+A database reports that it rejects a row of a transaction, but not the message that the row comes from. So the search
+writes parts of the transaction, in transactions of the store that are rolled back (`outputs.rejections`).
 
-Two columns with places identify messages. Batches of `exactly_once` may have rows that come from no message;
+Two columns with places identify messages. Rows of an `exactly_once` batch may come from no message;
 `rejected_batches.py` gives such rows places.
 """
 
@@ -25,16 +25,16 @@ from coranto_consumers.spark.application.application import Outputs
 from coranto_consumers.spark.inputs.frames import METADATA
 from coranto_consumers.spark.inputs.inputs import Input
 
-_MOST_TOLD: Final = 10
-_LOOKED_FOR_TO_FAIL: Final = 8
-"""The rejected messages that are looked for to name one: the first may be taken with those after it."""
+_MOST_LOGGED: Final = 10
+_FOUND_BEFORE_FAILING: Final = 8
+"""The rejected messages to find before one is reported: the search may find later ones before the first."""
 _JOURNAL, _OFFSET, _NULLS, _MARK = (f"_coranto_{name}" for name in ("journal", "offset", "nulls", "mark"))
 
 _log = structlog.get_logger(__name__)
 
 
 class MessagePlace(NamedTuple):
-    """The place of a message; or of a row in a batch, which is in place of the journal."""
+    """The place of a message; or of a row in a batch, whose name is then in `journal`."""
 
     journal: str
     offset: int
@@ -42,12 +42,12 @@ class MessagePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlaceColumns:
-    """The columns with the places of messages, and what they mean."""
+    """The columns with the places of messages, and texts for errors about them."""
 
     journal: str = "_journal"
     offset: str = "_offset"
     are_rows: bool = False
-    """True for rows of batches, which have no journal."""
+    """True for rows of batches without journals."""
     fewer: str = "set a smaller max_transaction_bytes"
     """The advice for a transaction with too many rejected messages."""
 
@@ -57,29 +57,29 @@ class PlaceColumns:
 
 
 Treatment = frozenset[str] | None
-"""The columns of a message that are null instead. None: the message is left out."""
+"""The columns of a message that are set to null. None: the message is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejections:
-    """Treats what a store rejects of the transactions of one consumer."""
+    """Treats the messages that a store rejects in transactions of one consumer."""
 
     consumer: str
     outputs: Callable[[DataFrame], Outputs]
     """Makes the outputs of messages."""
     misfits: MisfitPolicy | DeadLetters
     reject: Callable[[Outputs], RejectedRow | None]
-    """Writes outputs in a transaction that is rolled back, and returns what the store rejects of them."""
+    """Writes outputs in a transaction that is rolled back, and returns the store's rejection, if any."""
     places: PlaceColumns = PlaceColumns()
 
     def treatments(
         self, committed: DataFrame, kept: Collection[str], problem: RejectedRow
     ) -> dict[MessagePlace, Treatment]:
-        """Return the messages that the store rejects, and what becomes of each by the policy.
+        """Return the messages that the store rejects, with the treatment of each by the policy.
 
-        `problem` is what the store rejected of all messages. Columns in `kept` are never null instead. Raises
-        RejectedRow, with the place, for a message that the policy does not let pass, and `problem` if no message is to
-        blame.
+        `problem` is the store's rejection of all messages together. Columns in `kept` are never set to null. Raises
+        RejectedRow, with the place, for a message that the policy forbids, and `problem` if no single message causes
+        it.
         """
         places = self._places_in(committed)
 
@@ -89,7 +89,7 @@ class Rejections:
 
         fails = self.misfits is MisfitPolicy.FAIL
         try:
-            found = find_rejected(len(places), attempt, problem, _LOOKED_FOR_TO_FAIL if fails else MOST_REJECTED)
+            found = find_rejected(len(places), attempt, problem, _FOUND_BEFORE_FAILING if fails else MOST_REJECTED)
         except TooManyRejected as many:
             found = many.found
             if not fails:
@@ -106,7 +106,7 @@ class Rejections:
         rejected = {places[number]: problem for number, problem in sorted(found.items())}
         nulls = self.misfits is MisfitPolicy.NULLS
         treatments = self._nulls(committed, kept, rejected) if nulls else dict.fromkeys(rejected)
-        for place, each in list(rejected.items())[:_MOST_TOLD]:
+        for place, each in list(rejected.items())[:_MOST_LOGGED]:
             _log.warning(
                 "consumer.row_rejected",
                 consumer=self.consumer,
@@ -121,7 +121,7 @@ class Rejections:
     def _nulls(
         self, committed: DataFrame, kept: Collection[str], rejected: Mapping[MessagePlace, RejectedRow]
     ) -> dict[MessagePlace, Treatment]:
-        """Return the columns of rejected messages that have to be null. Raises RejectedRow if that does not do."""
+        """Return the columns to set to null in each rejected message. Raises RejectedRow if that does not help."""
         columns = [name for name in committed.columns if name not in kept]
         treatments: dict[MessagePlace, Treatment] = dict.fromkeys(rejected)
         for place, problem in rejected.items():
@@ -149,13 +149,13 @@ class Rejections:
         return [MessagePlace(*each) for each in zip(journals, offsets, strict=True)]
 
     def _before(self, committed: DataFrame, place: MessagePlace) -> DataFrame:
-        """Return the messages that are before one, by journal and offset."""
+        """Return the messages before a place, by journal and offset."""
         journal, offset = _column(self.places.journal), _column(self.places.offset)
         return committed.where((journal < place.journal) | ((journal == place.journal) & (offset < place.offset)))
 
 
 def treated(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns) -> DataFrame:
-    """Return messages without the left-out ones, and with nulls in others."""
+    """Return messages without the left-out ones, with nulls set in others."""
     if not treatments:
         return frame
     joined = _marked(frame, treatments, places).where(F.col(_MARK).isNull() | F.col(_NULLS).isNotNull())
@@ -173,7 +173,7 @@ def treated(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], plac
 def left_out(
     frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns, columns: Collection[str]
 ) -> DataFrame:
-    """Return the left-out messages as dead letters, whose lines are the rows with some columns, as lines of JSON."""
+    """Return the left-out messages as dead letters. Their lines are the given columns of their rows, as JSON."""
     row = F.to_json(F.struct(*(_column(name) for name in columns)), {"ignoreNullFields": "false"})
     lines = F.array_join(F.sort_array(F.collect_list(row)), "\n")
     letters = _marked(frame, treatments, places).where(F.col(_MARK) & F.col(_NULLS).isNull())
@@ -184,14 +184,14 @@ def left_out(
 def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) -> Input:
     """Return an input without the messages that the store rejects, or with nulls in them.
 
-    `problem`, and the errors raised, are those of `Rejections.treatments`.
+    `problem` and the raised errors are as in `Rejections.treatments`.
     """
     treatments = rejections.treatments(read.committed, read.required.union(METADATA), problem)
     gone = sorted(place for place, nulls in treatments.items() if nulls is None)
     dead = read.dead
     if gone:
         journals, offsets = zip(*gone, strict=True)
-        assert read.lines_at is not None  # Every read can read again.
+        assert read.lines_at is not None  # An input with rejected rows can always be read again.
         lines = pa.array(read.lines_at(gone), pa.binary())
         rows = pa.table({"journal": pa.array(journals), "offset": pa.array(offsets, pa.int64()), "line": lines})
         found = read.committed.sparkSession.createDataFrame(rows).select(*COLUMNS)
@@ -207,7 +207,7 @@ def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) 
 
 
 def _marked(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns) -> DataFrame:
-    """Return messages with columns that say which of them are treated, and how."""
+    """Join messages with their treatments, in the columns `_MARK` and `_NULLS`."""
     marks = frame.sparkSession.createDataFrame(
         pa.table(
             {

@@ -1,4 +1,4 @@
-"""Ending a continuous consumer by a signal, after the transaction that is running."""
+"""Stopping a continuous consumer by a signal, after the running transaction."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop(Protocol):
-    """Tells a consumer when to end."""
+    """Decides when a consumer stops."""
 
     def __call__(self) -> bool:
-        """Return True once it is to end."""
+        """Return True once the consumer should stop."""
         ...
 
     def wait(self, seconds: float = 1.0) -> bool:
-        """Wait for `seconds`, or until it is to end. Return True in the latter case."""
+        """Wait for `seconds`, or until the consumer should stop. Return True in the latter case."""
         ...
 
 
 class StopOnSignals:
-    """Asks a consumer to end when this process gets SIGTERM or an interrupt.
+    """Stops a consumer when this process receives SIGTERM or SIGINT.
 
     ::
 
         with StopOnSignals() as stop:
             consumer.run_until_stopped(stop, wait=stop.wait)
 
-    Use it in the main thread. Leaving the context restores the handlers of before. A session that Spark starts takes
-    interrupts for itself, and cancels all jobs on one; they are taken back before the next transaction.
+    Use it in the main thread. Leaving the context restores the previous handlers. A new Spark session installs its own
+    SIGINT handler, which cancels all jobs; this class restores its handler before the next transaction.
     """
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class StopOnSignals:
         return self
 
     def __call__(self) -> bool:
-        """Return True once a signal has come."""
+        """Return True once a signal was received."""
         self._handle()
         return self._asked.is_set()
 
     def wait(self, seconds: float = 1.0) -> bool:
-        """Wait for `seconds`, or until a signal comes. Return True if one has come."""
+        """Wait for `seconds`, or until a signal is received. Return True in the latter case."""
         return self._asked.wait(seconds)
 
     def _handle(self) -> None:

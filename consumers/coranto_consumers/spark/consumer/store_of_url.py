@@ -1,4 +1,4 @@
-"""The store of outputs that a URL names."""
+"""The store of outputs for a URL."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from coranto_consumers.stores.sql import SqlStore
 
 
 def output_store(store: str | OutputStore[Any], commit: Callable[[Connection], None]) -> OutputStore[Any]:
-    """Return a store as it is, or that of a URL. `commit` commits the transactions of a database."""
+    """Return `store`, or the store of its URL. `commit` commits the transactions of a database."""
     if isinstance(store, str) and store.startswith(ICEBERG):
-        from coranto_consumers.spark.outputs.iceberg import IcebergStore  # It takes the extra `lake`.
+        from coranto_consumers.spark.outputs.iceberg import IcebergStore  # Needs the extra `lake`.
 
         return IcebergStore.at(store)
     return store if isinstance(store, OutputStore) else SqlOutputs(SqlStore(store, commit=commit))

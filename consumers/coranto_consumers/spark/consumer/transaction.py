@@ -18,7 +18,7 @@ from coranto_consumers.spark.application.application import Outputs, SparkApplic
 from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.consumer.acknowledging import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.consumer.outages import RunCommits
-from coranto_consumers.spark.consumer.pending_report import LastingTransactions
+from coranto_consumers.spark.consumer.pending_report import OldestTransactions
 from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, PhaseTimes, Step
 from coranto_consumers.spark.consumer.rejections import Rejections, without_rejected
 from coranto_consumers.spark.inputs.frames import ExpectedRows
@@ -30,10 +30,10 @@ from coranto_consumers.spark.sink.producer_ids import SettledIds
 
 _log = structlog.get_logger(__name__)
 
-AtOnce = Callable[[Callable[[Outputs, ExpectedRows], list[Any]]], tuple[Input, list[Any]] | None]
-"""Reads an input, and gives what an application makes of it to the function that writes it, in one job.
+ReadAndWrite = Callable[[Callable[[Outputs, ExpectedRows], list[Any]]], tuple[Input, list[Any]] | None]
+"""Reads an input, and passes the application's outputs of it to the function that writes them, in one job.
 
-None if that does not do: what was written does not count then.
+None if that is impossible: written rows are then never merged.
 """
 
 
@@ -45,7 +45,7 @@ class OutputTransactions:
     store: OutputStore[Any]
     hooks: Hooks
     misfits: MisfitPolicy | DeadLetters
-    open_transactions: LastingTransactions
+    open_transactions: OldestTransactions
     identity: IdentityCheck
     ids: SettledIds = field(default_factory=SettledIds)
     commits: RunCommits = field(default_factory=RunCommits)
@@ -56,25 +56,25 @@ class OutputTransactions:
         reading: AbstractContextManager[Input],
         report: ConsumeReport,
         written: Callable[[Mapping[str, Source]], None],
-        at_once: AtOnce | None = None,
+        optimistic: ReadAndWrite | None = None,
     ) -> tuple[ConsumeReport, dict[str, Source]]:
         """Run steps 3 to 6 for an input.
 
-        `written` is called before step 5, with the states of sources that this will commit. `at_once` is tried before
-        `reading` is entered.
+        Calls `written` before step 5, with the states of sources that step 5 will commit. Tries `optimistic` before it
+        enters `reading`.
         """
         times = PhaseTimes()
-        written_at_once = None
-        if at_once is not None:
+        optimistic_result = None
+        if optimistic is not None:
 
             def write(made: Outputs, rows: ExpectedRows) -> list[Any]:
                 self.identity.take(made.names)
                 return self.store.write_expected(made, self.application.name, report.fence, rows)
 
-            written_at_once = at_once(write)
-        if written_at_once is not None:
+            optimistic_result = optimistic(write)
+        if optimistic_result is not None:
             try:
-                return self._finish(client, written_at_once[0], report, written, times, written_at_once[1])
+                return self._finish(client, optimistic_result[0], report, written, times, optimistic_result[1])
             except RejectedRow as rejected:
                 _log.info("transaction.read_again", consumer=self.application.name, error=rejected.problem)
         with reading as read:
@@ -86,7 +86,7 @@ class OutputTransactions:
             return self._finish(client, settled, report, written, times)
 
     def _settled(self, read: Input, fence: int, rejected: RejectedRow) -> Input:
-        """Return an input without what the store rejects. Raises RejectedRow if `misfits` do not allow that."""
+        """Return an input without the messages that the store rejects. Raises RejectedRow if `misfits` forbids that."""
 
         def reject(made: Outputs) -> RejectedRow | None:
             return self.store.rejection(made, self.application.name, fence)
@@ -103,9 +103,9 @@ class OutputTransactions:
         times: PhaseTimes,
         staged: list[Any] | None = None,
     ) -> tuple[ConsumeReport, dict[str, Source]]:
-        """Run steps 4 to 6 for an input, whose rows are `staged` already if that is given.
+        """Run steps 4 to 6 for an input. `staged` has its rows if they are written already.
 
-        Raises RejectedRow, before anything is committed, for rows that the store does not take.
+        Raises RejectedRow, before anything is committed, for rows that the store rejects.
         """
         self.hooks.reached(Step.SEQUENCED)
         with errors_of_tasks():
@@ -140,13 +140,13 @@ class OutputTransactions:
         return done, read.sources
 
     def record(self, sources: Mapping[str, Source], report: ConsumeReport) -> None:
-        """Commit the states of sources alone, with nothing to acknowledge. Raises as the store's `commit` does."""
+        """Commit the states of sources alone, without acknowledgements. Raises as the store's `commit` does."""
         self._commit(report, [], Checkpoint(dict(sources), {}), lambda: None)
 
     def _commit(
         self, done: ConsumeReport, written: list[Any], checkpoint: Checkpoint, merged: Callable[[], None]
     ) -> None:
-        """Commit written rows and the checkpoint. `done` is the progress of the run if that succeeds."""
+        """Commit written rows and the checkpoint. `done` is the progress of the run after that."""
         self.identity.settle()
         checkpoint = replace(checkpoint, identity=self.identity.record)
         self.commits.begin(checkpoint, done)
@@ -156,9 +156,9 @@ class OutputTransactions:
     def _write(
         self, client: SyncJournalClient, read: Input, fence: int, staged: list[Any] | None
     ) -> tuple[list[Any], Published]:
-        """Let tasks stage and publish the application's output for committed messages, and dead letters.
+        """Stage and publish the application's outputs of committed messages, and dead letters.
 
-        `staged` is what there is of it already, if that is all.
+        `staged` has the rows if an optimistic job has written all of them.
         """
         if staged is not None:
             self.hooks.reached(Step.STAGED)
@@ -180,5 +180,5 @@ class OutputTransactions:
 
 
 def offsets_of(before: Mapping[str, int], sources: Mapping[str, Source]) -> dict[str, int]:
-    """Return the offsets through which journals are processed: those of `before`, or what sources tell by now."""
+    """Return the offsets through which journals are processed: of `sources`, and otherwise of `before`."""
     return {journal: sources[journal].offset if journal in sources else offset for journal, offset in before.items()}

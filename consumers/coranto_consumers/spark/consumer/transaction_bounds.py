@@ -1,9 +1,9 @@
-"""The bounds of a run's transactions by messages and by time. Those by bytes are planned (`ranges.py`).
+"""The bounds of a run's transactions by messages and by time. Planning applies the bound by bytes (`ranges.py`).
 
-The number of messages in a range is not known before it is read. So a transaction is planned by the mean length of the
-messages that were read before it. The first one takes messages as short as lines of JSON with a UUID can be, so it
-rather reads too little. If the messages of a transaction are much shorter than those before, it is let go as soon as it
-was read, and planned again by what was found.
+The number of messages in a range is known only after reading it. So the plan uses the mean length of the messages read
+before. The first transaction assumes the shortest possible lines of JSON with a UUID, so that it reads too little
+rather than too much. If the messages of a transaction turn out to be much shorter, it is discarded after reading, and
+planned again with the new length.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Final
 from coranto_consumers.spark.journals.ranges import Range
 
 SHORTEST_MESSAGE: Final = 64
-"""About the bytes of a line of JSON that has a UUID and little else."""
+"""The approximate bytes of a line of JSON that has a UUID and little else."""
 _TOLERANCE: Final = 2
-"""The factor by which a transaction may exceed the number of messages that it should have."""
+"""The factor by which a transaction may exceed `max_messages`."""
 
 
 class TooManyMessages(Exception):
-    """An input has far more messages than a transaction may have. It never leaves a consumer."""
+    """An input has far more messages than a transaction may have. Never leaves a consumer."""
 
 
 class MessageBound:
-    """The bytes that a transaction may read so that it has at most about `max_messages`; None: `max_bytes`.
+    """The bytes that a transaction may read to have at most about `max_messages`. If that is None: `max_bytes`.
 
-    What is seen counts from the next call of `settle` on: a plan that is made twice, for reading ahead and in its
-    turn, is the same until then.
+    A new mean length takes effect at the next call of `settle`. Until then, the prefetch's plan and the transaction's
+    own plan are equal.
     """
 
     def __init__(self, max_bytes: int, max_messages: int | None) -> None:
@@ -45,21 +45,21 @@ class MessageBound:
         return max(1, min(self._max_bytes, int(self._max_messages * self._settled)))
 
     def see(self, ranges: Sequence[Range], messages: int) -> None:
-        """Take in that ranges have so many messages. Raises TooManyMessages if that must not be one transaction."""
+        """Record the number of messages in ranges. Raises TooManyMessages if one transaction must not have them."""
         if self._max_messages is None or not messages:
             return
         self._seen = sum(each.length for each in ranges) / messages
-        # Of each journal, a transaction reads a message at least.
+        # A transaction reads at least one message of each journal.
         if messages > _TOLERANCE * max(self._max_messages, len(ranges)):
             raise TooManyMessages
 
     def settle(self) -> None:
-        """Plan by what was seen last."""
+        """Let plans use the mean length seen last."""
         self._settled = self._seen
 
 
 class Pace:
-    """The times at which a service takes what was written: at most once in `seconds`."""
+    """Limits how often a service begins to catch up: at most once in `seconds`."""
 
     def __init__(self, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -68,9 +68,9 @@ class Pace:
 
     @property
     def is_due(self) -> bool:
-        """True if it may take it now."""
+        """True if it may begin now."""
         return self._monotonic() >= self._due
 
     def took(self) -> None:
-        """Take in that it does."""
+        """Record that it begins now."""
         self._due = self._monotonic() + self._seconds

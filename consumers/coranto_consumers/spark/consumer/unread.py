@@ -1,6 +1,6 @@
-"""The content that a run has left to read: journals up to the heads of its beginning, but for what it has met. Pure.
+"""The content that a run has left to read: journals up to their heads at its beginning, except gaps. Pure.
 
-Segments of streams are read when those before them are (`segments.py`).
+Segments of streams are read once those before them are (`segments.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from coranto_consumers.spark.journals.segments import open_journals
 
 
 def ends_of(present: Mapping[str, ContentExtent]) -> dict[str, object]:
-    """Return all that tells if there may be more to read than there was: ends of journals, and of segments."""
+    """Return values that change when there may be more to read: ends of journals, segments and journal ids."""
     return {journal: (extent.head, extent.segment, extent.journal_id) for journal, extent in present.items()}
 
 
 class UnreadContent:
-    """The content of the journals that are present, up to their `heads`, as far as it is not read."""
+    """The unread content of the present journals, up to their `heads`."""
 
     def __init__(self, present: Mapping[str, ContentExtent]) -> None:
         self.present = dict(present)
@@ -31,10 +31,10 @@ class UnreadContent:
         self.long = LongTransactions()
         self._behind = set(present)
         self._ended: dict[str, int] = {}
-        """The heads of journals that end in a line which is not finished."""
+        """The heads of journals that end in an unfinished line."""
 
     def known(self, sources: Mapping[str, Source]) -> dict[str, Source]:
-        """Return the states of sources, with those that may be read now and were not begun."""
+        """Return the states of sources, and initial states of journals that may be read now."""
         begun = {
             journal: Source(extent.begin, journal_id=extent.journal_id)
             for journal in self._open(sources) - sources.keys()
@@ -47,17 +47,17 @@ class UnreadContent:
         return open_journals(self.present, {**read, **self._ended})
 
     def has_successors(self, journals: Collection[str]) -> bool:
-        """Return True if one of the journals is a segment that comes after others."""
+        """Return True if one of the journals is a segment with predecessors."""
         segments = [self.present[journal].segment for journal in self.present.keys() & set(journals)]
         return any(segment.predecessors for segment in segments if segment is not None)
 
     def plan(self, sources: Mapping[str, Source], max_bytes: int) -> list[Range]:
-        """Return what the next transaction reads, which goes on at the states of `sources`. Empty at the end."""
+        """Return the ranges of the next transaction, which continues at the states of `sources`. Empty at the end."""
         return self._plan(self._behind, sources, max_bytes)
 
     def processed(self, ranges: Sequence[Range], after: Mapping[str, Source]) -> None:
-        """Take in that a transaction has read ranges, and left the sources in the states `after`."""
-        # A journal may end in a line that its writer has not finished. That line is left to the next run.
+        """Record that a transaction has read ranges, and left the sources in the states `after`."""
+        # A journal may end in a line that its writer has not finished. The next run reads that line.
         ends = {each.journal: each.end for each in ranges}
         stuck = {journal for journal, offset in _unread(ranges, after).items() if self.holes.stuck(journal, offset)}
         self._behind -= stuck
@@ -65,13 +65,13 @@ class UnreadContent:
 
     @property
     def is_clear(self) -> bool:
-        """True unless something that was met is not passed yet."""
+        """True if no lost content and no long transaction is waiting to be handled."""
         return not (self.holes or self.long)
 
     def plan_next(self, ranges: Sequence[Range], after: Mapping[str, Source], max_bytes: int) -> list[Range]:
-        """Return what `plan` will return once these ranges are processed. Empty if that is the end, or not known yet.
+        """Return what `plan` will return once these ranges are processed. Empty at the end, or if unknown yet.
 
-        It is not known while something that was met is not passed yet.
+        It is unknown until lost content and long transactions are handled.
         """
         if not self.is_clear:
             return []
@@ -86,5 +86,5 @@ class UnreadContent:
 
 
 def _unread(ranges: Sequence[Range], after: Mapping[str, Source]) -> dict[str, int]:
-    """Return the begins of ranges, by journal, of which nothing was read."""
+    """Return the begins, by journal, of ranges from which nothing was read."""
     return {each.journal: each.begin for each in ranges if after[each.journal].read_through == each.begin}

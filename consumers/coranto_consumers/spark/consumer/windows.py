@@ -1,13 +1,13 @@
 """`WindowConsumer`: runs an application over one window of offsets, and replaces the window's rows.
 
-A message belongs to the window in which it becomes committed: its own if it is in no transaction, otherwise the one
-with its acknowledgement. So each message is in one window, the same one each time, and all windows together give what
-a consumer that goes on from message to message gives. What decides it are the states of producers where the window
-begins. They are kept with the windows; where they are not known, the windows before are read once to find them.
+A message belongs to the window that commits it: its own window if it is in no transaction, otherwise the window with
+its acknowledgement. So each message is in exactly one window, always the same one, and all windows together give the
+result of a continuous consumer. This depends on the states of producers at the window's begin. They are stored with the
+windows; where they are missing, the windows before are read once to compute them.
 
-Rows bear the number of their window in the column `coranto_window`. One SQL transaction notes that the window still
-exists, deletes its rows, merges the new ones and commits its checkpoint. So a window may be materialised any number of
-times, and several of them side by side. The transaction also records what the consumer is (`outputs/identity.py`).
+Rows have the number of their window in the column `coranto_window`. One SQL transaction claims the window, deletes its
+rows, merges the new ones and commits the window's checkpoint. So a window may be materialised any number of times, and
+different windows concurrently. The transaction also records the consumer's identity (`outputs/identity.py`).
 """
 
 from __future__ import annotations
@@ -68,25 +68,25 @@ class WindowReport:
 
     window: Window
     messages: int
-    """The messages that became committed in the window."""
+    """The messages that the window commits."""
     rows: int
     """Messages that were read, including duplicates, acknowledgements, and pending or rolled back messages."""
     fence: int
     misfits: int = 0
-    """Messages among them that do not fit the application's columns: dead letters, or nulls."""
+    """Messages of the window that do not fit the application's columns: dead letters, or nulls."""
 
 
 class WindowConsumer:
     """Materialises the windows of the consumer `name` through an application.
 
-    The application's outputs are tables only, with the column `coranto_window` (BIGINT NOT NULL), which is part of each
-    key; this class fills it. The application's name is not used. A window says what is read, and has its own fence.
-    `misfits`, `retry_timeout`, `uuid_pointer`, `framing` and `registry` mean what they mean for `SparkConsumer`. Dead
-    letters go to a table only, which `dead_letter_table(…, by_window=True)` makes.
+    The application's outputs are tables only. Their column `coranto_window` (BIGINT NOT NULL) is part of each key; this
+    class fills it. The application's name is not used. Each window has its own fence. `misfits`, `retry_timeout`,
+    `uuid_pointer`, `framing` and `registry` mean the same as for `SparkConsumer`. Dead letters go to a table only, made
+    by `dead_letter_table(…, by_window=True)`.
 
     The store records the application's selector of sources, its outputs and the store's location for all windows of
-    `name`. Others under the same name are refused with ConsumerChanged, which names the code that confirms the change:
-    `accept_changes`. Windows that were materialised before the change keep their rows.
+    `name`. If any of them changes under the same name, a run is rejected with ConsumerChanged, which names the code
+    that confirms the change: `accept_changes`. Windows that were materialised before the change keep their rows.
     """
 
     def __init__(
@@ -134,14 +134,14 @@ class WindowConsumer:
         self._recorded = Identity()
 
     def window(self, name: str) -> Window:
-        """Return the window of a name, or the larger one that it was merged into.
+        """Return the window `name`, or the larger window that it was merged into.
 
         Raises InvalidInput for an unknown window, and SqlStoreError.
         """
         return find([each.window for each in self.log.load()], name)
 
     def materialise(self, name: str) -> WindowReport:
-        """Read the window of a name, and replace its rows. A name that was merged leads to the larger window.
+        """Read the window `name`, or the larger window that it was merged into, and replace its rows.
 
         If two runs of a window overlap, the later one replaces its rows and the earlier one raises Fenced. Dagster's
         assets let the later one wait instead.
@@ -151,9 +151,9 @@ class WindowConsumer:
         * InvalidInput for an unknown window, and for outputs that cannot be replaced by window,
         * ConsumerChanged when the store records other sources or outputs, or another store,
         * Fenced when another run of the window has started, the window was merged, or another process has changed the
-          consumer's record meanwhile (nothing was committed),
+          consumer's record during the run (nothing was committed),
         * CorruptData when a journal was deleted and created again, and OffsetJump when content is gone,
-        * what `SparkConsumer.run_until_caught_up` raises for messages, stores and brokers.
+        * the errors of `SparkConsumer.run_until_caught_up` for messages, stores and brokers.
         """
         fences: dict[str, int] = {}
 
@@ -166,7 +166,7 @@ class WindowConsumer:
         return report
 
     def _materialise(self, name: str, fences: dict[str, int]) -> WindowReport:
-        """Read a window and replace its rows, in one attempt. `fences` has those that earlier attempts have raised."""
+        """Read a window and replace its rows, in one attempt. `fences` has the fences that earlier attempts raised."""
         known = self.log.load()
         window = find([each.window for each in known], name)
         self._compare(known)
@@ -174,7 +174,7 @@ class WindowConsumer:
             return self._replace_rows(known, window, fences)
         except Fenced as error:
             if self.log.identity() != self._recorded:
-                raise  # Another process has changed the consumer's record. That error says so.
+                raise  # Another process has changed the consumer's record, as the error says.
             raise self._overtaken(window) from error
 
     def _overtaken(self, window: Window) -> Fenced:
@@ -198,7 +198,7 @@ class WindowConsumer:
             fence, checkpoint = self._store.raise_fence(shard)
             fences[shard] = fence
         if checkpoint.sources:
-            # The new commit must differ from the one before, should its outcome have to be found out.
+            # The new commit must differ from the previous one, in case its outcome has to be checked.
             with self._store.transaction(shard, fence) as transaction:
                 transaction.commit(Checkpoint())
         self._delete_stale_rows(shard, fence, [each.window for each in known])
@@ -225,10 +225,10 @@ class WindowConsumer:
                 return WindowReport(window, read.messages, read.rows, fence, read.misfits)
 
     def _compare(self, known: Sequence[KnownWindow]) -> None:
-        """Compare this consumer with its record, before a run is fenced off. Raises ConsumerChanged."""
+        """Compare this consumer with its record, before fencing off another run. Raises ConsumerChanged."""
         sources, self._recorded = self._application.sources, self.log.identity()
         if self._identity.is_compared and self._recorded == self._identity.record:
-            return  # As this instance has committed it.
+            return  # This instance has committed the record.
         done = positions([each.window for each in known if each.materialised is not None])
 
         def unread() -> set[str]:
@@ -243,7 +243,7 @@ class WindowConsumer:
     def _sources(
         self, reader: InputReader, client: SyncJournalClient, known: Sequence[KnownWindow], window: Window
     ) -> dict[str, Source]:
-        """Return the states of sources where a window begins, reading those windows before it that lack them."""
+        """Return the states of sources at a window's begin. Reads earlier windows whose states are missing."""
         sources, between = sources_before(known, window)
         for each in between:
             _require_same_journals(client, each, self._input)
@@ -257,7 +257,7 @@ class WindowConsumer:
         if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
             self._store.create_tables(self._misfits.table)
         made = [checked_outputs(self._application.outputs(read.committed))] if read.messages else []
-        names = [outputs.names for outputs in made]  # Dead letters are no outputs of the application.
+        names = [outputs.names for outputs in made]  # Dead letters are not outputs of the application.
         if read.dead is not None and isinstance(self._misfits, DeadLetters):
             made.append(dead_letter_outputs(self._misfits, read.dead))
         if not made:
@@ -270,8 +270,8 @@ class WindowConsumer:
             )
         if any(outputs.sql for outputs in made):
             raise InvalidInput(
-                "an application that runs by windows cannot write by SQL of its own: nobody could tell which rows to "
-                "replace; let it return tables only",
+                "an application that runs by windows cannot write by SQL of its own: the rows to replace would be "
+                "unknown; let it return tables only",
                 field="outputs",
             )
         tables = [_of_window(output, window) for outputs in made for output in outputs.tables]
@@ -287,7 +287,7 @@ class WindowConsumer:
         self._commit(window, shard, fence, staged, Checkpoint(read.sources))
 
     def _rejection(self, window: Window, shard: str, fence: int, made: Outputs) -> RejectedRow | None:
-        """Write outputs of a window in a transaction that is rolled back. Return what the store rejects of them."""
+        """Write outputs of a window in a transaction that is rolled back. Return the store's rejection, if any."""
         try:
             with errors_of_tasks():
                 tables = [_of_window(output, window) for output in made.tables]
@@ -316,14 +316,14 @@ class WindowConsumer:
         """Replace the rows of a window by staged ones."""
         tables: dict[str, Table] = {each.plan.table.fullname: each.plan.table for each in staged}
         if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
-            tables[self._misfits.table.fullname] = self._misfits.table  # There may be none any more.
+            tables[self._misfits.table.fullname] = self._misfits.table  # Delete old letters even if there are none now.
         for table in tables.values():
             connection.execute(delete(table).where(table.c[WINDOW_COLUMN].between(window.first, window.last)))
         for each in staged:
             each.merge(connection)
 
     def _delete_stale_rows(self, shard: str, fence: int, windows: Sequence[Window]) -> None:
-        """Delete rows that earlier runs of the window staged, and runs of windows that were merged since."""
+        """Delete staged rows of earlier runs of the window, and of windows that were merged since."""
         try:
             with self._store.engine.begin() as connection:
                 delete_stale(self._store, connection, shard, fence)
@@ -335,9 +335,9 @@ class WindowConsumer:
 def _plan(
     client: SyncJournalClient, window: Window, before: Mapping[str, Source]
 ) -> tuple[list[Range], dict[str, list[int]], dict[str, Source], Pruning]:
-    """Return what to read of a window, and the sources with those that begin in it.
+    """Return the ranges of a window, their cuts, the sources with those that begin in it, and the pruning.
 
-    Producers are forgotten by the time at which the window was made, so that it reads the same at any time.
+    Pruning depends on the time at which the window was made, so that it reads the same at any time.
     """
     spans = window.spans
     sources = {**{name: Source(span.begin, journal_id=span.journal_id) for name, span in spans.items()}, **before}
@@ -347,7 +347,7 @@ def _plan(
     for each in ranges:
         if sources[each.journal].read_through != each.begin:
             raise CorruptData(
-                f"window {window.name} begins at {each.begin} of {each.journal}, and the states before it are those at "
+                f"window {window.name} begins at {each.begin} of {each.journal}, but the states before it are at "
                 f"{sources[each.journal].read_through}"
             )
     cuts = cuts_of(client, [each.journal for each in ranges])
@@ -364,7 +364,7 @@ def _require_whole(window: Window, sources: Mapping[str, Source]) -> None:
 
 
 def _require_same_journals(client: SyncJournalClient, window: Window, settings: InputSettings) -> None:
-    """Raise CorruptData for a journal that is not the one that the window was made of."""
+    """Raise CorruptData if a journal was recreated, or lost content, since the window was made."""
     settings.journals(client, sorted(window.spans), field=f"window {window.name}")
     for each in client.heads(label_selector(include=[(NAME, journal) for journal in window.spans])):
         span = window.spans[each.journal]
@@ -375,12 +375,12 @@ def _require_same_journals(client: SyncJournalClient, window: Window, settings: 
 
 
 def _of_window(output: TableOutput, window: Window) -> TableOutput:
-    """Return an output whose rows bear the number of their window. Raises InvalidInput for a table without it."""
+    """Add the column with the window's number to an output. Raises InvalidInput for a table without the column."""
     table = table_of(output)
     where = f"table {table.name}"
     if WINDOW_COLUMN not in table.c:
         raise InvalidInput(
-            f"has no column {WINDOW_COLUMN}, by which a window's rows are replaced; add "
+            f"has no column {WINDOW_COLUMN}, which identifies a window's rows to replace; add "
             f'Column("{WINDOW_COLUMN}", BigInteger, nullable=False), and to its keys if it has any',
             field=where,
         )

@@ -164,7 +164,7 @@ class InputReader:
             summaries = [replace(summary, rows=0) for summary in parts.values()]
             yield from self._inputs(rows, {journal: result}, summaries, sources)
 
-    def read_at_once(
+    def read_and_write(
         self,
         ranges: Sequence[Range],
         sources: Mapping[str, Source],

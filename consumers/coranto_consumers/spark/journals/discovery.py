@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CALLS_AT_ONCE: Final = 16
+_CONCURRENT_CALLS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,19 +203,19 @@ def extents(
         return ContentExtent(begin, head, known.create_revision, is_end=known.is_end)
 
     unclear = [name for name in journals if name not in clear]
-    asked = zip(unclear, _at_once(ask, unclear), strict=True)
+    asked = zip(unclear, _concurrently(ask, unclear), strict=True)
     clear |= {name: extent for name, extent in asked if extent is not None}
     return {name: clear[name] for name in journals if name in clear}
 
 
 def cuts_of(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, list[int]]:
     """Return the offsets at which the journals' fragments begin, sorted."""
-    return dict(zip(journals, _at_once(lambda name: fragment_begins(client, name), journals), strict=True))
+    return dict(zip(journals, _concurrently(lambda name: fragment_begins(client, name), journals), strict=True))
 
 
-def _at_once(call: Callable[[str], T], journals: Sequence[str]) -> list[T]:
+def _concurrently(call: Callable[[str], T], journals: Sequence[str]) -> list[T]:
     """Call brokers about several journals at the same time."""
-    with concurrent.futures.ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
+    with concurrent.futures.ThreadPoolExecutor(_CONCURRENT_CALLS) as pool:
         return list(pool.map(call, journals))
 
 

@@ -32,7 +32,7 @@ class OutputStore(ABC, Generic[W]):
     packs = False
     """True if outputs may be written from packed rows, so that these are worth keeping (`packed.py`)."""
 
-    at_once = False
+    writes_optimistically = False
     """True if rows may be written before it is known that they count: what does not is removed by the next commit."""
 
     @property
@@ -100,7 +100,7 @@ class OutputStore(ABC, Generic[W]):
     def write_expected(self, made: Outputs, shard: str, fence: int, rows: ExpectedRows) -> list[W]:
         """Write the rows of outputs that are made of messages which are not known to count. Raises InvalidInput.
 
-        Only stores that write `at_once` are asked.
+        Called only if the store `writes_optimistically`.
         """
         return self.write_all([made], shard, fence)
 
@@ -140,7 +140,7 @@ class OutputStore(ABC, Generic[W]):
 class SqlOutputs(OutputStore[Staged]):
     """A database, as a store of outputs."""
 
-    at_once = True
+    writes_optimistically = True
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store

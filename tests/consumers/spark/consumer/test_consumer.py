@@ -34,7 +34,7 @@ from coranto_consumers.spark import (
     Step,
     TableOutput,
 )
-from coranto_consumers.spark.consumer.prefetch import InputAhead
+from coranto_consumers.spark.consumer.prefetch import Prefetcher
 from coranto_consumers.spark.outputs import staging as spark_outputs
 from coranto_consumers.spark.outputs.tasks import StageTask
 from coranto_consumers.stores import SqlStore
@@ -168,12 +168,12 @@ def takes_ahead(monkeypatch) -> list[bool]:
     """Notes of each transaction from now on if its input was read ahead."""
     taken = []
 
-    def watched(ahead, wanted, take=InputAhead.take):
+    def watched(ahead, wanted, take=Prefetcher.take):
         found = take(ahead, wanted)
         taken.append(found is not None)
         return found
 
-    monkeypatch.setattr(InputAhead, "take", watched)
+    monkeypatch.setattr(Prefetcher, "take", watched)
     return taken
 
 

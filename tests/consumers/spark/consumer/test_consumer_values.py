@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, Column, Date, DateTime, Float, LargeBinary, M
 
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.spark import DeadLetters, MisfitPolicy, Outputs, SparkConsumer, TableOutput, dead_letter_table
-from coranto_consumers.spark.consumer import writing_at_once
+from coranto_consumers.spark.consumer import optimistic_writes
 from coranto_consumers.spark.inputs import inputs
 from coranto_consumers.spark.outputs.staging import EXACT
 from coranto_consumers.stores import SqlStore
@@ -79,7 +79,7 @@ def session(spark, request):
 def read_by(request, monkeypatch):
     """The driver reads what is little, and tasks otherwise."""
     if request.param == "tasks":
-        monkeypatch.setattr(writing_at_once, "WORTHWHILE_BYTES", 0)
+        monkeypatch.setattr(optimistic_writes, "WORTHWHILE_BYTES", 0)
         monkeypatch.setattr(inputs, "WORTHWHILE_BYTES", 0)
     return request.param
 

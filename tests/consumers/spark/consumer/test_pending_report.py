@@ -11,7 +11,7 @@ from coranto.messages.uuids import ProducerId
 from coranto_consumers.spark import ConsumeReport
 from coranto_consumers.spark.committed.long_transactions import LongTransaction
 from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
-from coranto_consumers.spark.consumer.pending_report import LastingTransaction, LastingTransactions, tell_of_long
+from coranto_consumers.spark.consumer.pending_report import OldestTransaction, OldestTransactions, log_long_transactions
 from coranto_consumers.spark.consumer.progress import waits_for
 
 A, B = (ProducerId(bytes([n] * 6)) for n in (1, 2))
@@ -24,24 +24,24 @@ def state(read_through: int, **begins: int) -> Source:
 
 def test_the_oldest_of_each_journal_is_known_as_long_as_it_is_open() -> None:
     now = 100.0
-    seen = LastingTransactions(1000, lambda: now)
+    seen = OldestTransactions(1000, lambda: now)
     quiet = state(50, b=10)
     assert seen.observe({"j": state(400, a=300, b=100), "k": quiet, "m": state(5)}) == (
-        LastingTransaction("j", B, 100, 300, 1, 0.0),
-        LastingTransaction("k", B, 10, 40, 1, 0.0),
+        OldestTransaction("j", B, 100, 300, 1, 0.0),
+        OldestTransaction("k", B, 10, 40, 1, 0.0),
     )
     now = 105.0
     assert seen.observe({"j": state(600, a=300, b=100), "k": quiet}) == (
-        LastingTransaction("j", B, 100, 500, 2, 5.0),
-        LastingTransaction("k", B, 10, 40, 1, 5.0),
+        OldestTransaction("j", B, 100, 500, 2, 5.0),
+        OldestTransaction("k", B, 10, 40, 1, 5.0),
     )
-    assert seen.observe({"j": state(700, a=300)}) == (LastingTransaction("j", A, 300, 400, 1, 0.0),)
+    assert seen.observe({"j": state(700, a=300)}) == (OldestTransaction("j", A, 300, 400, 1, 0.0),)
     assert seen.observe({"j": state(700, a=-1)}) == ()
 
 
 def test_it_is_told_when_it_is_much_and_at_each_doubling() -> None:
     now = 0.0
-    seen = LastingTransactions(1000, lambda: now)
+    seen = OldestTransactions(1000, lambda: now)
     with capture_logs() as logs:
         for read_through in range(500, 10_000, 500):
             seen.observe({"j": state(read_through, a=0)})
@@ -54,10 +54,10 @@ def test_it_is_told_when_it_is_much_and_at_each_doubling() -> None:
 
 
 def test_parts_of_a_long_transaction_are_not_told_one_by_one() -> None:
-    seen = LastingTransactions(1000)
+    seen = OldestTransactions(1000)
     long = LongTransaction("j", A, 5_000)
     with capture_logs() as logs:
-        tell_of_long([long], {"j": state(5_000, a=0)}, 1000)
+        log_long_transactions([long], {"j": state(5_000, a=0)}, 1000)
         for begin in range(0, 5_000, 1_000):
             seen.observe({"j": state(5_000, a=begin)})
     [told] = logs
@@ -65,7 +65,7 @@ def test_parts_of_a_long_transaction_are_not_told_one_by_one() -> None:
 
 
 def test_progress_and_metrics_have_it() -> None:
-    lasting = (LastingTransaction("j", A, 0, 3 << 20, 5, 60.0), LastingTransaction("k", A, 0, 9 << 20, 1, 0.0))
+    lasting = (OldestTransaction("j", A, 0, 3 << 20, 5, 60.0), OldestTransaction("k", A, 0, 9 << 20, 1, 0.0))
     begun = ConsumeReport(5, 0, 9, 0, {}, {}, 0, fence=1, open_transactions=lasting)
     assert waits_for(begun) == "; open over 5 checkpoints: a transaction in j, 3.0 MiB to read again"
     assert waits_for(replace(begun, open_transactions=lasting[1:])) == ""

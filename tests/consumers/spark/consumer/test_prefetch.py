@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from coranto.messages.checkpoints import Source
-from coranto_consumers.spark.consumer.prefetch import InputAhead, NextInput, PlannedInput
+from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
 from coranto_consumers.spark.journals.discovery import ContentExtent
 from coranto_consumers.spark.journals.ranges import Range
 
@@ -41,7 +41,7 @@ def following(planned: PlannedInput, reading, extents=None):
 
 def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
     inputs = Inputs()
-    with InputAhead[str]() as ahead:
+    with Prefetcher[str]() as ahead:
         assert ahead.take(FIRST) is None
         ahead.begin(following(FIRST, inputs.read("first")))
         taken = ahead.take(PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(8)}))
@@ -55,7 +55,7 @@ def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
 
 def test_what_nobody_wants_is_let_go():
     inputs = Inputs()
-    with InputAhead[str]() as ahead:
+    with Prefetcher[str]() as ahead:
         ahead.begin(following(FIRST, inputs.read("first")))
         assert ahead.take(SECOND) is None
         assert inputs.open == []
@@ -66,14 +66,14 @@ def test_what_nobody_wants_is_let_go():
 
 def test_other_states_of_sources_are_another_input():
     inputs = Inputs()
-    with InputAhead[str]() as ahead:
+    with Prefetcher[str]() as ahead:
         ahead.begin(following(FIRST, inputs.read("first")))
         assert ahead.take(PlannedInput(FIRST.ranges, {"a": Source(1)})) is None
 
 
 def test_a_plan_may_come_with_a_look_at_what_there_is_or_find_nothing():
     inputs = Inputs()
-    with InputAhead[str]() as ahead:
+    with Prefetcher[str]() as ahead:
         assert ahead.extents() is None
         ahead.begin(following(FIRST, inputs.read("first")))
         assert ahead.extents() is None
@@ -92,7 +92,7 @@ def unplanned():
 def test_errors_are_raised_to_the_taker_and_to_nobody_else():
     inputs = Inputs()
     inputs.failing = True
-    with InputAhead[str]() as ahead:
+    with Prefetcher[str]() as ahead:
         ahead.begin(following(FIRST, inputs.read("first")))
         taken = ahead.take(FIRST)
         assert taken is not None

@@ -10,8 +10,8 @@ from coranto.client.publishing import SyncPublisher
 from coranto.messages import JsonLines, ProducerClock, new_producer_id
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto_consumers.spark import JournalOutput, Outputs, Replace, SparkConsumer, TableOutput
-from coranto_consumers.spark.consumer import writing_at_once
-from coranto_consumers.spark.consumer.writing_at_once import NotAtOnce, WritingAtOnce
+from coranto_consumers.spark.consumer import optimistic_writes
+from coranto_consumers.spark.consumer.optimistic_writes import NotOptimistic, OptimisticWrites
 from coranto_consumers.spark.inputs import inputs
 from coranto_consumers.spark.inputs.frames import ExpectedRows
 from coranto_consumers.spark.inputs.inputs import InputReader
@@ -28,28 +28,28 @@ DECIDED = {JOURNAL: Source(0, {new_producer_id(os.urandom): ProducerState(7)})}
 PENDING = {JOURNAL: Source(0, {new_producer_id(os.urandom): ProducerState(7, 3)})}
 
 
-def test_what_is_little_or_has_a_transaction_open_is_not_written_at_once():
-    writing = WritingAtOnce()
+def test_what_is_little_or_has_a_transaction_open_is_not_written_optimistically():
+    writing = OptimisticWrites()
     assert writing.is_worthwhile(LARGE, DECIDED)
     assert not writing.is_worthwhile(LARGE, PENDING)
     assert not writing.is_worthwhile([Range(JOURNAL, 0, 1000, 1000)], DECIDED)
 
 
-def test_the_more_often_it_was_in_vain_the_longer_it_is_not_tried():
-    writing = WritingAtOnce()
+def test_the_more_often_it_failed_the_longer_it_is_not_tried():
+    writing = OptimisticWrites()
     tried = []
     for transaction in range(40):
-        if at_once := writing.is_worthwhile(LARGE, DECIDED):
+        if optimistic := writing.is_worthwhile(LARGE, DECIDED):
             tried.append(transaction)
-        writing.took_two_jobs(in_vain=at_once)
+        writing.took_two_jobs(wasted=optimistic)
     assert tried == [0, 2, 5, 10, 19, 36]
     writing.took_one_job()
     assert writing.is_worthwhile(LARGE, DECIDED)
 
 
 def test_it_is_not_tried_again_for_an_application_that_publishes():
-    writing = WritingAtOnce()
-    with pytest.raises(NotAtOnce):
+    writing = OptimisticWrites()
+    with pytest.raises(NotOptimistic):
         writing.require_one_table(Outputs(journals=[JournalOutput(None, "a/b")]))  # type: ignore[arg-type]
     assert not writing.is_worthwhile(LARGE, DECIDED)
 
@@ -73,17 +73,17 @@ class Rows:
 
 
 @pytest.fixture
-def at_once(monkeypatch) -> list[bool]:
+def optimistic(monkeypatch) -> list[bool]:
     """Notes of each transaction that is tried at once if it was written so. All may be, however small."""
     taken = []
 
-    def watched(reader, *arguments, read=InputReader.read_at_once):
+    def watched(reader, *arguments, read=InputReader.read_and_write):
         found = read(reader, *arguments)
         taken.append(found is not None)
         return found
 
-    monkeypatch.setattr(InputReader, "read_at_once", watched)
-    monkeypatch.setattr(writing_at_once, "WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(InputReader, "read_and_write", watched)
+    monkeypatch.setattr(optimistic_writes, "WORTHWHILE_BYTES", 0)
     monkeypatch.setattr(inputs, "WORTHWHILE_BYTES", 0)
     return taken
 
@@ -113,7 +113,7 @@ def check(url: str, *numbers: int, factor: int = 2) -> None:
 
 @pytest.mark.parametrize(("keyed", "factor"), [(False, 1), (True, 1), (True, 2)])
 def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_first(
-    spark, broker, store_url, at_once, monkeypatch, keyed, factor
+    spark, broker, store_url, optimistic, monkeypatch, keyed, factor
 ):
     monkeypatch.setattr(
         "coranto_consumers.spark.outputs.staging.CARRIED_TO_APPEND", 0
@@ -128,7 +128,7 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
     consumer = SparkConsumer(Rows(keyed, factor=factor), broker.config, store_url, spark)
     assert consumer.run_until_caught_up().messages == 5
     check(store_url, 1, 2, 3, 4, 5, factor=factor)
-    assert at_once == [True]
+    assert optimistic == [True]
     assert bool(told) == (factor == 1), "a task that reads plain columns also stages them, without Spark"
 
     publish(broker, 6, 7)
@@ -136,20 +136,20 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
     broker.write(JOURNAL, broker.content(JOURNAL).splitlines(keepends=True)[0])  # A duplicate of what came before.
     report = consumer.run_until_caught_up()
     check(store_url, *range(1, 8), factor=factor)
-    assert (at_once, report.messages, report.rows) == ([True, False], 2, 6)
+    assert (optimistic, report.messages, report.rows) == ([True, False], 2, 6)
 
 
-def test_an_application_that_does_not_read_to_the_end_takes_two_jobs(spark, broker, tmp_path, at_once):
+def test_an_application_that_does_not_read_to_the_end_takes_two_jobs(spark, broker, tmp_path, optimistic):
     broker.create(JOURNAL)
     publish(broker, *range(100))
     url = f"sqlite:///{tmp_path}/store.db"
     report = SparkConsumer(Rows(True, most=2), broker.config, url, spark).run_until_caught_up()
-    assert (at_once, report.messages) == ([False], 100)
+    assert (optimistic, report.messages) == ([False], 100)
     with SqlStore(url).engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(ROWS)).scalar_one() == 2
 
 
-def test_a_value_that_does_not_fit_is_told_as_ever(spark, broker, tmp_path, at_once):
+def test_a_value_that_does_not_fit_is_told_as_ever(spark, broker, tmp_path, optimistic):
     broker.create(JOURNAL)
     each = publisher(broker)
     each.publish(JOURNAL, {"n": "one"})
@@ -157,4 +157,4 @@ def test_a_value_that_does_not_fit_is_told_as_ever(spark, broker, tmp_path, at_o
     consumer = SparkConsumer(Rows(True), broker.config, f"sqlite:///{tmp_path}/store.db", spark)
     with pytest.raises(Exception, match="does not fit the columns n bigint"):
         consumer.run_until_caught_up()
-    assert at_once == [False]
+    assert optimistic == [False]

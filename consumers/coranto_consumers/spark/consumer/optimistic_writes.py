@@ -1,0 +1,61 @@
+"""The choice of transactions that one job reads and writes.
+
+Normally a transaction takes two jobs. One reads, and Spark keeps the rows; once the committed messages are known,
+another writes the application's outputs of them. Usually all messages are committed. So one job may write
+optimistically, as if all were, and the driver checks the ranges' summaries afterwards. If a single message turns out
+not to be committed, the written rows are never merged, like those of a failed task, and the transaction takes two jobs.
+So this saves time, and never changes the result.
+
+It is chosen where it is likely to succeed: no producer has an open transaction, the application writes one table and no
+journal, and the last attempt succeeded. It is not used with an `IcebergStore`, which sweeps unused files only later. A
+failed attempt makes a transaction about half as expensive again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from coranto.messages.checkpoints import Source
+from coranto_consumers.spark.application.application import Outputs
+from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
+
+_MOST_SKIPPED = 256
+
+
+class OptimisticWrites:
+    """Chooses the transactions of one consumer that are written optimistically."""
+
+    def __init__(self, is_possible: bool = True) -> None:
+        self._skipped = 0
+        self._to_skip = 0
+        self._is_possible = is_possible
+
+    def is_worthwhile(self, ranges: Iterable[Range], sources: Mapping[str, Source]) -> bool:
+        """Return True if one job is likely to write a transaction over ranges, from the states of sources."""
+        ranges = list(ranges)
+        return (
+            self._is_possible
+            and self._skipped >= self._to_skip
+            and sum(each.length for each in ranges) > WORTHWHILE_BYTES
+            and not any(state.begin >= 0 for each in ranges for state in sources[each.journal].producers.values())
+        )
+
+    def require_one_table(self, outputs: Outputs) -> None:
+        """Raise NotOptimistic for outputs that one job cannot write."""
+        if outputs.journals or len(outputs.tables) + len(outputs.sql) != 1:
+            self._is_possible = False
+            raise NotOptimistic
+
+    def took_two_jobs(self, *, wasted: bool) -> None:
+        """Record a transaction that took two jobs, and if they followed a `wasted` optimistic one."""
+        self._skipped += 1
+        if wasted:
+            self._skipped, self._to_skip = 0, min(_MOST_SKIPPED, max(1, 2 * self._to_skip))
+
+    def took_one_job(self) -> None:
+        """Record a transaction that one job has written."""
+        self._to_skip = 0
+
+
+class NotOptimistic(Exception):
+    """One job cannot write the outputs of an application. Never leaves a consumer."""
