@@ -1,10 +1,9 @@
-"""Parsing of messages' JSON into typed columns, many lines at once, with the answers of Spark's own reader.
+"""Column-wise parsing of messages' JSON into typed columns, with the same results as Spark's own reader.
 
-pyarrow parses the lines (`coranto.messages.column_parser`). It is quick, but lenient and strict in other places than
-Spark. So its answer counts only for lines about which the two agree. All other lines are *doubtful*, and
-`json_values.py` decides, and so are all lines where a column has a MAP, for which pyarrow has no type. Dates, times and
-bytes are parsed as texts. Those of a plain form are converted at once, and each other text once, however often it
-occurs.
+pyarrow parses the lines (`coranto.messages.column_parser`). It is fast, but lenient and strict in other places than
+Spark. So its result counts only for lines on which both agree. All other lines are *doubtful*, and `json_values.py`
+decides about them. With a MAP column, for which pyarrow has no type, all lines are doubtful. Dates, times and bytes are
+parsed as texts. Texts of a plain form are converted column-wise, and other texts once for each distinct text.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ TYPES: Final = (
     (LongType(), pa.int64()),
     (DoubleType(), pa.float64()),
 )
-"""The types of columns that pyarrow parses, and of which rows of CSV have columns, with Arrow's."""
+"""The types that pyarrow parses, with Arrow's types. They are also the types of columns of CSV rows."""
 
 _MOST_DIGITS: Final = 76
 
@@ -64,7 +63,7 @@ def is_parsed(kind: DataType) -> bool:
 class ColumnParser(column_parser.LineParser):
     """Parses lines of JSON objects into columns of a schema, of types that `json_values.py` reads.
 
-    `zone` is that of times that name none.
+    `zone` is the time zone of texts without one.
     """
 
     def __init__(self, schema: StructType, zone: tzinfo | None = None) -> None:
@@ -74,7 +73,7 @@ class ColumnParser(column_parser.LineParser):
         self._zone = zone
         self._has_maps = any(map(_has_maps, self._kinds))
         fields = [] if self._has_maps else [(field.name, _parsed_as(field.dataType)) for field in schema.fields]
-        # Without a column, pyarrow does not tell how many lines it has parsed.
+        # Without a column, pyarrow does not return the number of lines.
         super().__init__(pa.schema(fields or [("~", pa.null())]))
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
@@ -90,18 +89,18 @@ class ColumnParser(column_parser.LineParser):
         """Return the mask of rows with a number that Spark reads differently: an infinite one, or the integer -0."""
         unlike: Mask = np.zeros(table.num_rows, dtype=np.bool_)
         if not self._plain:
-            return unlike  # `_settled` looks at numbers on every level.
+            return unlike  # `_settled` checks numbers on every level.
         for column in table.columns:
             if pa.types.is_floating(column.type):
                 unlike |= _unlike_numbers(column.combine_chunks())
         return unlike
 
     def _nulls(self, rows: int) -> Any:
-        """Return a table of the final columns without a value."""
+        """Return a table of the final columns with nulls only."""
         return pa.Table.from_arrays([pa.nulls(rows, each.type) for each in self._final], schema=self._final)
 
     def _settled_table(self, parsed: Any, doubtful: Mask) -> Any:
-        """Return a parsed table with the final columns. Adds to the mask."""
+        """Return a parsed table with the final columns. Adds doubtful rows to the mask."""
         if self._plain:
             return parsed if self._kinds else pa.table({}).select([])
         if doubtful.all():
@@ -115,7 +114,7 @@ class ColumnParser(column_parser.LineParser):
         return found.take(pa.array(np.arange(len(parsed)), mask=doubtful)) if doubtful.any() else found
 
     def _settled(self, array: Any, kind: DataType, to: Any) -> tuple[Any, Mask]:
-        """Return parsed values as values of a column's type, and the mask of those that are doubtful."""
+        """Convert parsed values to a column's type. Return them, and the mask of doubtful ones."""
         match kind:
             case ArrayType():
                 return self._settled_lists(array, kind, to)
@@ -163,7 +162,7 @@ def _parsed_as(kind: DataType) -> Any:
         case StructType():
             return pa.struct([(field.name, _parsed_as(field.dataType)) for field in kind.fields])
         case DecimalType():
-            # pyarrow does not notice when a number with its scale has more digits than a decimal has bits for.
+            # pyarrow does not detect a number that, with its scale, has more digits than a decimal can hold.
             return pa.decimal256(_MOST_DIGITS - kind.scale, kind.scale)
         case FloatType():
             return pa.float32()
@@ -173,7 +172,7 @@ def _parsed_as(kind: DataType) -> Any:
 
 
 def _lists_around(array: Any, unlike: Mask) -> tuple[Any, Mask]:
-    """Return the borders of lists in what they hold, and the mask of lists that hold what is `unlike`."""
+    """Return the offsets of lists in their values, and the mask of lists with values in `unlike`."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
     borders = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     doubtful: Mask = np.zeros(len(array), dtype=np.bool_)

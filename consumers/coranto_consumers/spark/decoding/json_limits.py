@@ -1,4 +1,4 @@
-"""The sizes at which Spark's parser of JSON refuses a value or a line: pyarrow and Python have other ones."""
+"""Spark's limits for values and lines of JSON. pyarrow and Python have other limits."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from coranto.messages.columnar import Mask
 from coranto.messages.json_text import Number
 
 MAX_DIGITS: Final = 1000
-"""The most digits of a number, with those of its exponent."""
+"""The most digits of a number, including its exponent."""
 MAX_DEPTH: Final = 1000
-"""The most objects and lists that are within each other."""
+"""The deepest nesting of objects and lists."""
 
 _STRIDE: Final = MAX_DIGITS // 2
 _OF_NUMBERS: Final[NDArray[np.bool_]] = np.zeros(256, dtype=np.bool_)
 _OF_NUMBERS[list(b"0123456789.eE+-")] = True
-# Nothing is read twice, however a line is made.
+# Possessive, so that the time is linear in the length of a line.
 _RUNS: Final = re.compile(rb"[0-9.eE+-]++")
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
 def may_be_beyond(content: Any) -> Mask:
-    """Return the mask of those lines of an Arrow binary array that may have a number or a depth beyond the limits."""
+    """Return the mask of lines, in an Arrow binary array, that may exceed the limits of digits or depth."""
     mask: Mask = np.zeros(len(content), dtype=np.bool_)
     _, borders, data = content.buffers()
     places = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
-    # Of a long number, two of these characters one after the other are part.
+    # A number of more than MAX_DIGITS contains two successive samples.
     of_numbers = _OF_NUMBERS[np.frombuffer(data, dtype=np.uint8)[places[0] : places[-1] : _STRIDE]]
     within = np.flatnonzero(of_numbers[:-1] & of_numbers[1:]) * _STRIDE + places[0]
     rows = np.searchsorted(places[1:], within, side="right")
@@ -60,7 +60,7 @@ def is_deep(text: str) -> bool:
 
 
 def has_long_number(value: object, text: str) -> bool:
-    """Return True if a value of JSON is a number that is too long, or holds one. `text` is how it is written."""
+    """Return True if a JSON value is or contains a number that is too long. `text` is its JSON text."""
     if len(text) <= MAX_DIGITS:
         return False
     left = [value]

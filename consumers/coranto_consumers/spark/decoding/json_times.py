@@ -1,7 +1,7 @@
-"""Dates and times in texts, as Spark's readers of JSON read them without a format of the user's.
+"""Parsing of dates and times in texts, as Spark's JSON reader parses them without a user's format.
 
-Dates are days since 1970, and times microseconds, because Spark's years go beyond those of Python's dates. Functions
-return None for texts that are no dates or times.
+Dates are days since 1970, and times are microseconds, because Spark's range of years exceeds that of Python's dates.
+Functions return None for texts that are not dates or times.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ _SHORT_NAMES: Final = {
     "MST": "-07:00",
     "HST": "-10:00",
 }
-"""Java's short names of zones, by which Spark knows them."""
+"""Java's short names of zones, which Spark accepts."""
 _NO_REGIONS: Final = ("Factory", "localtime", "posixrules", "posix/", "right/")
 
 
 class NoZone(Exception):
-    """A text names no time zone, and none is known beside it."""
+    """A text has no time zone, and no default is known."""
 
 
 def days_of(text: str) -> int | None:
-    """Return the days since 1970 of a date. A number of one to three digits, or of more than seven, is such days."""
+    """Return the days since 1970 of a date. A number of one to three, or more than seven, digits means such days."""
     for each in (text, text.replace("GMT", "")):
         if (days := _days_of_date(each)) is not None:
             return days
@@ -85,16 +85,16 @@ def days_of(text: str) -> int | None:
 
 
 def micros_of(text: str, zone: tzinfo | None) -> int | None:
-    """Return the microseconds since 1970 UTC of a time. `zone` is that of texts that name none.
+    """Return the microseconds since 1970 UTC of a time. `zone` is the time zone of texts without one.
 
-    Raises NoZone for such a text without `zone`.
+    Raises NoZone for a text without a zone if `zone` is None.
     """
     found = _micros_in_zone(text, zone)
     return _micros_in_zone(text.replace("GMT", ""), zone) if found is None and "GMT" in text else found
 
 
 def local_micros_of(text: str) -> int | None:
-    """Return the microseconds since 1970 of a time without a zone. One with a zone is None."""
+    """Return the microseconds since 1970 of a time without a zone. Returns None for a time with a zone."""
     found = _TIME.fullmatch(text.strip(_SPACE))
     if found is None or found["zone"] is not None:
         return None
@@ -103,7 +103,7 @@ def local_micros_of(text: str) -> int | None:
 
 
 def zone_of(name: str) -> tzinfo | None:
-    """Return the zone of a name that Java knows: `Europe/Paris`, `+01:00`, `UTC+1`, `EST`. None for others."""
+    """Return the zone of a name that Java accepts: `Europe/Paris`, `+01:00`, `UTC+1`, `EST`. None for other names."""
     name = _ONE_HOUR_DIGIT.sub(r"\g<1>0\2:", name.strip(_SPACE), count=1)
     name = _ONE_MINUTE_DIGIT.sub(r"\1:0\2", name, count=1)
     return _zone(_SHORT_NAMES.get(name, name))
@@ -193,7 +193,7 @@ def _clock(found: re.Match[str]) -> int | None:
 def _utc_offset(days: int, clock: int, zone: tzinfo) -> int:
     """Return the microseconds by which a local time of a zone is ahead of UTC."""
     cycles = 0
-    if days > _days(9998, 12, 31):  # Rules of zones and weekdays are the same 400 years before.
+    if days > _days(9998, 12, 31):  # Zone rules and weekdays repeat every 400 years.
         cycles = (days - _days(9600, 1, 1)) // _CYCLE_DAYS
     earliest = _days(1, 1, 2)
     local = datetime(1970, 1, 1, tzinfo=zone) + timedelta(days=max(earliest, days - cycles * _CYCLE_DAYS))
@@ -206,13 +206,13 @@ def _long(number: int) -> int | None:
 
 
 def _days(year: int, month: int, day: int) -> int:
-    """Return the days since 1970 of a date of the Gregorian calendar, whatever its year."""
+    """Return the days since 1970 of a date of the Gregorian calendar, for any year."""
     cycles, within = divmod(year, _CYCLE_YEARS)
     return datetime(within + _CYCLE_YEARS, month, 1).toordinal() + (cycles - 1) * _CYCLE_DAYS + day - 1 - 719_163
 
 
 def _from_julian(days: int) -> int:
-    """Return the day whose date in the Gregorian calendar a day before 1582-10-15 has in the Julian one."""
+    """Convert a day before 1582-10-15: return the day with the same date in the Gregorian calendar."""
     if days >= _GREGORIAN_SINCE:
         return days
     # The Julian calendar repeats every 1461 days. Years are counted from March 1 of the year 0, day -719470.

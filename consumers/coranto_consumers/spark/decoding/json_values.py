@@ -1,11 +1,11 @@
-"""The values of one JSON line as Spark's reader of JSON files gives them, for lines that are not parsed as columns.
+"""Parsing of one JSON line with the same values as Spark's JSON reader, for lines that are not parsed column-wise.
 
-The line must be JSON as RFC 8259 defines it, in UTF-8; of Spark's words, `NaN`, `Infinity` and `-Infinity` are allowed.
-Other lines have no values, even if Spark would accept them (names in single quotes, text behind the object), and nor
-have lines that are nested more deeply than Python's parser reads, some 900 levels. Spark reads a few more.
+The line must be JSON as RFC 8259 defines it, in UTF-8; in addition, `NaN`, `Infinity` and `-Infinity` are allowed.
+Other lines have no values, even if Spark would accept them (names in single quotes, text after the object). Nor have
+lines that are nested more deeply than Python's parser allows, about 900 levels. Spark allows slightly more.
 
-Dates are days since 1970, times are microseconds since then, and maps are lists of names and values, as pyarrow takes
-them: names of a map may be equal.
+Dates are days since 1970, times are microseconds since then, and maps are lists of names and values, as pyarrow expects
+them. A map may repeat a name.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ _DIGIT: Final = "[A-Za-z0-9+/]"
 _BASE64: Final = re.compile(rf"(?:[\x00-\x20]|{_DIGIT * 4}|{_DIGIT * 3}=|{_DIGIT * 2}==)*+")
 _BELOW_PRINTABLE: Final = dict.fromkeys(range(0x21))
 _MAX_EXPONENT: Final = (1 << 31) - 1
-"""The largest exponent of Java's decimals, and the largest number of their digits behind the point."""
+"""The largest exponent of Java's decimals, and their largest number of decimal places."""
 _WORDS: Final = {
     "NaN": math.nan,
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), math.inf),
     **dict.fromkeys(("-Infinity", "-INF"), -math.inf),
 }
 MISFIT: Final = object()
-"""Stands for a value that does not fit its column's type."""
+"""The result for a value that does not fit its column's type."""
 
 Convert: TypeAlias = Callable[[object, str], object]
-"""Returns a JSON value, given also as it is written, as a value of a column: or MISFIT, or a Partial one."""
+"""Converts a JSON value, given with its JSON text, to a value of a column, MISFIT, or Partial."""
 
 
 class Partial(NamedTuple):
-    """A struct, or what holds one, that has nulls for values that do not fit."""
+    """A struct, or a value with structs, that has nulls for values that do not fit."""
 
     value: object
 
 
 class LineValues:
-    """Reads the values of lines for the columns of a schema. `zone` is that of times that name none.
+    """Parses lines into the columns of a schema. `zone` is the time zone of texts without one.
 
-    Raises InvalidInput for types that it does not read.
+    Raises InvalidInput for unsupported types.
     """
 
     def __init__(self, schema: StructType, zone: tzinfo | None = None) -> None:
@@ -84,8 +84,8 @@ class LineValues:
     def __call__(self, line: bytes) -> tuple[list[object], bool]:
         """Return the values of a line, and True if all of them fit.
 
-        A value that does not fit is left out. If the line is not a JSON object, all values are. If names are equal, the
-        last value that fits counts. Raises InvalidInput for a time without a zone if none is known.
+        A value that does not fit is null. If the line is not a JSON object, all values are. If names are equal, the
+        last value that fits counts. Raises InvalidInput for a time without a zone if no zone is known.
         """
         try:
             text = line.decode()
@@ -104,7 +104,7 @@ class LineValues:
 
 
 def converter_of(column: StructField, kind: DataType, zone: tzinfo | None) -> Convert:
-    """Return the function that reads values of a type within a column. Raises InvalidInput for one that is not read."""
+    """Return the function that converts values of a type within a column. Raises InvalidInput for unsupported types."""
     match kind:
         case ArrayType():
             return _array(converter_of(column, kind.elementType, zone))
@@ -120,14 +120,14 @@ def converter_of(column: StructField, kind: DataType, zone: tzinfo | None) -> Co
         if kind == known:
             return convert
     raise InvalidInput(
-        f"column {column.name!r} has {kind.simpleString()}, and lines are not parsed into that. Declare STRING and "
+        f"column {column.name!r} has {kind.simpleString()}, which lines are not parsed into. Declare STRING and "
         "parse or cast the text, or read messages as they are and use from_json",
         field="schema",
     )
 
 
 def _fields(columns: Mapping[str, Convert], text: str) -> tuple[dict[str, object], bool]:
-    """Return the values of an object's fields, and True if all fit. Raises ValueError for what is no object."""
+    """Return the values of an object's fields, and True if all fit. Raises ValueError if it is not an object."""
     found: dict[str, object] = dict.fromkeys(columns)
     fits = True
     for name, value, written in fields_of(text):
@@ -206,7 +206,7 @@ def _boolean(value: object, _: str) -> object:
 
 
 def _whole(value: object) -> int | None:
-    """Return a number that is written as an integer and is not too long for Spark; None for anything else."""
+    """Return a number that is written as an integer and not too long for Spark; None for anything else."""
     if not isinstance(value, Number) or _INTEGER.fullmatch(value) is None or has_long_number(value, value):
         return None
     return int(value)
@@ -220,7 +220,7 @@ def _integer(kind: type[DataType]) -> Convert:
         if number is None:
             return MISFIT
         if kind is ByteType and limit <= number < 2 * limit:
-            return number - 2 * limit  # Spark takes it for an unsigned byte.
+            return number - 2 * limit  # Spark reads it as an unsigned byte.
         return number if -limit <= number < limit else MISFIT
 
     return convert
@@ -249,12 +249,12 @@ def _float(value: object, _: str) -> object:
 
 
 def _nearest(text: str, near: float) -> float:
-    """Return the float of 32 bits that is nearest to a number, `near` being its double."""
+    """Return the 32-bit float nearest to a number, whose double is `near`."""
     if near == 0 or not math.isfinite(near) or abs(near) >= 2.0**128:
         return near if abs(near) < 2.0**128 else math.copysign(math.inf, near)
     if abs(near) < 2.0**-151:
         return math.copysign(0.0, near)
-    # A double holds any number between two floats but one in the middle, which the number itself may be beside.
+    # A double shows how a number compares to the midpoint of two floats, unless it is the midpoint.
     unit = math.ldexp(1.0, max(math.frexp(near)[1] - 24, -149))
     exact = Fraction(text)
     rounded = float(round(exact / Fraction(unit))) * unit

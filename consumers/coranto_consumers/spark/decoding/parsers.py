@@ -1,8 +1,7 @@
 """Parsers of messages into typed columns, one for each framing.
 
-Lines of JSON are parsed whole columns at once (`json_columns.py`), and what is doubtful about them is left to a second
-look. Messages of other framings are parsed one by one, but for plain rows of CSV (`csv_columns.py`), and nothing about
-them is doubtful.
+Lines of JSON are parsed column-wise (`json_columns.py`), and doubtful ones again, one by one. Plain rows of CSV are
+parsed column-wise (`csv_columns.py`), and messages of other framings one by one; they are never doubtful.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Values: TypeAlias = tuple[Sequence[object], bool]
 """The values of a message for columns, null for those that do not fit, and True if all fit."""
 
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
-# Nothing that repeats gives anything back, so that no field takes longer than in proportion to its length.
+# Possessive, so that the time is linear in the length of a field.
 _INTEGER: Final = re.compile(r"[+-]?\d{1,40}+", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d{1,9}+)?", re.ASCII)
 _WORDS: Final = {"NaN": math.nan, "Inf": math.inf, "-Inf": -math.inf}
@@ -53,12 +52,12 @@ class MessageParser(Protocol):
     """Parses messages into the columns of a schema."""
 
     decides: bool
-    """False if another look at doubtful messages decides (`values_of`)."""
+    """False if doubtful messages have to be parsed again with `values_of`."""
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
-        """Parse an Arrow binary array of messages, each with a newline behind it.
+        """Parse an Arrow binary array of messages, each with a trailing newline.
 
-        Returns a table with a row for each, and the mask of those that do not fit or are doubtful.
+        Returns a table with a row for each, and the mask of messages that do not fit or are doubtful.
         """
         ...
 
@@ -68,7 +67,7 @@ class MessageParser(Protocol):
 
 
 def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = None) -> MessageParser:
-    """Return the parser of a framing's messages. `zone` is that of texts with a time that name none.
+    """Return the parser of a framing's messages. `zone` is the time zone of texts without one.
 
     Raises InvalidInput for columns that the messages do not have.
     """
@@ -83,7 +82,7 @@ def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = No
         case FixedRecords(message_type=""):
             return _Whole(schema, "frames without a messageType have", BinaryType())
         case FixedRecords():
-            from coranto_consumers.spark.decoding.protobuf_values import reader_of  # It imports protobuf.
+            from coranto_consumers.spark.decoding.protobuf_values import reader_of  # Imports protobuf.
 
             return _OneByOne(schema, reader_of(framing.kind(), schema))
 
@@ -102,7 +101,7 @@ class _Json(ColumnParser):
 
 
 class _OneByOne:
-    """The parser that asks a function for the values of each message."""
+    """A parser that calls a function for the values of each message."""
 
     decides = True
 
@@ -119,7 +118,7 @@ class _OneByOne:
 
 
 class _Whole(_OneByOne):
-    """The parser of messages that have one column: `value`, the message itself."""
+    """A parser of messages with one column: `value`, the message itself."""
 
     def __init__(self, schema: StructType, subject: str, *kinds: DataType) -> None:
         if schema.names not in ([], ["value"]) or any(field.dataType not in kinds for field in schema.fields):
@@ -137,13 +136,13 @@ class _Whole(_OneByOne):
 
 
 class _Csv(_OneByOne):
-    """The parser of rows of CSV. The columns of the schema are theirs, in order and without the UUID's."""
+    """The parser of CSV rows. The schema has their columns, in order and without the UUID's column."""
 
     def __init__(self, framing: CsvRecords, schema: StructType) -> None:
         rows = framing.framing()
         if schema.fields and len(schema.fields) != rows.rows.width:
             raise InvalidInput(
-                f"rows of CSV have {rows.rows.width} columns beside their UUID (csvColumns, csvUuidColumn), and "
+                f"rows of CSV have {rows.rows.width} columns and their UUID (csvColumns, csvUuidColumn), and "
                 f"{len(schema.fields)} are declared: declare all of them, in order",
                 field="schema",
             )
@@ -177,7 +176,7 @@ class _Csv(_OneByOne):
 
 
 def _value(kind: DataType, text: str) -> object:
-    """Return a field of CSV as a value of a column's type, or MISFIT. An empty field is null, as in Spark's reader."""
+    """Convert a CSV field to a column's type, or MISFIT. An empty field is null, as in Spark's reader."""
     if not text:
         return None
     if isinstance(kind, StringType):

@@ -1,9 +1,9 @@
-"""The values of protobuf messages for columns of Spark: fields by their names, nested messages as structs.
+"""Decoding of protobuf messages into Spark's columns: fields by their names, nested messages as structs.
 
 `coranto.types.protobuf` has the table of the fields and the columns that they fit.
 
-A field that is not set is null if its type can tell (`optional`, messages, members of a `oneof`), and otherwise has the
-type's default. `google.protobuf` itself decodes the messages.
+A field that is not set is null if its type has presence (`optional`, messages, members of a `oneof`), and otherwise has
+the type's default. `google.protobuf` decodes the messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Convert: TypeAlias = Callable[[Any], object]
 
 
 class _Unfit(Exception):
-    """A value is beyond its column's type."""
+    """A value exceeds the range of its column's type."""
 
 
 def reader_of(kind: Any, schema: StructType) -> Callable[[bytes], tuple[list[object], bool]]:
@@ -68,7 +68,7 @@ def _field(owner: Descriptor, name: str, kind: DataType) -> _Convert:
 
 
 def _converter(field: FieldDescriptor, kind: DataType) -> _Convert:
-    """Return the function from a field's value to that of a column."""
+    """Return the function from a field's value to the column's value."""
     if (entry := map_entry(field)) is not None:
         if not isinstance(kind, MapType):
             raise _wrong(field, kind, "a map")

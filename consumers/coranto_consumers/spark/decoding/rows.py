@@ -1,4 +1,4 @@
-"""Rows of the source: its columns, and Arrow batches with exactly the types that Spark requests."""
+"""Rows of the data source: its columns, and Arrow batches with exactly the types that Spark requests."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ FIELDS: Final[Mapping[str, StructField]] = {
     )
 }
 COMMIT_OFFSET: Final = "commit_offset"
-"""The field with the offset at which a message became committed: that of its acknowledgement, or its own."""
+"""The field with the offset that committed a message: its acknowledgement's offset, or its own."""
 PIECE: Final = StructField("coranto_piece", LongType())
 """The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
 LINE: Final = StructField("coranto_line", BinaryType())
-"""The column of sequenced reads with the lines of messages that do not fit."""
+"""The column of sequenced reads with the lines that do not fit."""
 SUMMARY: Final = StructField("coranto_summary", StringType())
 """The column of sequenced reads with the summary of a range (see `scanning.py`)."""
 PARSED_PREFIX: Final = "_"
-"""The prefix of the source's own columns where lines are parsed, to tell them from fields of messages."""
+"""The prefix of the source's own columns in parsed reads, which separates them from fields of messages."""
 
 
 class Misfits(enum.Enum):
-    """The way of a read with lines that do not fit the columns they are parsed into."""
+    """The handling of lines that do not fit the columns of a read."""
 
     PERMISSIVE = "PERMISSIVE"
     """Values that do not fit are null, as in Spark's readers."""
@@ -72,7 +72,7 @@ class Misfits(enum.Enum):
 
 
 _REQUIRED: Final = "coranto.required"
-"""The metadata of columns that messages must have."""
+"""The metadata key of columns that messages must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +81,25 @@ class RowLayout:
 
     schema: StructType
     own: Mapping[str, str]
-    """Column to field of `FIELDS`, or `PIECE`, `LINE` and `SUMMARY`."""
+    """Maps columns to fields of `FIELDS`, or to `PIECE`, `LINE` and `SUMMARY`."""
     message: StructType
     """The columns that are fields of messages."""
     text: str = ""
-    """The column with the text of lines that do not fit, if there is one."""
+    """The column with the text of lines that do not fit, if any."""
     misfits: Misfits = Misfits.PERMISSIVE
     framing: ReadFraming = field(default_factory=JsonLines)
-    """The framing of the messages, which are parsed as it says."""
+    """The framing of the messages."""
     zone: tzinfo | None = None
-    """The time zone of texts with a time that name none."""
+    """The time zone of texts without one."""
 
     @property
     def has_commits(self) -> bool:
-        """True if a column tells where messages became committed."""
+        """True if a column has the offsets that committed messages."""
         return COMMIT_OFFSET in self.own.values()
 
 
 def raw_layout(schema: StructType, *, sequenced: bool) -> RowLayout:
-    """Return the layout of a read of lines as they are. Raises InvalidInput for columns the source does not have."""
+    """Return the layout of an unparsed read. Raises InvalidInput for columns that the source does not have."""
     known = {**FIELDS, PIECE.name: PIECE} if sequenced else FIELDS
     for column in schema.fields:
         if column.name not in known:
@@ -111,9 +111,9 @@ def raw_layout(schema: StructType, *, sequenced: bool) -> RowLayout:
 def parsed_layout(
     schema: StructType, text: str, misfits: Misfits, framing: ReadFraming, zone: tzinfo | None = None
 ) -> RowLayout:
-    """Return the layout of a read that parses messages. Columns that are not the source's own are fields of messages.
+    """Return the layout of a parsed read. Columns that are not the source's own are fields of messages.
 
-    Raises InvalidInput for columns that messages of the framing are not parsed into.
+    Raises InvalidInput for columns that messages of the framing cannot be parsed into.
     """
     known = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
     if misfits is Misfits.KEPT:
@@ -126,7 +126,7 @@ def parsed_layout(
             _require_type(column, known[column.name])
             own[column.name] = known[column.name].name
         elif column.name == text:
-            # A frame is no text, so its column is BINARY.
+            # Frames are not text, so their column is BINARY.
             kind = BinaryType() if isinstance(framing, FixedRecords) else StringType()
             _require_type(column, StructField(text, kind))
         else:
@@ -137,7 +137,7 @@ def parsed_layout(
 
 
 def is_raw(schema: StructType) -> bool:
-    """Return True if a schema asks for the source's own columns only. Raises InvalidInput if that is not clear."""
+    """Return True if a schema has only the source's own columns. Raises InvalidInput if that is ambiguous."""
     own = [name for name in schema.names if name in FIELDS or name == PIECE.name]
     others = [name for name in schema.names if name not in own]
     if own and others:
@@ -158,7 +158,7 @@ def _require_type(column: StructField, expected: StructField) -> None:
 
 
 def nullable(kind: DataType) -> DataType:
-    """Return a type all parts of which may be null."""
+    """Return a type whose parts are all nullable."""
     match kind:
         case StructType():
             return StructType([StructField(each.name, nullable(each.dataType), True) for each in kind.fields])
@@ -170,16 +170,16 @@ def nullable(kind: DataType) -> DataType:
 
 
 def required(column: StructField) -> StructField:
-    """Return a column as one that may be null for Spark, and whose nulls are misfits if it is not nullable."""
+    """Return a nullable column for Spark. If the given column is not nullable, its nulls are misfits."""
     return StructField(column.name, column.dataType, True, None if column.nullable else {_REQUIRED: True})
 
 
 def _require_nullable(column: StructField) -> None:
-    """Raise InvalidInput for a column that must not be null: Spark ends with an error of its own at the first null."""
+    """Raise InvalidInput for a column that is not nullable: Spark fails with an unclear error at the first null."""
     if not column.nullable or column.dataType != nullable(column.dataType):
         raise InvalidInput(
-            f"column {column.name!r} is NOT NULL or has parts that are, and messages may lack what they should have: "
-            "declare it without, and filter rows with nulls out",
+            f"column {column.name!r}, or a part of it, is NOT NULL, and messages may lack fields: declare it nullable, "
+            "and filter rows with nulls out",
             field="schema",
         )
 
@@ -195,12 +195,12 @@ class BatchBuilder:
         if isinstance(layout.framing, JsonLines) and not set(layout.framing.path[:1]) & set(layout.message.names):
             self._head_bytes = layout.framing.head_bytes
         self.misfits: Mask = np.zeros(0, dtype=np.bool_)
-        """The messages of the last lines that do not fit, of a read that keeps them."""
+        """The mask of the last lines that do not fit, for a read with `Misfits.KEPT`."""
 
     def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
         """Yield record batches of the lines. With pieces, all of them are messages, or all are summaries.
 
-        Raises CorruptMessage for a line that is not UTF-8 or, if the layout says so, does not fit the columns.
+        Raises CorruptMessage for a line that is not UTF-8 or, with `Misfits.FAILFAST`, does not fit the columns.
         """
         if not len(lines):
             return
@@ -228,12 +228,12 @@ class BatchBuilder:
             yield whole.slice(start, ROWS_PER_BATCH)
 
     def _summary(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
-        """Return the columns of a range's summary, which is no message."""
+        """Return the columns of a range's summary, which is not a message."""
         empty = {name: pa.nulls(len(lines), self._schema.field(name).type) for name in self._layout.message.names}
         return empty, np.zeros(len(lines), dtype=np.bool_)
 
     def _parsed(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
-        """Return the columns of the messages' fields, and of the texts of misfits; and the mask of those."""
+        """Return the columns of the messages' fields and of the texts of misfits, and the mask of misfits."""
         layout, parser = self._layout, self._parser
         columns: dict[str, Any] = {}
         misfits: Mask
@@ -247,7 +247,7 @@ class BatchBuilder:
             elif misfits.any():
                 columns, misfits = self._one_by_one(lines, columns, misfits)
         else:
-            # Nothing is parsed, so everything fits that has a UUID.
+            # Nothing is parsed, so every message with a UUID fits.
             misfits = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable
         for each in layout.message.fields:
             if each.metadata.get(_REQUIRED):
@@ -264,13 +264,13 @@ class BatchBuilder:
         return columns, misfits
 
     def _fields(self, lines: Lines) -> Any:
-        """Return the content of the lines, without fields that are known to hold the UUID only."""
+        """Return the content of the lines, without leading fields that contain only the UUID."""
         if lines.headed is None or not self._head_bytes:
             return lines.content
         return without_heads(lines.content, lines.headed, self._head_bytes)
 
     def _one_by_one(self, lines: Lines, columns: dict[str, Any], doubtful: Mask) -> tuple[dict[str, Any], Mask]:
-        """Give doubtful lines the values that Spark gives them. Return the mask of lines that do not fit."""
+        """Parse doubtful lines one by one. Return the columns, and the mask of lines that do not fit."""
         misfits = np.zeros(len(lines), dtype=np.bool_)
         found = []
         values: Sequence[object]
@@ -288,7 +288,7 @@ class BatchBuilder:
         }, misfits
 
     def _texts(self, lines: Lines, wanted: Mask) -> Any:
-        """Return the texts of the messages that `wanted` marks, and nulls for others."""
+        """Return the texts of the messages in the mask `wanted`, and nulls for others."""
         kind = self._schema.field(self._layout.text).type
         if not wanted.any():
             return pa.nulls(len(lines), kind)
@@ -329,7 +329,7 @@ def _replaced(column: Any, mask: Any, values: Any) -> Any:
 
 
 def _where(values: Any, mask: Mask) -> Any:
-    """Return the values that `mask` marks, and nulls for others."""
+    """Return the values where `mask` is set, and nulls for others."""
     nothing = pa.nulls(len(mask), values.type)
     return pc.if_else(pa.array(mask), values, nothing) if mask.any() else nothing
 

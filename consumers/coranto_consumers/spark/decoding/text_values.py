@@ -1,7 +1,6 @@
-"""Texts of dates, times and bytes as values of columns, many at once.
+"""Column-wise conversion of texts of dates, times and bytes.
 
-Texts of a plain form are converted by pyarrow. Others are given to the functions of `json_values.py`, each different
-text once.
+pyarrow converts texts of a plain form. Functions of `json_values.py` convert the others, once for each distinct text.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _DAY: Final = (
 )
 _CLOCK: Final = r"[T ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
 _PLAIN_DAY: Final = f"^{_DAY}$"
-"""Dates that are there in each year: not the 29th of February."""
+"""Dates that exist in each year: not the 29th of February."""
 _PLAIN_LOCAL: Final = f"^{_DAY}{_CLOCK}$"
 _PLAIN_ZONED: Final = rf"^{_DAY}{_CLOCK}(?:Z|[+-](?:0\d|1[0-7]):[0-5]\d)$"
 _LOCAL: Final = pa.timestamp("us")
@@ -34,7 +33,7 @@ _UTC: Final = pa.timestamp("us", "UTC")
 
 
 def settled_texts(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> tuple[Any, Mask]:
-    """Return texts as values of a type, and the mask of those that do not fit, or name no zone where none is known."""
+    """Convert texts to a type. Return them, and the mask of texts that do not fit, or lack a zone if none is known."""
     found, unlike = _plain_values(array, kind, to, zone)
     if not unlike.any():
         return found, unlike
@@ -45,7 +44,7 @@ def settled_texts(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> t
 
 
 def _plain_values(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> tuple[Any, Mask]:
-    """Return texts of plain forms as values of a type, with nulls for others; and the mask of those others."""
+    """Convert texts of plain forms to a type. Return them, with nulls for other texts, and the mask of the others."""
     match kind:
         case DateType():
             return _where_plain(array, _PLAIN_DAY, to)
@@ -55,9 +54,9 @@ def _plain_values(array: Any, kind: DataType, to: Any, zone: tzinfo | None) -> t
             zoned, unlike = _where_plain(array, _PLAIN_ZONED, to)
             if zone is None or not unlike.any():
                 return zoned, unlike
-            local, beside = _where_plain(array, _PLAIN_LOCAL, _LOCAL)
+            local, not_local = _where_plain(array, _PLAIN_LOCAL, _LOCAL)
             times, unsure = _in_zone(local, zone)
-            return pc.coalesce(zoned, times.cast(to)), unlike & (beside | unsure)
+            return pc.coalesce(zoned, times.cast(to)), unlike & (not_local | unsure)
     return pa.nulls(len(array), to), mask_of(pc.is_valid(array))
 
 
@@ -74,7 +73,7 @@ def _converter(kind: DataType, zone: tzinfo | None) -> Callable[[str], object]:
 
 
 def _each_once(array: Any, convert: Callable[[str], object], to: Any) -> tuple[Any, Mask]:
-    """Return what a function makes of texts, and the mask of misfits. It is called once for equal texts."""
+    """Convert texts by a function, called once for equal texts. Return the values and the mask of misfits."""
     encoded = array.dictionary_encode()
     found = [convert(text) for text in encoded.dictionary.to_pylist()]
     values = pa.array([None if value is MISFIT else value for value in found], to)
@@ -84,16 +83,16 @@ def _each_once(array: Any, convert: Callable[[str], object], to: Any) -> tuple[A
 
 @functools.cache
 def _rules() -> tuple[Any, Any]:
-    """Return the times between which everybody knows the zones alike.
+    """Return the times between which pyarrow's and Spark's time zone data agree.
 
-    Early times are those of places, and data of zones may end in 2037. pyarrow imports pandas for its first scalar, so
-    a worker makes none before it needs one.
+    Early times are local mean times, and time zone data may end in 2037. pyarrow imports pandas for its first scalar,
+    so a worker creates none before it needs one.
     """
     return tuple(pa.scalar(datetime(year, 1, 1), _LOCAL) for year in (1900, 2037))
 
 
 def _in_zone(local: Any, zone: tzinfo) -> tuple[Any, Mask]:
-    """Return local times as times in UTC, and the mask of those of which pyarrow may think otherwise than Spark."""
+    """Convert local times to UTC. Return them, and the mask of times on which pyarrow may differ from Spark."""
     if not isinstance(zone, ZoneInfo):
         offset = pa.scalar(zone.utcoffset(None) or timedelta(), pa.duration("us"))
         return pc.subtract(local, offset), np.zeros(len(local), dtype=np.bool_)
@@ -101,17 +100,17 @@ def _in_zone(local: Any, zone: tzinfo) -> tuple[Any, Mask]:
     unsure = pc.or_(pc.less(local, since), pc.greater_equal(local, until))
     sure = pc.if_else(unsure, pa.scalar(None, _LOCAL), local)
     times = pc.assume_timezone(sure, zone.key, ambiguous="earliest", nonexistent="latest")
-    skipped = pc.not_equal(pc.local_timestamp(times), local)  # There is no such time where clocks are set forward.
+    skipped = pc.not_equal(pc.local_timestamp(times), local)  # Such a time does not exist: clocks are set forward.
     return times.cast(_UTC).cast(_LOCAL), mask_of(unsure) | mask_of(skipped)
 
 
 def _where_plain(array: Any, form: str, to: Any) -> tuple[Any, Mask]:
-    """Return texts of a form as values of a type, with nulls for others; and the mask of those others."""
+    """Convert texts that match `form` to a type. Return them, with nulls for others, and the mask of the others."""
     plain = pc.match_substring_regex(array, form)
     return pc.if_else(plain, array, pa.scalar(None, pa.string())).cast(to), mask_of(pc.invert(plain))
 
 
 def mask_of(array: Any) -> Mask:
-    """Return an Arrow array of booleans as a mask, without its nulls."""
+    """Return an Arrow array of booleans as a mask. Nulls are False."""
     mask: Mask = pc.fill_null(array, False).to_numpy(zero_copy_only=False)
     return mask

@@ -1,4 +1,4 @@
-"""Fields of message types as columns of Spark, and back."""
+"""Conversion between fields of message types and Spark's columns."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _KINDS: Final = {type(spark): kind for kind, spark in _TYPES.items()}
 
 
 def spark_schema(fields: Sequence[TypeField]) -> StructType:
-    """Return the columns of fields. All are nullable, because messages of earlier versions may lack them."""
+    """Return the columns for fields. All are nullable, because messages of earlier versions may lack them."""
     return StructType([StructField(field.name, spark_type(field.kind)) for field in fields])
 
 
 def spark_type(kind: Kind) -> DataType:
-    """Return Spark's type of a field's type."""
+    """Return Spark's type for a field's type."""
     match kind:
         case DecimalKind(precision, scale):
             return DecimalType(precision, scale)
@@ -68,7 +68,7 @@ def spark_type(kind: Kind) -> DataType:
 
 
 def fields_of_spark(schema: StructType) -> tuple[TypeField, ...]:
-    """Return the fields of columns. Raises InvalidInput for a type that fields do not have."""
+    """Return the fields for columns. Raises InvalidInput for a type that fields cannot have."""
     return tuple(TypeField(each.name, _kind(each.dataType, each.name), each.nullable) for each in schema.fields)
 
 

@@ -374,5 +374,5 @@ def test_a_time_without_a_zone_needs_one(spark):
 
 @pytest.mark.parametrize("kind", ["INTERVAL DAY", "MAP<INT, INT>", "VARIANT", "ARRAY<TIME>"])
 def test_types_that_only_spark_reads_are_refused(spark, kind):
-    with pytest.raises(InvalidInput, match=r"column 'x' has .*lines are not parsed into that"):
+    with pytest.raises(InvalidInput, match=r"column 'x' has .*which lines are not parsed into"):
         LineValues(StructType.fromDDL(f"x {kind}"))

@@ -24,7 +24,7 @@ from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, Fixe
 @pytest.mark.parametrize(
     ("framing", "schema", "problem"),
     [
-        (CsvRecords(3), "a STRING", "rows of CSV have 2 columns beside their UUID .* and 1 are declared"),
+        (CsvRecords(3), "a STRING", "rows of CSV have 2 columns and their UUID .* and 1 are declared"),
         (CsvRecords(3), "a STRING, b DATE", "column 'b' is date, and rows of CSV are parsed into STRING"),
         (AnyLines(), "line STRING", "lines have one column, value BINARY or STRING, and not line"),
         (FixedRecords(), "value STRING", "frames without a messageType have one column, value BINARY"),

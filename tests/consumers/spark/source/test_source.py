@@ -175,7 +175,7 @@ def test_values_that_do_not_fit_are_null_with_their_line_beside_them_or_an_error
 def test_columns_that_must_not_be_null_are_refused(spark, broker, ddl):
     """At the first null, Spark would end the read with an error of its own, and each time again."""
     broker.create(ONE)
-    with pytest.raises(InvalidInput, match="is NOT NULL or has parts that are, and messages may lack"):
+    with pytest.raises(InvalidInput, match="or a part of it, is NOT NULL, and messages may lack fields"):
         in_process(broker, ddl)
     assert in_process(broker, "n INT, _offset BIGINT NOT NULL").num_rows == 0
 
@@ -338,7 +338,7 @@ def test_dates_decimals_and_nested_columns_are_those_of_from_json(spark, broker,
         ({"startingOffsets": '{"a/topic/one": 0}'}, "must name exactly the journals that are read"),
         ({"endingOffsets": '{"a/topic/one": 999999, "a/topic/two": 0}'}, "[0, 999999) is not a range of a/topic/one"),
         ({"schema": "_offset STRING", "parse": "json"}, "column '_offset' is bigint, not string"),
-        ({"schema": "at INTERVAL DAY"}, "column 'at' has interval day, and lines are not parsed into that"),
+        ({"schema": "at INTERVAL DAY"}, "column 'at' has interval day, which lines are not parsed into"),
         ({"timeZone": "Nowhere/Else"}, "option timeZone: 'Nowhere/Else' is no time zone"),
         ({"schema": "offset INT"}, "column 'offset' is bigint, not int"),
         ({"schema": "value STRING, n BIGINT"}, "'value' is a column of the source, and 'n' a field of messages"),
