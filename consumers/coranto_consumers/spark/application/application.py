@@ -1,4 +1,4 @@
-"""The application that a user writes. It turns committed messages into rows of tables and messages for journals."""
+"""The user's application, which turns committed messages into rows of tables and messages for journals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class TableOutput:
 
     The rows' columns are columns of the table by name. With `keys`, which must be unique in the table, rows are merged
     into the table, and `merge` has a rule for each other column. Without keys, rows are appended. The table is created
-    if absent. In an `IcebergStore`, a table that is there may be given by its name.
+    if absent. An existing table of an `IcebergStore` may be given by its name.
 
-    `delete` names a BOOLEAN column of the rows that the table does not have. Rows in which it is true delete the row
-    with their key. All rules are then `Replace`.
+    `delete` names a BOOLEAN column of the rows that is not a column of the table. A row with True deletes the table's
+    row with the same key. All rules must then be `Replace`.
 
-    `overwrite` is for partitioned tables of an `IcebergStore`, without keys: the rows replace all rows of the
-    partitions that they are in.
+    `overwrite` is for partitioned tables of an `IcebergStore`, without keys: the rows replace all rows of their
+    partitions.
     """
 
     table: Table | str
@@ -55,10 +55,10 @@ class JournalOutput:
 
 @dataclass(frozen=True, slots=True)
 class SqlOutput:
-    """Rows that an application's own statements write into tables of the store.
+    """Rows for an application's own SQL statements.
 
-    The rows have the columns that `sql.rows` has. The statements run once for a transaction with such rows, in the
-    store's transaction and after the rows of `TableOutput`s.
+    The rows have the columns of `sql.rows`. If a transaction has rows, the statements run once, in the store's
+    transaction, after the rows of `TableOutput`s are merged.
     """
 
     sql: StagedSql
@@ -67,7 +67,7 @@ class SqlOutput:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The output of one transaction. It becomes visible when the transaction commits, or never."""
+    """The output of one transaction. It becomes visible when the transaction commits."""
 
     tables: Sequence[TableOutput] = ()
     journals: Sequence[JournalOutput] = ()
@@ -82,7 +82,7 @@ class Outputs:
 
 
 def checked_outputs(made: object) -> Outputs:
-    """Return what an application's `outputs` has made. Raises InvalidInput for anything but outputs."""
+    """Return the result of an application's `outputs`. Raises InvalidInput if it is not `Outputs`."""
     if isinstance(made, Outputs):
         for name, kind in (("tables", TableOutput), ("journals", JournalOutput), ("sql", SqlOutput)):
             given = getattr(made, name)
@@ -101,7 +101,7 @@ class SparkApplication(Protocol):
 
     @property
     def name(self) -> str:
-        """The consumer's name in its store. A new instance with the same name fences off the one before."""
+        """The consumer's name in its store. A new instance with the same name fences off the previous one."""
         ...
 
     @property
@@ -113,17 +113,17 @@ class SparkApplication(Protocol):
     def value_schema(self) -> str:
         """The DDL of the columns that messages are parsed into, such as `carrier STRING, arr_delay DOUBLE`.
 
-        With `_commit_offset BIGINT`, rows also tell where in their journal they became committed. If the consumer has a
-        registry, `*` at the beginning stands for all fields of the message type: `*, _commit_offset BIGINT`.
+        With `_commit_offset BIGINT`, rows also have the offset that committed them. If the consumer has a registry, `*`
+        at the beginning stands for all fields of the message type: `*, _commit_offset BIGINT`.
         """
         ...
 
     def outputs(self, committed: DataFrame) -> Outputs:
-        """Return the output for the committed messages of one transaction. Each message is there exactly once.
+        """Return the output for the committed messages of one transaction, each of them exactly once.
 
         The columns of `committed` are the columns of `value_schema`, and `_journal`, `_offset`, `_producer` and
-        `_clock`. Within a journal, messages became committed in the order of `_commit_offset` and `_offset`, and those
-        of later transactions after all of this one. The output may be evaluated several times, also for transactions
+        `_clock`. Within a journal, commits have the order of `_commit_offset` and `_offset`, and all messages
+        of later transactions were committed later. The output may be evaluated several times, also for transactions
         that are then abandoned. So it must have no side effects.
         """
         ...
@@ -131,7 +131,7 @@ class SparkApplication(Protocol):
 
 @runtime_checkable
 class NamesMessageType(Protocol):
-    """An application that names the registered type of its messages. Others take the one that the journals name."""
+    """An application that names the registered type of its messages. Otherwise, the journals' labels name it."""
 
     @property
     def message_type(self) -> str:
@@ -141,7 +141,7 @@ class NamesMessageType(Protocol):
 
 @runtime_checkable
 class DeclaresSql(Protocol):
-    """An application that declares its own SQL, for the database to check before the consumer takes over."""
+    """An application that declares its own SQL, so that the database can check it before the consumer takes over."""
 
     @property
     def sql(self) -> Sequence[StagedSql]:

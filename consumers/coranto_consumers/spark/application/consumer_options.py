@@ -1,4 +1,4 @@
-"""The options of Spark consumers, in one place for all that run one: programs, Dagster and Airflow."""
+"""The options of Spark consumers, for programs, Dagster and Airflow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _POLICIES: Final = {"fail": MisfitPolicy.FAIL, "nulls": MisfitPolicy.NULLS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """The options of a `SparkConsumer`, which says what each means. Making them raises InvalidInput for bad values."""
+    """The options of a `SparkConsumer`, which documents them. Raises InvalidInput for bad values."""
 
     max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES
     max_transaction_messages: int | None = None
@@ -78,15 +78,15 @@ class ConsumerOptions:
             validate_journal(self.registry, kind="registry")
             if self.framing is not None or self.uuid_pointer != DEFAULT_UUID_POINTER:
                 name = "uuid_pointer" if self.framing is None else "framing"
-                raise InvalidInput("is told by the registry; leave it out", field=name)
+                raise InvalidInput("is determined by the registry; leave it out", field=name)
 
     @classmethod
     def of(cls, given: Mapping[str, object], *, by_window: bool = False) -> Self:
-        """Return the options that plain values say, as YAML and JSON have them. Raises InvalidInput.
+        """Return the options for plain values of YAML or JSON. Raises InvalidInput.
 
         `misfits` is `fail`, `nulls`, or the place of dead letters: `{"table": "letters"}` (for a `WindowConsumer` if
         `by_window`) or `{"journals": SELECTOR}`. `framing` has the options that choose one, such as
-        `{"framing": "csv", "csvColumns": 3}`. All else is as in this class, whose values are taken, too.
+        `{"framing": "csv", "csvColumns": 3}`. Other values, and objects for these two, are as in this class.
         """
         known = {each.name for each in fields(cls)}
         if unknown := sorted(set(given) - known):
@@ -109,7 +109,7 @@ class ConsumerOptions:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def of_windows(self) -> dict[str, Any]:
-        """Return the arguments of a `WindowConsumer`. Raises InvalidInput for options that mean nothing to it."""
+        """Return the arguments of a `WindowConsumer`. Raises InvalidInput for options that do not apply to it."""
         for each in fields(self):
             if each.name not in _OF_WINDOWS and getattr(self, each.name) != each.default:
                 raise InvalidInput(
@@ -133,7 +133,7 @@ def _misfits(given: str | Mapping[str, Any], by_window: bool) -> MisfitPolicy | 
             )
         return _POLICIES[given]
     if unknown := sorted(set(given) - {"table", "journals"}):
-        raise InvalidInput(f"{unknown[0]!r} is no place of dead letters: name a table or journals", field="misfits")
+        raise InvalidInput(f"{unknown[0]!r} is not a place of dead letters: name a table or journals", field="misfits")
     table, journals = given.get("table"), given.get("journals")
     if not isinstance(table, str | None) or not isinstance(journals, str | Sequence | None):
         raise InvalidInput("a table is a name, and journals are a label selector or a list of names", field="misfits")

@@ -12,7 +12,7 @@ __all__ = ["DeadLetters", "dead_letter_outputs", "dead_letter_table", "no_letter
 
 
 def no_letters(nothing: DataFrame) -> DataFrame:
-    """Return a frame of `COLUMNS` without rows, made of one without rows."""
+    """Return a frame of `COLUMNS` without rows, made from another frame without rows."""
     types = ("STRING", "BIGINT", "BINARY")
     return nothing.selectExpr(*(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMNS, types, strict=True)))
 

@@ -1,1 +1,1 @@
-"""Committed reads: what many tasks decide together."""
+"""Committed reads: many tasks decide together which messages are committed."""

@@ -1,32 +1,32 @@
 """Committed reads, in which many tasks read one journal.
 
-The committed messages of a range depend on the ranges before it (which clocks were seen, what is pending), and behind
-it (is what is pending at its end acknowledged later?). But they depend on little of them: on their outlines
-(`coranto.messages.outlines`). So a read has two steps for each range: *scan* it, which yields its outline, and, once
-all ranges of the journal are scanned, *choose* its committed rows. Scans are independent of each other, and choosing
-is too.
+The committed messages of a range depend on the ranges before it (which clocks were seen, which transactions are open),
+and after it (are its open transactions acknowledged later?). But they depend only on the *outlines* of these ranges,
+which are small (`coranto.messages.outlines`). So a read has two steps for each range: *scan* it, which yields its
+outline, and, once all ranges of the journal are scanned, *choose* its committed rows. All scans are independent of each
+other, and so are all choices.
 
-**The tasks scan, and the tasks fold.** Spark plans a read in a process that can start no tasks, and that would scan
-alone. Spark has no barrier for sources either: a task must not wait for one that may not have started. So each task
-does what is missing. It goes through the journal's ranges from its own on, and scans each that nobody has scanned and
-nobody is scanning. Then it waits for the scans that others have begun. These others are running, and hold a lock that
-ends with their process, so nobody waits for ever. At last one of them resolves the outlines, and all find the limits
-of their range in the result. So the first tasks on a machine scan the journal together, with all cores, and later
-tasks only choose.
+**The tasks scan, and the tasks fold.** Spark plans a read in a process that can start no tasks, and would have to scan
+alone. Spark has no barrier for sources either: a task must not wait for a task that may not have started. So each task
+does the missing work. It goes through the journal's ranges, beginning with its own, and scans each that no task has
+scanned or is scanning. Then it waits for the scans that running tasks have begun. A running task holds a lock that its
+process's end releases, so no task waits forever. One task then resolves the outlines, and every task finds the limits
+of its range in the result. So the first tasks on a machine scan the journal together, with all cores, and later tasks
+only choose.
 
-**Shared is a folder of the application on the machine** (`fetching.machine_folder`), which also holds the fragments
-that were fetched (`coranto.client.disk_cache`). So a machine fetches a fragment once, scans each range once, and reads
-most ranges a second time from its disk. A range that a task scans for itself is held in memory meanwhile, up to
-`HELD_BYTES`, and not read a second time.
+**Tasks on one machine share a folder of the application** (`fetching.machine_folder`). It also holds the fetched
+fragments (`coranto.client.disk_cache`). So a machine fetches a fragment once, scans each range once, and reads most
+ranges a second time from its disk. A task keeps its own range in memory, up to `HELD_BYTES`, instead of reading it
+again.
 
-**Another machine shares nothing.** It scans the journal for itself, because tasks cannot reach each other, and a place
-that all of them may write to would be one more thing to run and to trust. So on M machines a journal of more than one
-range is fetched and scanned up to M times, and its values are parsed once. `SparkConsumer`, whose driver can start
-tasks, fetches and scans everything once on any number of machines.
+**Machines share nothing.** Each one scans the journal, because tasks cannot reach each other, and a common place to
+write to would be another thing to run and to trust. So M machines fetch and scan a journal of more than one range up to
+M times, and parse its values once. `SparkConsumer`, whose driver can start tasks, fetches and scans everything once on
+any number of machines.
 
 Without a folder (outside of an executor, or if its disk is full), a task scans all ranges itself. The result is the
-same: a file in the folder only saves work. Files are named after their read, which has a random name, and written
-whole.
+same: files in the folder only save work. Their names contain the random name of the read, and they are written
+atomically.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from coranto_consumers.spark.journals.reading import JournalContent, Lines, read
 
 HELD_BYTES: Final = 64 << 20
 _KEPT_SECONDS: Final = 3600.0
-"""The time in seconds for which the scans of a read are kept after its last task began."""
+"""The time in seconds for which a read's scans are kept after its last task began."""
 _LIMITS: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("lo", pa.uint64()), ("hi", pa.uint64())])
 _ACKNOWLEDGED: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("offset", pa.int64())])
 
@@ -73,8 +73,8 @@ class RangeDecision(NamedTuple):
 class CommittedReader:
     """Reads the committed content of ranges, which together are one contiguous part of a journal.
 
-    `shared` is a folder that the tasks of one read, and of one journal in it, share; None if they share nothing. With
-    `commits`, lines tell where they became committed.
+    `shared` is a folder for the tasks of one read of one journal; None if they share nothing. With `commits`, lines
+    have the offsets that committed them.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class CommittedReader:
         self._shared = shared if len(ranges) > 1 else None
 
     def read(self, number: int) -> Iterator[Lines]:
-        """Yield the committed content of range `number`. Messages before the first range are not known.
+        """Yield the committed content of range `number`, ignoring messages before the first range.
 
         Raises CorruptMessage and OffsetJump, for content of any of the ranges.
         """
@@ -120,7 +120,7 @@ class CommittedReader:
         return self._resolve([scan(wanted) for wanted in range(len(self._ranges))])[number]
 
     def _scan(self, number: int, held: list[tuple[Lines, Int32s]] | None) -> RangeSummary:
-        """Scan a range, and hold its lines if there is a list for them, and they are few enough."""
+        """Scan a range, and add its lines to `held` if that is given and the range is small enough."""
         part = self._ranges[number]
         scan = RangeSummarizer(number, part.begin, commits=self._commits)
         if held is not None:
@@ -140,7 +140,7 @@ class CommittedReader:
             yield lines, scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
 
     def _resolve(self, summaries: Sequence[RangeSummary]) -> list[RangeDecision]:
-        """Return what is decided about each range. Raises CorruptData if a message between two ranges is missing."""
+        """Return the decision about each range. Raises CorruptData if a message between two ranges is missing."""
         found = {part: summary for part, summary in zip(self._ranges, summaries, strict=True) if summary.rows}
         if found:
             first = min(found)
@@ -151,7 +151,7 @@ class CommittedReader:
 
 @dataclass(frozen=True, slots=True)
 class _SharedScans:
-    """The scans of a journal's ranges, which tasks share in a folder."""
+    """The scans of a journal's ranges, shared by tasks in a folder."""
 
     folder: Path
     count: int
@@ -159,7 +159,7 @@ class _SharedScans:
     resolve: Callable[[Sequence[RangeSummary]], list[RangeDecision]]
 
     def decided(self, number: int) -> RangeDecision:
-        """Return what is decided of a range, once all are scanned. Raises OSError if the folder cannot be used."""
+        """Return the decision about a range, once all are scanned. Raises OSError if the folder cannot be used."""
         _open_folder(self.folder)
         limits, acknowledged = self.folder / "limits", self.folder / "acknowledged"
         if not limits.exists():
@@ -168,7 +168,7 @@ class _SharedScans:
                 if not limits.exists():
                     found = self.resolve([RangeSummary.loads(self._path(n).read_bytes()) for n in range(self.count)])
                     _write(acknowledged, _dump(_ACKNOWLEDGED, [each.acknowledged for each in found]))
-                    _write(limits, _dump(_LIMITS, [each.limits for each in found]))  # The last, as others look for it.
+                    _write(limits, _dump(_LIMITS, [each.limits for each in found]))  # Last: others wait for this file.
         return RangeDecision(
             tuple(Limit(*row) for row in _load(limits, number)),
             tuple(SegmentCommit(*row) for row in _load(acknowledged, number)),
@@ -186,7 +186,7 @@ class _SharedScans:
                     begun_by_others.append(number)
         for number in begun_by_others:
             with self._lock(str(number), wait=True):
-                self._ensure(number)  # It is missing if the other one failed.
+                self._ensure(number)  # The other task may have failed.
 
     def _ensure(self, number: int) -> None:
         path = self._path(number)
@@ -198,7 +198,7 @@ class _SharedScans:
 
     @contextlib.contextmanager
     def _lock(self, name: str, *, wait: bool) -> Iterator[bool]:
-        """Hold a lock, which ends with the process. Gives False if another process holds it and `wait` is False."""
+        """Hold a lock, which the process's end releases. Yields False if another process holds it and not `wait`."""
         with (self.folder / f"{name}.lock").open("ab") as file:
             yield _locked(file, wait)
 
@@ -212,7 +212,7 @@ def _locked(file: IO[bytes], wait: bool) -> bool:
 
 
 def _open_folder(folder: Path) -> None:
-    """Make a read's folder, and remove those of reads that have ended long ago."""
+    """Create a read's folder, and remove those of reads that ended long ago."""
     try:
         os.utime(folder)
     except FileNotFoundError:

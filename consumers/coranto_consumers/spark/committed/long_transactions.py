@@ -1,16 +1,16 @@
-"""Transactions that were open over more content than a consumer reads at once.
+"""Producer transactions with more content than a consumer reads in one transaction.
 
-The messages of an open transaction are read again when its acknowledgement comes (`columnar.py`, Replay). That may be
-all that was written to the journal for days. A consumer then goes on in three steps:
+The messages of an open transaction are read again when its acknowledgement arrives (`columnar.py`, Replay). That may be
+everything that was written to the journal for days. A consumer then continues in three steps:
 
-1. It processes the journal up to the acknowledgement, and not beyond.
-2. It **replays parts**: each consumer transaction reads a bounded part of what the producer had pending, and delivers
-   its messages. Its checkpoint still ends before the acknowledgement, but the producer's pending messages now begin
-   behind the part, and its last clock is that of the part's last message.
-3. The rest, which is small enough, is delivered with what follows the acknowledgement.
+1. It processes the journal up to the acknowledgement, without it.
+2. It **replays parts**: each consumer transaction reads a bounded part of the producer's pending messages, and delivers
+   them. Its checkpoint still ends before the acknowledgement, but the producer's pending messages now begin after the
+   part, and its last clock is the clock of the part's last message.
+3. The rest, which is small enough, is delivered with the content after the acknowledgement.
 
-So messages are delivered in the order in which they became committed, each checkpoint is one that any consumer can go
-on from, and what a transaction reads is bounded. Pure.
+So messages are delivered in the order of their commits, any consumer can continue from each checkpoint, and each
+transaction reads a bounded size. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coranto_consumers.spark.journals.ranges import Range
 
 @dataclass(frozen=True, slots=True)
 class LongTransaction:
-    """A producer's transaction whose messages are to be replayed in parts."""
+    """A producer's transaction to replay in parts."""
 
     journal: str
     producer: ProducerId
@@ -36,7 +36,7 @@ class LongTransaction:
     """The offset of its acknowledgement."""
 
     def acknowledgement(self, head: int) -> Range:
-        """Return the range that holds only the acknowledgement, of a journal that ends at `head`."""
+        """Return the range of the acknowledgement alone, in a journal that ends at `head`."""
         return Range(self.journal, self.acknowledged_at, self.acknowledged_at + 1, head)
 
     def part(self, source: Source, max_bytes: int) -> Range:
@@ -47,7 +47,7 @@ class LongTransaction:
 
 
 def find_long(journal: str, source: Source, sequenced: Sequenced, max_bytes: int) -> LongTransaction | None:
-    """Return the first of the transactions, by acknowledgement, of which more than `max_bytes` is to be read again."""
+    """Return the transaction acknowledged first among those with more than `max_bytes` to read again, if any."""
     if sequenced.replay is None:
         return None
     _, producers = sequenced.replay
@@ -60,7 +60,7 @@ def find_long(journal: str, source: Source, sequenced: Sequenced, max_bytes: int
 
 
 class LongTransactions:
-    """The long transactions that a consumer has met and not delivered yet: at most one for each journal."""
+    """The long transactions that a consumer has found and not delivered yet: at most one for each journal."""
 
     def __init__(self) -> None:
         self._met: dict[str, LongTransaction] = {}
@@ -69,7 +69,7 @@ class LongTransactions:
         return bool(self._met)
 
     def meet(self, found: Iterable[LongTransaction]) -> None:
-        """Take in what was met. Nothing may be committed of what was read with it."""
+        """Record long transactions. The input in which they were found must not be committed."""
         for each in found:
             self._met[each.journal] = each
 
@@ -81,9 +81,9 @@ class LongTransactions:
         }
 
     def due(self, sources: Mapping[str, Source], max_bytes: int) -> LongTransaction | None:
-        """Return one of which a part is to be replayed now, with its journal processed up to its acknowledgement.
+        """Return a transaction with a part to replay now, whose journal is processed up to its acknowledgement.
 
-        Those of which at most `max_bytes` are left to read are forgotten.
+        Forgets transactions with at most `max_bytes` left to read.
         """
         for journal, long in list(self._met.items()):
             source = sources[journal]
@@ -103,7 +103,7 @@ def sequence_part(
     acknowledgement: RangeSummary,
     parts: Mapping[Range, RangeSummary],
 ) -> Sequenced:
-    """Sequence ranges that make a part, which `source` is the state before. Raises CorruptData as `sequence` does."""
+    """Sequence the ranges of a part. `source` is the state before it. Raises CorruptData as `sequence` does."""
     end = read_end(long.journal, min(part.begin for part in parts), parts)
     summaries = [parts[part] for part in sorted(parts)]
     resolution = resolve_outlines(

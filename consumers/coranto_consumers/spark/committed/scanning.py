@@ -1,9 +1,9 @@
-"""Scanning of ranges by tasks, and the summaries in which tasks tell the driver, or each other, what they found.
+"""Scanning of ranges by tasks, and summaries of scans for the driver or other tasks.
 
 A sequenced read gives each row a number, its *piece*. The upper bits are the range's number in the plan, and the lower
 bits are the row's segment in the range (see `coranto.messages.columnar`). After the rows of each range comes one row
-that is not a message but the range's summary, for the driver. Summaries hold outlines (`coranto.messages.outlines`), so
-they do not grow with the number of transactions. The driver decides which clocks of which pieces are *not* committed.
+with the range's summary for the driver. Summaries hold outlines (`coranto.messages.outlines`), so they do not grow with
+the number of transactions. The driver decides which clocks of which pieces are *not* committed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _SEGMENT_BITS: Final = 32
 _NO_BOUND: Final = (1 << 63) - 1
 
 _VERSION: Final = 1
-"""The form of a summary's content."""
+"""The format version of a summary."""
 _PLAIN_BYTES: Final = 512
-"""Content of more is compressed."""
+"""Longer content is compressed."""
 
 
 def piece_of(number: int, segment: int) -> int:
@@ -57,7 +57,7 @@ class RangeSummary:
 
     number: int
     rows: int
-    """The number of rows in the range: messages, also those that do not count for a replay, and blank rows."""
+    """The number of rows in the range: messages, including those that a replay ignores, and blank rows."""
     first: int
     """The offset of the first row. Without rows, the range's begin."""
     end: int
@@ -66,13 +66,13 @@ class RangeSummary:
     border_rows: tuple[int, ...] = ()
     """The numbers of rows of the outline's border segments."""
     inner_rows: int = 0
-    """The number of other rows that are committed whatever other ranges hold, if `is_counted`."""
+    """The number of other rows that are committed independently of other ranges, if `is_counted`."""
     is_counted: bool = True
     misfits: int = 0
-    """The number of messages that do not fit, whether they are committed or not."""
+    """The number of messages that do not fit, committed or not."""
 
     def dumps(self) -> bytes:
-        """Return the summary as bytes: a list in JSON, which is compressed if it is long."""
+        """Return the summary as bytes: a JSON list, compressed if it is long."""
         border = [
             (
                 number,
@@ -97,7 +97,7 @@ class RangeSummary:
 
     @classmethod
     def loads(cls, content: bytes) -> Self:
-        """Return the summary from bytes of `dumps`. Raises CorruptData."""
+        """Parse bytes of `dumps`. Raises CorruptData."""
         try:
             found = json.loads(content if content.startswith(b"[") else zlib.decompress(content))
             version, number, rows, first, end, inner_rows, misfits, is_counted, border, limits, resets, commits = found
@@ -126,7 +126,7 @@ class RangeSummary:
             ) from error
 
     def committed_rows(self, limits: Sequence[Limit]) -> int | None:
-        """Return the number of committed rows, given the limits of all segments. None if it takes the rows to know."""
+        """Return the number of committed rows, given the limits of all segments. None if only the rows can tell."""
         rows = dict(zip((number for number, _ in self.outline.border), self.border_rows, strict=True))
         for limit in limits:
             if limit.segment in rows:
@@ -151,7 +151,7 @@ def _producer(text: str) -> ProducerId:
 
 
 def _numbers(*values: object) -> tuple[Any, ...]:
-    """Return values that are whole numbers. Raises ValueError for others."""
+    """Return `values` if all are whole numbers. Raises ValueError otherwise."""
     if any(type(value) is not int for value in values):
         raise ValueError("it has other values than whole numbers")
     return values
@@ -160,7 +160,7 @@ def _numbers(*values: object) -> tuple[Any, ...]:
 class RangeSummarizer:
     """Scans one range, line by line, and summarizes it.
 
-    With `commits`, the summary tells where each segment was acknowledged.
+    With `commits`, the summary has the offset that acknowledged each segment.
     """
 
     def __init__(self, number: int, begin: int, *, commits: bool = False) -> None:
@@ -172,7 +172,7 @@ class RangeSummarizer:
         self._counts: Int64s = np.zeros(0, dtype=np.int64)
 
     def saw(self, lines: Lines) -> None:
-        """Take note of the next lines, whether they are to be scanned or not."""
+        """Count the next lines, scanned or not."""
         if not self._rows:
             self._first = int(lines.begins[0])
         self._rows, self._end = self._rows + len(lines), int(lines.ends[-1])
@@ -187,7 +187,7 @@ class RangeSummarizer:
         return row_segment
 
     def summary(self, misfits: int = 0) -> RangeSummary:
-        """Return the summary of all lines so far. `misfits` is the number of messages that do not fit."""
+        """Return the summary of all lines so far. `misfits` is their number of messages that do not fit."""
         segments = self._scanner.segments()
         found = outline(segments, acknowledged=self._commits)
         counts: Int64s = np.zeros(len(segments), dtype=np.int64)
@@ -214,7 +214,7 @@ def read_sequenced(
 ) -> Generator[tuple[Lines, Int64s], None, RangeSummarizer]:
     """Yield the messages of a range that may be committed, with their pieces. Return the range's scan.
 
-    Duplicates and acknowledgements are left out. Raises CorruptMessage and OffsetJump.
+    Leaves out duplicates and acknowledgements. Raises CorruptMessage and OffsetJump.
     """
     replay = {ProducerId(bytes.fromhex(name)): ProducerState(0, begin) for name, begin in numbered.replay.items()}
     scan = RangeSummarizer(numbered.number, numbered.range.begin, commits=numbered.commits)
@@ -235,7 +235,7 @@ def _pieces(number: int, row_segment: Int32s) -> Int64s:
 
 
 def summary_rows(summaries: Sequence[tuple[str, RangeSummary]]) -> tuple[Lines, Int64s]:
-    """Return the summaries of ranges, at least one, each with its journal, as rows like `read_sequenced` yields."""
+    """Return summaries of ranges, at least one, with their journals, as rows like those of `read_sequenced`."""
     count = len(summaries)
     rows = Lines(
         summaries[0][0],
@@ -255,7 +255,7 @@ def _text(content: bytes) -> bytes:
 
 
 def summary_of_row(text: str) -> RangeSummary:
-    """Return the summary from the text of a row of `summary_rows`. Raises CorruptData."""
+    """Parse the text of a row of `summary_rows`. Raises CorruptData."""
     try:
         return RangeSummary.loads(text.encode() if text.startswith("[") else b64decode(text, validate=True))
     except ValueError as error:

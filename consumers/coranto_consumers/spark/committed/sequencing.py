@@ -1,4 +1,4 @@
-"""The driver's part of sequencing. From summaries of ranges it decides what is committed, and where to read next.
+"""The driver's part of sequencing: decide from summaries of ranges what is committed, and where to continue.
 
 Pure: it handles summaries (`scanning.py`), never rows. It uses the rules of `coranto.messages.outlines`.
 """
@@ -21,7 +21,7 @@ from coranto_consumers.spark.journals.ranges import Range
 
 @dataclass(frozen=True, slots=True)
 class PieceLimit:
-    """The committed rows of a piece that is not committed as a whole: those with a clock in (lo, hi]."""
+    """The committed rows of a piece that is committed in part: those with a clock in (lo, hi]."""
 
     piece: int
     lo: int
@@ -40,13 +40,13 @@ class Sequenced:
     """The result of sequencing the ranges of one journal.
 
     If `replay` is not None, the other fields are not final: read its range for its producers, and sequence again with
-    that.
+    the result.
     """
 
     source: Source
     limits: tuple[PieceLimit, ...]
     messages: int | None
-    """The number of committed messages. None if it takes the rows to know."""
+    """The number of committed messages. None if only the rows can tell."""
     resets: tuple[ClockReset, ...]
     replay: tuple[Range, Mapping[ProducerId, ProducerState]] | None
     acknowledged: Mapping[ProducerId, int]
@@ -65,8 +65,7 @@ def sequence(
 ) -> Sequenced:
     """Sequence adjacent ranges of a journal that begin at the entry's `read_through`.
 
-    Forgets producers as `pruning` decides; without it, none. Raises CorruptData when the ranges are not one contiguous
-    part of the journal.
+    Forgets producers as `pruning` decides; without it, none. Raises CorruptData if the ranges are not contiguous.
     """
     read_through = read_end(journal, entry.read_through, parts)
     before = dict(replayed or {})
@@ -112,7 +111,7 @@ def commits_of(
 
 
 def _acknowledged_at(producer: ProducerId, parts: Mapping[Range, RangeSummary]) -> int:
-    """Return the offset of a producer's first acknowledgement. A border holds each producer's first one of a range."""
+    """Return the offset of a producer's first acknowledgement. A range's border has each producer's first one."""
     return next(
         segment.first_offset
         for part in sorted(parts)
@@ -122,13 +121,13 @@ def _acknowledged_at(producer: ProducerId, parts: Mapping[Range, RangeSummary]) 
 
 
 def read_end(journal: str, begin: int, parts: Mapping[Range, RangeSummary]) -> int:
-    """Return the offset after the last message of adjacent ranges. Raises CorruptData when a message is missing."""
+    """Return the offset after the last message of adjacent ranges. Raises CorruptData if a message is missing."""
     expected = begin
     for part in sorted(parts):
         summary = parts[part]
         if not summary.rows:
             continue
         if summary.first != expected:
-            raise CorruptData(f"journal {journal}: the message behind {expected} was found at {summary.first}")
+            raise CorruptData(f"journal {journal}: the message after {expected} was found at {summary.first}")
         expected = summary.end
     return expected

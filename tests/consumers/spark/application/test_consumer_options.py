@@ -66,7 +66,7 @@ def test_plain_values_say_options():
         ({"fail_on_data_loss": "no"}, "fail_on_data_loss: 'no' is not true or false"),
         ({"misfits": "ignore"}, "misfits: 'ignore' is neither fail nor nulls, nor a place"),
         ({"misfits": {}}, "name either a table or journals"),
-        ({"misfits": {"topic": "x"}}, "misfits: 'topic' is no place of dead letters"),
+        ({"misfits": {"topic": "x"}}, "misfits: 'topic' is not a place of dead letters"),
         ({"misfits": {"table": 3}}, "misfits: a table is a name"),
         ({"misfits": MisfitPolicy.DEAD_LETTERS}, "misfits: say where"),
         ({"framing": {"framing": "csv"}}, "option csvColumns: '' is not the number of columns"),

@@ -460,9 +460,9 @@ def test_consumers_that_cannot_have_a_type_say_why(shop, spark, tmp_path):
     def consumer(application, **options) -> SparkConsumer:
         return SparkConsumer(application, shop.client.config, url, spark, **options)
 
-    with pytest.raises(InvalidInput, match="framing: is told by the registry"):
+    with pytest.raises(InvalidInput, match="framing: is determined by the registry"):
         consumer(Copies(shop), registry="types/registry", framing=JsonLines())
-    with pytest.raises(InvalidInput, match="uuid_pointer: is told by the registry"):
+    with pytest.raises(InvalidInput, match="uuid_pointer: is determined by the registry"):
         consumer(Copies(shop), registry="types/registry", uuid_pointer="/id")
     shop.publish(JsonLines(), {"n": 1})
     with pytest.raises(InvalidInput, match="value_schema: `\\*` stands for the fields of a registered type"):
