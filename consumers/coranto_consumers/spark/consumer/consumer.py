@@ -84,7 +84,7 @@ from coranto_consumers.spark.journals.losses import (
     lost_before,
     lost_of,
     of_another,
-    pass_by,
+    skip_lost,
     warn_of,
 )
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
@@ -471,7 +471,7 @@ class SparkConsumer:
         """Continue after lost content. Raises its error unless losses are accepted."""
         if self._fail_on_data_loss:
             raise lost.error(self._advice(lost.journal))
-        return replace(report, lost=(*report.lost, lost)), pass_by(sources, lost, begin)
+        return replace(report, lost=(*report.lost, lost)), skip_lost(sources, lost, begin)
 
     def _advice(self, journal: str) -> str:
         name = self._application.name

@@ -1,4 +1,4 @@
-"""Discovery of content to read: the journals of a selector, and the offsets at which they begin."""
+"""Discovery of content to read: the selected journals, and their begin and end offsets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONCURRENT_CALLS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class JournalLabels:
-    """The labels that journals must have: their `content-type`, if they have one, and the type of their messages."""
+    """The labels that journals must have: their `content-type`, if they have one, and their message type."""
 
     content_type: str | None = JSON_LINES
     """None: any."""
@@ -39,7 +39,7 @@ class JournalLabels:
         if self.content_type is not None and content_type not in ("", self.content_type):
             raise InvalidInput(
                 f"journal {info.name} has {CONTENT_TYPE} {content_type}; only {self.content_type} can be read: "
-                "leave the journal out, or say how its messages are framed",
+                "leave the journal out, or choose the framing of its messages",
                 field=field,
             )
         message_type = value_of(info.spec.labels, MESSAGE_TYPE)
@@ -72,7 +72,7 @@ def list_journals(
         listing = client.list(wanted)
         if not listing.journals:
             raise InvalidInput(
-                f"no journal matches {wanted!r}; `coranto journals list` shows what there is", field=field
+                f"no journal matches {wanted!r}; `coranto journals list` shows all journals", field=field
             )
     else:
         listing = client.list(label_selector(include=[(NAME, name) for name in wanted]))
@@ -110,9 +110,9 @@ def _checked(found: Iterable[JournalInfo], field: str, labels: JournalLabels) ->
 
 
 def require_unread(client: SyncJournalClient, journals: Iterable[str], known: Collection[str]) -> None:
-    """Check that journals which a checkpoint does not know are no forks of journals that it knows instead of them.
+    """Check that journals which are new to a checkpoint are not forks of journals that it knows and lacks now.
 
-    It costs no call unless the checkpoint knows journals that are no sources any more. Raises InvalidInput.
+    Makes no call unless the checkpoint has journals that are not sources any more. Raises InvalidInput.
     """
     present = set(journals)
     left, new = set(known) - present, sorted(present - set(known))
@@ -130,17 +130,17 @@ class ContentExtent:
     created: int = 0
     """The etcd revision that created the journal; 0 means unknown."""
     segment: Segment | None = None
-    """The segment of a stream that the journal is. Its content begins where the stream was truncated, if it was."""
+    """The journal's segment, if it is one. Its content begins at the stream's truncation, if there was one."""
     route: KnownRoute | None = field(default=None, compare=False)
     """The brokers of the journal when it was listed."""
     journal_id: str = ""
-    """The journal's id; empty if it is not known."""
+    """The journal's id; empty if unknown."""
     is_end: bool = True
     """False if the journal may have content after `head`, at a broker that does not answer (`JournalHead.is_end`)."""
 
 
 def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
-    """Return the offsets at which journals begin."""
+    """Return the begin offsets of journals."""
     return {journal: extent.begin for journal, extent in present.items()}
 
 
@@ -150,12 +150,12 @@ def heads_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
 
 
 def routes_of(present: Mapping[str, ContentExtent]) -> dict[str, KnownRoute]:
-    """Return the routes of journals, as far as they are known."""
+    """Return the known routes of journals."""
     return {journal: extent.route for journal, extent in present.items() if extent.route is not None}
 
 
 def contents(client: SyncJournalClient, journals: Iterable[JournalInfo]) -> dict[str, ContentExtent]:
-    """Return what listed journals hold. Segments of streams that were truncated away since are left out.
+    """Return the content of listed journals, without segments that were truncated away since.
 
     Raises CorruptData if the labels of a segment contradict each other, and the client's errors.
     """
@@ -163,7 +163,7 @@ def contents(client: SyncJournalClient, journals: Iterable[JournalInfo]) -> dict
     for info in journals:
         routes[info.name] = KnownRoute.listed(info.route)
         if value_of(info.spec.labels, STREAM):
-            from coranto.streams.model.stream import decode_segment  # Not for those who read no stream.
+            from coranto.streams.model.stream import decode_segment  # Imported only if streams are read.
 
             segments[info.name] = decode_segment(info)
     found = extents(client, list(routes), absent_ok=segments.keys())
@@ -177,16 +177,16 @@ def contents(client: SyncJournalClient, journals: Iterable[JournalInfo]) -> dict
 def extents(
     client: SyncJournalClient, journals: Sequence[str], *, absent_ok: Collection[str] = ()
 ) -> dict[str, ContentExtent]:
-    """Return what the journals hold, by one call for all of them, in the order given.
+    """Return the content of journals, in the order given, by one call for all of them.
 
-    Raises the client's error for one that is unknown, unless it is in `absent_ok`; then it is left out.
+    Raises the client's error for an unknown journal, unless it is in `absent_ok`; then it is left out.
     """
     if not journals:
         return {}
-    told = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
+    reports = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
     clear = {
         name: ContentExtent(each.begin, each.head, each.create_revision, journal_id=each.journal_id, is_end=each.is_end)
-        for name, each in told.items()
+        for name, each in reports.items()
         if each.status == pb.OK and each.listed
     }
 
@@ -198,7 +198,7 @@ def extents(
                 raise
             return None
         begin = earliest(fragment_begins(client, name), head)
-        if (known := told.get(name)) is None:
+        if (known := reports.get(name)) is None:
             return ContentExtent(begin, head)
         return ContentExtent(begin, head, known.create_revision, is_end=known.is_end)
 
@@ -209,18 +209,18 @@ def extents(
 
 
 def cuts_of(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, list[int]]:
-    """Return the offsets at which the journals' fragments begin, sorted."""
+    """Return the begin offsets of the journals' fragments, sorted."""
     return dict(zip(journals, _concurrently(lambda name: fragment_begins(client, name), journals), strict=True))
 
 
 def _concurrently(call: Callable[[str], T], journals: Sequence[str]) -> list[T]:
-    """Call brokers about several journals at the same time."""
+    """Call a function for several journals concurrently."""
     with concurrent.futures.ThreadPoolExecutor(_CONCURRENT_CALLS) as pool:
         return list(pool.map(call, journals))
 
 
 def fragment_begins(client: SyncJournalClient, journal: str) -> list[int]:
-    """Return the offsets at which the journal's fragments begin, sorted. A fully suspended journal has none."""
+    """Return the begin offsets of the journal's fragments, sorted. A fully suspended journal has none."""
     try:
         return sorted({info.fragment.begin for info in client.fragments(journal)})
     except JournalSuspended:
@@ -232,15 +232,15 @@ def head_of(client: SyncJournalClient, journal: str) -> int:
     try:
         return client.head(journal)
     except JournalSuspended:
-        # It has no content and no broker, and its spec tells where it goes on.
+        # The journal has no content and no broker. Its spec has the offset.
         for info in client.list(label_selector(include=[(NAME, journal)])).journals:
             if info.spec.suspend.level == pb.JournalSpec.Suspend.FULL:
                 return info.spec.suspend.offset
-        return client.head(journal)  # An append has just woken it.
+        return client.head(journal)  # An append has just resumed it.
 
 
 def earliest(begins: Sequence[int], head: int) -> int:
-    """Return the first offset that can be read, given a head and the begins of fragments, which were asked for later.
+    """Return the first readable offset. `begins` are the begins of fragments, which were listed after `head`.
 
     Without fragments, all content before the head is gone.
     """

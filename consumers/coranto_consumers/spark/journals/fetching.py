@@ -12,14 +12,14 @@ from pyspark import SparkContext, SparkFiles
 from coranto.client.disk_cache import DiskCache
 
 _LOCAL_FOLDERS: Final = "SPARK_EXECUTOR_DIRS"
-"""The variable by which a standalone worker tells its executors an application's local folders."""
+"""The variable with which a standalone worker passes an application's local folders to its executors."""
 
 
 def executor_folder() -> Path | None:
-    """Return the folder of this executor's files, which Spark removes when it ends.
+    """Return the folder of this executor's files, which Spark removes when the executor ends.
 
-    Processes that plan for Spark have such a folder too, and drivers. On a local master, theirs is that of the
-    executor. Returns None outside of Spark's processes.
+    Drivers, and processes that plan for Spark, have such a folder too. On a local master, it is the executor's. Returns
+    None outside of Spark's processes.
     """
     if SparkFiles._is_running_on_worker or SparkContext._active_spark_context is not None:
         return Path(SparkFiles.getRootDirectory())
@@ -27,12 +27,12 @@ def executor_folder() -> Path | None:
 
 
 def machine_folder() -> Path | None:
-    """Return a folder that an application's executors on this machine share, or that of this executor.
+    """Return a folder shared by an application's executors on this machine, or else this executor's folder.
 
-    Standalone workers give an application's executors common local folders, and remove them when it has ended. What is
-    in an executor's working folder, they keep for a week. YARN has the working folders in one that is named after the
-    application, and removes that when it has ended. Several machines may have one network drive. So the folder bears
-    the machine's name: locks and mapped files do not reach further. Returns None outside of Spark's processes.
+    Standalone workers give an application's executors common local folders, and remove these when the application has
+    ended; they keep executors' working folders for a week. On YARN, the working folders are in a folder that is named
+    after the application, and is removed with it. Machines may share a network drive. So the folder's name contains the
+    machine's name: locks and mapped files work on one machine only. Returns None outside of Spark's processes.
     """
     folder = executor_folder()
     if folder is None:
@@ -47,7 +47,7 @@ def machine_folder() -> Path | None:
 
 
 def shared_cache(max_bytes: int) -> DiskCache | None:
-    """Return the cache of at most `max_bytes` for an application's processes on this machine; None outside of one."""
+    """Return the fragment cache of an application's processes on this machine; None outside of Spark's processes."""
     folder = machine_folder()
     return DiskCache(folder / "coranto-fragments", max_bytes) if max_bytes and folder else None
 

@@ -1,11 +1,9 @@
 """The framings of messages that Spark reads: lines, rows of CSV and fixed frames (option `framing`).
 
-Everything that reads journals with Spark takes its framing from here: batch reads, streaming queries and consumers.
-`parsers.py` has what makes columns of the messages.
+All reads use them: batch reads, streaming queries and consumers. `parsers.py` parses the messages into columns.
 
-A range of lines may begin anywhere, because the next newline tells where a line begins. Rows of CSV may have newlines
-in their fields, and frames have any bytes in them. So a range of these, a *record framing's*, begins where a message
-does.
+A range of lines may begin anywhere, because the next newline shows where a line begins. Rows of CSV may have newlines
+in their fields, and frames may contain any bytes. So with a *record framing*, a range begins at the begin of a message.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ OPTIONS: Final = {
     "uuidField": "for framing=fixed: field of the messageType with the UUID: uuid (default), a path as meta.uuid, none",
 }
 NO_UUID: Final = "none"
-"""The place of the UUID in an option, if messages have none."""
+"""The value of an option for the UUID if messages have none."""
 _OF_FRAMING: Final = {
     "json": ("uuidPointer",),
     "lines": (),
@@ -65,25 +63,25 @@ class CsvRecords:
     columns: int
     uuid_column: int | None = 0
     tolerant: bool = False
-    """True: a row that is malformed, or whose UUID cannot be read, is marked, and is no error."""
+    """True: a row that is malformed, or whose UUID cannot be read, is marked, and raises no error."""
 
     def framing(self) -> CsvRows[Any]:
-        """Return the framing of the rows. Raises InvalidInput for a column that there is not."""
+        """Return the framing of the rows. Raises InvalidInput for a column that does not exist."""
         from coranto.messages.csv_rows import CsvRows, TextRows
 
         return CsvRows(TextRows(self.columns - (self.uuid_column is not None)), uuid_column=self.uuid_column)
 
     def payload_of(self, content: bytes) -> bytes:
-        """Return the payload of a malformed row: all but its newline, and a byte order mark before it."""
+        """Return the payload of a malformed row, without its newline and byte order mark."""
         return content.removesuffix(b"\n").removeprefix(MARK)
 
 
 @dataclass(frozen=True, slots=True)
 class FixedRecords:
-    """Fixed frames, of protobuf messages of a type if one is given. Others have no UUIDs.
+    """Fixed frames. With a `message_type`, their payloads are protobuf messages of it; otherwise they have no UUIDs.
 
-    `descriptors` is what `protoc --include_imports --descriptor_set_out` writes. `uuid_field` is the field with the
-    UUID, or a path as `meta.uuid`; None: the messages have no UUIDs.
+    `descriptors` is the output of `protoc --include_imports --descriptor_set_out`. `uuid_field` is the field with the
+    UUID, or a path such as `meta.uuid`; None: the messages have no UUIDs.
     """
 
     name = "fixed"
@@ -93,15 +91,15 @@ class FixedRecords:
     message_type: str = ""
     uuid_field: str | None = "uuid"
     tolerant: bool = False
-    """True: a frame that is no message, or whose UUID cannot be read, is marked, and is no error."""
+    """True: a frame that is not a message, or whose UUID cannot be read, is marked, and raises no error."""
 
     @classmethod
     def from_file(cls, path: Path | str, message_type: str, uuid_field: str | None = "uuid") -> Self:
-        """Return the framing of a type that a file of descriptors has. Raises InvalidInput."""
+        """Return the framing of a type from a descriptor file. Raises InvalidInput."""
         return cls(_read(path, "descriptors"), message_type, uuid_field)
 
     def framing(self) -> FixedFrame[Any]:
-        """Return the framing of the frames. Raises InvalidInput for a type or field that there is not."""
+        """Return the framing of the frames. Raises InvalidInput for a type or field that does not exist."""
         from coranto.messages.fixed_frame import FixedFrame
         from coranto.messages.payloads import ProtobufPayload
 
@@ -110,14 +108,14 @@ class FixedRecords:
         return FixedFrame(ProtobufPayload(self.kind(), self.uuid_field))
 
     def payload_of(self, content: bytes) -> bytes:
-        """Return the payload of a frame that is no message; all of what is no frame."""
+        """Return the payload of a frame that is not a message; all content if it is not a frame."""
         from coranto.messages.fixed_frame import MAGIC, encode_frame
 
         header = len(encode_frame(b""))
         return content[header:] if content.startswith(MAGIC) else content
 
     def kind(self) -> Any:
-        """Return the class of the messages. Raises InvalidInput for a type that there is not."""
+        """Return the class of the messages. Raises InvalidInput for a type that does not exist."""
         return _kind(self.descriptors, self.message_type)
 
 
@@ -131,7 +129,7 @@ def _kind(descriptors: bytes, message_type: str) -> Any:
 
 
 class _Opaque:
-    """The codec of payloads of which nothing is known."""
+    """The codec of payloads of an unknown type."""
 
     def encode(self, message: bytes | None, uuid: object) -> bytes:
         return message or b""
@@ -149,14 +147,14 @@ ReadFraming: TypeAlias = JsonLines | Records
 
 
 def name_of(framing: ReadFraming) -> str:
-    """Return the name of a framing, as the option says it."""
+    """Return the name of a framing, as in the option."""
     if isinstance(framing, JsonLines):
         return "lines" if isinstance(framing, AnyLines) else "json"
     return framing.name
 
 
 def made_tolerant(framing: ReadFraming) -> ReadFraming:
-    """Return a framing that marks messages whose UUID cannot be read, where the given one may refuse them."""
+    """Return a copy of a framing that marks messages with an unreadable UUID instead of raising an error."""
     if isinstance(framing, AnyLines):
         return AnyLines(tolerant=True)
     if isinstance(framing, JsonLines):
@@ -165,7 +163,7 @@ def made_tolerant(framing: ReadFraming) -> ReadFraming:
 
 
 def parse_framing(given: Mapping[str, str], *, tolerant: bool) -> ReadFraming:
-    """Return the framing that options choose. Their keys are in lower case. Raises InvalidInput."""
+    """Return the framing for options, whose keys are in lower case. Raises InvalidInput."""
     name = given.get("framing", "json").lower()
     if name not in _OF_FRAMING:
         raise InvalidInput(f"{given['framing']!r} is not one of {', '.join(_OF_FRAMING)}", field="option framing")
@@ -187,12 +185,12 @@ def parse_framing(given: Mapping[str, str], *, tolerant: bool) -> ReadFraming:
 
 
 def labels_of(framing: ReadFraming) -> JournalLabels:
-    """Return the labels of journals in which a framing can be. Who names another one than JSON knows what they hold."""
+    """Return the labels that journals of a framing must have. Any journal may have a framing other than JSON."""
     return JournalLabels() if name_of(framing) == "json" else JournalLabels(content_type=None)
 
 
 def options_of(framing: ReadFraming) -> dict[str, str]:
-    """Return the options that choose a framing."""
+    """Return the options for a framing."""
     options = {"framing": name_of(framing)}
     match framing:
         case CsvRecords(columns, uuid_column):
@@ -211,7 +209,7 @@ def options_of(framing: ReadFraming) -> dict[str, str]:
 
 
 def chosen_framing(framing: ReadFraming | None, uuid_pointer: str) -> ReadFraming:
-    """Return the framing that a consumer's parameters choose. Raises InvalidInput."""
+    """Return the framing for a consumer's parameters. Raises InvalidInput."""
     if framing is None:
         return JsonLines(uuid_pointer)
     if uuid_pointer != DEFAULT_UUID_POINTER:
@@ -225,7 +223,7 @@ def chosen_framing(framing: ReadFraming | None, uuid_pointer: str) -> ReadFramin
 
 
 def require_json(framing: ReadFraming, what: str) -> JsonLines:
-    """Return the framing if it is one of lines of JSON. Raises InvalidInput for another; `what` begins its text."""
+    """Return the framing if it is lines of JSON. Raises InvalidInput otherwise; `what` begins the message."""
     if not isinstance(framing, JsonLines) or isinstance(framing, AnyLines):
         raise InvalidInput(f"{what} lines of JSON, and not framing={name_of(framing)}", field="option framing")
     return framing

@@ -1,7 +1,7 @@
-"""Content that a consumer or a read should have, and that is gone: what is missing, and where to go on.
+"""Content that is gone before a consumer or a read got it: detection, reports, and where to continue.
 
-Retention may remove content before it was read, or the beginning of a transaction whose acknowledgement comes later. A
-journal may be deleted and created again.
+Retention may remove content before it was read, or the beginning of a transaction that is acknowledged later. A journal
+may be deleted and recreated.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _log = structlog.get_logger(__name__)
 class LostContent:
     """Content of a journal that is gone: [begin, end).
 
-    If `made_again`, nothing from `begin` on is there, and the journal with that name ends at `end`: it was deleted and
-    created again, or has lost content. With `known`, it was created again: that is the id of the journal that `begin`
-    is an offset of, and `found` is the present one's.
+    If `made_again`, nothing from `begin` on exists, and the journal ends at `end`: it was deleted and recreated, or has
+    lost content. If `known` is set, it was recreated: `known` is the id of the journal to which `begin` belongs, and
+    `found` is the present journal's id.
     """
 
     journal: str
@@ -51,7 +51,7 @@ class LostContent:
         return held_through(self.known, self.begin, self.found) if self.known else 0
 
     def error(self, advice: str) -> CorantoError:
-        """Return the error for those who must not go on without the content."""
+        """Return the error for a reader that must not continue without the content."""
         if self.known:
             return JournalRecreated(self.journal, self.begin, self.known, self.found, self.end, advice)
         if self.made_again:
@@ -60,9 +60,9 @@ class LostContent:
 
 
 def of_another(source: Source, journal: str, head: int, found: str) -> LostContent | None:
-    """Return the loss of a reader if the journal, which ends at `head` and has the id `found`, is another one.
+    """Return the loss of a reader if the journal, with the end `head` and the id `found`, was recreated.
 
-    None if it is the same, or if that is not known.
+    None if it is the same journal, or if that is unknown.
     """
     if is_same(source.expected_id, source.read_through, found):
         return None
@@ -70,9 +70,9 @@ def of_another(source: Source, journal: str, head: int, found: str) -> LostConte
 
 
 def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: bool = True) -> LostContent | None:
-    """Return what is lost to a reader that continues at `offset`, of a journal with the content [begin, head).
+    """Return the loss of a reader that continues at `offset`, if the journal has the content [begin, head) now.
 
-    Raises Unavailable if it continues after `head`, and `head` may not be where the journal ends (`is_end`).
+    Raises Unavailable for an offset after `head` if the journal may have more content (not `is_end`).
     """
     if offset > head and not is_end:
         raise Unavailable(
@@ -85,13 +85,13 @@ def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: boo
 
 
 def lost_of(error: JournalRecreated) -> LostContent:
-    """Return the loss of a reader whose journal was replaced while it was read."""
+    """Return the loss of a reader whose journal was recreated during the read."""
     return LostContent(error.journal, error.offset, error.head, True, error.known, error.found)
 
 
 @dataclass(frozen=True, slots=True)
 class PartlyLost:
-    """A pending transaction of which messages before the offset `end` are gone."""
+    """A pending transaction that has lost its messages before the offset `end`."""
 
     journal: str
     producer: ProducerId
@@ -99,11 +99,11 @@ class PartlyLost:
     end: int
 
 
-def go_on_behind(source: Source, lost: LostContent, begin: int = 0) -> tuple[Source, list[PartlyLost]]:
-    """Return a source that needs nothing of the lost content any more, and the transactions that it has in part only.
+def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[Source, list[PartlyLost]]:
+    """Return the source after lost content, and the transactions that are partly lost.
 
-    A journal that was made again is read from `begin`, or from where its head fell to. Messages of the one before that
-    were pending are lost.
+    A recreated journal is read from `begin`, or from where its head fell to. Pending messages of the previous journal
+    are lost.
     """
     if lost.made_again:
         at = lost.same_through
@@ -117,22 +117,22 @@ def go_on_behind(source: Source, lost: LostContent, begin: int = 0) -> tuple[Sou
     partly = []
     for producer, state in source.producers.items():
         if state.is_pending and state.begin < lost.end and lost.begin < source.read_through:
-            # What remains of it is read from behind the lost content.
+            # The rest of the transaction is read from the end of the lost content.
             partly.append(PartlyLost(lost.journal, producer, state.begin, min(lost.end, source.read_through)))
             state = replace(state, begin=lost.end if lost.end < source.read_through else -1)
         producers[producer] = state
     return replace(source, read_through=read_through, producers=producers), partly
 
 
-def pass_by(sources: Mapping[str, Source], lost: LostContent, begin: int = 0) -> dict[str, Source]:
-    """Return sources that go on behind lost content, as `go_on_behind` has it, and warn of what is missing."""
-    source, partly = go_on_behind(sources[lost.journal], lost, begin)
+def skip_lost(sources: Mapping[str, Source], lost: LostContent, begin: int = 0) -> dict[str, Source]:
+    """Return sources that continue after lost content (`continue_after`), and log the loss."""
+    source, partly = continue_after(sources[lost.journal], lost, begin)
     warn_of(lost, partly)
     return {**sources, lost.journal: source}
 
 
 def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
-    """Log what is missing: content, and parts of transactions."""
+    """Log lost content and partly lost transactions."""
     _log.warning(
         "source.content_lost",
         journal=lost.journal,
@@ -153,7 +153,7 @@ def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
 
 
 class Holes:
-    """Lost content that a run has met while it read, and has not passed by yet."""
+    """Lost content that a run has found by reading, and has not skipped yet."""
 
     def __init__(self) -> None:
         self._holes: dict[str, LostContent] = {}
@@ -163,23 +163,23 @@ class Holes:
         return bool(self._holes)
 
     def meet(self, lost: LostContent) -> None:
-        """Take in what was met. Raises its error if it was met before: then passing it by did not help."""
+        """Record lost content. Raises its error if it was found before: then skipping it did not help."""
         if lost in self._met:
-            raise lost.error("It was passed by, and met again.")
+            raise lost.error("It was skipped, and found again.")
         self._met.add(lost)
         self._holes[lost.journal] = lost
 
     def ends(self, heads: Mapping[str, int]) -> dict[str, int]:
-        """Return the offsets up to which journals can be read now: their heads, or where lost content begins."""
+        """Return the offsets up to which journals can be read now: their heads, or the begins of lost content."""
         return {
             journal: min(head, self._holes[journal].begin) if journal in self._holes else head
             for journal, head in heads.items()
         }
 
     def stuck(self, journal: str, read_through: int) -> bool:
-        """Return True if no hole is the reason why a journal was not read beyond an offset.
+        """Return True if a journal was not read beyond an offset for another reason than lost content.
 
-        Otherwise a line that has lost its end is lost, too.
+        Otherwise a line has lost its end, and is lost, too.
         """
         hole = self._holes.get(journal)
         if hole is None:
@@ -188,7 +188,7 @@ class Holes:
         return False
 
     def due(self, sources: Mapping[str, Source]) -> list[LostContent]:
-        """Return, once, the lost content that is next to be read."""
+        """Return, and forget, the lost content that reading has reached."""
         due = [hole for journal, hole in self._holes.items() if hole.begin <= sources[journal].read_through]
         for hole in due:
             del self._holes[hole.journal]

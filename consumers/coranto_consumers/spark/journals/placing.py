@@ -1,11 +1,11 @@
-"""Placing of a transaction's input: tasks that read one fragment run on one executor, which keeps its content.
+"""Placement of tasks: tasks that read one fragment run on one executor, which caches its content.
 
-Machines share nothing with each other, so each one that reads a part of a fragment fetches it (`fetching.py`). Adjacent
-fragments go to one executor, too: where a task begins, the byte before tells if a line begins there, and that byte is
-in the fragment before. Executors have about equal shares, and keep the fragments that they have in later transactions.
+Machines do not share fragments: each machine that reads a part of a fragment fetches it (`fetching.py`). Adjacent
+fragments go to one executor, too: the byte before a task's range shows if a line begins there, and is in the fragment
+before. Executors get about equal shares, and keep their fragments in later transactions.
 
-Much of one fragment is read by several executors all the same, because to fetch it takes less time than to parse it.
-Places are wishes. Spark runs a task elsewhere if its executor is busy for long or gone. It then fetches what it needs.
+Large parts of one fragment still go to several executors, because fetching takes less time than parsing. Placement is a
+preference: if an executor is busy for long or gone, Spark runs the task elsewhere, and it fetches the content there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 
 
 class FragmentPlaces:
-    """The executors that fragments were given to, as far back as executors are likely to have their content."""
+    """The executors that recently got fragments, and are likely to have their content."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -37,9 +37,9 @@ class FragmentPlaces:
     def place(
         self, ranges: Sequence[Range], cuts: Mapping[str, Sequence[int]], executors: Sequence[str], max_bytes: int
     ) -> dict[str, list[Range]]:
-        """Return the ranges that each executor is to read, cut where fragments begin: at `cuts`, sorted, by journal.
+        """Return the ranges that each executor should read, split at fragments (`cuts`: sorted offsets by journal).
 
-        More than `max_bytes` of one fragment is read by several executors, if it is more than an even share of all.
+        Several executors read a fragment if more than `max_bytes` of it, and more than an even share of all, is read.
         """
         pieces = [piece for each in sorted(ranges) for piece in _by_fragment(each, cuts.get(each.journal, ()))]
         share = sum(piece.length for _, piece in pieces) / len(executors)
@@ -74,7 +74,7 @@ class FragmentPlaces:
         cuts: Mapping[str, Sequence[int]],
         executors: Sequence[str],
     ) -> tuple[list[Slice], tuple[str, ...]]:
-        """Return slices as `ranges.plan_slices` does, and the executor of each."""
+        """Return slices as `ranges.plan_slices` does, and each slice's executor."""
         slices: list[Slice] = []
         places: list[str] = []
         dealt = self.place(ranges, cuts, executors, max_bytes)
@@ -97,9 +97,9 @@ def _by_fragment(whole: Range, cuts: Sequence[int]) -> Iterator[tuple[tuple[str,
 
 
 def executors_of(spark: SparkSession) -> tuple[str, ...]:
-    """Return the places of a session's executors, as Spark names them. Empty if it has one, or does not tell.
+    """Return the locations of a session's executors, as Spark names them. Empty for one executor, or if unknown.
 
-    A session of Spark Connect does not tell, and nor does one whose Java process is out of reach.
+    They are unknown in a session of Spark Connect, and if the Java process cannot be reached.
     """
     executors = []
     try:
@@ -114,7 +114,7 @@ def executors_of(spark: SparkSession) -> tuple[str, ...]:
 
 
 def numbered_partitions(spark: SparkSession, count: int, places: Sequence[str]) -> DataFrame:
-    """Return the numbers below `count` (a column `id`), each in a partition that runs at its place if it has one."""
+    """Return the numbers below `count` (a column `id`), each in its own partition, with `places` as its location."""
     if places:
         try:
             return _placed(spark, places)
@@ -126,7 +126,7 @@ def numbered_partitions(spark: SparkSession, count: int, places: Sequence[str]) 
 def _placed(spark: SparkSession, places: Sequence[str]) -> DataFrame:
     context = spark.sparkContext
     jvm, gateway = context._jvm, context._gateway
-    assert jvm is not None  # The session is one of this process.
+    assert jvm is not None  # The session belongs to this process.
     assert gateway is not None
     located = []
     for number, place in enumerate(places):

@@ -1,9 +1,8 @@
 """Planning of a transaction's input: byte ranges of journals, split into slices that tasks read.
 
-A range [begin, end) stands for the lines that *start* within it. The `begin` of a whole range is the start of a line.
-Slices may be split at any offset, and a line is read by the slice in which it starts. So each line is read exactly
-once, however a range is split. The real end of a range is the end of its last line; it is known once the range was
-read.
+A range [begin, end) contains the lines that *start* within it. The `begin` of a whole range is the start of a line.
+Slices may be split at any offset; a line belongs to the slice in which it starts. So each line is read exactly once,
+however a range is split. The real end of a range is the end of its last line, which is known after reading it.
 
 Nothing here does I/O.
 """
@@ -20,9 +19,9 @@ from typing import Final
 from coranto.errors import InvalidInput
 
 WORTHWHILE_BYTES: Final = 1 << 20
-"""Ranges of less are not split, because a task costs some tens of milliseconds."""
+"""Smaller ranges are not split, because a task costs some tens of milliseconds."""
 _SLACK: Final = 8
-"""A slice may be larger by this part of an even share if it then ends where a fragment does."""
+"""A slice may exceed an even share by one part in this number if it then ends at the end of a fragment."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,7 +35,7 @@ class Range:
     aligned: bool = True
     """True if a line starts at `begin`. Otherwise the line that contains `begin` belongs to another slice."""
     journal_id: str = field(default="", compare=False)
-    """The id of the journal that the offsets are of; empty if it is not known. Another journal is not read."""
+    """The id of the journal of the offsets; empty if unknown. A journal with another id is not read."""
 
     @property
     def length(self) -> int:
@@ -44,7 +43,7 @@ class Range:
 
     @property
     def start(self) -> int:
-        """The offset from which lines are read: the byte before a border tells if that is within a line."""
+        """The offset at which reading begins: the byte before a split shows if the split is within a line."""
         return self.begin if self.aligned else self.begin - 1
 
 
@@ -53,10 +52,10 @@ Slice = tuple[Range, ...]
 
 
 def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> list[Range]:
-    """Return ranges from each journal's (begin, head), of at most about `max_bytes` in total, sorted by journal.
+    """Return ranges of at most about `max_bytes` in total, from each journal's (begin, head), sorted by journal.
 
-    Each journal gets an even share of the bytes, so that a journal far behind does not delay the others. Bytes that one
-    journal does not need go to the others. Journals with nothing to read are left out.
+    Each journal gets an even share of the bytes, so that a journal far behind does not delay the others. Unused bytes
+    of a share go to the other journals. Journals with nothing to read are left out.
     """
     if max_bytes < 1:
         raise InvalidInput(
@@ -65,7 +64,7 @@ def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> li
     behind = {journal: head - begin for journal, (begin, head) in heads.items() if head > begin}
     shares: dict[str, int] = {}
     left = max_bytes
-    # In order of size: a journal that needs less than its even share leaves the difference to the ones after it.
+    # In order of size, so that a journal with less than an even share leaves the difference to later ones.
     for index, (journal, lag) in enumerate(sorted(behind.items(), key=lambda item: (item[1], item[0]))):
         shares[journal] = min(lag, max(1, left // (len(behind) - index)))
         left -= shares[journal]
@@ -79,7 +78,7 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0
     """Split `whole` into adjacent ranges of at most about `max_bytes` each.
 
     `cuts` are sorted offsets at which to split if possible: the begins of fragments, so that two tasks do not fetch the
-    same one. So only a fragment of more than `max_bytes` is split itself. A range may be larger by `slack` bytes if it
+    same one. So a fragment is split only if it is larger than `max_bytes`. A range may be larger by `slack` bytes if it
     then ends at a cut or at the end.
     """
     if max_bytes < 1:
@@ -102,7 +101,7 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0
 
 
 def share(parts: Sequence[Range], max_bytes: int) -> list[list[Range]]:
-    """Put adjacent small parts together, up to `max_bytes`: each task costs some tens of milliseconds."""
+    """Group adjacent small parts, up to `max_bytes`: each task costs some tens of milliseconds."""
     shared: list[list[Range]] = []
     room = 0
     for part in parts:
@@ -125,8 +124,8 @@ def plan_slices(
     """Distribute ranges to at most `max_slices` tasks of similar size.
 
     Every task costs some tens of milliseconds. So small journals share a task, and ranges of less than
-    `worthwhile_bytes` are not split. A slice is larger than `max_bytes` only if there would be more than `max_slices`
-    otherwise. None: no range is split.
+    `worthwhile_bytes` are not split. A slice exceeds `max_bytes` only if `max_slices` requires that. With `max_bytes`
+    None, no range is split.
     """
     ranges = [found for found in ranges if found.length > 0]
     total = sum(found.length for found in ranges)
@@ -152,14 +151,14 @@ def plan_slices(
 
 @dataclass(frozen=True, slots=True)
 class NumberedRange:
-    """A range of a plan, with the number that its rows and its summary carry."""
+    """A range of a plan, with the number in its rows and its summary."""
 
     number: int
     range: Range
     replay: Mapping[str, int] = field(default_factory=dict)
-    """The only producers whose messages count, unless empty: begin offsets, by producer id in hex."""
+    """Begin offsets, by producer id in hex. If not empty, only messages of these producers count."""
     commits: bool = False
-    """True if the summary is to tell where each segment was acknowledged."""
+    """True if the summary should have the offset that acknowledged each segment."""
 
 
 @dataclass(frozen=True)
@@ -169,11 +168,11 @@ class ReadPlan:
     slices: tuple[Slice, ...]
     first_number: int = 0
     replay: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """The only producers whose messages count, unless empty: begin offsets, by journal and producer id in hex."""
+    """Begin offsets, by journal and producer id in hex. If not empty, only messages of these producers count."""
     commits: bool = False
-    """True if summaries are to tell where each segment was acknowledged."""
+    """True if summaries should have the offset that acknowledged each segment."""
     places: tuple[str, ...] = ()
-    """The executor that is to read each slice (`placing.py`). Empty if any may."""
+    """The preferred executor of each slice (`placing.py`). Empty without preferences."""
 
     @functools.cached_property
     def numbers(self) -> dict[Range, int]:
@@ -182,7 +181,7 @@ class ReadPlan:
         return {part: number for number, part in enumerate(parts, self.first_number)}
 
     def numbered(self) -> list[tuple[NumberedRange, ...]]:
-        """Return the slices with all that a task needs to read one of them."""
+        """Return the slices with everything that a task needs to read them."""
         return [
             tuple(
                 NumberedRange(self.numbers[part], part, self.replay.get(part.journal, {}), self.commits)
@@ -192,7 +191,7 @@ class ReadPlan:
         ]
 
     def dumps(self) -> str:
-        """Return the plan as the text of an option."""
+        """Return the plan as text, for an option."""
         slices = [
             [(part.journal, part.begin, part.end, part.limit, part.aligned, part.journal_id) for part in slice_]
             for slice_ in self.slices
@@ -208,7 +207,7 @@ class ReadPlan:
 
     @classmethod
     def loads(cls, text: str) -> ReadPlan:
-        """Return the plan from a text of `dumps`. Raises InvalidInput."""
+        """Parse a text of `dumps`. Raises InvalidInput."""
         try:
             raw = json.loads(text)
             slices = tuple(tuple(Range(*part) for part in slice_) for slice_ in raw["slices"])

@@ -1,4 +1,4 @@
-"""Reading of a journal's range as blocks of whole lines, and of blocks as columns."""
+"""Reading of a journal's range as blocks of whole lines, and parsing of blocks into columns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from coranto_consumers.spark.journals.ranges import Range
 
 BLOCK_BYTES = 4 << 20
 OVERRUN_BYTES = 4 << 10
-"""The first bytes that are read behind a range. More would more often be in the next fragment, which nobody needs."""
+"""The size of the first read after a range. A larger one would more often need the next fragment."""
 _MAX_CLOCK = (1 << 63) - 1
 
 
 class JournalContent(Protocol):
-    """The source of content: `SyncJournalClient`, or a stand-in."""
+    """The source of content: `SyncJournalClient`, or a test double."""
 
     def read(
         self,
@@ -43,7 +43,7 @@ class JournalContent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Messages of one journal, in order, as columns of equal length; or of several, one after the other."""
+    """Messages of one journal, in order, as columns of equal length; or of several journals, one after the other."""
 
     journal: str
     """The journal, or the first one."""
@@ -58,17 +58,17 @@ class Lines:
     unreadable: Mask | None = None
     """The lines whose UUID cannot be read; None without any. They count as messages without a UUID."""
     commits: Int64s | None = None
-    """The offsets at which the messages became committed, if they were asked for."""
+    """The offsets that committed the messages, if they were requested."""
     headed: Mask | None = None
-    """The lines of JSON whose first field holds the UUID and nothing else (`LineColumns.headed`)."""
+    """The lines of JSON whose first field contains only the UUID (`LineColumns.headed`)."""
     journals: Any | None = None
-    """The journal of each message, as an Arrow array of texts, if they are of several."""
+    """The journal of each message, as an Arrow array of texts, if there are several."""
     blank: Mask | None = None
-    """The rows that are no messages, such as empty lines; None without any."""
+    """The rows that are not messages, such as empty lines; None without any."""
 
     @classmethod
     def together(cls, parts: Sequence[Lines]) -> Lines:
-        """Return the messages of all parts, of which there is at least one, as one."""
+        """Concatenate the messages of all parts, at least one."""
         if len(parts) == 1:
             return parts[0]
         unreadable = headed = None
@@ -108,7 +108,7 @@ class Lines:
         return self if self.blank is None else replace(self.where(~self.blank), blank=None)
 
     def where(self, mask: Mask) -> Lines:
-        """Return only the lines that `mask` marks."""
+        """Return only the lines where `mask` is set."""
         if mask.all():
             return self
         return Lines(
@@ -177,10 +177,10 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
 def read_records(
     content: JournalContent, part: Range, records: Records, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """Yield the messages that start in a range, in blocks; one of them starts where the range does.
+    """Yield the messages that start in a range, in blocks. The first one starts at the range's begin.
 
-    Each has its payload with a newline behind it, as lines have. Content between and behind them that is no message,
-    such as empty lines, is one blank row each time. Raises as `read_lines` does.
+    Each message has its payload and a trailing newline, as lines have. Other content between and after them, such as
+    empty lines, becomes one blank row each time. Raises as `read_lines` does.
     """
     framing = records.framing()
     decoder: Decoder[Any] = framing.decoder(part.journal, part.begin)
@@ -207,7 +207,7 @@ def read_records(
 
 
 class _Record(NamedTuple):
-    """A message, content that a tolerant framing does not take for one, or blank content."""
+    """A message, content that a tolerant framing rejects as a message, or blank content."""
 
     begin: int
     end: int
@@ -224,7 +224,7 @@ def _blank(begin: int, end: int) -> _Record:
 def _records(
     content: JournalContent, part: Range, decoder: Decoder[Any], chunk: bytes, records: Records
 ) -> Iterator[_Record]:
-    """Yield what a chunk completes. Raises CorruptMessage for what is no message, unless the framing is tolerant."""
+    """Yield the messages that a chunk completes. Raises CorruptMessage for others, unless the framing is tolerant."""
     while True:
         try:
             for each in decoder.feed(chunk):
@@ -240,14 +240,14 @@ def _records(
         except CorruptMessage as error:
             if not records.tolerant:
                 raise
-            # The decoder has passed it over, and goes on behind it.
+            # The decoder has skipped it, and continues after it.
             passed = b"".join(_contiguous(content, part, error.offset, decoder.offset))
             yield _Record(error.offset, decoder.offset, ZERO_UUID, records.payload_of(passed), is_readable=False)
             chunk = b""
 
 
 def _to_end_of_message(content: JournalContent, part: Range, decoder: Decoder[Any]) -> Iterator[bytes]:
-    """Yield the content of a range, and behind it that of a message which starts within it."""
+    """Yield the content of a range, and the rest of a message that starts within it."""
     yield from _contiguous(content, part, part.begin, part.end)
     begin, step = part.end, OVERRUN_BYTES
     while begin < part.limit:
@@ -283,12 +283,12 @@ def read_blocks(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield offset and content of blocks of whole lines: exactly the lines that start in the range.
 
-    A last line that reaches beyond the range's `limit` is left out, because its writer has not finished it. Raises
+    A last line that exceeds the range's `limit` is left out, because its writer has not finished it. Raises
     CorruptMessage for a line that has not ended after `max_line_bytes`.
     """
     start = part.start
     skipping = not part.aligned
-    pieces: list[bytes | memoryview] = []  # Joined only once: to copy content costs more than to find its lines.
+    pieces: list[bytes | memoryview] = []  # Joined only once: copying content costs more than finding its lines.
     size = 0
     offset = start
     for chunk in _contiguous(content, part, start, part.end):
@@ -318,9 +318,9 @@ def read_blocks(
 
 
 def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: int, max_bytes: int) -> None:
-    """Read on after the range, up to the end of its last line or the range's limit.
+    """Read after the range, up to the end of its last line or the range's limit.
 
-    The content is added to `held`, which begins at `offset`. Raises CorruptMessage for a line that has not ended after
+    Appends the content to `held`, which begins at `offset`. Raises CorruptMessage for a line that has not ended after
     `max_bytes`.
     """
     begin, step = part.end, OVERRUN_BYTES
@@ -341,7 +341,7 @@ def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: 
 def _contiguous(content: JournalContent, part: Range, begin: int, end: int) -> Iterator[bytes]:
     """Yield exactly the content [begin, end) of a part's journal.
 
-    It existed when the range was planned, so lagging brokers are awaited.
+    The content existed when the range was planned, so the read waits for lagging brokers.
     """
     if begin >= end:
         return

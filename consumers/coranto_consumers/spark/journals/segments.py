@@ -1,13 +1,12 @@
-"""Segments of streams among the journals of a read: which may be read now, and which are gone.
+"""Segments of streams among the journals of a read: the readable ones, and the truncated ones.
 
-The events of a key are in one segment after the other, as a stream is split and merged. A segment is *open* when
-all segments that it succeeds have been read to their final offsets (`coranto.streams.model.frontier` has the rule). A
-transaction or micro-batch reads open segments only, as of its beginning. So it never has events of two segments of a
-key: within it, commits have the order of their offsets, and what later ones deliver was committed later.
+As a stream is split and merged, the events of a key are in one segment after the other. A segment is *open* when all
+its predecessors have been read to their final offsets (`coranto.streams.model.frontier` has the rule). A transaction or
+micro-batch reads only segments that are open at its beginning. So it never has events of two segments of a key: within
+a transaction, commits have the order of their offsets, and later transactions deliver later commits.
 
-A stream is *truncated* by deleting segments. That loses nothing for those who have read them. A segment becomes known
-in a checkpoint only when it is open, so a checkpoint that knows where the rest of the stream begins needs nothing of
-what was before.
+A stream is *truncated* by deleting segments. A reader that has read them loses nothing. A checkpoint includes a segment
+only once it is open, so a checkpoint with the first remaining segments needs nothing of the segments before.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ _ASK_SECONDS: Final = 0.1
 
 
 class GoneSegments(NamedTuple):
-    """Journals of segments that are not there any more."""
+    """Journals of segments that do not exist any more."""
 
     read: frozenset[str]
-    """They were read to their ends before."""
+    """Segments that were read to their ends."""
     unread: frozenset[str]
-    """They were not, or nothing tells that they were."""
+    """Segments that were not, or not known to be, read to their ends."""
 
 
 def open_journals(present: Mapping[str, ContentExtent], read: Mapping[str, int]) -> frozenset[str]:
-    """Return the journals that may be read: all but segments that have to wait for others.
+    """Return the journals that may be read: all except segments that wait for others.
 
-    `read` has the offsets through which journals are read; one without is read from where it begins.
+    `read` has the offsets through which journals are read. Other journals are read from their begin.
     """
     waiting: set[str] = set()
     for segments in _streams(present).values():
-        from coranto.streams.model.frontier import readable  # Not for those who read no stream.
+        from coranto.streams.model.frontier import readable  # Imported only if streams are read.
 
         through = {
             number: max(read.get(each.journal, 0), present[each.journal].begin) for number, each in segments.items()
@@ -52,7 +51,7 @@ def open_journals(present: Mapping[str, ContentExtent], read: Mapping[str, int])
 
 
 def gone_segments(present: Mapping[str, ContentExtent], known: Collection[str]) -> GoneSegments:
-    """Return the segments among the journals that a checkpoint knows which are gone from streams that are there."""
+    """Return the segments in a checkpoint (`known`) that are gone from present streams."""
     read: set[str] = set()
     unread: set[str] = set()
     for name, segments in _streams(present).items():
@@ -66,19 +65,19 @@ def gone_segments(present: Mapping[str, ContentExtent], known: Collection[str]) 
 
 
 def not_read(journal: str, offset: int) -> StreamTruncated:
-    """Return the error about a segment that is gone, and was read through an offset only."""
+    """Return the error for a segment that is gone, and was read through an offset only."""
     return StreamTruncated(
         f"segment {journal} was read through {offset} and is gone: its stream was truncated before the rest was read, "
-        "or before anything told that there is none. Begin anew, with a new checkpoint or a consumer of another name, "
-        "or go on without it (failOnDataLoss=false)",
+        "or before a read found that there is none. Begin again with a new checkpoint or a consumer of another name, "
+        "or continue without it (failOnDataLoss=false)",
         int(journal.rpartition("/")[2]),
     )
 
 
 def when_sealed(ask: Callable[[], dict[str, ContentExtent]], patience: float) -> dict[str, ContentExtent]:
-    """Ask for what journals hold until each segment may be read once those before it are read, as far as they go now.
+    """Call `ask` for the content of journals, until each segment is readable after its predecessors' present content.
 
-    It is otherwise while a stream is split or merged, for a moment. Raises StreamChanged after `patience` seconds.
+    While a stream is split or merged, that is not so for a moment. Raises StreamChanged after `patience` seconds.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -99,7 +98,7 @@ def when_sealed(ask: Callable[[], dict[str, ContentExtent]], patience: float) ->
 
 
 def _streams(present: Mapping[str, ContentExtent]) -> dict[str, dict[int, Segment]]:
-    """Return the segments that are there, by stream and number."""
+    """Return the present segments, by stream and number."""
     found: dict[str, dict[int, Segment]] = {}
     for extent in present.values():
         if (segment := extent.segment) is not None:

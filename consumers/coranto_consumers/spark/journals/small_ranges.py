@@ -1,8 +1,8 @@
-"""The content of a task's small ranges, which are read side by side.
+"""Concurrent reads of a task's small ranges.
 
-A consumer of many journals has a few messages of each. To read them one after the other takes the round trips of all.
-So the task's client reads small ranges ahead, several at the same time, and in memory that is bounded
-(`SyncJournalClient.read_each`). Large ranges are read in pieces, each in its turn.
+A consumer of many journals reads a few messages of each. Reading them one after the other would take one round trip for
+each. So the task's client prefetches small ranges, several concurrently, in bounded memory
+(`SyncJournalClient.read_each`). Large ranges are read in pieces, one after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALL_BYTES: Final = 256 << 10
 
 
 class ManyContents(JournalContent, Protocol):
-    """A source of content that can read many ranges: `SyncJournalClient`, or a stand-in."""
+    """A source of content that can read many ranges: `SyncJournalClient`, or a test double."""
 
     def read_each(
         self, ranges: Sequence[JournalRange], *, block: bool = False, fail_on_jump: bool = False
@@ -33,7 +33,7 @@ class ManyContents(JournalContent, Protocol):
 
 
 class SmallRanges:
-    """The content of ranges that are read in turn, as `JournalContent`. `small` are those that are read ahead."""
+    """The content of ranges that are read in turn, as `JournalContent`. `small` are the prefetched ranges."""
 
     def __init__(self, client: JournalContent, small: Sequence[JournalRange], contents: Iterator[Sequence[Chunk]]):
         self._client = client
@@ -52,7 +52,7 @@ class SmallRanges:
         fail_on_jump: bool = False,
         journal_id: str = "",
     ) -> Iterator[Chunk]:
-        """Yield content as the client does. Raises the errors of a range that was read ahead when it is its turn."""
+        """Yield content as the client does. Raises the errors of a prefetched range when it is read."""
         if self._due and self._due[0][:2] == (journal, offset):
             self._held = self._due.popleft()
             self._content = _whole(self._held, next(self._contents))
@@ -66,7 +66,7 @@ class SmallRanges:
 
 
 def _whole(wanted: JournalRange, chunks: Sequence[Chunk]) -> bytes:
-    """Return the content of a range. Raises OffsetJump if that is not what chunks have."""
+    """Return the content of a range. Raises OffsetJump if the chunks lack some of it."""
     expected = wanted.offset
     for chunk in chunks:
         if chunk.offset != expected:
@@ -83,7 +83,7 @@ def _whole(wanted: JournalRange, chunks: Sequence[Chunk]) -> bytes:
 
 @contextmanager
 def read_together(client: ManyContents, parts: Sequence[Range], framing: ReadFraming) -> Iterator[JournalContent]:
-    """Give the content of ranges that are going to be read in this order, each once."""
+    """Yield the content of ranges, to be read in this order, each once."""
     reads = [_first_read(part, framing) for part in parts if part.length > 0]
     small = [each for each in reads if each.length <= SMALL_BYTES]
     if len(small) < 2:
@@ -97,6 +97,6 @@ def read_together(client: ManyContents, parts: Sequence[Range], framing: ReadFra
 
 
 def _first_read(part: Range, framing: ReadFraming) -> JournalRange:
-    """Return the content that is read of a range, and for its last line, if that is not long."""
+    """Return the content of a range, with the bytes after it that a last line of usual length needs."""
     start = part.start if isinstance(framing, JsonLines) else part.begin
     return JournalRange(part.journal, start, min(part.limit, part.end + OVERRUN_BYTES), part.journal_id)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto_consumers.spark.journals.discovery import ContentExtent
-from coranto_consumers.spark.journals.losses import LostContent, go_on_behind, lost_before, warn_of
+from coranto_consumers.spark.journals.losses import LostContent, continue_after, lost_before, warn_of
 from coranto_consumers.spark.streaming.batches import ReadState
 from coranto_consumers.spark.streaming.offsets import Position
 
@@ -37,7 +37,7 @@ def without_lost_part(state: ReadState, error: OffsetJump) -> ReadState | None:
     if error.expected >= state.position.offset:
         return None
     lost = LostContent(error.journal, error.expected, error.actual)
-    source, partly = go_on_behind(state.source, lost)
+    source, partly = continue_after(state.source, lost)
     if not partly:
         return None
     warn_of(lost, partly)

@@ -17,7 +17,7 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.committed.long_transactions import LongTransaction
 from coranto_consumers.spark.journals.discovery import ContentExtent, fragment_begins
-from coranto_consumers.spark.journals.losses import LostContent, PartlyLost, go_on_behind, warn_of
+from coranto_consumers.spark.journals.losses import LostContent, PartlyLost, continue_after, warn_of
 from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.spark.journals.segments import gone_segments, not_read
 from coranto_consumers.spark.streaming.batches import (
@@ -181,7 +181,7 @@ class QueryPlanner:
         if self._options.source.fail_on_data_loss or (lost := lost_at(journal, position, head)) is None:
             return self._known(journal, position)
         source = Source(position.offset, position.producers)
-        self._warn_once(lost, go_on_behind(source, lost)[1] if lost.made_again else ())
+        self._warn_once(lost, continue_after(source, lost)[1] if lost.made_again else ())
         return beginning_at(lost.same_through or head.begin)
 
     def _warn_once(self, lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:

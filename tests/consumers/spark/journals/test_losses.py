@@ -20,7 +20,7 @@ from coranto_consumers.spark.journals.losses import (
     Holes,
     LostContent,
     PartlyLost,
-    go_on_behind,
+    continue_after,
     lost_before,
     lost_of,
     of_another,
@@ -48,19 +48,19 @@ def test_lost_is_what_begins_before_the_content_or_behind_its_end():
 def test_a_source_goes_on_behind_lost_content_with_what_remains_of_pending_transactions():
     source = Source(100, {A: ProducerState(7, 20), B: ProducerState(8, 60), C: ProducerState(9)})
 
-    behind, partly = go_on_behind(source, LostContent("j", 0, 50))
+    behind, partly = continue_after(source, LostContent("j", 0, 50))
     assert behind == Source(100, {A: ProducerState(7, 50), B: ProducerState(8, 60), C: ProducerState(9)})
     assert partly == [PartlyLost("j", A, 20, 50)]
 
-    behind, partly = go_on_behind(source, LostContent("j", 100, 150))
+    behind, partly = continue_after(source, LostContent("j", 100, 150))
     assert (behind, partly) == (Source(150, source.producers), []), "pending messages before it are still there"
 
-    behind, partly = go_on_behind(source, LostContent("j", 0, 150))
+    behind, partly = continue_after(source, LostContent("j", 0, 150))
     assert behind == Source(150, {A: ProducerState(7), B: ProducerState(8), C: ProducerState(9)})
     assert partly == [PartlyLost("j", A, 20, 100), PartlyLost("j", B, 60, 100)]
 
     lost = [PartlyLost("j", A, 20, 100), PartlyLost("j", B, 60, 100)]
-    assert go_on_behind(source, LostContent("j", 100, 30, made_again=True), 10) == (Source(10), lost)
+    assert continue_after(source, LostContent("j", 100, 30, made_again=True), 10) == (Source(10), lost)
 
 
 def test_a_source_is_of_another_journal_if_both_ids_are_known():
