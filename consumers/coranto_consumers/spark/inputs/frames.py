@@ -1,4 +1,4 @@
-"""DataFrames of a consumer transaction: the rows that were read, and the committed and parsed rows."""
+"""DataFrames of a consumer transaction: all rows that were read, and the committed and parsed rows."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from coranto_consumers.spark.source.source import JournalDataSource
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""
 COMMITTED_AT = PARSED_PREFIX + COMMIT_OFFSET
-"""The metadata column of committed rows that applications have to ask for."""
+"""The metadata column of committed rows that applications have to request."""
 
-_TOLD_SECONDS: Final = 2.0
-"""The time in seconds within which Spark tells what an action has observed, if it does."""
+_OBSERVED_SECONDS: Final = 2.0
+"""The time in seconds to wait for an action's observed values from Spark."""
 _DDL: Final = "value_schema"
 _ALL: Final = re.compile(r"\s*+\*\s*+(?:,|$)")
 _LOW, _HIGH, _COMMIT = "_coranto_low", "_coranto_high", "_coranto_commit"
@@ -61,7 +61,7 @@ _SUMMARY = PARSED_PREFIX + SUMMARY.name
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Reads the partitions of a reader, whose numbers are the rows that it gets."""
+    """Reads the partitions of a reader. The input rows are the numbers of partitions."""
 
     reader: JournalReader
     partitions: tuple[JournalPartition, ...]
@@ -85,20 +85,20 @@ class PlannedRows(NamedTuple):
     places: tuple[str, ...] = ()
 
     def along(self, routes: Mapping[str, KnownRoute]) -> PlannedRows:
-        """Return the same rows, whose tasks try routes of journals first."""
+        """Return the same rows, with tasks that try the given routes of journals first."""
         partitions = tuple(each.along(routes) for each in self.task.partitions)
         return self._replace(task=ReadTask(self.task.reader, partitions))
 
     def by_tasks(self, spark: SparkSession) -> DataFrame:
-        """Return the rows, which tasks read whenever they are needed. Spark starts no process to plan them."""
+        """Return the rows, read by tasks on demand. Spark starts no process to plan them."""
         return self.partitions(spark).mapInArrow(self.task, self.schema)
 
     def partitions(self, spark: SparkSession) -> DataFrame:
-        """Return what the task gets: the numbers of its partitions, each in a partition of its own."""
+        """Return the task's input: the numbers of its partitions, each in a partition of its own."""
         return numbered_partitions(spark, len(self.task.partitions), self.places)
 
     def packed_by_tasks(self, spark: SparkSession) -> PackedRows:
-        """Return the same rows, to be kept as whole Arrow batches."""
+        """Return the same rows, to be cached as whole Arrow batches."""
         task = PackTask(self.task, _PIECE, SUMMARY_PIECE, _SUMMARY)
         return PackedRows(self.partitions(spark).mapInArrow(task, PACKED), self.schema)
 
@@ -112,9 +112,9 @@ def planned_rows(
 ) -> PlannedRows:
     """Return the rows of a plan, with messages parsed into an application's columns.
 
-    A message without a column that `schema` has as not nullable is a misfit.
-    `zone` is the time zone of texts with a time that name none. A tolerant read takes lines whose UUID cannot be read
-    for messages without one. Raises InvalidInput for columns that messages of the framing are not parsed into.
+    A message without a value for a column that is not nullable in `schema` is a misfit. `zone` is the time zone of
+    texts without one. A tolerant read treats lines with an unreadable UUID as messages without one. Raises InvalidInput
+    for columns that messages of the framing cannot be parsed into.
     """
     options = {
         **client_options(client),
@@ -126,7 +126,7 @@ def planned_rows(
         "mode": (Misfits.PERMISSIVE if tolerant else Misfits.FAILFAST).value,
     }
     own = (*FIELDS.values(), PIECE, LINE, SUMMARY)
-    # Only the columns that are needed below, because rows are cached whole.
+    # Only the columns that are needed below, because rows are cached with all their columns.
     needed = [
         StructField(PARSED_PREFIX + field.name, field.dataType)
         for field in own
@@ -139,7 +139,7 @@ def planned_rows(
 
 
 def read_lines(client: ClientConfig, plan: ReadPlan, framing: ReadFraming, zone: str) -> dict[tuple[str, int], bytes]:
-    """Return the lines that begin in a plan's ranges, by journal and offset, read by this process."""
+    """Read the lines that begin in a plan's ranges in this process. Return them by journal and offset."""
     options = {
         **client_options(client),
         "isolation": Isolation.SEQUENCED.value,
@@ -174,7 +174,7 @@ def packed_summaries(rows: PackedRows, plan: ReadPlan) -> dict[Range, RangeSumma
 def packed_input(
     packed: PackedRows, committed: DataFrame, limits: Sequence[PieceLimit], commits: Sequence[PieceCommit] | None
 ) -> PackedInput | None:
-    """Return committed messages as packed rows. None if they have a column that is not among those."""
+    """Return committed messages as packed rows. None with `commits`: packed rows lack their column."""
     return None if commits is not None else PackedInput(packed, committed, tuple(limits), _PIECE, "_clock")
 
 
@@ -189,10 +189,10 @@ def _by_range(texts: Sequence[str], plan: ReadPlan) -> dict[Range, RangeSummary]
 
 
 class ExpectedRows:
-    """The committed messages of a plan as if all were committed, before the ranges' summaries are there to tell.
+    """The messages of a plan, under the assumption that all are committed, before the ranges' summaries are known.
 
-    The first action over them tells the summaries, too. It may be of any frame that is made of them. Where an output
-    has columns of theirs and no more, the task that reads them may write it (`batches_of`), and tells the summaries.
+    The first action over a frame made of them also collects the summaries. If an output only has columns of the
+    messages, the task that reads them may write it (`batches_of`), and collects the summaries.
     """
 
     def __init__(self, spark: SparkSession, planned: PlannedRows, schema: StructType) -> None:
@@ -205,9 +205,9 @@ class ExpectedRows:
         self.committed = parsed_values(rows.where(F.col(_PIECE) != SUMMARY_PIECE).drop(_PIECE), schema)
 
     def batches_of(self, rows: DataFrame) -> tuple[DataFrame, ChooseTask] | None:
-        """Return partitions, and the task that reads an output's rows there. Its summaries must be told (`tell`).
+        """Return partitions, and the task that reads an output's rows there. Pass its summaries to `add_summaries`.
 
-        None if an application has made the rows by more than choosing columns of the committed messages.
+        None if the rows are more than chosen columns of the messages.
         """
         columns = chosen_columns(rows, self.committed)
         if columns is None:
@@ -215,24 +215,24 @@ class ExpectedRows:
         task = ChooseTask(self._planned.task, _PIECE, SUMMARY_PIECE, _SUMMARY, columns)
         return self._planned.partitions(self._spark), task
 
-    def tell(self, texts: Sequence[str]) -> None:
-        """Take in the summaries that tasks of `batches_of` have met."""
+    def add_summaries(self, texts: Sequence[str]) -> None:
+        """Record the summaries that tasks of `batches_of` have collected."""
         self._texts = list(texts)
 
     def summaries(self, plan: ReadPlan) -> dict[Range, RangeSummary] | None:
-        """Return the summaries of a plan's ranges, after an action. None if it has not told all of them.
+        """Return the summaries of a plan's ranges, after an action. None if some are missing.
 
-        A plan of Spark tells nothing that has no need for these rows, and not all if it stops before their end.
+        They are missing if the action did not need the messages, or stopped before their end.
         """
         if self._texts is None:
-            due = time.monotonic() + _TOLD_SECONDS
-            # To ask for what Spark has not been told waits for ever.
+            due = time.monotonic() + _OBSERVED_SECONDS
+            # Spark's `get` would block forever if nothing was observed.
             while not self._observed._jo.future().isCompleted():  # type: ignore[union-attr]  # It was observed.
                 if time.monotonic() > due:
                     return None
-                time.sleep(_TOLD_SECONDS / 1000)
+                time.sleep(_OBSERVED_SECONDS / 1000)
             self._texts = self._observed.get[_SUMMARY]
-        # A task that ran again has told its own once more.
+        # A task that ran twice has added its summaries twice.
         summaries = {summary.number: summary for summary in map(summary_of_row, self._texts)}
         if not set(plan.numbers.values()) <= set(summaries):
             return None
@@ -242,7 +242,7 @@ class ExpectedRows:
 def choose_committed(
     spark: SparkSession, rows: DataFrame, limits: Sequence[PieceLimit], commits: Sequence[PieceCommit] | None
 ) -> DataFrame:
-    """Return the committed messages among sequenced rows, each once: all that are within the limits of their pieces.
+    """Return the committed messages among sequenced rows, each once: the rows within the limits of their pieces.
 
     With `commits`, they have the column `COMMITTED_AT`.
     """
@@ -263,11 +263,11 @@ def choose_committed(
 
 
 def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
-    """Return the columns of an application's `value_schema`, which may ask for `COMMITTED_AT`. Raises InvalidInput.
+    """Return the columns of an application's `value_schema`, which may include `COMMITTED_AT`. Raises InvalidInput.
 
-    `*` at the beginning stands for the columns of a registered type. These may be null, whatever the type says, because
-    messages of other versions may lack them. A message that lacks a column which the schema itself declares NOT NULL is
-    a misfit. Parts of columns may be null.
+    `*` at the beginning stands for the columns of a registered type. These are nullable, because messages of other
+    versions may lack them. A message without a column that the schema itself declares NOT NULL is a misfit. Parts of
+    columns are nullable.
     """
     require_ddl(ddl)
     star, rest = _ALL.match(ddl), ddl
@@ -301,7 +301,7 @@ def _nullable(fields: Sequence[StructField]) -> StructType:
 
 
 def require_ddl(columns: object) -> None:
-    """Raise InvalidInput for a `value_schema` that is not a text, such as a StructType."""
+    """Raise InvalidInput for a `value_schema` that is not text, such as a StructType."""
     if not isinstance(columns, str):
         shown = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in getattr(columns, "fields", ()))
         raise InvalidInput(
@@ -312,7 +312,7 @@ def require_ddl(columns: object) -> None:
 
 
 def _checked(schema: StructType) -> StructType:
-    """Return columns that an application may have. Raises InvalidInput for others."""
+    """Check an application's columns, and return them with nullable parts. Raises InvalidInput."""
     asked = {name: schema[name].dataType.simpleString() for name in schema.names if name == COMMITTED_AT}
     if asked.get(COMMITTED_AT, "bigint") != "bigint":
         raise InvalidInput(f"column {COMMITTED_AT} is a BIGINT, not {asked[COMMITTED_AT]}", field=_DDL)
@@ -324,14 +324,14 @@ def _checked(schema: StructType) -> StructType:
 
 
 def nothing_committed(spark: SparkSession, schema: StructType, *, commits: bool) -> DataFrame:
-    """Return the frame that an application would get of a transaction without messages."""
+    """Return an application's frame for a transaction without messages."""
     names = [name.removeprefix(PARSED_PREFIX) for name in (*METADATA, *([COMMITTED_AT] if commits else []))]
     own = [StructField(PARSED_PREFIX + name, FIELDS[name].dataType) for name in names]
     return spark.createDataFrame([], StructType([*_nullable(schema.fields).fields, *own]))
 
 
 def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Return rows with the application's columns, of which workers have parsed all values."""
+    """Return rows with the application's columns, which workers have parsed already."""
     return rows.select(*(_column(name) for name in schema.names), *_metadata(rows))
 
 
@@ -343,11 +343,11 @@ def _column(name: str) -> Column:
     return F.col(f"`{name.replace('`', '``')}`")
 
 
-class TakenIn(NamedTuple):
+class CheckedRows(NamedTuple):
     """The committed messages of a transaction, some of which may not fit."""
 
     all: DataFrame
-    """The application's columns, with nulls for what does not fit."""
+    """The application's columns, with nulls for values that do not fit."""
     fitting: DataFrame
     """The rows of messages that fit."""
     messages: int
@@ -358,11 +358,11 @@ class TakenIn(NamedTuple):
     """The number of messages that do not fit."""
 
 
-def take_in(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) -> TakenIn:
-    """Count committed rows and those that do not fit.
+def check_misfits(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) -> CheckedRows:
+    """Count committed rows and misfits.
 
-    Raises CorruptMessage for one that ends the run: any with `MisfitPolicy.FAIL`, and with `MisfitPolicy.NULLS` one
-    that would have nulls in columns that are not nullable.
+    Raises CorruptMessage for a misfit that ends the run: any with `MisfitPolicy.FAIL`, and one with nulls in columns
+    that are not nullable with `MisfitPolicy.NULLS`.
     """
     misfit = F.col(_LINE).isNotNull()
     lacks = [_column(field.name).isNull() for field in schema.fields if not field.nullable]
@@ -383,4 +383,4 @@ def take_in(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) -> Taken
     )
     everything = parsed_values(rows, schema)
     fitting = parsed_values(rows.where(~misfit), schema) if found.misfits else everything
-    return TakenIn(everything, fitting, int(found.messages), dead, int(found.misfits))
+    return CheckedRows(everything, fitting, int(found.messages), dead, int(found.misfits))

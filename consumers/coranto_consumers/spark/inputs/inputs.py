@@ -1,4 +1,4 @@
-"""The input of one transaction. Ranges are read once, and their committed messages are chosen."""
+"""The input of one transaction. Ranges are read once, then their committed messages are chosen."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from coranto_consumers.spark.inputs.frames import (
     COMMITTED_AT,
     ExpectedRows,
     PlannedRows,
+    check_misfits,
     choose_committed,
     collect_summaries,
     nothing_committed,
@@ -41,7 +42,6 @@ from coranto_consumers.spark.inputs.frames import (
     planned_rows,
     read_lines,
     summaries_in,
-    take_in,
 )
 from coranto_consumers.spark.inputs.packed import PackedInput, PackedRows
 from coranto_consumers.spark.journals.framings import ReadFraming
@@ -70,19 +70,19 @@ class Input:
     sources: dict[str, Source]
     """The sources' states after this transaction."""
     dead: DataFrame | None = None
-    """Journal, offset and line of messages that do not fit and are not among `committed`, if there are any."""
+    """Journal, offset and line of misfits that are not in `committed`, if any."""
     misfits: int = 0
     """The number of messages that do not fit."""
     packed: PackedInput | None = None
-    """The messages as packed rows, if they are kept as such."""
+    """The messages as packed rows, if they are cached as such."""
     required: frozenset[str] = frozenset()
     """The application's columns that are declared NOT NULL."""
     lines_at: Callable[[Sequence[tuple[str, int]]], list[bytes]] | None = None
-    """Reads the lines of messages again, which are given by journal and offset."""
+    """Reads the lines of messages, given by journal and offset, again."""
 
 
 class MetLongTransactions(Exception):
-    """Acknowledgements were read of transactions that must be replayed in parts. It never leaves a consumer."""
+    """Acknowledgements of transactions that must be replayed in parts were read. Never leaves a consumer."""
 
     def __init__(self, found: Sequence[LongTransaction]) -> None:
         super().__init__(f"{len(found)} long transactions")
@@ -90,7 +90,7 @@ class MetLongTransactions(Exception):
 
 
 class InputReader:
-    """Reads the inputs of transactions. `name` is that of the consumer, for the descriptions of Spark's jobs."""
+    """Reads the inputs of transactions. `name` is the consumer's, for descriptions of Spark's jobs."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class InputReader:
         packs: bool = False,
     ) -> None:
         self.packs = packs
-        """True to keep rows as whole Arrow batches, for outputs that take them so."""
+        """True to cache rows as whole Arrow batches, for outputs that can use them."""
         self.routes: Mapping[str, KnownRoute] = {}
         """The routes of journals that tasks try first."""
         self._name = name
         self._misfits = misfits
         self._framing = framing or JsonLines()
-        register(spark)  # For executors that have Coranto from an archive of the session.
+        register(spark)  # For executors that get Coranto from the session's archive.
         self._spark = spark
         self._client = client
         self._commits = COMMITTED_AT in schema.names
@@ -124,7 +124,7 @@ class InputReader:
         self._places = FragmentPlaces()
 
     def nothing(self) -> DataFrame:
-        """Return the frame of a transaction without messages, with the columns that an application gets."""
+        """Return the application's frame for a transaction without messages."""
         return nothing_committed(self._spark, self._schema, commits=self._commits)
 
     @contextmanager
@@ -138,9 +138,8 @@ class InputReader:
     ) -> Iterator[Input]:
         """Read ranges that begin where `sources` end. `cuts` are offsets at which splitting the ranges is cheap.
 
-        Producers are forgotten by `pruning`. Raises CorruptData when a message is missing, and MetLongTransactions when
-        more than `max_replay_bytes` of a journal would have to be read again. Errors of tasks are raised as Spark's
-        errors.
+        Forgets producers by `pruning`. Raises CorruptData when a message is missing, and MetLongTransactions when more
+        than `max_replay_bytes` of a journal would have to be read again. Errors of tasks are raised as Spark's errors.
         """
         with ExitStack() as persisted:
             rows, results, summaries, packed = self._sequenced(
@@ -152,7 +151,7 @@ class InputReader:
     def read_part(
         self, long: LongTransaction, sources: Mapping[str, Source], head: int, max_bytes: int
     ) -> Iterator[Input]:
-        """Read a part of a long transaction that is due, of a journal that ends at `head`. Raises as `read` does."""
+        """Read the due part of a long transaction, in a journal that ends at `head`. Raises as `read` does."""
         journal, source = long.journal, sources[long.journal]
         begins = {journal: {long.producer.hex(): source.producers[long.producer].begin}}
         with ExitStack() as persisted:
@@ -172,10 +171,10 @@ class InputReader:
         pruning: Pruning,
         write: Callable[[ExpectedRows], W],
     ) -> tuple[Input, W] | None:
-        """Read ranges in the very job in which `write` writes what is made of their messages.
+        """Read ranges in the same job in which `write` writes the outputs of their messages.
 
-        That holds only if all messages turn out to be committed, and fit their columns. Returns None otherwise, or if
-        something failed: what was written must not count then, and `read` is to decide.
+        Returns None if not all messages turn out to be committed and to fit their columns, or if something failed. The
+        written rows must then be ignored, and `read` used instead.
         """
         plan = self._plan(ranges, cuts)
         if self._commits or _is_little(plan) or is_remote():
@@ -208,7 +207,7 @@ class InputReader:
         sources: Mapping[str, Source],
         packed: PackedRows | None = None,
     ) -> Iterator[Input]:
-        """Yield the one input that rows and their summaries make."""
+        """Yield the one input of rows and their summaries."""
         count = sum(summary.rows for summary in summaries)
         counts = [result.messages for result in results.values()]
         limits = [limit for result in results.values() for limit in result.limits]
@@ -217,8 +216,8 @@ class InputReader:
         after = _after(sources, results)
         misfits = 0
         if None in counts or any(summary.misfits for summary in summaries):
-            with described(self._spark, f"{self._name}: counts what is committed, and what of it does not fit"):
-                taken = take_in(chosen, self._schema, self._misfits)
+            with described(self._spark, f"{self._name}: counts committed messages and misfits"):
+                taken = check_misfits(chosen, self._schema, self._misfits)
             committed, messages, misfits = taken.all, taken.messages, taken.misfits
             if self._misfits is MisfitPolicy.DEAD_LETTERS and misfits:
                 yield self._input(taken.fitting, messages - misfits, count, after, dead=taken.dead, misfits=misfits)
@@ -244,7 +243,7 @@ class InputReader:
         cuts: Mapping[str, Sequence[int]],
         pruning: Pruning,
     ) -> dict[str, Source]:
-        """Return the sources' states after ranges, which are read as by `read`, with no use for their messages."""
+        """Read ranges as `read` does, for the sources' states only. Return these states."""
         with ExitStack() as persisted:
             _, results, _, _ = self._sequenced(persisted, ranges, sources, cuts, pruning)
             return _after(sources, results)
@@ -258,9 +257,9 @@ class InputReader:
         pruning: Pruning,
         max_replay_bytes: int | None = None,
     ) -> tuple[DataFrame, dict[str, Sequenced], list[RangeSummary], PackedRows | None]:
-        """Return the rows of ranges, kept until `persisted` closes, what is committed of them, and all summaries.
+        """Return the rows of ranges, cached until `persisted` closes, the results by journal, and all summaries.
 
-        The last value has all of these rows, too, if they are kept packed.
+        The last value has the same rows packed, if they are cached packed.
         """
         rows, summaries, packed = self._kept(persisted, self._plan(ranges, cuts))
         seen = list(summaries.values())
@@ -287,7 +286,7 @@ class InputReader:
         return rows, results, seen, packed
 
     def _watch(self, results: Mapping[str, Sequenced], sources: Mapping[str, Source], pruning: Pruning) -> None:
-        """Warn of what is odd about producers."""
+        """Log resets of producers and clock skew."""
         _warn_of_resets(results)
         for journal, result in results.items():
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
@@ -301,10 +300,10 @@ class InputReader:
     def _kept(
         self, persisted: ExitStack, plan: ReadPlan
     ) -> tuple[DataFrame, dict[Range, RangeSummary], PackedRows | None]:
-        """Return the rows of a plan, kept until `persisted` closes, the ranges' summaries, and how rows are packed."""
+        """Return the rows of a plan, cached until `persisted` closes, the ranges' summaries, and the packed rows."""
         planned = self._planned(plan)
         if _is_little(plan):
-            # A job of Spark takes longer than reading so little here.
+            # A Spark job takes longer than reading so little here.
             table = planned.read_here()
             return self._spark.createDataFrame(table, planned.schema).coalesce(1), summaries_in(table, plan), None
         with described(self._spark, f"{self._name}: reads {sum(part.length for part in plan.numbers):,} bytes"):
@@ -336,7 +335,7 @@ class InputReader:
     def _plan_replays(
         self, results: Mapping[str, Sequenced], cuts: Mapping[str, Sequence[int]], first_number: int
     ) -> ReadPlan:
-        """Plan to read pending messages from before the checkpoint again, if they are committed now."""
+        """Plan to read messages before the checkpoint again that were pending, and are committed now."""
         ranges = [result.replay[0] for result in results.values() if result.replay is not None]
         begins = {
             journal: {producer.hex(): state.begin for producer, state in _replaying(result).items()}
@@ -347,16 +346,16 @@ class InputReader:
 
 
 def cores(spark: SparkSession) -> int:
-    """Return the number of tasks that run at once: as Spark tells it, or as the settings say where it does not.
+    """Return the number of tasks that run concurrently.
 
-    A session of Spark Connect does not tell.
+    Spark reports it, except in a session of Spark Connect: then it is derived from the settings.
     """
     try:
         return max(1, int(spark.sparkContext.defaultParallelism))
     except PySparkException:
         pass
-    if told := spark.conf.get("spark.default.parallelism", ""):
-        return int(told)
+    if parallelism := spark.conf.get("spark.default.parallelism", ""):
+        return int(parallelism)
     master = spark.conf.get("spark.master", "") or ""
     if local := re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master):
         return int(local[1])
@@ -370,7 +369,7 @@ def cores(spark: SparkSession) -> int:
 
 @contextmanager
 def persisting(frame: DataFrame) -> Iterator[DataFrame]:
-    """Have Spark keep a frame's rows within the context: in memory, and on local disks where that ends."""
+    """Let Spark cache a frame's rows within the context: in memory, and on local disks if that is full."""
     frame.persist()
     try:
         yield frame

@@ -1,9 +1,9 @@
-"""Rows that Spark keeps as whole Arrow batches, for outputs that take them as they were read.
+"""Packed rows: rows that Spark caches as whole Arrow batches, for outputs that write them unchanged.
 
-Spark makes rows of its own of what a task of Python yields, keeps those, and makes Arrow batches of them again for the
-next task of Python. Where an output has columns of the committed messages and no more, that work is for nothing: so the
-batches of a task are kept as bytes, and the task that writes them gets them as they are. Where anybody asks for rows,
-they are made of the batches (`PackedRows.rows`).
+Normally Spark converts the batches of a Python task to its own rows, caches those, and converts them to Arrow batches
+again for the next Python task. That is wasted work where an output only has columns of the committed messages. So the
+batches of a task are cached as bytes, and the writing task gets them unchanged. Where rows are needed, they are made
+from the batches (`PackedRows.rows`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coranto_consumers.spark.committed.sequencing import PieceLimit
 
 PACKED: Final = "summary STRING, batch BINARY"
 _BATCH_ROWS: Final = 1 << 14
-"""The rows of a batch that is kept at most. A batch is one value of a row of Spark's: of some MB, not of hundreds."""
+"""The most rows of a cached batch. A batch is one value of a Spark row, of some MB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class PackTask:
 
 @dataclass(frozen=True, slots=True)
 class UnpackTask:
-    """Yields the batches that `PackTask` has packed.
+    """Unpacks the batches of `PackTask`.
 
-    With `columns`, names of theirs by new names, only these. With `limits`, only the rows within those of their pieces.
+    `columns`, if given, maps new names to the columns to keep. `limits` selects the rows within their pieces' limits.
     """
 
     piece: str = ""
@@ -76,9 +76,9 @@ class UnpackTask:
 
 
 class ChooseTask:
-    """Reads partitions by another task, and yields its batches with columns, names of theirs by new names, only.
+    """Reads partitions by another task, and yields the batches with the chosen columns (new name to name) only.
 
-    `texts` has the texts of summaries that it has met.
+    `texts` collects the texts of summaries.
     """
 
     def __init__(self, read: Any, piece: str, summary_piece: int, text: str, columns: Mapping[str, str]) -> None:
@@ -98,7 +98,7 @@ class ChooseTask:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Rows that are kept as Arrow batches: `kept` has the columns `PACKED`, and `schema` is that of the rows."""
+    """Rows that are cached as Arrow batches: `kept` has the columns `PACKED`, and `schema` is the rows' schema."""
 
     kept: DataFrame
     schema: StructType
@@ -108,7 +108,7 @@ class PackedRows:
         return self._batches().mapInArrow(UnpackTask(), self.schema)
 
     def summaries(self) -> list[str]:
-        """Return the texts of summaries. Reads what is to be kept, if it is not kept yet."""
+        """Return the texts of summaries. Fills the cache if necessary."""
         return [row.summary for row in self.kept.where(F.col("summary").isNotNull()).select("summary").collect()]
 
     def _batches(self) -> DataFrame:
@@ -117,7 +117,7 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class PackedInput:
-    """The committed messages of a transaction as packed rows, and as the frame that an application gets of them."""
+    """The committed messages of a transaction as packed rows, and as the application's frame."""
 
     packed: PackedRows
     committed: DataFrame
@@ -126,9 +126,9 @@ class PackedInput:
     clock: str
 
     def batches_of(self, rows: DataFrame) -> tuple[DataFrame, UnpackTask] | None:
-        """Return the packed batches that have an output's rows, and the task that unpacks them.
+        """Return the packed batches with an output's rows, and the task that unpacks them.
 
-        None if an application has made the rows by more than choosing columns of the committed messages.
+        None if the rows are more than chosen columns of the committed messages.
         """
         columns = chosen_columns(rows, self.committed)
         if columns is None:
@@ -137,9 +137,9 @@ class PackedInput:
 
 
 def chosen_columns(rows: DataFrame, source: DataFrame) -> dict[str, str] | None:
-    """Return the columns of a source that are the columns of rows, by the names that they have there.
+    """Return the source's columns that are the columns of `rows`, by the names in `rows`.
 
-    None if the rows are more than chosen columns of the source, or where Spark does not tell (Spark Connect).
+    None if the rows are more than chosen columns, or if Spark does not give the plan (Spark Connect).
     """
     try:
         base: Any = source._jdf.queryExecution().analyzed()
@@ -165,7 +165,7 @@ def chosen_columns(rows: DataFrame, source: DataFrame) -> dict[str, str] | None:
 
 
 def _each(found: Any) -> Iterator[Any]:
-    """Yield the elements of a sequence of Scala."""
+    """Yield the elements of a Scala sequence."""
     return (found.apply(number) for number in range(found.size()))
 
 
@@ -177,12 +177,12 @@ def _apart(batch: Any, piece: str, summary_piece: int, text: str) -> tuple[Any, 
 
 
 def _renamed(batch: Any, columns: Mapping[str, str]) -> Any:
-    """Return a batch with some of its columns, whose names are given by their new names."""
+    """Return a batch with the given columns only, under new names."""
     return pa.record_batch([batch.column(name) for name in columns.values()], names=list(columns))
 
 
 def _packed(batch: Any) -> Any:
-    """Return a record batch as a row that has its bytes."""
+    """Return a row with the bytes of a record batch."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)

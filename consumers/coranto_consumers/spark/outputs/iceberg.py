@@ -5,13 +5,13 @@
     catalog = SqlCatalog("lake", uri="postgresql+psycopg://…", warehouse="s3://lake/")
     SparkConsumer(application, client, IcebergStore(catalog, "shop.orders"), spark).run_until_caught_up()
 
-Tasks write Parquet files, and one commit of the catalog names them in their tables, together with the checkpoint and
-under the fence (`stores/iceberg/owner.py`). Rows with keys are merged by the driver: it reads the files that may have
-the keys, and writes those anew that have them.
+Tasks write Parquet files, and one commit of the catalog adds them to their tables, together with the checkpoint and
+under the fence (`stores/iceberg/owner.py`). The driver merges rows with keys: it reads the files that may have the
+keys, and rewrites those that do.
 
-Each transaction has a folder of its own in the place of each table's data. Files in it that the commit does not name
-are removed after it: those of attempts that lost, and those that were only staged. They are looked for again after the
-next commit, and when the next owner starts, since an attempt that hangs may still write.
+Each transaction has its own folder in each table's data location. After the commit, files in it that the commit does
+not name are removed: files of losing attempts, and files that were only staged. The next commit and the next owner
+check the folder again, since a hanging attempt may still write.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from coranto_consumers.stores.sql import Restored
 
 _log = structlog.get_logger(__name__)
 _SWEPT_TRANSACTIONS: Final = 2
-"""The number of the last transactions whose folders are looked through after a commit."""
+"""The number of recent transactions whose folders are checked after a commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Rows of an output: in files that no commit names yet, or here."""
+    """Rows of an output: in uncommitted files, or here."""
 
     table: str
     plan: MergePlan
@@ -90,10 +90,10 @@ class _Transaction:
 class IcebergStore(OutputStore[Written]):
     """Tables of a pyiceberg catalog, with a consumer's checkpoint in one of them, its *home*.
 
-    Tables are named `namespace.name`. Those given as definitions of SQLAlchemy are created if they are absent, in
-    `namespace` if they name no schema, and partitioned by the columns in `Table.info["partition_by"]`. The catalog must
-    be pyiceberg's SQL catalog on PostgreSQL or SQLite, where all tables of a transaction commit in one transaction of
-    its database; or its REST catalog, where the home must be the only table. Other writers may append to the tables,
+    Tables are named `namespace.name`. Tables given as SQLAlchemy definitions are created if absent, in `namespace` if
+    they name no schema, and partitioned by the columns in `Table.info["partition_by"]`. The catalog must be
+    pyiceberg's SQL catalog on PostgreSQL or SQLite, where all tables of a transaction commit in one transaction of its
+    database; or its REST catalog, where the home must be the only table. Other writers may append to the tables,
     compact them and expire their snapshots.
 
     Use an instance in one driver only, for one consumer at a time.
@@ -102,7 +102,7 @@ class IcebergStore(OutputStore[Written]):
     def __init__(
         self, catalog: Catalog, home: Table | str, *, namespace: str = "default", relaxed_durability: bool = False
     ) -> None:
-        """`relaxed_durability` accepts a catalog's server that may lose commits when its machine crashes.
+        """Open the store. `relaxed_durability` accepts a catalog server that may lose commits when its machine crashes.
 
         Raises InvalidInput for a catalog that this store cannot use.
         """
@@ -114,10 +114,10 @@ class IcebergStore(OutputStore[Written]):
 
     @classmethod
     def at(cls, url: str) -> IcebergStore:
-        """Return the store of a URL such as iceberg://lake/shop.orders, whose home is there already.
+        """Return the store of a URL such as iceberg://lake/shop.orders, whose home must exist.
 
-        pyiceberg's settings say what the catalog `lake` is. The home's namespace is that of tables without a schema.
-        Raises InvalidInput, and SqlStoreError if the catalog does not answer.
+        pyiceberg's settings define the catalog `lake`. Tables without a schema are in the home's namespace. Raises
+        InvalidInput, and SqlStoreError if the catalog does not answer.
         """
         home = IcebergHome.at(url)
         return cls(home.catalog, home.table, namespace=home.table.rpartition(".")[0])
@@ -184,7 +184,7 @@ class IcebergStore(OutputStore[Written]):
         return self._write(output, shard, None)
 
     def _write(self, output: TableOutput, shard: str, packed: tuple[DataFrame, UnpackTask] | None) -> Written:
-        """Write the rows of an output, which are packed rows if there are any."""
+        """Write the rows of an output, from packed rows if given."""
         table, plan = self._planned(output)
         name = self._name_of(output.table)
         try:
@@ -203,7 +203,7 @@ class IcebergStore(OutputStore[Written]):
         return Written(name, plan, output.overwrite, writer, files, staged, carried, packed is not None)
 
     def _planned(self, output: TableOutput) -> tuple[IcebergTable, MergePlan]:
-        """Return the table of an output, created if it is absent, and the plan for its rows.
+        """Return the table of an output, created if absent, and the plan for its rows.
 
         Raises InvalidInput for rows that do not fit.
         """
@@ -241,7 +241,7 @@ class IcebergStore(OutputStore[Written]):
         self._sweep_losers()
 
     def load(self, table: Table | str) -> IcebergTable | None:
-        """Return a table as it is now, None if there is none. A name without a namespace is in that of the store."""
+        """Load a table; None if absent. A name without a namespace is in the store's namespace."""
         name = f"{self._namespace}.{table}" if isinstance(table, str) and "." not in table else self._name_of(table)
         try:
             return self._owner.catalog.load_table(name)
@@ -249,11 +249,11 @@ class IcebergStore(OutputStore[Written]):
             return None
 
     def _change(self, name: str, outputs: Sequence[Written], done: _Transaction) -> Change:
-        """Return what changes a table, and note the files that it names."""
+        """Return the change of a table, and record the files that it names in `done`."""
         first = outputs[0]
         if len(outputs) > 1 and any(each.is_alone for each in outputs):
             raise InvalidInput(
-                "is the table of several outputs, of which one merges or overwrites: make one output of them",
+                "several outputs write this table, and one of them merges or overwrites: make one output of them",
                 field=f"table {name}",
             )
         if first.plan.keys:
@@ -268,7 +268,7 @@ class IcebergStore(OutputStore[Written]):
                 done.named[name] = {file.file_path for file in files}
 
             return merge
-        # Rows of all tasks that have few are written once, before the first attempt.
+        # The carried rows of all tasks are written once, before the first attempt.
         files = [file for each in outputs for file in (*each.files, *each.writer.write(each.rows_here()))]
         done.named[name] = {file.file_path for file in files}
         add = overwrite_partitions if first.overwrite else append
@@ -281,12 +281,12 @@ class IcebergStore(OutputStore[Written]):
         return change
 
     def _sweep_losers(self) -> None:
-        """Remove files in the folders of the last transactions that their commits do not name.
+        """Remove files in the folders of recent transactions that their commits do not name.
 
-        A failure is logged: what is committed is committed, and the next owner sweeps as well.
+        A failure is only logged: the commit is done, and the next owner sweeps as well.
         """
         for transaction in self._recent:
-            named = set[str]().union(*transaction.named.values())  # Tables may share their place, and so the folder.
+            named = set[str]().union(*transaction.named.values())  # Tables may share their location and folder.
             for name in transaction.named:
                 try:
                     sweep(self._owner.load(name), transaction.folder, named)

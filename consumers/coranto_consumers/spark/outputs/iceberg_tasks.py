@@ -1,7 +1,7 @@
 """Tasks that write rows as files of an Iceberg table, for the driver to commit.
 
-Few rows are carried to the driver, which writes those of all tasks into one file. Spark gives the driver the results of
-winning attempts only: files of other attempts are never committed, and are swept.
+If a task has few rows, it carries them to the driver, which writes the rows of all such tasks into one file. Spark
+gives the driver the results of winning attempts only. Files of other attempts are never committed, and are swept.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ FILES: Final = "rows BIGINT, files BINARY, staged ARRAY<STRING>, carried BINARY"
 class WriteFilesTask:
     """Writes the rows of a partition. Yields (rows, files, staged, carried) if there are rows.
 
-    `files` are the pickled `DataFile`s to commit. With `merged` rows, which the driver has to merge, `staged` are the
-    places of files for it to read. Rows up to `carried_bytes` (less for later tasks) are `carried` as an Arrow stream.
+    `files` are the pickled `DataFile`s to commit. If the driver has to merge the rows (`merged`), `staged` are the
+    locations of files for it to read. Rows up to `carried_bytes` (less for later tasks) are `carried` as an Arrow
+    stream.
     """
 
     writer: FileWriter
     carried_bytes: int
     merged: bool = False
     unpack: UnpackTask | None = None
-    """Makes batches of rows of what the task gets, if those are packed."""
+    """Unpacks the task's input, if it is packed."""
 
     def __call__(self, batches: Batches) -> Batches:
         with told_to_driver():

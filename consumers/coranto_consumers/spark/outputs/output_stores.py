@@ -1,7 +1,7 @@
-"""Stores of outputs: what a consumer's driver asks of a store, and databases in SQL as such stores.
+"""Stores of outputs: the interface for a consumer's driver, and its implementation for SQL databases.
 
-A store has the consumer's tables, its checkpoint and its fence, and commits them together. `iceberg.IcebergStore` is
-the other one.
+A store has the consumer's tables, its checkpoint and its fence, and commits them together. The other implementation is
+`iceberg.IcebergStore`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ W = TypeVar("W")
 
 
 class OutputStore(ABC, Generic[W]):
-    """A store of outputs, used by one driver. `shard` is the consumer's name, and `W` what it keeps of written rows."""
+    """A store of outputs, used by one driver. `shard` is the consumer's name, and `W` the handle of written rows."""
 
     packs = False
-    """True if outputs may be written from packed rows, so that these are worth keeping (`packed.py`)."""
+    """True if outputs may be written from packed rows (`packed.py`), so that caching these is worthwhile."""
 
     writes_optimistically = False
-    """True if rows may be written before it is known that they count: what does not is removed by the next commit."""
+    """True if rows may be written before they are known to be committed. The next commit removes unused rows."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The store's name for people. It has no password."""
+        """The store's display name, without a password."""
 
     @property
     def location(self) -> str:
-        """The location of the store. A checkpoint records it, so that a copied checkpoint is recognized."""
+        """The location of the store. A checkpoint records it, to detect a copied checkpoint."""
         return self.name
 
     def recorded(self, shard: str) -> Checkpoint:
@@ -57,7 +57,7 @@ class OutputStore(ABC, Generic[W]):
     def raise_fence(self, shard: str) -> Restored:
         """Raise the fence of a consumer, and return it with the last committed checkpoint.
 
-        On return no earlier owner can commit. Raises InvalidInput for a store that cannot keep what it commits, and
+        On return no earlier owner can commit. Raises InvalidInput for a store without durable commits, and
         SqlStoreError.
         """
 
@@ -65,32 +65,32 @@ class OutputStore(ABC, Generic[W]):
     def resume(self, shard: str, fence: int) -> Checkpoint:
         """Return the last committed checkpoint of the owner of a fence, after a failure of the store.
 
-        On return no earlier commit of this owner can take place any more. The fence is not raised. Raises Fenced when
+        On return no earlier commit of this owner can take effect any more. The fence is not raised. Raises Fenced when
         a later owner has raised it, CorruptData when the store has an earlier fence and so has lost commits, and
         SqlStoreError.
         """
 
     @abstractmethod
     def sweep(self, shard: str, fence: int) -> None:
-        """Remove rows that owners with lower fences have written and not committed. Raises SqlStoreError."""
+        """Remove uncommitted rows of owners with lower fences. Raises SqlStoreError."""
 
     @abstractmethod
     def write(self, output: TableOutput, shard: str, fence: int) -> W:
-        """Have tasks write the rows of an output, so that `commit` can make them count.
+        """Let tasks write the rows of an output, for `commit` to make them visible.
 
         Raises InvalidInput for rows that do not fit the table.
         """
 
     def prepare(self, sql: StagedSql) -> None:
-        """Check an application's own SQL. Raises InvalidInput for what the store would not run, and SqlStoreError."""
+        """Check an application's own SQL. Raises InvalidInput for SQL that the store rejects, and SqlStoreError."""
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
     def write_sql(self, output: SqlOutput, shard: str, fence: int) -> W:
-        """Have tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for other columns."""
+        """Let tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for other columns."""
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
     def write_all(self, made: Sequence[Outputs], shard: str, fence: int, packed: PackedInput | None = None) -> list[W]:
-        """Write the rows of outputs for tables, and behind them those for SQL. Raises InvalidInput.
+        """Write the rows of outputs for tables, and then those for SQL. Raises InvalidInput.
 
         `packed` has the input, for stores that use it.
         """
@@ -98,7 +98,7 @@ class OutputStore(ABC, Generic[W]):
         return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
 
     def write_expected(self, made: Outputs, shard: str, fence: int, rows: ExpectedRows) -> list[W]:
-        """Write the rows of outputs that are made of messages which are not known to count. Raises InvalidInput.
+        """Write the rows of outputs of messages that are not known to be committed. Raises InvalidInput.
 
         Called only if the store `writes_optimistically`.
         """
@@ -119,9 +119,9 @@ class OutputStore(ABC, Generic[W]):
         """
 
     def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
-        """Write the rows of outputs in a transaction that is rolled back. Return what the store rejects of them.
+        """Write the rows of outputs in a transaction that is rolled back. Return the store's rejection, if any.
 
-        Raises as `commit` does for other errors. Only stores that raise RejectedRow are asked.
+        Raises as `commit` does for other errors. Called only for stores that raise RejectedRow.
         """
         raise InvalidInput(f"{self.name} rejects no rows", field="store")
 
@@ -129,16 +129,16 @@ class OutputStore(ABC, Generic[W]):
     def commit(
         self, shard: str, fence: int, written: Sequence[W], checkpoint: Checkpoint, merged: Callable[[], None]
     ) -> None:
-        """Make written rows count, together with the checkpoint. On return they are durable.
+        """Commit written rows, together with the checkpoint. On return they are durable.
 
         `merged` is called once, when only the commit itself is left. Raises Fenced when a later owner has raised the
-        fence and SqlStoreError when the store refused (nothing was committed), InvalidInput for rows that do not fit,
-        and CommitOutcomeUnknown.
+        fence and SqlStoreError when the store rejected the commit (nothing was committed), InvalidInput for rows that
+        do not fit, and CommitOutcomeUnknown.
         """
 
 
 class SqlOutputs(OutputStore[Staged]):
-    """A database, as a store of outputs."""
+    """A SQL database as a store of outputs."""
 
     writes_optimistically = True
 

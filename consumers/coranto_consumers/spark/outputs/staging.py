@@ -1,4 +1,4 @@
-"""Writing of an application's outputs. They count only if the transaction commits."""
+"""Staging and publishing of an application's outputs. They take effect only if the transaction commits."""
 
 from __future__ import annotations
 
@@ -43,39 +43,39 @@ EXACT: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""Options of Spark's writer of JSON, which writes milliseconds otherwise."""
+"""Options of Spark's JSON writer for microseconds; it writes milliseconds by default."""
 
 
 CARRIED_TO_APPEND: Final = 8 << 20
-"""The bytes of rows that one of the first tasks carries to the driver at most, for the driver to write them."""
+"""The most bytes of rows that one of the first tasks carries to the driver, which then writes them."""
 CARRIED_TO_MERGE: Final = 1 << 20
-"""The same for rows with keys, which have to be staged anyway: by the tasks at once, if they are many.
+"""The limit for rows with keys, which have to be staged anyway: if they are many, by the tasks in parallel.
 
-PostgreSQL is given as many as for appending: to stage them in a table of the session takes it a third of the time.
+On PostgreSQL the limit is `CARRIED_TO_APPEND`: staging them in a table of the session takes a third of the time.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Rows that are ready: in a stage table, or here."""
+    """Rows that are ready to be merged: in a stage table, or here."""
 
     plan: MergePlan
     stage: Table
     owner: tuple[str, int, str]
-    """The values of `STAGE_COLUMNS` for rows that are staged only by `merge`."""
+    """The values of `STAGE_COLUMNS` for rows that `merge` stages."""
     attempts: tuple[str, ...]
-    """The attempts that Spark declared successful and whose rows are in the stage table."""
+    """The winning attempts whose rows are in the stage table."""
     rows: int
     """The number of rows in the stage table."""
     carried: tuple[bytes, ...] = ()
     """Other rows, as Arrow streams."""
     sql: StagedSql | None = None
-    """The statements that take the rows instead of a merge."""
+    """The statements that use the rows instead of a merge."""
 
     def merge(self, connection: Connection) -> None:
         """Merge the rows into their table, or run the statements for them. Raises like `merge_staged`.
 
-        Carried rows that are only appended are written once, straight into the table.
+        Carried rows that are only appended are written directly into the table.
         """
         attempts, rows = self.attempts, self.rows
         is_appended = not self.plan.keys and self.sql is None
@@ -108,13 +108,13 @@ class Published:
     intents: dict[str, bytes] = field(default_factory=dict)
     messages: int = 0
     rollbacks: dict[str, bytes] = field(default_factory=dict)
-    """The acknowledgements that drop the messages instead."""
+    """The acknowledgements that roll the messages back."""
     uses: tuple[Use, ...] = ()
-    """The uses of producer ids, by the attempts that Spark declared successful."""
+    """The uses of producer ids by winning attempts."""
 
 
 def stage_sql_output(output: SqlOutput, store: SqlStore, shard: str, fence: int) -> Staged:
-    """Stage the rows of an output for SQL. Raises InvalidInput when they or the statements do not do."""
+    """Stage the rows of an output for SQL. Raises InvalidInput for rows or statements that do not fit."""
     plan = output.sql.plan(output.rows.columns)
     stage = output.sql.prepare(store)
     rows = output.rows.select(*(F.col(f"`{name.replace('`', '``')}`") for name in plan.columns))
@@ -126,7 +126,7 @@ def stage_table_output(
 ) -> Staged:
     """Stage the rows of an output. Raises InvalidInput when they do not fit the table.
 
-    Tasks that read the messages which are `expected` stage them themselves, if the rows are columns of these.
+    If the rows are columns of `expected` messages, the tasks that read the messages stage them.
     """
     plan = _plan_of(output)
     stage = stage_of(store, plan)
@@ -136,7 +136,7 @@ def stage_table_output(
 
 
 def compare_table_output(output: TableOutput, store: SqlStore) -> None:
-    """Raise InvalidInput for an output whose rows its table cannot take. Creates the table and its stage if absent."""
+    """Raise InvalidInput for an output that its table cannot take. Creates the table and its stage table if absent."""
     plan = _plan_of(output)
     compare_plan(store, plan, stage_of(store, plan))
 
@@ -164,10 +164,10 @@ def _staged(
     given, choose = read or (rows, None)
     task = StageTask(store.url, stage, shard, fence, most, choose)
     with described(rows.sparkSession, f"{shard}: writes rows for table {plan.table.name}"):
-        told = given.mapInArrow(task, STAGED).collect()
+        results = given.mapInArrow(task, STAGED).collect()
     if expected is not None and choose is not None:
-        expected.tell([row.summary for row in told if row.summary is not None])
-    won = [row for row in told if row.summary is None]
+        expected.add_summaries([row.summary for row in results if row.summary is not None])
+    won = [row for row in results if row.summary is None]
     staged = [row for row in won if row.carried is None]
     return Staged(
         plan,
@@ -181,7 +181,7 @@ def _staged(
 
 
 def table_of(output: TableOutput) -> Table:
-    """Return the table of an output in a SQL store. Raises InvalidInput for what only an `IcebergStore` can do."""
+    """Return the table of an output in a SQL store. Raises InvalidInput for features that only `IcebergStore` has."""
     if isinstance(output.table, str):
         raise InvalidInput(
             "a table in SQL needs its definition: give a Table of SQLAlchemy", field=f"table {output.table}"
@@ -195,19 +195,19 @@ def table_of(output: TableOutput) -> Table:
 
 
 def require_deletes(output: TableOutput, name: str) -> None:
-    """Raise InvalidInput if the column that tells which rows to delete is not a BOOLEAN."""
+    """Raise InvalidInput if the column that marks rows to delete is not a BOOLEAN."""
     if output.delete and not isinstance(kind := output.rows.schema[output.delete].dataType, BooleanType):
         raise InvalidInput(
-            f"{output.delete!r} is {kind.simpleString()}, and tells by BOOLEAN which rows to delete: cast it",
+            f"{output.delete!r} is {kind.simpleString()}, and must be BOOLEAN to mark rows to delete: cast it",
             field=f"table {name}",
         )
 
 
 def can_carry(plan: MergePlan) -> bool:
-    """Return True if rows that are written straight into a plan's table are those that a merge would write.
+    """Return True if writing rows directly into a plan's table has the same result as a merge.
 
-    A merge is a statement of SQLAlchemy, which gives other columns their defaults, and the database refuses it values
-    that it makes itself.
+    A merge is a SQLAlchemy statement, which sets the defaults of other columns, and in which the database rejects
+    values for generated columns.
     """
     others = [column for name, column in plan.table.c.items() if name not in plan.columns]
     own = [plan.table.c[name] for name in plan.columns]
@@ -221,7 +221,7 @@ def publish_journal_outputs(
 ) -> Published:
     """Publish the messages of outputs as pending. Raises InvalidInput for missing journals or columns.
 
-    Tasks may use the producer ids of `ids` again; without it, each uses a new one.
+    Tasks may reuse the producer ids of `ids`; without it, each task uses a new one.
     """
     intents: defaultdict[str, bytes] = defaultdict(bytes)
     rollbacks: defaultdict[str, bytes] = defaultdict(bytes)
@@ -248,9 +248,9 @@ def _shown(journals: str | Sequence[str]) -> str:
 
 
 def _keys_and_values(output: JournalOutput, *, keyed: bool) -> tuple[DataFrame, tuple[StructField, ...] | None]:
-    """Return the rows' keys and values, and the fields of values that are structs, unless they are texts already.
+    """Return the rows' keys and values, and the fields of values that tasks encode; None if values are text.
 
-    Tasks write structs as JSON. Spark does so for types that they do not know (times of day, intervals, variants).
+    Tasks encode structs as JSON. Spark encodes types that tasks do not support (times of day, intervals, variants).
     """
     rows = output.rows
     wanted = {"key", "value"} if keyed and output.mapping != "random" else {"value"}

@@ -1,7 +1,7 @@
 """Tasks for an output's rows: they stage rows in the store, or publish them.
 
-Both return the identity of their attempt, which the driver needs to make the rows count: an attempt id, or
-acknowledgements. Few rows of a table are returned themselves instead of being staged. Spark gives the driver the
+Both return the identity of their attempt, which the driver needs to commit the rows: an attempt id, or
+acknowledgements. If a table's rows are few, the task returns them instead of staging them. Spark gives the driver the
 results of the winning attempts. Rows of other attempts have no effect: staged rows are not merged, carried ones do not
 arrive, and messages are never acknowledged.
 """
@@ -41,10 +41,10 @@ PUBLISHED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """Stages the rows of a partition. Yields (attempt, rows, carried) if there are rows, and summaries after that.
+    """Stages the rows of a partition. Yields (attempt, rows, carried) if there are rows, then summaries.
 
-    Few rows are not staged but carried to the driver, as an Arrow stream. Of all tasks together, the driver gets a
-    bounded number of bytes: the share of a task is `carried_bytes`, and less the higher its number is (`share_of`).
+    Few rows are not staged but carried to the driver, as an Arrow stream. All tasks together carry a bounded number of
+    bytes: a task may carry `carried_bytes`, and less the higher its number is (`share_of`).
     """
 
     store_url: str = field(repr=False)  # It may hold a password.
@@ -53,7 +53,7 @@ class StageTask:
     fence: int
     carried_bytes: int = 0
     choose: ChooseTask | None = None
-    """Reads the rows, and meets summaries, if the partition does not have the rows themselves."""
+    """Reads the rows and summaries, if the partition does not have the rows themselves."""
 
     def __call__(self, batches: Batches) -> Batches:
         with told_to_driver():
@@ -89,7 +89,7 @@ class StageTask:
 def share_of(most: int, partition: int) -> int:
     """Return the number of bytes that the task of a partition may carry to the driver.
 
-    The first tasks may carry `most` each, later ones less: 10,000 of them carry no more than 80 times as much as one.
+    The first tasks may carry `most` each, later ones less: 10,000 tasks carry at most 80 times as much as one.
     """
     return most // (1 + partition // _WITH_FULL_SHARE)
 
@@ -101,7 +101,7 @@ def partition_number() -> int:
 
 
 def as_stream(batches: Sequence[Any]) -> bytes:
-    """Return record batches as one Arrow stream. There is at least one."""
+    """Return record batches, at least one, as one Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as stream:
         for batch in batches:
@@ -135,8 +135,8 @@ def _summaries(texts: Sequence[str]) -> Any:
 class PublishTask:
     """Publishes the rows (`key`, `value`) of a partition as pending. Yields each journal's acknowledgement.
 
-    On return all messages are in their journals. They commit when the acknowledgements are appended. An attempt that
-    fails tells readers to drop its messages.
+    On return all messages are in their journals. They commit when the acknowledgements are appended. A failing attempt
+    tells readers to drop its messages.
     """
 
     client: ClientConfig

@@ -319,7 +319,7 @@ def test_what_a_table_cannot_hold_is_refused(spark, world, lake):
     failing("has no column 'm'", TableOutput("lake.log", rows.selectExpr("n AS m")))
     failing("lake.log needs n, which is null", TableOutput(LOG, rows.selectExpr("nullif(n, 1) AS n")))
     keyed = TableOutput("lake.log", rows, ["n"])
-    failing("is the table of several outputs", keyed, TableOutput("lake.log", rows))
+    failing("several outputs write this table", keyed, TableOutput("lake.log", rows))
     failing("key 'n' is null in a row", TableOutput("lake.log", rows.selectExpr("nullif(n, 1) AS n"), ["n"]))
     with pytest.raises(InvalidInput, match=r"iceberg lake/lake\.totals runs no SQL"):
         SparkConsumer(LoggedDelays(), world.broker.config, lake.store(), spark).run_until_caught_up()

@@ -153,7 +153,7 @@ def test_rows_that_delete_others_are_carried_or_staged_with_the_rest(spark, tmp_
     assert left(spark.range(9).selectExpr(*columns, "id % 2 = 0 AS gone"), 2) == [1, 3, 5, 7]
     monkeypatch.setattr(outputs, "CARRIED_TO_MERGE", 0)
     assert left(spark.range(9).selectExpr(*columns, "id % 3 = 0 AS gone"), 3) == [1, 2, 4, 5, 7, 8]
-    with pytest.raises(InvalidInput, match="'gone' is int, and tells by BOOLEAN"):
+    with pytest.raises(InvalidInput, match="'gone' is int, and must be BOOLEAN"):
         left(spark.range(1).selectExpr(*columns, "1 AS gone"), 4)
 
 
