@@ -1,9 +1,9 @@
-"""A consumer outside Dagster: `python -m dagster_coranto.serve -m my_project.definitions [CONSUMER]`.
+"""A consumer process outside of Dagster's runs: `python -m dagster_coranto.serve -m my_project.definitions [CONSUMER]`.
 
-The process keeps consuming until it is interrupted, and reports materialisations to $DAGSTER_HOME's instance without
-runs. It is for a consumer that should be quick at all times, under a supervisor such as systemd or Kubernetes. Turn the
-consumer's polling sensor off: of the process and the sensor's runs, the one that starts later fences off the
-other.
+The process consumes until it is interrupted, and reports materialisations without runs to $DAGSTER_HOME's instance. Use
+it for a consumer that needs low latency at all times, under a supervisor such as systemd or Kubernetes. Turn the
+consumer's polling sensor off while the process runs: of the process and the sensor's runs, whichever starts later
+fences off the other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 
 
 def load_repository(module: str) -> dg.RepositoryDefinition:
-    """Return the definitions of a module: its `dg.Definitions`, a function that makes them, or its assets.
+    """Load the definitions of a module: its `dg.Definitions`, a function that returns them, or its assets.
 
     Raises InvalidInput for a module with several.
     """
@@ -58,7 +58,7 @@ def serve(
     stop: Stop,
     registry: CollectorRegistry | None = None,
 ) -> None:
-    """Keep a consumer going until `stop` says so, through outages of brokers and stores. Its metrics are in `registry`.
+    """Run a consumer until `stop` returns True, through outages of brokers and stores. `registry` gets its metrics.
 
     Raises Fenced when another instance has started, and InvalidInput if no consumer has that name.
     """
@@ -78,7 +78,7 @@ def serve(
                     raise
                 now = time.monotonic()
                 pause = retry.failed(now)
-                assert pause is not None  # It has no timeout.
+                assert pause is not None  # The policy has no timeout.
                 if retry.is_report_due(now):
                     _log.warning(
                         "dagster.consuming_interrupted",
@@ -106,7 +106,7 @@ def _serve_once(
         try:
             instance.report_runless_asset_event(state.as_event())
         except (dg.DagsterError, SQLAlchemyError, OSError) as error:
-            # Dagster's database is not needed to consume; the next report includes this one's content.
+            # Consuming does not need Dagster's database. The next report includes this one's state.
             _log.warning("dagster.materialisation_not_reported", asset=state.key.to_user_string(), error=str(error))
 
     def warn(new: LeftOut) -> bool:
@@ -130,9 +130,9 @@ def run(
         int, typer.Option(help="Port for Prometheus metrics, on all interfaces; 0: none.", min=0, max=65535)
     ] = 0,
 ) -> None:
-    """Keep a Spark consumer running outside Dagster, until interrupted.
+    """Run a Spark consumer outside of Dagster's runs, until interrupted.
 
-    The exit code is 1 when another instance of the consumer has shut this one out, or when it cannot start.
+    The exit code is 1 when another instance of the consumer has fenced this one off, or when it cannot start.
     """
     configure_logging("info")
     try:

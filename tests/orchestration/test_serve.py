@@ -178,7 +178,9 @@ def test_a_service_that_another_instance_shuts_out_ends(spark: SparkSession, sho
 
 def test_names_of_no_consumer_and_unknown_modes_are_refused(shop: Shop) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
-        with pytest.raises(InvalidInput, match="'other' is no Spark consumer of these definitions; they have: consume"):
+        with pytest.raises(
+            InvalidInput, match="'other' is not a Spark consumer of these definitions; they have: consume"
+        ):
             serve(shop.definitions.get_repository_def(), "other", instance, StopOn(threading.Event()))
         config: Any = {"ops": {"consume_orders": {"config": {"mode": "for ever"}}}}
         with pytest.raises(InvalidInput, match="'for ever' is not a mode of a consumer; write drain or service"):

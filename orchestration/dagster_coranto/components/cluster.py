@@ -1,4 +1,4 @@
-"""The cluster of a component, as YAML gives it, and the resources of components."""
+"""The YAML model of a component's cluster, and the resources of components."""
 
 import hashlib
 from typing import Any, Final
@@ -11,9 +11,9 @@ from dagster_coranto.resources.journals import JournalResource
 
 
 class ClusterModel(dg.Model, dg.Resolvable):
-    """A cluster of brokers. Empty fields come from the environment, tokens and certificates too: see JournalResource.
+    """A cluster of brokers. Empty fields, and tokens and certificates, come from the environment (JournalResource).
 
-    Secrets have no field here, so that they are in no file.
+    There are no fields for secrets, so that no file contains them.
     """
 
     endpoint: str = Field(
@@ -39,10 +39,10 @@ _resources: Final[dict[str, Any]] = {}
 
 
 def shared_resource(kind: str, resource: dg.ConfigurableResource[Any]) -> tuple[str, Any]:
-    """Return a key for a resource, and the one resource that all components with the same settings use.
+    """Return a key for a resource, and the one instance that all components with the same settings share.
 
-    Dagster wants equal keys to mean the same object in a whole project. So each component binds its own resources,
-    under keys that differ by their settings and that no user chooses by chance.
+    Dagster requires that equal keys mean the same object in a whole project. So the key contains a digest of the
+    settings, and differs from keys that users choose.
     """
     settings = repr(sorted((name, str(value)) for name, value in vars(resource).items() if not name.startswith("_")))
     key = f"coranto_{kind}_{hashlib.sha256(settings.encode()).hexdigest()[:8]}"

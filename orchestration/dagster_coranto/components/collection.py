@@ -1,7 +1,7 @@
 """A component for a collection of journals: an asset for each folder, or each journal, of a selector.
 
-The journals come from its tree of specs, and from the listing at the last refresh of its state
-(`dg utils refresh-defs-state`). Loading definitions reads both, and asks no broker.
+The journals come from the component's tree of specs, and from the listing of the last refresh of its state
+(`dg utils refresh-defs-state`). Loading definitions reads both, and calls no broker.
 """
 
 import json
@@ -33,7 +33,7 @@ from dagster_coranto.verification.checks import build_audit_check
 
 @dataclass(frozen=True, slots=True)
 class JournalProps:
-    """The journal or folder that a translation in YAML is about: `{{ journal.name }}`, `{{ journal.labels.app }}`.
+    """The journal or folder of a translation in YAML: `{{ journal.name }}`, `{{ journal.labels.app }}`.
 
     A folder has the labels of its first journal.
     """
@@ -49,9 +49,9 @@ class JournalProps:
 
 @dg.scaffold_with(JournalCollectionScaffolder)
 class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
-    """Journals as assets, as the cluster has them, and optionally their specs from a tree in YAML.
+    """Journals of a cluster as assets, and optionally their specs from a tree in YAML.
 
-    Assets and checks that another part of the project defines are left to it, such as the outputs of a consumer.
+    Assets and checks that another part of the project defines, such as the outputs of a consumer, are left out.
     """
 
     cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
@@ -67,8 +67,8 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
     )
     specs: str | None = Field(
         default=None,
-        description="File with a tree of journal specs, next to defs.yaml. It becomes an asset that applies it, on "
-        "which the journals' assets depend, and a check of drift.",
+        description="File with a tree of journal specs, in the folder of defs.yaml. It becomes an asset that applies "
+        "it, which the journals' assets depend on, and a check of drift.",
         examples=["journals.yaml"],
     )
     specs_asset: str = Field(default="journal_specs", description="The key of the asset that applies `specs`.")
@@ -88,7 +88,7 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
         description="Attributes of the assets, with `journal` (name, labels, replication, journals) and `spec`.",
         examples=[{"group_name": "shop", "owners": ["team:shop"], "key": "journals/{{ journal.name }}"}],
     )
-    # Definitions also load while the cluster is down.
+    # Definitions load even if the cluster is down.
     defs_state: ResolvedDefsStateConfig = DefsStateConfigArgs.local_filesystem().model_copy(
         update={"refresh_if_dev": False}
     )
@@ -123,7 +123,7 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
         return {spec.name: spec for spec in specs if matches(with_meta(spec.name, spec.labels))}
 
     def get_asset_spec(self, data: JournalProps) -> dg.AssetSpec:
-        """Return the asset spec of a journal or folder. Override this for what YAML cannot say."""
+        """Return the asset spec of a journal or folder. Override this for changes that YAML cannot express."""
         spec = DagsterJournalTranslator().get_asset_spec(JournalTranslatorData(data.name, data.spec))
         return spec if self.translation is None else self.translation(spec, data)
 
@@ -148,7 +148,7 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
             if spec.key not in elsewhere.assets:
                 assets.append(spec)
             if not all(spec.name.startswith(f"{name}/") for spec in members):
-                continue  # A journal is not a group, so it has no audit of its own.
+                continue  # An audit checks groups, and a journal is not a group.
             group = JournalGroup(name)
             audits = [
                 build_audit_check(group, depth=depth, dagster_journal_translator=translator, resource_key=key)

@@ -1,7 +1,7 @@
-"""The assets and checks that the rest of a project defines, so that a collection of journals leaves these out.
+"""The assets and checks that the rest of a project defines, which a collection of journals leaves out.
 
-Dagster refuses two definitions of one key. A collection shows every journal that is there, and another part of the
-project may publish to some of them, or audit them: that part's definitions have more to say.
+Dagster rejects two definitions of one key. A collection includes every present journal, and another part of the project
+may publish to some of them, or audit them: its definitions have more detail.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Elsewhere:
     checks: set[dg.AssetCheckKey] = field(default_factory=set)
 
     def add(self, defs: dg.Definitions) -> None:
-        """Add what definitions have."""
+        """Add the keys of definitions."""
         for each in (*(defs.assets or ()), *(defs.asset_checks or ())):
             if isinstance(each, dg.AssetsDefinition):  # Checks are such definitions, too.
                 self.assets.update(each.keys)
@@ -30,9 +30,9 @@ class Elsewhere:
 
 
 def defined_elsewhere(context: dg.ComponentLoadContext, left_out: type[dg.Component]) -> Elsewhere:
-    """Return the project's definitions other than components of the class `left_out`.
+    """Return the keys that a component's project defines outside of components of the class `left_out`.
 
-    Dagster keeps the definitions that this loads, so each part is loaded once. It is nothing for a component that is
+    Dagster caches the definitions that this loads, so each part is loaded once. Returns no keys for a component that is
     loaded without a project (`dg.build_defs_for_component`).
     """
     found = Elsewhere()
@@ -40,13 +40,13 @@ def defined_elsewhere(context: dg.ComponentLoadContext, left_out: type[dg.Compon
     if not isinstance(tree.defs_module, ModuleType):
         return found
     for part in _parts(tree.find_root_decl(), left_out):
-        # Dagster 1.12 calls the place of a part its path.
+        # Dagster 1.12 calls a part's location its path.
         found.add(tree.build_defs_at_path(getattr(part, "loc", None) or part.path))
     return found
 
 
 def _parts(declared: Any, left_out: type[dg.Component]) -> Iterator[Any]:
-    """Yield the largest parts of a project that have no component of a class."""
+    """Yield the largest parts of a project without components of a class."""
     if issubclass(declared.component_type, left_out):
         return
     if not _has(declared, left_out):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES
 
 _TREE = """\
-# The journals, and how each is kept. Apply changes by materialising the asset `{asset}`.
+# The journals and their settings. Apply changes by materialising the asset `{asset}`.
 name: {folder}/
 replication: 1
 labels: [{{name: content-type, value: application/x-ndjson}}]

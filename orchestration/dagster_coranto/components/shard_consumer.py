@@ -1,6 +1,6 @@
 """A component for a consumer of shards: its shard specs from YAML, and its tables as assets.
 
-The consumer's own processes run outside Dagster (`coranto consumer serve`). Loading definitions asks none of them.
+The consumer's processes run outside of Dagster (`coranto consumer serve`). Loading definitions does not call them.
 """
 
 import dagster as dg
@@ -15,9 +15,9 @@ from dagster_coranto.translation.translator import ComponentTranslator, build_gr
 
 @dg.scaffold_with(ShardConsumerScaffolder)
 class ShardConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
-    """A consumer of shards, whose processes run outside Dagster: the specs of its shards, and its tables as assets."""
+    """A consumer of shards, whose processes run outside of Dagster: its shard specs, and its tables as assets."""
 
-    specs: str = Field(description="File with shard specs, next to defs.yaml.", examples=["shards.yaml"])
+    specs: str = Field(description="File with shard specs, in the folder of defs.yaml.", examples=["shards.yaml"])
     specs_asset: str = Field(default="shard_specs", description="The key of the asset that applies `specs`.")
     sources: list[str] = Field(description="Folders of the journals that the shards read.", examples=[["shop/orders"]])
     tables: list[dg.ResolvedAssetSpec] = Field(default=[], description="Assets of the tables that it maintains.")
@@ -32,8 +32,8 @@ class ShardConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
     )
     prune_selector: str = Field(
         default="",
-        description="Shards that are this document's. A run whose config says `prune: true` deletes those that the "
-        "document does not name.",
+        description="The shards that this document manages. A run with `prune: true` in its config deletes those that "
+        "the document does not name.",
         examples=["app=totals"],
     )
 
@@ -45,9 +45,9 @@ class ShardConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         )
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """Return the asset spec of a table or of a folder of journals. Override this for what YAML cannot say.
+        """Return the asset spec of a table or folder of journals. Override this for changes that YAML cannot express.
 
-        `spec` is as YAML says. For `sources`, the key counts alone.
+        `spec` is the spec from YAML. Of `sources`, only the key is used.
         """
         return spec
 

@@ -26,18 +26,18 @@ from dagster_coranto.windows.assets import WindowStep, build_window_sensor, buil
 
 
 class SparkModel(dg.Model, dg.Resolvable):
-    """Spark, as YAML gives it."""
+    """Spark's settings, in YAML."""
 
     master: str = Field(default="local[2]", description="Spark's master URL.")
     settings: dict[str, str] = Field(default={}, description="Spark settings.")
 
 
 class WindowsModel(dg.Model, dg.Resolvable):
-    """Windows of offsets, as YAML gives them."""
+    """Windows of offsets, in YAML."""
 
     window_bytes: int = Field(default=DEFAULT_WINDOW_BYTES, gt=0, description="Stored bytes that fill a window.")
-    max_windows: int = Field(default=DEFAULT_MAX_WINDOWS, gt=1, description="Beyond so many, old windows are merged.")
-    sensor_seconds: int = Field(default=60, gt=0, description="Seconds between looks for new windows.")
+    max_windows: int = Field(default=DEFAULT_MAX_WINDOWS, gt=1, description="Old windows over this number are merged.")
+    sensor_seconds: int = Field(default=60, gt=0, description="Seconds between checks for new windows.")
     launch: bool = Field(default=False, description="Request a run for each window that is not materialised.")
 
 
@@ -66,7 +66,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         "iceberg://CATALOG/namespace.table.",
     )
     mode: Literal["drain", "service"] = Field(
-        default="drain", description="When a run ends: once it has caught up, or only when it is terminated."
+        default="drain", description="When a run ends: once it has caught up (drain), or when terminated (service)."
     )
     options: ConsumerOptionsModel = Field(
         default_factory=ConsumerOptionsModel,
@@ -74,11 +74,11 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         examples=[{"misfits": {"table": "dead_letters"}}],
     )
     sensor_seconds: int = Field(
-        default=0, description="Seconds between looks at the sources' heads: runs start when they moved. 0: no sensor."
+        default=0, description="Seconds between checks for new content, which start a run. 0: no sensor."
     )
     windows: WindowsModel | None = Field(
         default=None,
-        description="Partition the tables by windows of offsets, to backfill. Such a consumer publishes nothing.",
+        description="Partition the tables by windows of offsets, for backfills. Such a consumer cannot publish.",
         examples=[{"window_bytes": 268435456, "launch": True}],
     )
     cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
@@ -95,7 +95,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         )
 
     def settings(self, context: dg.AssetExecutionContext) -> ConsumerSettings:
-        """Return the application of a run. Override this for an application with arguments."""
+        """Return the settings of a run. Override this for an application with arguments."""
         from coranto_consumers.loading import load_target
 
         url = os.environ.get(self.store_url_variable)
@@ -114,16 +114,16 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         return ConsumerSettings(application, url, options)
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """Return the asset spec of a table or of a folder of journals. Override this for what YAML cannot say.
+        """Return the asset spec of a table or folder of journals. Override this for changes that YAML cannot express.
 
-        `spec` is as YAML says. For `sources`, the key counts alone.
+        `spec` is the spec from YAML. Of `sources`, only the key is used.
         """
         return spec
 
     def execute(
         self, context: dg.AssetExecutionContext, consumer: ConsumerStep | WindowStep
     ) -> Iterator[dg.MaterializeResult[None]]:
-        """Run the consumer, and yield a result for each asset. Override this to do more before or after it."""
+        """Run the consumer, and yield a result for each asset. Override this to add work before or after it."""
         yield from consumer.run()
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
@@ -149,7 +149,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         job = dg.define_asset_job(
             f"{self.name}_job",
             selection=dg.AssetSelection.assets(*assets.keys),
-            executor_def=dg.in_process_executor,  # It has one step, which needs no process of its own.
+            executor_def=dg.in_process_executor,  # The job has one step, which needs no separate process.
         )
         return dg.Definitions(
             assets=dg.with_resources([assets], resources),
@@ -170,8 +170,8 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         for name, given in contrary.items():
             if given:
                 raise InvalidInput(
-                    f"{self.name} has windows, and so {name} has no meaning; leave it out, and make another component "
-                    "for the consumer that continues with new messages",
+                    f"{self.name} has windows, so {name} has no meaning; leave it out, and make another component "
+                    "for the continuous consumer",
                     field=name,
                 )
         windowed = build_windowed_consumer(

@@ -34,10 +34,10 @@ class ConsumerRun(dg.Config):
     """The configuration of one run of a consumer."""
 
     mode: str = Field(
-        default="", description="drain: until caught up. service: until stopped. Empty: as the consumer is defined."
+        default="", description="drain: until caught up. service: until stopped. Empty: the consumer's default."
     )
     for_seconds: float = Field(
-        default=0, ge=0, description="End a service by itself after so many seconds; 0: never. Then it succeeds."
+        default=0, ge=0, description="End a service successfully after so many seconds; 0: never."
     )
 
     def mode_or(self, default: ConsumerMode) -> ConsumerMode:
@@ -58,7 +58,7 @@ class ConsumerStep:
     config: ConsumerRun
 
     def run(self) -> Iterator[dg.MaterializeResult[None]]:
-        """Consume, and yield a result for each asset that the run was asked for.
+        """Consume, and yield a result for each requested asset.
 
         A consumer's tables and journals change together, so the others are reported by events. Raises dg.Failure when
         another instance of the consumer has started, and the errors of `SparkConsumer`.
@@ -95,7 +95,7 @@ class ConsumerStep:
                     context.log_event(state.as_event())
 
     def _warn(self, new: LeftOut) -> bool:
-        """Report in the run, and by the assets' checks, the input that the consumer left out."""
+        """Report skipped input in the run's log, and in the assets' checks."""
         self.context.log.warning(f"{self.definition.name} continued without {new}.")
         report_left_out(self.context.instance, self.definition, new)
         return True
@@ -117,7 +117,7 @@ def build_spark_consumer_assets(
     execute: Callable[[dg.AssetExecutionContext, ConsumerStep], Iterator[Any]] = lambda context, step: step.run(),
     **options: Unpack[AssetOptions],
 ) -> dg.AssetsDefinition:
-    """Return the assets that `spark_consumer_assets` makes of a function `settings`. `execute` runs their step."""
+    """Return the assets of `spark_consumer_assets` for a function `settings`. `execute` runs their step."""
     sources = tuple(sources)
     source_keys = tuple(build_group_spec(group, dagster_journal_translator).key for group in sources)
     added: SpecOptions = {
@@ -143,7 +143,7 @@ def build_spark_consumer_assets(
 
     @dg.multi_asset(
         name=name,
-        # All of them change together, but a run may be asked for some: Dagster's selections need not name them all.
+        # All of them change together, but a run may be requested for some of them.
         specs=definition.specs,
         required_resource_keys={
             resource_key,
@@ -177,29 +177,29 @@ def spark_consumer_assets(
 ) -> Callable[[Callable[..., ConsumerSettings]], dg.AssetsDefinition]:
     """Decorate a function that returns a Spark consumer's settings, to make assets of the consumer.
 
-    They are the tables that it maintains, and the journal groups that it publishes to. All of them depend on the assets
+    The assets are the consumer's tables and the journal groups that it publishes to. All of them depend on the assets
     of the `sources`. The function is called when a run begins, with Dagster's context, and with a resource for each
-    further parameter that is annotated with a resource's class; import the application there. `name` is the
-    consumer's name in Dagster, by default the function's.
+    other parameter that is annotated with a resource's class; import the application there. `name` is the consumer's
+    name in Dagster, by default the function's.
 
-    A run does all that the consumer does, also if it was asked for some of the assets: the others then get
-    materialisations by events. In the mode DRAIN a run ends when it has caught up with the heads that its source
-    journals had when it began. In the mode SERVICE it ends when it is terminated, or after the time that its
-    configuration sets, and reports materialisations at most every `report_seconds`. The consumer itself gives the
-    exactly-once guarantees (`coranto_consumers.spark`), so a run may be killed and started again at any time.
+    A run does all of the consumer's work, even if it was requested for some of the assets: the others then get
+    materialisations by events. In the mode DRAIN, a run ends when it has caught up with the heads that its source
+    journals had when it began. In the mode SERVICE, it ends when it is terminated, or after the time in its
+    configuration, and reports materialisations at most every `report_seconds`. The consumer itself gives the
+    exactly-once guarantees (`coranto_consumers.spark`), so a run may be killed and restarted at any time.
 
-    Runs wait for one another in the pool `coranto_` and the name, however they were launched. Its limit is one, unless
-    you set another one in Dagster; `pool` adds a pool of yours. If two run nevertheless, the SQL store's fence shuts
-    out the earlier one, whose run fails without retries.
+    Runs of the consumer wait for each other in the pool `coranto_NAME`, however they were launched. The pool's limit is
+    one, unless you set another one in Dagster; `pool` adds another pool. If two run anyway, the SQL store's fence stops
+    the earlier one, whose run fails without retries.
 
-    Dead letters and content that was gone are in the metadata and the run's log. `build_left_out_check` makes the check
-    that fails for them until a person accepts them.
+    Dead letters and lost content are in the metadata and the run's log. `build_left_out_check` makes a check that fails
+    for them until a person accepts them.
 
-    All fields of the specs of `tables` and of the translator take effect; see AssetOptions for what options add.
+    All fields of the specs of `tables` and of the translator take effect; AssetOptions describes the effect of options.
     Metadata: ConsumerMetadataSet for tables, with table name, columns and row count if the store has the table;
     GroupMetadataSet for journal groups. The data version of a table is a digest of the offsets read, and a journal
-    group's is a digest of its heads. A run that has read its sources up to their heads reports their growth, too,
-    unless something else has: so Dagster shows its assets as up to date.
+    group's is a digest of its heads. A run that has read its sources up to their heads also reports their growth,
+    unless that is reported already, so that Dagster shows its assets as up to date.
     """
 
     def decorate(settings: Callable[..., ConsumerSettings]) -> dg.AssetsDefinition:

@@ -1,4 +1,4 @@
-"""Running a Spark consumer for Dagster, until it has caught up or is stopped, and its reports."""
+"""Runs of a Spark consumer for Dagster, and reports of their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Consumption:
-    """One run of a consumer. Use `drain` or `serve`, once. `left_out` reports omitted input (`LeftOutWatch`)."""
+    """One run of a consumer. Use `drain` or `serve`, once. `left_out` gets skipped input (`LeftOutWatch`)."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class Consumption:
         self._before = {group: heads_of(journals.positions(group)) for _, group in definition.outputs}
 
     def drain(self, log: Log) -> ConsumeReport:
-        """Consume until the heads of the beginning are reached. Raises as `SparkConsumer.run_until_caught_up` does."""
+        """Consume up to the heads at the beginning. Raises as `SparkConsumer.run_until_caught_up` does."""
         from coranto_consumers.spark.consumer.progress import catching_up
 
         with catching_up(log) as show:
 
-            def tell(report: ConsumeReport) -> None:
+            def update(report: ConsumeReport) -> None:
                 self._watch.look(report)
                 show(report)
 
             try:
-                return self._consumer(tell).run_until_caught_up()
+                return self._consumer(update).run_until_caught_up()
             finally:
                 self._watch.finish()
 
@@ -78,16 +78,16 @@ class Consumption:
         log: Log,
         observe: Callable[[ConsumeReport], object] = lambda report: None,
     ) -> ConsumeReport:
-        """Consume new messages, until `stop`. Raises as `SparkConsumer.run_until_stopped` does.
+        """Consume content as it is written, until `stop`. Raises as `SparkConsumer.run_until_stopped` does.
 
-        `observe` is called with all progress. Commits are emitted at most every `report_seconds`, and in
-        the end: each asset's new state.
+        Calls `observe` with all progress. Calls `emit` with each asset's new state, at most every `report_seconds` and
+        at the end.
         """
         latest: ConsumeReport | None = None
         emitted = 0
         due = self._monotonic()
 
-        def tell(report: ConsumeReport | None, *, now: bool = False) -> None:
+        def update(report: ConsumeReport | None, *, now: bool = False) -> None:
             nonlocal latest, emitted, due
             if report is not None:
                 observe(report)
@@ -104,19 +104,19 @@ class Consumption:
                 emit(state)
 
         def pause() -> None:
-            tell(None)
+            update(None)
             wait()
 
         try:
-            return self._consumer(tell).run_until_stopped(stop, wait=pause)
+            return self._consumer(update).run_until_stopped(stop, wait=pause)
         finally:
             self._watch.finish()
-            tell(None, now=True)
+            update(None, now=True)
 
     def states(self, report: ConsumeReport, *, count_rows: bool = True) -> Iterator[Materialized]:
         """Yield the state of each asset as of the report. Counting rows reads the tables.
 
-        Sources that have grown, and whose growth nothing has reported yet, are among them.
+        Includes sources with growth that is not reported yet.
         """
         grown = list(self._inputs.look(report.offsets))
         store = self._settings.store

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class ConsumerMode(enum.Enum):
-    """The end of a consumer's run."""
+    """The condition that ends a consumer's run."""
 
     DRAIN = "drain"
-    """Until it has caught up with the heads that its journals had when it began."""
+    """It has caught up with the heads that its journals had when it began."""
     SERVICE = "service"
-    """Until it is stopped, reporting materialisations as it goes."""
+    """It is stopped. Until then, it reports materialisations regularly."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """The settings of one run: the application, its store, and all options that a `SparkConsumer` has.
+    """The settings of one run: the application, its store, and all options of a `SparkConsumer`.
 
     The store is a database, by its URL, or an `IcebergStore`.
     """
@@ -44,9 +44,7 @@ class ConsumerSettings:
     def database_url(self) -> str:
         """The URL of the database. Raises InvalidInput for an `IcebergStore`."""
         if not isinstance(self.store, str):
-            raise InvalidInput(
-                f"{self.store.name} is not a database, and windows are kept in one; give a URL", field="store"
-            )
+            raise InvalidInput(f"{self.store.name} is not a database, which windows need; give a URL", field="store")
         return self.store
 
 
@@ -72,19 +70,19 @@ class SparkConsumerDefinition:
 
     @property
     def keys(self) -> list[dg.AssetKey]:
-        """Their keys."""
+        """The keys of the assets."""
         return [spec.key for spec in self.specs]
 
 
 @dataclass(frozen=True, slots=True)
 class Materialized:
-    """A new state of one asset of a consumer, or of a source that it has seen grow."""
+    """A new state of one asset of a consumer, or of a source that has grown."""
 
     key: dg.AssetKey
     version: dg.DataVersion
     metadata: Mapping[str, Any]
     tags: Mapping[str, str]
-    """The versions of the asset and of its inputs, as `instance.tags` makes them."""
+    """The versions of the asset and of its inputs (`instance.tags`)."""
 
     def as_result(self) -> dg.MaterializeResult[None]:
         """Return the result of a step."""
@@ -93,7 +91,7 @@ class Materialized:
         )
 
     def as_event(self) -> dg.AssetMaterialization:
-        """Return the event for a running step, for an asset that it was not asked for, or without a run."""
+        """Return an event: for a running step, for an asset that was not requested, or without a run."""
         return dg.AssetMaterialization(asset_key=self.key, metadata=self.metadata, tags=dict(self.tags))
 
 
@@ -120,4 +118,4 @@ def consumer_of(assets: Sequence[object], name: str = "") -> SparkConsumerDefini
     if not name and len(found) == 1:
         return next(iter(found.values()))
     known = ", ".join(sorted(found)) or "none"
-    raise InvalidInput(f"{name!r} is no Spark consumer of these definitions; they have: {known}", field="consumer")
+    raise InvalidInput(f"{name!r} is not a Spark consumer of these definitions; they have: {known}", field="consumer")

@@ -1,4 +1,4 @@
-"""The inputs of a consumer's assets: their versions, and the growth of the sources that the consumer has seen first."""
+"""The inputs of a consumer's assets: their versions, and growth of sources that is not reported yet."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Inputs:
     """The versions of the inputs of a consumer's assets.
 
     The version of a group of journals is a digest of its heads. A consumer that has read up to all heads has read that
-    version, whether it was reported or not. For other inputs, and for journals that grow during the run, it is the
-    last version reported before.
+    version, reported or not. For other inputs, and for journals that have grown in between, it is the version that was
+    reported last.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Inputs:
         return {key: self._read.get(key) or self._reported[key] for key in keys}
 
     def look(self, offsets: Mapping[str, int]) -> Iterator[Materialized]:
-        """Add the offsets read until now, and yield the growth of sources that nothing has reported yet."""
+        """Record the offsets read so far, and yield growth of sources that is not reported yet."""
         self._read = {}
         for key, group in zip(self._definition.source_keys, self._definition.sources, strict=True):
             heads = self._heads_read(group, offsets)
@@ -52,14 +52,14 @@ class Inputs:
                 yield Materialized(key, version, dict(metadata), tags=growth_tags(version.value, last))
 
     def next(self) -> None:
-        """Begin the time until the next `look`."""
+        """Begin the period until the next `look`."""
         self._reported = last_versions(self._instance, self._reported)
 
     def _heads_read(self, group: JournalGroup, offsets: Mapping[str, int]) -> dict[str, int] | None:
-        """Return the heads of a group if all of its content was read. None otherwise, or if it is unknown."""
+        """Return the heads of a group if all of its content was read. None otherwise, or if unknown."""
         try:
             heads = heads_of(self._journals.positions(group))
         except (ClusterError, Unavailable):
-            return None  # Consumed messages are committed, so this is not a reason to fail.
+            return None  # The consumed content is committed, so this must not fail the run.
         read = sum(heads.values()) and all(offsets.get(journal, 0) == head for journal, head in heads.items())
         return heads if read else None

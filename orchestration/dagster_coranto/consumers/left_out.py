@@ -1,7 +1,7 @@
-"""The input that a Spark consumer omitted, reported by an asset check: dead letters, and content that was gone.
+"""The input that a Spark consumer has skipped, as an asset check: dead letters, and lost content.
 
-A consumer's run adds to the check's last report, as soon as it has committed without some input. So the check fails
-until its report is accepted, and a later run without omissions does not hide it.
+A consumer's run adds to the counts of the check's last evaluation as soon as it has committed without some input. So
+the check fails until a person accepts the counts, and a later run without skipped input does not hide them.
 """
 
 import time
@@ -33,14 +33,14 @@ _COUNTS = ("dead_letters", "lost_ranges", "lost_bytes")
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """The input that a consumer went on without."""
+    """The input that a consumer has skipped."""
 
     dead_letters: int = 0
     lost: tuple["LostContent", ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers that add up over runs."""
+        """Counts, to be summed over runs."""
         return {
             "dead_letters": self.dead_letters,
             "lost_ranges": len(self.lost),
@@ -53,47 +53,47 @@ class LeftOut:
 
 
 class LeftOutWatch:
-    """Reports the omissions of one run: losses once they are committed, and dead letters at most every `seconds`.
+    """Reports the skipped input of one run: losses once they are committed, and dead letters at most every `seconds`.
 
-    `tell` returns False if it failed; the same is then reported again with the next omissions.
+    `report` returns False if it failed; the next report then includes the same input.
     """
 
     def __init__(
         self,
         options: ConsumerOptions,
-        tell: Callable[[LeftOut], bool],
+        report: Callable[[LeftOut], bool],
         seconds: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._has_dead_letters = isinstance(options.misfits, DeadLetters)
-        self._tell = tell
+        self._report = report
         self._seconds = seconds
         self._monotonic = monotonic
         self._due = monotonic()
         self._committed = LeftOut()
-        self._told = LeftOut()
+        self._reported = LeftOut()
         self._transactions = 0
 
     def look(self, report: "ConsumeReport") -> None:
-        """Add the progress of the run. The next run meets uncommitted omissions again."""
+        """Record the progress of the run. Uncommitted skips are left out: the next run finds them again."""
         if report.transactions == self._transactions:
             return
         self._transactions = report.transactions
         self._committed = LeftOut(report.misfits if self._has_dead_letters else 0, report.lost)
-        if self._committed.lost != self._told.lost or self._monotonic() >= self._due:
+        if self._committed.lost != self._reported.lost or self._monotonic() >= self._due:
             self.finish()
 
     def finish(self) -> None:
-        """Tell what has not been told yet."""
-        told, now = self._told, self._committed
-        if now != told:
+        """Report skipped input that is not reported yet."""
+        reported, now = self._reported, self._committed
+        if now != reported:
             self._due = self._monotonic() + self._seconds
-            if self._tell(LeftOut(now.dead_letters - told.dead_letters, now.lost[len(told.lost) :])):
-                self._told = now
+            if self._report(LeftOut(now.dead_letters - reported.dead_letters, now.lost[len(reported.lost) :])):
+                self._reported = now
 
 
 def report_left_out(instance: dg.DagsterInstance, definition: SparkConsumerDefinition, new: LeftOut) -> None:
-    """Add to the report of the check of a consumer's assets."""
+    """Add skipped input to the counts of the check of a consumer's assets."""
     for asset in definition.keys:
         known = _known(instance, asset)
         result = _result(asset, {name: known[name] + count for name, count in new.counts.items()}, new.lost)
@@ -112,16 +112,16 @@ def report_left_out(instance: dg.DagsterInstance, definition: SparkConsumerDefin
 class LeftOutConfig(dg.Config):
     """The configuration of one evaluation of the check."""
 
-    accept: bool = Field(default=False, description="Accept the omissions until now: the check passes again.")
+    accept: bool = Field(default=False, description="Accept everything skipped so far: the check passes again.")
 
 
 def build_left_out_check(consumer: dg.AssetsDefinition) -> dg.AssetChecksDefinition:
-    """Return the check `nothing_left_out` of the assets that `build_spark_consumer_assets` made.
+    """Return the check `nothing_left_out` of the assets of `build_spark_consumer_assets`.
 
-    It fails when the consumer continued behind content that was gone (`fail_on_data_loss=False`), and warns of dead
-    letters. Runs of the consumer, and `dagster_coranto.serve`, report both as they happen, so the check needs no
-    schedule. It keeps reporting until it is evaluated with `accept: true` in its configuration. The consumer's
-    Dagster instance remembers it: another instance does not know earlier omissions.
+    It fails when the consumer has skipped lost content (`fail_on_data_loss=False`), and warns of dead letters. Runs of
+    the consumer, and `dagster_coranto.serve`, report both as they happen, so the check needs no schedule. It stays
+    failed until it is evaluated with `accept: true` in its configuration. The counts are in the consumer's Dagster
+    instance; another instance does not have them.
     """
     definition = next(consumers_of([consumer]), None)
     if definition is None:
@@ -131,7 +131,7 @@ def build_left_out_check(consumer: dg.AssetsDefinition) -> dg.AssetChecksDefinit
         name=f"{definition.name}__{CHECK_NAME}",
         specs=[
             dg.AssetCheckSpec(
-                CHECK_NAME, asset=asset, description="The consumer has taken in all content and all messages."
+                CHECK_NAME, asset=asset, description="The consumer has processed all content and all messages."
             )
             for asset in definition.keys
         ],
@@ -149,7 +149,7 @@ def build_left_out_check(consumer: dg.AssetsDefinition) -> dg.AssetChecksDefinit
 
 
 def _known(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, int]:
-    """Return the counts that the check of an asset told last."""
+    """Return the counts of the last evaluation of an asset's check."""
     last = last_evaluation(instance, dg.AssetCheckKey(asset, CHECK_NAME))
     values = {name: last.metadata.get(f"{NAMESPACE}/{name}") if last is not None else None for name in _COUNTS}
     return {
@@ -184,7 +184,7 @@ def _words(counts: dict[str, int]) -> str:
 
 
 def lost_table(lost: Sequence["LostContent"]) -> dg.TableMetadataValue:
-    """Return content that is gone, for display."""
+    """Return a table of lost content, for display."""
     rows: list[JournalRow] = [
         {
             "journal": each.journal,

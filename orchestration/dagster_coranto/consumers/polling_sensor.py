@@ -1,4 +1,4 @@
-"""A sensor that keeps a consumer at work: one run at a time, as long as there is something to consume."""
+"""A sensor that runs a consumer: one run at a time, as long as there is something to consume."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _PLAIN_JOURNALS = 100
 
 
 class JournalPollingSensorCursor(BaseModel, frozen=True):
-    """The positions of journals at the last requested run, by name, as `JournalPosition.kept` has them.
+    """The positions of journals at the last requested run, by name (`JournalPosition.kept`).
 
-    The positions of many journals are in `packed`. `run_key` is the key of that run, and `failures` counts the runs
-    that have failed one after another before it.
+    `packed` has the positions of many journals. `run_key` is the key of that run, and `failures` counts the consecutive
+    failed runs before it.
     """
 
     positions: Mapping[str, list[int | str]]
@@ -59,7 +59,7 @@ class JournalPollingSensorCursor(BaseModel, frozen=True):
         return JournalPollingSensorCursor(positions=positions, run_key=cursor.run_key, failures=cursor.failures)
 
     def to_text(self) -> str:
-        """Return the text for `parse`. Dagster keeps it in its database, so the positions of many are compressed."""
+        """Return the text for `parse`. It goes to Dagster's database, so positions of many journals are compressed."""
         if len(self.positions) <= _PLAIN_JOURNALS:
             return self.model_dump_json()
         packed = base64.b64encode(zlib.compress(json.dumps(self.positions, separators=(",", ":")).encode())).decode()
@@ -70,7 +70,7 @@ class JournalPollingSensorCursor(BaseModel, frozen=True):
         return self.grown_bytes(since) > 0
 
     def grown_bytes(self, since: JournalPollingSensorCursor) -> int:
-        """Return the growth of journals in bytes, including journals that were created since."""
+        """Return the bytes by which journals have grown, including journals that were created since."""
         return grown_bytes(self.journals, since.journals)
 
     @property
@@ -80,7 +80,7 @@ class JournalPollingSensorCursor(BaseModel, frozen=True):
 
     @property
     def digest(self) -> str:
-        """A text that is equal for equal heads of the same journals."""
+        """A digest, equal for equal heads of the same journals."""
         return digest_of(json.dumps(self.positions, sort_keys=True))
 
 
@@ -99,11 +99,11 @@ def build_journal_polling_sensor(
     """Return a sensor that requests a run of `job` (or of the assets of `target`) when journals have grown.
 
     `group` is the group that the consumer reads, or several. At most one run is under way at a time: while any run
-    materialises the consumer's assets, queued or started, by any launcher, journals grow and wait, and one run follows
-    and takes all waiting content. A failed run is repeated after a delay that doubles with each failure, up
-    to half an hour. One that was deleted, or never created, is replaced immediately. So is any run after "Reset
-    cursor", if the journals have content. No run follows one that was canceled until journals grow. A consumer that
-    shows no sign of life for `presumed_dead_seconds` is marked as failed.
+    materialises the consumer's assets, queued or started and however launched, new content waits, and one run then
+    takes all of it. A failed run is followed by another after a pause that doubles with each failure, up to half an
+    hour. A run that was deleted, or never created, is followed by another immediately. So is any run after "Reset
+    cursor", if the journals have content. No run follows a canceled one until journals grow. A consumer without a
+    heartbeat for `presumed_dead_seconds` is marked as failed.
 
     While the cluster does not answer, ticks are skipped. `tags` are tags of the runs.
     """
@@ -137,7 +137,7 @@ def build_journal_polling_sensor(
             )
             if under_way:
                 first = under_way[0]
-                waiting = f"{amount(grown, 'bytes')} wait for it to end" if grown else "nothing waits for it"
+                waiting = f"{amount(grown, 'bytes')} wait for it to end" if grown else "no content waits"
                 return dg.SkipReason(f"Run {first.run_id} is under way ({first.status.value.lower()}); {waiting}.")
         latest = latest_run(context.instance, sensor_name, before.run_key) if before.run_key else None
         failed = failed_at(latest) if latest is not None else None
@@ -162,7 +162,7 @@ def build_journal_polling_sensor(
 def _present(
     resource: JournalResource, groups: Iterable[JournalGroup], before: JournalPollingSensorCursor
 ) -> JournalPollingSensorCursor:
-    """Return the current positions. A journal with an unknown head keeps its last position."""
+    """Return the present positions. A journal with an unknown head keeps its last position."""
     found: dict[str, JournalPosition] = {}
     for heads in map(resource.heads, groups):
         found |= present_positions(heads, before.journals)

@@ -16,7 +16,7 @@ from coranto.telemetry import configure_logging
 
 app = typer.Typer(help="The main job, end to end, on real flights.", no_args_is_help=True)
 
-DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder of everything the demo keeps.")]
+DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder of all files of the demo.")]
 Brokers = Annotated[int, typer.Option("--brokers", min=1, help="How many brokers to run.")]
 _DATA = Path(".coranto/demo")
 
@@ -31,9 +31,7 @@ def run(
     limit: Annotated[int, typer.Option("--limit", min=0, help="Only so many flights; 0 takes all.")] = 0,
     brokers: Brokers = 1,
     lake: Annotated[bool, typer.Option("--lake", help="Also copy every flight into an Iceberg table.")] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Remove the results of an earlier run, and start over.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove the files of earlier runs, and start over.")] = False,
 ) -> None:
     """Start a cluster, publish the flights, consume them exactly once, kill the consumer, prove the result.
 
@@ -43,7 +41,7 @@ def run(
     from dagster_coranto.flights.run import Demo, print_report
 
     configure_logging("warning")
-    # A demo that is terminated cleans up like one that Ctrl-C stops.
+    # A terminated demo cleans up as after Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console()
     data_dir = data_dir.absolute()
@@ -54,7 +52,7 @@ def run(
     try:
         outcome = Demo(data_dir, limit=limit, brokers=brokers, lake=lake, console=console).run()
     except KeyboardInterrupt:
-        console.print("\nStopped, with all its processes. Run it again to continue.")
+        console.print("\nStopped, with everything that was started. Run it again to continue.")
         raise typer.Exit(130) from None
     print_report(outcome, data_dir, console)
     raise typer.Exit(0 if outcome.holds else 1)

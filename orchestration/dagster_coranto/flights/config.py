@@ -30,7 +30,7 @@ class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
 
 
 class FlightsStore(SqlStoreResource):
-    """The demo's SQL store, looked up when it is asked for."""
+    """The demo's SQL store, looked up at each use."""
 
     def url_with_password(self) -> str:
         return store_url(JournalResource().located_data_dir())

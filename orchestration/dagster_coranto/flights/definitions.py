@@ -38,7 +38,7 @@ journal_specs = build_journal_specs_asset(TREE, group_name=GROUP)
     freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(days=1)),
 )
 def flight_events(context: PublishContext) -> Publication:
-    """Flights that left New York in 2013, each one message, partitioned by tail number. Publishing again adds none."""
+    """Flights that left New York in 2013, one message each, partitioned by tail number. Publishing again adds none."""
     from coranto_flights.data import load_flights
     from coranto_flights.publish import FlightsPublisher
 
@@ -89,7 +89,7 @@ flights_job = dg.define_asset_job(
 consume_job = dg.define_asset_job(
     "consume_flights_job",
     selection=dg.AssetSelection.assets(*flight_consumer.keys),
-    description="Process the journals' unprocessed content.",
+    description="Process the new content of the journals.",
 )
 
 JOURNALS = JournalResource()

@@ -1,8 +1,8 @@
 """Materialise the flights' assets in this process: `python -m dagster_coranto.flights.materialize JOB [ASSET …]`.
 
-It finds the cluster, Dagster's home and the store only through $CORANTO_DATA, $DAGSTER_HOME and $CORANTO_STORE_URL. So
-any process can start it, kill it and start it again. Its runs are in Dagster's UI like any other. A run whose process
-was killed cannot mark itself failed, so the next run does.
+It finds the cluster, Dagster's home and the store only by $CORANTO_DATA, $DAGSTER_HOME and $CORANTO_STORE_URL. So any
+process can start it, kill it and start it again. Its runs appear in Dagster's UI like any other. A killed run cannot
+mark itself failed, so the next run does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Job:
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:
-            raise InvalidInput(f"{text!r} is not a job: {error}; pass on the asset's own text", field="job") from error
+            raise InvalidInput(f"{text!r} is not a job: {error}; pass a text of `to_json`", field="job") from error
 
     @property
     def run_config(self) -> dict[str, Any]:
@@ -102,13 +102,13 @@ def fail_abandoned_runs(instance: dg.DagsterInstance) -> list[str]:
     for run in instance.get_runs(under_way):
         pid, started = run.tags.get(_PID), run.tags.get(_STARTED)
         if pid is not None and process_start(int(pid)) != started:
-            instance.report_run_failed(run, f"Process {pid} of this run ended without a word; it was killed.")
+            instance.report_run_failed(run, f"Process {pid} of this run was killed.")
             abandoned.append(run.run_id)
     return abandoned
 
 
 def remember(job: Job, data_dir: Path) -> None:
-    """Note the job's store, consumer and table below `data_dir`, for `forget`. Passwords are not noted."""
+    """Record the job's store, consumer and table below `data_dir`, for `forget`. Passwords are not recorded."""
     line = json.dumps({"store": SqlStore(store_url(data_dir)).name, "consumer": consumer_name(job), "table": job.table})
     path = data_dir / _KEPT
     known = path.read_text().splitlines() if path.exists() else []
@@ -119,7 +119,7 @@ def remember(job: Job, data_dir: Path) -> None:
 def forget(data_dir: Path) -> None:
     """Drop tables and checkpoints of earlier runs over the cluster in `data_dir` from the store of `store_url`.
 
-    Call this before you remove `data_dir`: a checkpoint of journals that are gone is of no use.
+    Call this before you remove `data_dir`: checkpoints of deleted journals are useless.
     """
     path = data_dir / _KEPT
     if not path.exists():
@@ -139,7 +139,7 @@ def forget(data_dir: Path) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the command. The exit code is 0 when every asset was materialised and every check passed."""
     configure_logging("info")
-    # A progress bar and a stream of log lines do not go together.
+    # Log lines would break a progress bar.
     level = "WARNING" if sys.stderr.isatty() else "INFO"
     try:
         job = Job.from_json(arguments[0]) if arguments else Job()

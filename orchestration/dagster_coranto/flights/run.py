@@ -1,8 +1,8 @@
 """The main job from beginning to end: cluster, two passes over the flights, a kill in the second, proof and audit.
 
-It uses the same parts as any user: the cluster of `coranto up`, and Dagster materialises assets in processes of
-their own (`dagster_coranto.flights.materialize`), with the cluster's folder in the environment. It can be run again:
-journals and tables are kept below the data directory, and each step does only the remaining work.
+It uses the same parts as any user: the cluster of `coranto up`, and Dagster materialisations in separate processes
+(`dagster_coranto.flights.materialize`), with the cluster's folder in the environment. It can be run again: journals and
+tables stay below the data directory, and each step does only the remaining work.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from dagster_coranto.instance.home import dagster_environment
 FIRST = Job()
 SECOND = Job(prefix="second/", table="carrier_delays_second")
 _SECONDS = (SECOND, *(replace(SECOND, prefix=f"second-{n}/", table=f"{SECOND.table}_{n}") for n in (2, 3)))
-"""The second pass and further tries of it. On a busy machine, a consumer may finish before it is killed."""
+"""The second pass and its retries. On a busy machine, a consumer may finish before it is killed."""
 _SECOND_TRANSACTIONS = 4
 """The approximate number of transactions of the second pass, so that the kill comes between commits for any data."""
 _LEASE_S = 30.0
-"""The lease time of brokers. It is long, so that brokers keep their leases when the machine stands still a while."""
+"""The lease time of brokers. It is long, so that brokers keep their leases if the machine pauses for a while."""
 _KILL_AFTER = 0.2
 _POLL_S = 0.1
 
@@ -121,7 +121,7 @@ class Demo:
     def second_pass(self, config: ClientConfig) -> tuple[Job, str]:
         """Run a job over fresh journals, and kill its consumer half-way. Returns the job and a text about the kill.
 
-        Raises ClusterError when every consumer was done before it could be killed.
+        Raises ClusterError if every consumer finished before it could be killed.
         """
         for job in _SECONDS:
             self._materialize(job, ["journal_specs", "flights/events"])
@@ -132,9 +132,9 @@ class Demo:
                 self._say(killed)
                 self._materialize(cut)
                 return cut, killed
-            self._say("The consumer was done before it could be killed; once more, over fresh journals")
+            self._say("The consumer finished before it could be killed; trying again over fresh journals")
         raise ClusterError(
-            f"{len(_SECONDS)} consumers were done before they could be killed; is this machine very busy?"
+            f"{len(_SECONDS)} consumers finished before they could be killed; is this machine very busy?"
         )
 
     def prove(self, config: ClientConfig, job: Job, flights: pd.DataFrame) -> list[CheckedClaim]:
@@ -152,10 +152,10 @@ class Demo:
         return audit_and_sign(config, store_url(self._data_dir), tables, self._data_dir)
 
     def _consume_and_kill(self, job: Job, total: int) -> str:
-        """Start the consumer and `kill -9` it once it has committed a part. Returns "" when it was done before."""
+        """Start the consumer and `kill -9` it after its first commits. Returns "" if it finished before."""
         store, shard = SqlStore(store_url(self._data_dir)), consumer_name(job)
         if _consumed(store, shard) >= total:
-            return "The second pass was finished by an earlier run; `--fresh` starts over."
+            return "An earlier run has finished the second pass; `--fresh` starts over."
         child = self._start(job, ["carrier_delays", "flights/alerts"])
         while child.poll() is None:
             consumed = _consumed(store, shard)
@@ -176,14 +176,14 @@ class Demo:
 
 
 def _total_bytes(config: ClientConfig, job: Job) -> int:
-    """Return the bytes that the job's source journals hold now."""
+    """Return the present bytes of the job's source journals."""
     with SyncJournalClient.of(config) as client:
         journals = client.list(f"name:prefix={job.prefix}flights/events/").journals
         return sum(client.head(journal.name) for journal in journals)
 
 
 def _consumed(store: SqlStore, shard: str) -> int:
-    """Return the bytes of source journals that the consumer has processed, by its checkpoint."""
+    """Return the bytes of source journals that the consumer has processed, from its checkpoint."""
     found = store.read(shard)
     return 0 if found is None else sum(source.read_through for source in found.checkpoint.sources.values())
 

@@ -39,8 +39,8 @@ class DagsterUi(LocalService):
     """The UI for the cluster below `data_dir`, from `start` to `close`; a context manager.
 
     It listens on `port` if that is free, otherwise on another port; see `url`. The output of its processes goes to
-    `data_dir`/logs. `daemon` are Python's arguments for the daemon, which runs sensors; None: there is none. Processes
-    that do not end within `stop_seconds` of closing are killed.
+    `data_dir`/logs. `daemon` has Python's arguments for the daemon, which runs sensors; None: no daemon. Processes that
+    do not end within `stop_seconds` of closing are killed.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class DagsterUi(LocalService):
         return [child.pid for child in self._children.values()]
 
     def start(self) -> None:
-        """Start the UI, and return when it answers and shows the definitions.
+        """Start the UI, and return when it answers and has loaded the definitions.
 
-        Raises ClusterError when it does not come up, or when Dagster cannot load the definitions.
+        Raises ClusterError when it does not start, or when Dagster cannot load the definitions.
         """
         prepare_storage(self._data_dir)
         address = ["--host", "127.0.0.1", "--port", str(self._port)]
@@ -85,9 +85,9 @@ class DagsterUi(LocalService):
                 workspace = json.load(response)["data"]["workspaceOrError"]
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ClusterError(
-                f"Dagster's UI at {self.url} does not tell its code locations ({error}); see {server.log}"
+                f"Dagster's UI at {self.url} does not return its code locations ({error}); see {server.log}"
             ) from error
-        # The workspace as a whole has an error of its own, in place of its entries.
+        # A failed workspace has an error instead of entries.
         entries = workspace.get("locationEntries") or [{"name": "the workspace", "locationOrLoadError": workspace}]
         for entry in entries:
             problem = entry["locationOrLoadError"] or {}
@@ -98,7 +98,7 @@ class DagsterUi(LocalService):
 
     def close(self) -> None:
         """Stop the processes, and the runs that they have started."""
-        # Dagster's servers leave code servers and runs behind. These are in the groups of the processes started here.
+        # Dagster's servers leave code servers and runs behind, in the process groups that were started here.
         groups = self.pids
         for group in groups:
             _signal(group, signal.SIGTERM)

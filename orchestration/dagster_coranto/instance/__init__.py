@@ -1,1 +1,1 @@
-"""A Dagster instance: its home in a cluster's data folder, its running runs with their heartbeats, and its log."""
+"""A Dagster instance: its home folder, its runs under way with their heartbeats, and its log."""

@@ -1,6 +1,6 @@
-"""A heartbeat: a sign of life that a consuming run keeps in its tags.
+"""A heartbeat: a time that a consuming run renews in its tags.
 
-A run whose process was killed stays "started" forever, as far as Dagster knows. The tag shows that a run works.
+In Dagster, a run whose process was killed stays "started" forever. The tag distinguishes it from a working run.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import structlog
 from coranto.cluster.info import process_start
 
 ALIVE_TAG: Final = "coranto/alive"
-"""The tag of a run that consumes: the time of its last sign of life, in seconds since 1970."""
+"""The tag of a consuming run with the time of its last heartbeat, in seconds since 1970."""
 PROCESS_TAG: Final = "coranto/process"
-"""The tag of a run that consumes: the host, the id and the start of its process."""
+"""The tag of a consuming run with the host, the id and the start of its process."""
 BEAT_SECONDS: Final = 30.0
 PRESUMED_DEAD_SECONDS: Final = 300.0
-"""A run without a sign of life for so long is presumed dead."""
+"""A run without a heartbeat for so long is presumed dead."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Heartbeat:
-    """Renews a run's sign of life from a thread of its own, while the context is open."""
+    """Renews a run's heartbeat in a background thread, while the context is open."""
 
     def __init__(self, instance: dg.DagsterInstance, run_id: str, *, every_seconds: float = BEAT_SECONDS) -> None:
         self._instance = instance
@@ -65,13 +65,13 @@ class Heartbeat:
 
 
 def last_sign_of_life(run: dg.DagsterRun) -> float | None:
-    """Return the time of a run's last sign of life, in seconds since 1970. None if it has shown none yet."""
+    """Return the time of a run's last heartbeat, in seconds since 1970. None before the first one."""
     text = run.tags.get(ALIVE_TAG, "")
     return float(text) if text.isdecimal() else None
 
 
 def process_is_gone(run: dg.DagsterRun) -> bool:
-    """Return True if a run worked in a process of this machine that is gone. Of other machines nothing is known."""
+    """Return True if a run's process was on this machine and is gone. Processes of other machines are unknown."""
     known = run.tags.get(PROCESS_TAG, "")
     host, _, rest = known.partition(" ")
     pid = rest.partition(" ")[0]
@@ -83,7 +83,7 @@ def _process(pid: int) -> str:
 
 
 def _host() -> str:
-    """Return the machine and, of containers that share a host's name, the space of process ids."""
+    """Return the machine and its namespace of process ids, which distinguishes containers with one host name."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -19,7 +19,7 @@ run_coordinator:
 # The daemon evaluates freshness policies.
 freshness:
   enabled: true
-# What a run prints goes where its process prints, so that a terminal shows progress as it is made.
+# The output of a run goes to its process's output, so that a terminal shows progress immediately.
 compute_logs:
   module: dagster._core.storage.noop_compute_log_manager
   class: NoOpComputeLogManager
@@ -40,10 +40,10 @@ def prepare_home(data_dir: Path) -> Path:
 
 
 def prepare_storage(data_dir: Path) -> None:
-    """Create the databases of the instance below `data_dir`, where they do not exist yet.
+    """Create the missing databases of the instance below `data_dir`.
 
-    Processes of Dagster create them at their first use. Two that do so concurrently break each other's migrations. So
-    call this before you start more than one.
+    Dagster's processes create them at their first use, and two that do so concurrently break each other's migrations.
+    So call this before you start more than one.
     """
     with dg.DagsterInstance.from_config(str(prepare_home(data_dir))) as instance:
         instance.get_runs_count()
@@ -62,7 +62,7 @@ def dagster_environment(data_dir: Path, base: Mapping[str, str] | None = None) -
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
         "CORANTO_DATA": str(data_dir.absolute()),
-        # Otherwise gRPC logs a warning for every child process, such as Spark's.
+        # Otherwise gRPC logs a warning for each process started while its threads run, such as Spark's.
         "GRPC_VERBOSITY": "ERROR",
         # Dagster starts gRPC before Coranto can set this; see `coranto`.
         "GRPC_ENABLE_FORK_SUPPORT": "false",

@@ -1,4 +1,4 @@
-"""One step of a name at a time, however its run was launched: by a sensor, automation, a backfill or a person."""
+"""Mutual exclusion of a consumer's steps, whether a sensor, automation, a backfill or a person launched their runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import dagster as dg
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, Heartbeat, last_sign_of_life, process_is_gone
 
 _POLL_SECONDS: Final = 1.0
-_SAY_SECONDS: Final = 60.0
+_LOG_SECONDS: Final = 60.0
 
 
 class OneAtATime:
-    """The turn of a step in a pool of Dagster: entering waits until no other run has it, and leaving gives it back.
+    """A slot for a step in a Dagster pool: entering waits for a free slot, and leaving releases it.
 
-    The pool gets a limit of one, unless it has another limit. So it needs no sensor and no configuration of Dagster,
-    and the pool's page shows which run works and which ones wait. While the step waits and works, its run shows signs
-    of life. The turn of a run that has ended, was killed or is silent is taken: otherwise no run could ever follow it.
-    If it works after all, the fence of its consumer keeps the two apart.
+    The pool gets a limit of one, unless it has another limit. So Dagster needs neither a sensor nor configuration, and
+    the pool's page shows the working and the waiting runs. The run has a heartbeat while the step waits and works. The
+    slot of a run that has ended, was killed or is silent is freed, because it would block all later runs. If a silent
+    run works after all, the fence of its consumer keeps the two apart.
 
-    A storage without pools gives every step its turn immediately. `say` is called once a minute while the step waits.
+    A storage without pools gives every step a slot immediately. `say` is called once a minute while the step waits.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class OneAtATime:
         self._instance = instance
         self._run_id = run_id
         self._pool = pool
-        self._step = pool  # The executor claims places by its own names of steps, and gives these back itself.
+        self._step = pool  # Differs from the executor's step names, whose slots the executor frees itself.
         self._say = say
         self._wait = wait
         self._monotonic = monotonic
@@ -53,7 +53,7 @@ class OneAtATime:
         self._heartbeat.__enter__()
         try:
             if self._has_pools:
-                self._await_turn()
+                self._await_slot()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -73,33 +73,33 @@ class OneAtATime:
 
         storage = self._instance.event_log_storage
         if not any(limit.name == self._pool and not limit.from_default for limit in storage.get_pool_limits()):
-            with suppress(IntegrityError):  # Another run has set it at this moment.
+            with suppress(IntegrityError):  # Another run has just set it.
                 storage.set_concurrency_slots(self._pool, 1)
 
-    def _await_turn(self) -> None:
+    def _await_slot(self) -> None:
         self._limit()
-        say_at = self._monotonic()
+        log_at = self._monotonic()
         while not self._claim():
             holders = self._holders()
-            if self._monotonic() >= say_at:
+            if self._monotonic() >= log_at:
                 runs = ", ".join(sorted(holders)) or "none"
-                self._say(f"Waits for a place in the pool {self._pool}. Runs that have one: {runs}.")
-                say_at = self._monotonic() + _SAY_SECONDS
+                self._say(f"Waits for a slot in the pool {self._pool}. Runs with a slot: {runs}.")
+                log_at = self._monotonic() + _LOG_SECONDS
             self._wait(_POLL_SECONDS)
             self._limit()
 
     def _claim(self) -> bool:
-        """Claim the turn. SQLite lets two processes claim concurrently; the second reading shows which one has it."""
+        """Claim a slot. SQLite lets two processes claim concurrently; the second read shows which one has it."""
         storage = self._instance.event_log_storage
         if not storage.claim_concurrency_slot(self._pool, self._run_id, self._step).is_claimed:
             return False
         return bool(storage.check_concurrency_claim(self._pool, self._run_id, self._step).is_claimed)
 
     def _holders(self) -> set[str]:
-        """Return the runs that have a place, or were chosen for one, after removing those that are over.
+        """Return the runs that have a slot, or were chosen for one, after removing those that are over.
 
-        Dagster chooses the next step when a place becomes free. A step that began to wait at that moment is never
-        chosen, so a step that sees neither holders nor chosen steps queues up again.
+        Dagster chooses the next step when a slot becomes free. It never chooses a step that began to wait at that
+        moment. So a step that sees neither holders nor chosen steps queues up again.
         """
         storage = self._instance.event_log_storage
         info = storage.get_concurrency_info(self._pool)

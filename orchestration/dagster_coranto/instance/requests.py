@@ -1,4 +1,4 @@
-"""Runs that a sensor has requested, and whether it requests another one for the same purpose."""
+"""Runs that a sensor has requested, and the decision to request another one for the same purpose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import dagster as dg
 from dagster_coranto.instance.tags import RUN_KEY, SENSOR
 
 REQUEST_TAG: Final = "coranto/request"
-"""The tag of a run that a sensor has requested: a digest of its purpose, and of the sensor's generation."""
+"""The tag of a requested run: a digest of its purpose, and of the sensor's generation."""
 _MAX_BACKOFF_SECONDS: Final = 1800.0
 
 
@@ -27,8 +27,8 @@ class RunHistory:
     def due(self, interval_seconds: float) -> float | None:
         """Return the earliest time of another run, in seconds since 1970. None if none is needed.
 
-        A run that was never created, or that was deleted, is requested again immediately (0). A failed one is repeated
-        after `pause_after`. No run follows one that is running, has succeeded or was canceled.
+        A run that was never created, or was deleted, is requested again immediately (0). A failed run is followed by
+        another after `pause_after`. No run follows one that is under way, has succeeded or was canceled.
         """
         if not self.records:
             return 0.0
@@ -37,15 +37,15 @@ class RunHistory:
 
     @property
     def failures(self) -> int:
-        """The number of runs that have failed one after another."""
+        """The number of consecutive failed runs."""
         failed = [record.dagster_run.status is dg.DagsterRunStatus.FAILURE for record in self.records]
         return failed.index(False) if False in failed else len(failed)
 
 
 class Requests:
-    """The runs that a sensor requests, each for a purpose, found again by their tags.
+    """The runs that a sensor requests, each for a purpose. Their tags identify them.
 
-    The sensor's cursor is its generation. "Reset cursor" begins a new one, and every purpose gets a run again.
+    The sensor's cursor is its generation. "Reset cursor" begins a new one, in which every purpose gets a new run.
     """
 
     def __init__(self, context: dg.SensorEvaluationContext, sensor: str) -> None:
@@ -112,5 +112,5 @@ def pause_after(failures: int, interval_seconds: float) -> float:
 
 
 def digest_of(text: str) -> str:
-    """Return a short text that is equal for equal texts."""
+    """Return a short digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]

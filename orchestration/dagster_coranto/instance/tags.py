@@ -1,8 +1,8 @@
-"""Tags of Dagster on runs and materialisations, as its documentation names them.
+"""Dagster's tags on runs and materialisations, as its documentation names them.
 
-The versions of an asset's inputs are among them. Dagster compares these with the inputs' present versions, and shows
-the asset as "Unsynced" if they differ. It notes the versions that its own database had when a step began. A consumer
-reads the journals themselves, so it knows better.
+They include the versions of an asset's inputs. Dagster compares these with the inputs' present versions, and shows the
+asset as "Unsynced" if they differ. By default, they are the versions in Dagster's database when a step began. A
+consumer reads the journals themselves, so it sets more accurate versions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def event_tags(version: str, inputs: Mapping[dg.AssetKey, str], code_version: st
 
 
 def result_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that the result of a step gives in place of Dagster's own."""
+    """Return the tags of a step's result that replace Dagster's own."""
     return {name: value for name, value in tags.items() if name.startswith(_INPUT_TAG)}
 
 

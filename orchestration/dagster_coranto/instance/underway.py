@@ -1,4 +1,4 @@
-"""The runs of a consumer that are under way, launched by a sensor, a backfill, automation or a person."""
+"""The runs of a consumer that are under way, whether a sensor, a backfill, automation or a person launched them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import dagster as dg
 
-# Dagster has no public way to ask for backfills by status. All of them would be too many.
+# Dagster has no public method to get backfills by status. All of them would be too many.
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_of_life
@@ -17,7 +17,7 @@ from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_
 CONSUMER_TAG: Final = "coranto/consumer"
 """The tag of the assets that a consumer maintains: the consumer's name."""
 _PATIENCE_BEFORE_CONSUMING: Final = 12
-"""A run that has started and does not consume yet may do other work first. Its time limit is longer by this factor."""
+"""The factor of the time limit for a started run that does not consume yet, because it may do other work first."""
 
 
 _FINISHED: Final = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
@@ -44,7 +44,7 @@ class Target:
         job: NamedJob | None,
         selection: dg.AssetSelection | None,
     ) -> Target:
-        """Return the target of a sensor. Of the assets, consumers' assets count if there are any."""
+        """Return the target of a sensor. If some of the assets are a consumer's, only these count."""
         if selection is not None:
             keys: Set[dg.AssetKey] = selection.resolve(repository.asset_graph)
         else:
@@ -57,8 +57,8 @@ class Target:
     def is_run_by(self, run: dg.DagsterRun, repository: dg.RepositoryDefinition, instance: dg.DagsterInstance) -> bool:
         """Return True if a run materialises any of the assets, or runs the job.
 
-        The run may be of another code location, whose jobs are not known here. So its planned materialisations
-        count, which Dagster records when it creates a run.
+        The run may be from another code location, whose jobs are unknown here. So this checks the planned
+        materialisations, which Dagster records when it creates a run.
         """
         if run.asset_selection is not None:
             return not self.keys.isdisjoint(run.asset_selection)
@@ -84,9 +84,8 @@ def runs_under_way(
 ) -> list[dg.DagsterRun]:
     """Return the runs of a target that are queued or under way, the oldest first.
 
-    Runs that are presumed dead are left out. If such a run consumed, it is marked as failed, and its place in its pool
-    becomes free; otherwise no other run could ever follow it. If it is alive after all, the consumer's fence keeps the
-    two apart.
+    Runs that are presumed dead are left out. If such a run consumed, it is marked as failed, and its pool slot is
+    freed, because it would block all later runs. If it is alive after all, the consumer's fence keeps the two apart.
     """
     found = []
     records = instance.get_run_records(dg.RunsFilter(statuses=_UNFINISHED), ascending=True)
@@ -100,7 +99,7 @@ def runs_under_way(
             silent = wall() - seen
             works = alive is None and run.status is dg.DagsterRunStatus.STARTED
             if silent > presumed_dead_seconds * (_PATIENCE_BEFORE_CONSUMING if works else 1):
-                say(f"Run {run.run_id} has shown no sign of life for {silent:.0f} s; it is presumed dead.")
+                say(f"Run {run.run_id} has had no heartbeat or event for {silent:.0f} s; it is presumed dead.")
                 if alive is not None:
                     instance.report_run_failed(run, f"The consumer of this run has been silent for {silent:.0f} s.")
                     instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
@@ -110,7 +109,7 @@ def runs_under_way(
 
 
 def backfill_under_way(instance: dg.DagsterInstance, keys: Set[dg.AssetKey]) -> bool:
-    """Return True if a backfill of any of the assets still launches runs, or waits for them."""
+    """Return True if a backfill of any of the assets still launches or awaits runs."""
     asked = BulkActionsFilter(statuses=[BulkActionStatus.REQUESTED])
     return any(not keys.isdisjoint(each.asset_selection or ()) for each in instance.get_backfills(filters=asked))
 

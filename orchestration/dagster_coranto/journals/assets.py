@@ -1,4 +1,4 @@
-"""Assets for groups of journals. A function of the user publishes, and the asset reports the effect on the journals."""
+"""Assets for groups of journals. A user's function publishes, and the asset reports the effect on the journals."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -53,11 +53,11 @@ def build_journal_group_asset(
 ) -> dg.AssetsDefinition:
     """Return an asset for a group of journals that `publish` appends to.
 
-    `publish` gets a PublishContext, and a resource for each further parameter that is annotated with a resource's
-    class. The group's journals are those that exist at run time, below the resource's prefix. The run fails with
-    JournalNotFound when there are none. The translator's spec is honoured in every field; see AssetOptions for what
-    options add. Metadata: heads (a table, and the offset vector), messages, bytes, and the metadata of `publish`. The
-    data version is a digest of the vector of heads.
+    `publish` gets a PublishContext, and a resource for each other parameter that is annotated with a resource's class.
+    The group's journals are those that exist at run time, below the resource's prefix. The run fails with
+    JournalNotFound if there are none. All fields of the translator's spec take effect; AssetOptions describes the
+    effect of options. Metadata: heads (a table, and the offset vector), messages, bytes, and the metadata of `publish`.
+    The data version is a digest of the vector of heads.
     """
     spec = build_group_spec(group, dagster_journal_translator)
     spec = with_deps(filled(spec, spec_options(options)), deps)

@@ -1,4 +1,4 @@
-"""Assets of compacted journals: old messages as Parquet files (`coranto.lake.compaction`)."""
+"""Assets of compacted journals: old messages as Parquet files in the fragment stores (`coranto.lake.compaction`)."""
 
 import time
 from collections.abc import Mapping
@@ -42,14 +42,14 @@ def build_compaction_asset(
     resource_key: str = "journals",
     **options: Unpack[AssetOptions],
 ) -> dg.AssetsDefinition:
-    """Return an asset that keeps the committed messages of a group's old fragments as Parquet files.
+    """Return an asset for Parquet files with the committed messages of a group's old fragments, in their stores.
 
-    Each run adds the files of fragments that were stored more than `older_than` ago. For the arguments see
-    `CompactionOptions` and `scan`. Retention should keep fragments for longer than `older_than` and the time between
-    runs: content that is gone before it was compacted fails the run. The asset's key is the group's, and
-    `compacted`. Runs wait for one another in the pool `coranto_` and the asset's name; `pool` adds a pool of yours.
-    Metadata: the number of new files and rows, and for each journal the offset through which it is compacted, whose
-    digest is the data version.
+    Each run adds the files for fragments that were stored more than `older_than` ago. The arguments are those of
+    `CompactionOptions` and `scan`. Retention should exceed `older_than` plus the time between runs: content that is
+    gone before it was compacted fails the run. The asset's key is the group's key and `compacted`. Runs wait for each
+    other in the pool `coranto_` and the asset's name; `pool` adds another pool. Metadata: the number of new files and
+    rows, and for each journal the offset through which it is compacted. The data version is the digest of these
+    offsets.
 
     Needs the extra `lake`.
     """

@@ -35,7 +35,7 @@ class ShardConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg] 
     endpoint: str = Field(description="A consumer process, as host:port or a URL; several are separated by commas.")
 
     def offsets(self, consumer: str) -> Mapping[str, int] | None:
-        """Return the offsets that the shards of a selector, such as `app=sums`, have committed (`ShardClient.offsets`).
+        """Return the committed offsets of the shards of a selector, such as `app=sums` (`ShardClient.offsets`).
 
         None before their first transaction. Raises Unavailable when a shard has no primary.
         """
@@ -47,7 +47,7 @@ class ShardConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg] 
 
 @dataclass(frozen=True, slots=True)
 class ObservedConsumer:
-    """A consumer that runs elsewhere. Its name is what `offsets` asks for: a selector of shards, or a store's name."""
+    """A consumer outside Dagster. `name` is the argument of `offsets`: a selector of shards, or a name in a store."""
 
     name: str
     offsets: OffsetsSource
@@ -103,9 +103,9 @@ def build_consumer_observation_sensor(
 ) -> dg.SensorDefinition:
     """Return a sensor that reports the offsets and the lag of consumers outside Dagster.
 
-    The assets of a consumer that has committed get a materialisation, whose data version is a digest of its offsets.
-    If its lag alone has changed, they get an observation. There is at most one report in `report_seconds`. A consumer
-    that does not answer is logged, and the others are reported.
+    After a consumer's commits, its assets get a materialisation, whose data version is a digest of its offsets. If only
+    its lag has changed, they get an observation. There is at most one report in `report_seconds`. A consumer that does
+    not answer is logged, and the others are reported.
     """
 
     @dg.sensor(
@@ -130,7 +130,7 @@ def build_consumer_observation_sensor(
                     journal: at.head for group in each.sources for journal, at in resource.positions(group).items()
                 }
             except (ClusterError, Unavailable, SqlStoreError) as error:
-                context.log.warning(f"The progress of {each.name} is unknown: {error}")
+                context.log.warning(f"The offsets of {each.name} cannot be read: {error}")
                 continue
             if offsets is None:
                 continue

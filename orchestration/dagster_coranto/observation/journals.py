@@ -1,4 +1,4 @@
-"""A sensor that shows the present state of journals, also when programs outside Dagster write to them."""
+"""A sensor that reports the state of journals, including writes by programs outside Dagster."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def build_journal_observation_sensor(
     dagster_journal_translator: DagsterJournalTranslator | None = None,
     default_sensor_status: dg.DefaultSensorStatus | None = None,
 ) -> dg.SensorDefinition:
-    """Return a sensor that reports the state of groups of journals, also if programs outside Dagster write to them.
+    """Return a sensor that reports the state of groups of journals, including writes by programs outside Dagster.
 
-    A group that has grown gets a materialisation, so that freshness policies and automation conditions downstream
-    see it. A group whose lag or stored bytes have changed, and not its heads, gets an observation. Of each group there
-    is at most one event in `report_seconds`, and none if nothing has changed or a run has already reported the same
-    heads. Dagster keeps events permanently, so they are small for any number of journals.
+    A group that has grown gets a materialisation, so that freshness policies and automation conditions downstream see
+    it. A group whose lag or stored bytes have changed, but not its heads, gets an observation. Each group gets at most
+    one event in `report_seconds`, and none if nothing has changed or a run has already reported the same heads. Dagster
+    keeps events forever, so their size is limited for any number of journals.
 
     `consumers` are names of consumers with their stores, or selectors of shards with their consumer processes. Their
     lag behind each group is reported. Metadata: GroupMetadataSet, and `dagster-coranto/lag_bytes/NAME` for each
@@ -134,7 +134,7 @@ class ObservedGroup:
     @staticmethod
     def of(heads: Heads, offsets: Mapping[str, Mapping[str, int] | None]) -> ObservedGroup:
         known = tuple(each for each in heads if each.known)
-        # One that has never committed is behind by all that there is.
+        # A consumer that has never committed lags by all content.
         lags = {consumer: _lag(known, at or {}) for consumer, at in offsets.items()}
         return ObservedGroup(heads=known, unknown=len(heads.unknown), lags=lags)
 
@@ -157,7 +157,7 @@ class ObservedGroup:
 
     @property
     def rest(self) -> str:
-        """The state that can change while the heads stay."""
+        """The state that can change without the heads."""
         return repr((self.unknown, self.unstored, sorted(self.lags.items())))
 
     def event(
@@ -192,7 +192,7 @@ class ObservedGroup:
                 "head": each.head,
                 "stored_bytes": each.head - each.begin - each.unpersisted_bytes,
                 "unstored_bytes": each.unpersisted_bytes,
-                # Of the others, numbers alone are summed up.
+                # `table` sums up the numbers of the other rows.
                 "last_append": _text(each.last_append_time) if place < SHOWN_JOURNALS else None,
             }
             for place, each in enumerate(sorted(self.heads, key=lambda each: each.last_append_time, reverse=True))
@@ -219,7 +219,7 @@ def _lag(heads: Sequence[JournalHead], offsets: Mapping[str, int]) -> int:
 
 
 def _is_due(seen: GroupSeen | None, report_seconds: float) -> bool:
-    return seen is None or not 0 <= time() - seen.at < report_seconds  # A time ahead is of a clock that was corrected.
+    return seen is None or not 0 <= time() - seen.at < report_seconds  # A time ahead means a corrected clock.
 
 
 def _text(seconds: float) -> str:

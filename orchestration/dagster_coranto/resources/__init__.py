@@ -1,1 +1,1 @@
-"""Resources: clusters of brokers, SQL stores and Spark, with their secrets kept out of what Dagster shows."""
+"""Resources: clusters of brokers, SQL stores and Spark, with hidden secrets."""

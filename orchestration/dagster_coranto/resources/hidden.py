@@ -1,8 +1,8 @@
-"""Secrets of resources, kept out of everything that Dagster shows.
+"""Secrets of resources, hidden from everything that Dagster shows.
 
 Dagster shows the configuration of resources in its UI, stores it with each job, and sends it to its web server. So the
-configuration holds a stand-in for each literal secret, and the secret itself stays in this process. Every process that
-loads the definitions makes the same stand-ins of the same literals.
+configuration has a placeholder for each literal secret, and the secret itself stays in this process. Every process that
+loads the definitions makes the same placeholders for the same literals.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _secrets: Final[dict[str, str]] = {}
 
 
 def hide(secret: str, shown: str = "") -> str:
-    """Return the stand-in of a literal secret: `[hidden]`, followed by the part of it that may be `shown`.
+    """Return the placeholder of a literal secret: `[hidden]`, followed by the part of it that may be `shown`.
 
-    Empty texts, `dg.EnvVar`s and stand-ins are returned as they are.
+    Empty texts, `dg.EnvVar`s and placeholders are returned unchanged.
     """
     if not secret or isinstance(secret, dg.EnvVar) or secret in _secrets:
         return secret
@@ -43,7 +43,7 @@ def hide(secret: str, shown: str = "") -> str:
 
 
 def reveal(text: str) -> str:
-    """Return the secret of a stand-in, and any other text as it is. Raises InvalidInput for an unknown stand-in."""
+    """Return the secret of a placeholder, or any other text unchanged. Raises InvalidInput for an unknown one."""
     if not text.startswith(_MARK):
         return text
     try:

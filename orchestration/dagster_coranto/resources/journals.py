@@ -1,4 +1,4 @@
-"""The resource through which assets, checks and sensors reach a cluster."""
+"""The cluster resource of assets, checks and sensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coranto.names import check_prefix
 from dagster_coranto.resources.hidden import hide, reveal
 
 AUDIT_PATIENCE_S = 5.0
-"""Seconds that audits wait for one broker. A broker that is away may have many journals."""
+"""The retry timeout in seconds of audits for one broker. An unavailable broker may have many journals."""
 
 
 class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
@@ -38,7 +38,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     endpoint: str = Field(
         default="",
         description="Brokers, as host:port or a URL; several are separated by commas. Empty: $CORANTO_ENDPOINT, "
-        "otherwise the addresses of the cluster below data_dir.",
+        "otherwise the cluster below data_dir.",
     )
     file_root: str = Field(
         default="",
@@ -50,8 +50,8 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     )
     prefix: str = Field(
         default="",
-        description="Put in front of every journal name that assets speak of (such as 'rerun/'), so that the same "
-        "assets can run over another set of journals.",
+        description="Prefix of every journal name in assets (such as 'rerun/'), so that the same assets can run over "
+        "another set of journals.",
     )
 
     zone: str = Field(
@@ -125,11 +125,11 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         """
         heads = self.heads(group)
         for each in heads.unknown:
-            raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+            raise Unavailable(f"no broker reports the head of {each.journal}: {each.problem}")
         return positions_of(heads)
 
     def heads(self, group: JournalGroup) -> Heads:
-        """Return the brokers' reports on a group's journals, by one call. The prefix applies."""
+        """Return the heads of a group's journals, by one call. The prefix applies."""
         return run_blocking(self._heads(self.group(group)))
 
     async def _heads(self, group: JournalGroup) -> Heads:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 _SECRET: Final = re.compile("(?i)secret|password|token|access[.]?key")
-"""The settings that Spark itself hides (its default `spark.redaction.regex`)."""
+"""The settings that Spark itself redacts (its default `spark.redaction.regex`)."""
 
 
 class _SharedSession:
-    """The session that resources of this process share. Its last user stops it, unless it existed before its first."""
+    """The session that resources of this process share. The last user stops it, unless it existed before the first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,20 +49,20 @@ _SHARED = _SharedSession()
 
 
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
-    """A Spark session, started when it is first asked for and stopped when the run ends.
+    """A Spark session, started at its first use and stopped when the run ends.
 
     Runs in one process share a session, which stops with the last of them. A session that the process had before is
-    used as it is, and left running. Use an executor that runs steps in one process: sessions take seconds to start.
-    Java 17 or later is needed. Dagster shows `settings`, but not the values of secret ones, such as
+    used unchanged, and left running. Use an executor that runs steps in one process, because a session takes seconds to
+    start. Java 17 or later is needed. Dagster shows `settings`, but not the values of secret ones, such as
     `spark.hadoop.fs.s3a.secret.key`.
     """
 
     master: str = Field(default="local[2]", description="Spark's master URL.")
-    settings: dict[str, str] = Field(default={}, description="Spark settings, in addition to consumers' defaults.")
+    settings: dict[str, str] = Field(default={}, description="Spark settings, in addition to the consumers' own.")
     short: bool = Field(default=False, description="Whether runs take a few minutes, so that a quick start pays off.")
     early: bool = Field(
         default=False,
-        description="Whether the session starts with the run, in parallel to the steps before its first use.",
+        description="Whether the session starts with the run, concurrently with steps that do not need it.",
     )
 
     _session: SparkSession | None = PrivateAttr(default=None)
@@ -106,7 +106,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         if self._starting is not None and self._starting.exception() is None:
-            self.session()  # It was not requested. If it did not start, it was not missed.
+            self.session()  # It started and was never used. If it did not start, nothing is left to stop.
         session, self._session = self._session, None
         if session is not None:
             _SHARED.release(session)

@@ -21,7 +21,7 @@ STORE_VARIABLE: Final = "CORANTO_STORE_URL"
 class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
     """A SQL store of consumers: SQLite, PostgreSQL, MariaDB or MySQL.
 
-    Give the URL as `dg.EnvVar("…")` if it has a password. Of a literal URL, Dagster shows all but its secrets.
+    Give the URL as `dg.EnvVar("…")` if it has a password. Dagster shows a literal URL without its secrets.
     """
 
     url: str = Field(
@@ -43,7 +43,7 @@ class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it
         return found
 
     def store(self) -> SqlStore:
-        """Return the store. Raises InvalidInput for a URL that does not name a store."""
+        """Return the store. Raises InvalidInput for a URL of something else."""
         from coranto_consumers.stores.sql import SqlStore
 
         return SqlStore(self.url_with_password())
@@ -61,7 +61,7 @@ class SqlStoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it
 
 
 def hide_password(url: str) -> str:
-    """Return a URL as it is if it has no secret; otherwise a stand-in that shows the rest of it."""
+    """Return a URL unchanged if it has no secret; otherwise a placeholder that shows the rest of it."""
     from coranto_consumers.stores.urls import display_url, parse_store_url
 
     if not url or isinstance(url, dg.EnvVar) or "://" not in url:
@@ -70,5 +70,5 @@ def hide_password(url: str) -> str:
         shown = display_url(parse_store_url(url))
         plain = parse_store_url(url).render_as_string(hide_password=False)
     except InvalidInput:
-        return hide(url)  # It cannot be used, and its content is unknown.
+        return hide(url)  # The URL is invalid, so any part may be secret.
     return url if shown == plain else hide(url, shown)

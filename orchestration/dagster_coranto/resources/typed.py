@@ -1,4 +1,4 @@
-"""Resources that users' functions ask for by the class of a parameter, as functions of `@dg.asset` do."""
+"""Resources for parameters of users' functions, by the parameters' classes, as in functions of `@dg.asset`."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def resource_of(resources: object, key: str, kind: type[T]) -> T:
 
 
 def bound(resource: T) -> T:
-    """Return a resource with its environment variables read, for use outside of runs, as in a sensor."""
+    """Return a resource with its environment variables resolved, for use outside of runs, as in a sensor."""
     return resource.process_config_and_initialize() if isinstance(resource, dg.ConfigurableResource) else resource

@@ -24,7 +24,7 @@ OpenReconciler = Callable[[], AbstractAsyncContextManager[SpecReconciler]]
 """Connects, and returns the reconciler of a document."""
 
 _LOGGED: Final = 100
-"""Most specs of a run that are logged one by one. In larger runs, each transaction is logged instead."""
+"""The most specs that a run logs one by one. Larger runs log each transaction instead."""
 _WORDS: Final = {
     SpecAction.CREATE: "created",
     SpecAction.UPDATE: "changed",
@@ -45,7 +45,7 @@ _SHOWN: Final[dict[str, dict[str, Callable[[Any], str]]]] = {
         "disabled": lambda spec: str(spec.disable),
     },
 }
-"""The columns of a plan's table, by kind, and how a spec tells them."""
+"""The columns of a plan's table, by kind, with functions that format them from a spec."""
 
 
 def text_of(specs: SpecsText) -> str:
@@ -99,10 +99,10 @@ def applied(plan: SpecPlan) -> dg.MaterializeResult[None]:
 
 
 def drift(opened: OpenReconciler, *, blocking: bool = False) -> dg.AssetCheckResult:
-    """Return the result of a check: it warns if applying the document would do anything.
+    """Return the result of a check: it warns if applying the document would change anything.
 
-    Dagster holds back downstream assets only for errors, so drift is an error for a `blocking` check. Without an
-    answer, the check fails with an error, as nothing was compared. Raises InvalidInput for an invalid document.
+    Dagster stops downstream assets only for errors, so drift is an error for a `blocking` check. If the cluster does
+    not answer, the check fails with an error, as nothing was compared. Raises InvalidInput for an invalid document.
     """
     try:
         plan = compare(opened)
@@ -133,14 +133,14 @@ def _are(count: int, plan: SpecPlan) -> str:
 
 
 def plan_metadata(plan: SpecPlan) -> dict[str, Any]:
-    """Return a plan as metadata: counts, and a table, those that change first."""
+    """Return a plan as metadata: counts, and a table, changed specs first."""
     fields = _SHOWN[plan.kind.noun]
     columns = dict.fromkeys((plan.kind.noun, "change", *fields, "differences"), "string")
 
     def row(step: SpecStep) -> JournalRow:
-        told = {name: tell(step.spec) if step.spec is not None else None for name, tell in fields.items()}
+        fields_shown = {name: shown(step.spec) if step.spec is not None else None for name, shown in fields.items()}
         named = {plan.kind.noun: step.name, "change": _WORDS[step.action]}
-        return {**named, **told, "differences": "; ".join(step.differences)}
+        return {**named, **fields_shown, "differences": "; ".join(step.differences)}
 
     counts = {word: plan.count(action) for action, word in _WORDS.items() if action is not SpecAction.GONE}
     steps = sorted(plan.steps, key=lambda step: not step.due)

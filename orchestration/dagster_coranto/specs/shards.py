@@ -38,15 +38,15 @@ def build_shard_specs_asset(
 ) -> dg.AssetsDefinition:
     """Return an asset that applies a document of shard specs, as `build_journal_specs_asset` does for journals.
 
-    `consumer` is any process of the consumer, as host:port; empty: $CORANTO_CONSUMER, otherwise the only consumer of
-    the embedded cluster below `data_dir` (found as by commands). A run deletes shards that left the document only when
-    its config says `prune: true`, and only those that `prune_selector` selects, such as `app=totals`.
+    `consumer` is any process of the consumer, as host:port. Empty: $CORANTO_CONSUMER, otherwise the only consumer of
+    the embedded cluster below `data_dir` (found as by commands). Only a run with `prune: true` in its config deletes
+    shards that left the document, and only those that `prune_selector` selects, such as `app=totals`.
     """
 
     @dg.asset(
         name=name,
         group_name=group_name,
-        description=description or "The specs of shards, kept as a document of YAML says.",
+        description=description or "The specs of shards, applied from a YAML document.",
         kinds={"yaml"},
     )
     def shard_specs(context: dg.AssetExecutionContext, config: ShardSpecsConfig) -> dg.MaterializeResult[None]:
@@ -70,20 +70,20 @@ def build_shard_specs_check(
 ) -> dg.AssetChecksDefinition:
     """Return a check that shards match a document.
 
-    It changes nothing, and warns of drift. With `blocking`, drift is an error, which holds back downstream assets.
-    While no process of the consumer answers, it fails with an error.
+    It changes nothing, and warns of drift. With `blocking`, drift is an error, which stops downstream assets. While no
+    process of the consumer answers, it fails with an error.
     """
 
     @dg.asset_check(asset=asset, name=name, blocking=blocking)
     def shards_are_as_specified() -> dg.AssetCheckResult:
-        """Compare shards with their specs' document: what would applying it do?"""
+        """Compare shards with their specs' document, and report the changes that applying it would make."""
         return drift(_opening(specs, consumer, data_dir, prune_selector), blocking=blocking)
 
     return shards_are_as_specified
 
 
 def _opening(specs: SpecsText, consumer: str, data_dir: str, prune: str) -> OpenReconciler:
-    # Importing consumers imports numpy and SQLAlchemy, which loading definitions does without.
+    # Imported here, because it imports numpy and SQLAlchemy, which loading definitions does not need.
     from coranto_consumers.runtime.client import ShardClient
     from coranto_consumers.runtime.discovery import find_consumer
     from coranto_consumers.runtime.reconcile import SHARDS, ShardSpecs

@@ -1,4 +1,4 @@
-"""Facts of an Iceberg table for Dagster: its name, columns and number of rows, and the snapshot that has them."""
+"""Facts of an Iceberg table for Dagster: its name, columns and number of rows, and their snapshot."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def iceberg_facts(store: IcebergStore, spec: dg.AssetSpec) -> Mapping[str, Any]:
     """Return `dagster/table_name`, `dagster/column_schema`, `dagster/row_count` and `iceberg/snapshot` of a table.
 
-    The table is the one that the asset's metadata `dagster/table_name` names, else the last part of its key, in the
-    store's namespace if it names none. Without such a table, nothing is returned. No file of rows is read.
+    The table is named by the asset's metadata `dagster/table_name`, or else by the last part of its key. A name without
+    a namespace is in the store's. If there is no such table, returns nothing. Reads no data file.
     """
     table = store.load(TableMetadata.extract(spec.metadata).table_name or spec.key.path[-1])
     if table is None:

@@ -43,13 +43,13 @@ class GroupMetadataSet(MetadataSet):
     journals: dg.TableMetadataValue | None = None
     journal_count: int | None = None
     unknown_journals: int | None = None
-    """The journals whose heads no broker tells."""
+    """The number of journals with unknown heads."""
     stored_bytes: int | None = None
     unstored_bytes: int | None = None
-    """The bytes that only brokers hold until now."""
+    """The bytes that are not in fragment stores yet."""
     last_append: dg.TimestampMetadataValue | None = None
     offsets_read: dg.JsonMetadataValue | None = None
-    """Of a consumer's output: the offsets of its sources that the messages come from."""
+    """For a consumer's output: the offsets of its sources that its messages come from."""
 
 
 class ConsumerMetadataSet(MetadataSet):
@@ -58,14 +58,14 @@ class ConsumerMetadataSet(MetadataSet):
     messages: int | None = None
     transactions: int | None = None
     lag_bytes: int | None = None
-    """The bytes of the source journals that were not processed yet."""
+    """The unprocessed bytes of the source journals."""
     published: int | None = None
     misfits: int | None = None
     """The messages among them that do not fit the application's columns: dead letters, or nulls."""
     lost_bytes: int | None = None
-    """The bytes of content that were gone before they were read, and passed by."""
+    """The bytes of lost content that was skipped."""
     lost: dg.TableMetadataValue | None = None
-    """The ranges of this content."""
+    """The ranges of lost content."""
     rows_read: int | None = None
     fence: int | None = None
     offsets_read: dg.JsonMetadataValue | None = None
@@ -76,11 +76,11 @@ class WindowMetadataSet(MetadataSet):
     """Metadata of a window of a consumer's tables when it was materialised. Namespace `dagster-coranto`."""
 
     window: str | None = None
-    """The name of the window that was read. It differs from the partition if that was merged into a larger one."""
+    """The name of the window that was read. It is not the partition's name if that was merged into a larger window."""
     stored_from: dg.TimestampMetadataValue | None = None
-    """The time when the content before the window was stored: its content is later."""
+    """The time when the content before the window was stored. The window's content is later."""
     stored_until: dg.TimestampMetadataValue | None = None
-    """The time when the last of its content was stored: its content is earlier."""
+    """The time when the window's last content was stored. The window's content is earlier."""
     messages: int | None = None
     misfits: int | None = None
     """The messages among them that do not fit the application's columns: dead letters, or nulls."""
@@ -100,9 +100,9 @@ def namespaced(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verbatim(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
-    """Return lines of text without any markup: links, pictures and markup in them take no effect.
+    """Return lines of text in which links, images and markup have no effect.
 
-    This is needed because errors repeat texts of stores and brokers, and names of objects that others chose.
+    Errors quote texts of stores and brokers, and names of objects that others chose.
     """
     text = "\n".join(" ".join(line.split()) for line in lines)
     fence = "`" * max(3, 1 + max((len(found) for found in _BACKTICKS.findall(text)), default=0))
@@ -117,7 +117,7 @@ def vector_version(offsets: Mapping[str, int]) -> dg.DataVersion:
 def offsets_metadata(offsets: Mapping[str, int]) -> dg.JsonMetadataValue:
     """Return an offset vector for display, as JSON of `coranto.offsets`.
 
-    Journals beyond the first hundred are summed up under one name.
+    Journals after the first hundred are summed up under one name.
     """
     shown = sorted(offsets.items())
     vector = vector_to_json(dict(shown[:SHOWN_JOURNALS]))
@@ -129,10 +129,10 @@ def offsets_metadata(offsets: Mapping[str, int]) -> dg.JsonMetadataValue:
 def table(rows: Sequence[JournalRow], columns: Mapping[str, str]) -> dg.TableMetadataValue:
     """Return rows for display. `columns` maps names to Dagster's column types (`string`, `int`, `float`, `bool`).
 
-    Events are permanent, so rows beyond the first hundred are summed up in one: the sum of each number, and how
-    many rows it stands for in the first column.
+    Dagster keeps events forever, so the rows after the first hundred are summed up in one row: the sums of numbers,
+    with the number of these rows in the first column.
     """
-    # `map`, since Dagster reads its caller's variables: CPython 3.13.0 dies of one that a later comprehension captures.
+    # `map`, since Dagster reads its caller's variables: CPython 3.13.0 crashes if a later comprehension captures one.
     schema = dg.TableSchema(list(map(dg.TableColumn, columns, columns.values())))
     shown = [{name: _plain(row[name]) for name in columns} for row in rows[:SHOWN_JOURNALS]]
     if beyond := rows[SHOWN_JOURNALS:]:

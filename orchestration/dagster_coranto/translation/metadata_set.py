@@ -1,4 +1,4 @@
-"""The base of sets of metadata in one namespace, as Dagster's UI and other libraries name metadata."""
+"""The base of sets of metadata in one namespace, with names as in Dagster's UI and other libraries."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
 NAMESPACE: Final = "dagster-coranto"
-"""The first part of the names of all metadata that is not Dagster's own."""
+"""The first part of the names of all metadata of this library."""
 
 
 class MetadataSet(BaseModel):
-    """Metadata with names such as `dagster-coranto/messages`: `dict(…)` and `**` give those that are not None."""
+    """Metadata with names such as `dagster-coranto/messages`. `dict(…)` and `**` give the values that are not None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     namespace: ClassVar[str] = NAMESPACE
 
     def keys(self) -> list[str]:
-        """Return the names of the present entries."""
+        """Return the names of values that are not None."""
         return [name for name, _ in self]
 
     def __getitem__(self, name: str) -> Any:
@@ -33,7 +33,7 @@ class MetadataSet(BaseModel):
 
     @classmethod
     def extract(cls, metadata: Mapping[str, Any]) -> Self:
-        """Return the set that is among metadata. Values of fields that are plain are taken out of Dagster's wrapper."""
+        """Extract the set from metadata. Values of plain fields are unwrapped from Dagster's metadata values."""
         found = {}
         for name, field in cls.model_fields.items():
             value = metadata.get(f"{cls.namespace}/{name}")

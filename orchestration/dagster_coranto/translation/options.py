@@ -11,7 +11,7 @@ import dagster as dg
 class SpecOptions(TypedDict, total=False):
     """Options that fill an asset's spec. They are documented at `dg.AssetSpec`.
 
-    A translator's spec comes first: an option fills the open parts of the spec. Owners, tags and kinds are added.
+    A translator's spec takes precedence: an option fills only empty fields. Owners, tags and kinds are added.
     """
 
     group_name: str | None
@@ -54,7 +54,7 @@ def _chosen(options: Mapping[str, Any], of: type) -> dict[str, Any]:
 
 
 def filled(spec: dg.AssetSpec, options: SpecOptions) -> dg.AssetSpec:
-    """Return a spec with options in the fields that it leaves open, and with their owners, tags and kinds added."""
+    """Return a spec with options in its empty fields, and with their owners, tags and kinds added."""
     added_tags = {name: value for name, value in options.get("tags", {}).items() if name not in spec.tags}
     added_owners = [owner for owner in options.get("owners", ()) if owner not in spec.owners]
     merged = spec.merge_attributes(owners=added_owners, tags=added_tags, kinds=options.get("kinds", set()))
@@ -66,7 +66,7 @@ def filled(spec: dg.AssetSpec, options: SpecOptions) -> dg.AssetSpec:
 
 
 def with_deps(spec: dg.AssetSpec, deps: Iterable[Any]) -> dg.AssetSpec:
-    """Return a spec that also depends on `deps`, in any form that Dagster takes. Those that it has already stay."""
+    """Return a spec that also depends on `deps`, in any form that Dagster accepts."""
     has = {dep.asset_key for dep in spec.deps}
     wanted = dg.AssetSpec(spec.key, deps=deps).deps
     return spec.merge_attributes(deps=[dep for dep in wanted if dep.asset_key not in has])

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def table_facts(store_url: str, spec: dg.AssetSpec, *, count_rows: bool = True) -> Mapping[str, Any]:
     """Return `dagster/table_name`, `dagster/column_schema` and `dagster/row_count` of an asset's table.
 
-    The table is the one that the asset's metadata `dagster/table_name` names, else the last part of its key. Without
-    such a table in the store, nothing is returned: the application may have given it another name.
+    The table is named by the asset's metadata `dagster/table_name`, or else by the last part of its key. If the store
+    has no such table, returns nothing: the application may have given it another name.
     """
     import sqlalchemy as sa
 

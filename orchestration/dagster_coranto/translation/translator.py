@@ -1,8 +1,8 @@
 """The translation of journals into Dagster assets.
 
-A journal's name is a path, and so is an asset key: `flights/events` becomes `["flights", "events"]`. Journal names
-allow more characters than the asset keys of other assets' dependencies, so `region=eu` becomes `region_eu`. The
-journal's own name stays in the metadata.
+A journal's name is a path, and so is an asset key: `flights/events` becomes `["flights", "events"]`. Journal names may
+have characters that keys of upstream assets may not have, so `region=eu` becomes `region_eu`. The metadata has the
+original name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_.\-]")
 
 @dataclass(frozen=True, slots=True)
 class JournalTranslatorData:
-    """The input of a translation: the name of a journal or group, and the journal's spec if it is known."""
+    """The input of a translation: the name of a journal or group, and the journal's spec if known."""
 
     name: str
     spec: pb.JournalSpec | None = None
 
 
 class DagsterJournalTranslator:
-    """Turns journals and groups of journals into asset specs. Subclass and override `get_asset_spec` to change them."""
+    """Translates journals and groups of journals into asset specs. Override `get_asset_spec` to customize it."""
 
     def get_asset_key(self, data: JournalTranslatorData) -> dg.AssetKey:
         """Return the name's parts. Characters that an asset key cannot have are replaced by underscores."""
@@ -54,7 +54,7 @@ class DagsterJournalTranslator:
 
 
 class ComponentTranslator(DagsterJournalTranslator):
-    """A translator whose specs a component changes."""
+    """A translator whose specs a component modifies."""
 
     def __init__(self, change: Callable[[dg.AssetSpec], dg.AssetSpec]) -> None:
         self._change = change
@@ -76,7 +76,7 @@ def build_journal_asset_specs(
 ) -> list[dg.AssetSpec]:
     """Return an external asset spec for each listed journal.
 
-    Raises InvalidInput when two journals would be the same asset. Pass a translator that gives them different keys.
+    Raises InvalidInput if two journals become the same asset. Then pass a translator with different keys for them.
     """
     translator = dagster_journal_translator or DagsterJournalTranslator()
     named: dict[dg.AssetKey, str] = {}

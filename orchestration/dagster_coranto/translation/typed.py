@@ -1,4 +1,4 @@
-"""A translator that shows the columns of journals' messages, as a registry of message types has them."""
+"""A translator that adds the columns of journals' messages, from a registry of message types."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dagster_coranto.translation.translator import DagsterJournalTranslator, Jou
 class TypedJournalTranslator(DagsterJournalTranslator):
     """A translator that adds `dagster/column_schema` and the version of the message type to asset specs.
 
-    `types` are a registry's types when definitions were loaded. A journal's label names its type;
-    `groups` names the types of groups, such as `{"shop/orders": "shop.Order"}`. Journals without a type that is
-    registered are translated as without this class.
+    `types` are the registry's types when definitions were loaded. A journal's label names its type; `groups` names the
+    types of groups, such as `{"shop/orders": "shop.Order"}`. Journals without a registered type are translated as by
+    the base class.
     """
 
     def __init__(self, types: Catalog, groups: Mapping[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Offset vectors that metadata cannot show whole, kept in the SQL store of their consumer."""
+"""Offset vectors that are too large for metadata, stored in the SQL store of their consumer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from dagster_coranto.translation.metadata import SHOWN_JOURNALS
 def keep_vector(
     store_url: str, consumer: str, ends: Mapping[str, int], begins: Mapping[str, int] | None = None
 ) -> None:
-    """Keep a consumer's read offsets, if they are too many for metadata, so that `AsOf` finds them. Raises
-    SqlStoreError."""
+    """Store a consumer's offsets if they are too many for metadata, so that `AsOf` finds them. Raises SqlStoreError."""
     if len(ends) <= SHOWN_JOURNALS:
         return
     from coranto_consumers.stores.sql import SqlStore

@@ -1,4 +1,4 @@
-"""A sensor that calls a function of the user for each failed asset check, for example to send an e-mail."""
+"""A sensor that calls a user's function for each failed asset check, for example to send an e-mail."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ def build_failed_check_sensor(
     minimum_interval_seconds: int = 30,
     default_sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """Return a sensor that calls `alert` once for each run of a check that failed; between two ticks only the latest.
+    """Return a sensor that calls `alert` once for each failed run of a check; between two ticks only for the latest.
 
-    `severity` ERROR leaves out failures that are only warnings. `assets` limits it to checks of these assets. Checks
-    that failed before the sensor was first started are left out; those that fail while it is stopped are reported when
-    it starts again. If `alert` raises an error, the tick fails and the next one calls it again: an alert is never lost,
-    but may come twice. Raises InvalidInput for an interval below 1 s.
+    `severity` ERROR leaves out warnings. `assets` limits it to checks of these assets. Checks that failed before the
+    sensor was first started are left out; failures while it is stopped are reported when it starts again. If `alert`
+    raises an error, the tick fails, and the next one calls it again. So an alert is never lost, but may be repeated.
+    Raises InvalidInput for an interval below 1 s.
     """
     if minimum_interval_seconds < 1:
         raise InvalidInput(f"{minimum_interval_seconds} s is below 1 s", field="minimum_interval_seconds")
@@ -38,7 +38,7 @@ def build_failed_check_sensor(
     )
     def failed_checks(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         first = not context.cursor
-        told: dict[str, int] = json.loads(context.cursor) if context.cursor else {}
+        alerted: dict[str, int] = json.loads(context.cursor) if context.cursor else {}
         started = context.last_sensor_start_time or 0.0
         graph = context.repository_def.asset_graph if context.repository_def is not None else None
         checks = graph.asset_check_keys if graph is not None else ()
@@ -49,7 +49,7 @@ def build_failed_check_sensor(
         for key, record in latest.items():
             event = record.event.dagster_event if record.event is not None else None
             if event is None or event.event_type is not dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-                continue  # It is planned, or runs.
+                continue  # The check is planned, or running.
             evaluation = event.asset_check_evaluation_data
             if evaluation.passed:
                 continue
@@ -57,11 +57,11 @@ def build_failed_check_sensor(
                 continue
             name_of = key.to_user_string()
             failed[name_of] = record.id
-            if told.get(name_of) == record.id or (first and record.create_timestamp < started):
+            if alerted.get(name_of) == record.id or (first and record.create_timestamp < started):
                 continue
             alert(context, evaluation)
             alerts += 1
-            context.update_cursor(json.dumps({**told, **failed}))
+            context.update_cursor(json.dumps({**alerted, **failed}))
         context.update_cursor(json.dumps(failed))
         return dg.SkipReason(f"{len(failed)} of {len(keys)} checks fail, {alerts} of them newly.")
 

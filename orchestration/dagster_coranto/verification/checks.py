@@ -1,4 +1,4 @@
-"""Asset checks by the audit of journals: cheap ones to run often, and deep ones that read content."""
+"""Asset checks that audit journals: cheap ones to run often, and deep ones that read content."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ _COLUMNS = {
 _SHOWN_FINDINGS: Final = 50
 
 MoreChecks = Callable[[JournalClient, StoreRegistry], Sequence[Check]]
-"""Makes further checks for the same report, such as one of a consumer's tables."""
+"""Returns additional checks for the same report, such as a check of a consumer's tables."""
 
 
 def build_audit_check(
@@ -49,15 +49,15 @@ def build_audit_check(
     dagster_journal_translator: DagsterJournalTranslator | None = None,
     resource_key: str = "journals",
 ) -> dg.AssetChecksDefinition:
-    """Return a check of every journal of a group, on the group's asset: an audit, as `coranto audit` makes it.
+    """Return an audit of every journal of a group as a check of the group's asset, as by `coranto audit`.
 
-    It compares the journals with the last audit, which another run, another Dagster home or the command may have made.
-    So a loss fails this check and all later ones, until the content is back or the loss is accepted
+    It compares the journals with the last audit, which may be from another run, another Dagster home or the command. So
+    a loss fails this check and all later ones, until the content is back or a person accepts the loss
     (`coranto audit --accept`). It also fails if the group has no journals, unless `allow_empty`.
 
     A CHEAP audit, named `audit` by default, reads no content, and suits an hourly schedule. A DEEP one, `deep_audit`,
-    reads stored content up to `budget` bytes (None: all of it), beginning with the content read longest ago, and all
-    spools. `memory` is the URL of the store with the records of audits, by default each journal's first store.
+    reads stored content up to `budget` bytes (None: all of it), least recently read content first, and all spools.
+    `memory` is the URL of the store with the records of audits, by default each journal's first store.
     """
     key = build_group_spec(group, dagster_journal_translator).key
     options = AuditOptions(depth, budget, memory, allow_empty=allow_empty)
@@ -68,7 +68,7 @@ def build_audit_check(
         name=check_name,
         blocking=blocking,
         description="All content of the journals is there"
-        + (", and agrees with its SHA-1." if depth is Depth.DEEP else ", as far as listings tell."),
+        + (", and agrees with its SHA-1." if depth is Depth.DEEP else ", according to listings."),
         required_resource_keys={resource_key},
     )
     def audit(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
@@ -76,7 +76,7 @@ def build_audit_check(
         try:
             report = run_blocking(_audit(resource, resource.group(group), options, more))
         except CorantoError as error:
-            # Not an error of the step: the check says that it could not examine anything, and so does not pass.
+            # Not an error of the step: the check fails because nothing was examined.
             return dg.AssetCheckResult(
                 passed=False,
                 severity=severity,
@@ -90,7 +90,7 @@ def build_audit_check(
 
 
 def _examined_before(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> set[str]:
-    """Return the journals that the last evaluation of a check examined, as this instance remembers it."""
+    """Return the journals that the last evaluation of a check examined, from this instance."""
     last = last_evaluation(instance, check)
     shown = last.metadata.get(f"{NAMESPACE}/journals") if last is not None else None
     return (
@@ -99,9 +99,9 @@ def _examined_before(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> s
 
 
 def _forgotten(report: Report, before: set[str]) -> Report | None:
-    """Return findings about journals that were examined before and have no record left, if there are any.
+    """Return findings about journals that were examined before, and have no audit record any more, if any.
 
-    Only the first evaluation can find this: it makes a record again.
+    Only the next evaluation can find this: it creates a new record.
     """
     findings = [
         Finding(
@@ -109,7 +109,7 @@ def _forgotten(report: Report, before: set[str]) -> Report | None:
             Severity.ERROR,
             each.subject,
             "an earlier evaluation of this check examined it, and its record is gone, so losses before this evaluation "
-            "cannot be found. Restore the place of the records, or look at what earlier evaluations say of the journal",
+            "cannot be found. Restore the store of the records, or read earlier evaluations about the journal",
         )
         for each in report.findings
         if each.kind is Kind.FIRST_AUDIT and each.subject.name in before
@@ -126,7 +126,7 @@ def build_fragment_check(
     dagster_journal_translator: DagsterJournalTranslator | None = None,
     resource_key: str = "journals",
 ) -> dg.AssetChecksDefinition:
-    """Return a deep audit of every journal of a group that reads all content each time (see `build_audit_check`)."""
+    """Return a deep audit of every journal of a group that always reads all content (see `build_audit_check`)."""
     return build_audit_check(
         group,
         depth=Depth.DEEP,
@@ -149,10 +149,10 @@ async def _audit(
 
 
 def as_result(report: Report, severity: dg.AssetCheckSeverity) -> dg.AssetCheckResult:
-    """Return the check's result. With errors it fails with `severity`, and with only warnings it fails as a warning."""
+    """Return the check's result. Errors fail it with `severity`, and warnings alone fail it as a warning."""
     problems = [*report.errors, *report.warnings]
     rows = [_row(report, name) for name in sorted(report.subjects)]
-    rows.sort(key=lambda row: not row["problems"])  # Of many journals, those with problems are shown.
+    rows.sort(key=lambda row: not row["problems"])  # `table` shows the first rows only.
     metadata: dict[str, dg.MetadataValue[Any] | int | str] = {
         "journals": table(rows, _COLUMNS),
         "stored_bytes": sum(_number(facts.get("stored_bytes")) for facts in report.subjects.values()),

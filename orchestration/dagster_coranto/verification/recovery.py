@@ -1,4 +1,4 @@
-"""Recovery as jobs: one that plans, and one that executes the plan with an approved hash.
+"""Recovery as jobs: one that plans, and one that executes a plan whose hash a person has approved.
 
 The engine is `coranto.recovery`. This module has its jobs, and a sensor that starts a planning run when an audit fails.
 """
@@ -33,7 +33,7 @@ class RecoveryConfig(dg.Config):
 
 @dataclass(frozen=True, slots=True)
 class JournalRecovery:
-    """The jobs of a recovery. `plan_job` repairs nothing. `job` does nothing without an approved hash."""
+    """The jobs of a recovery. `plan_job` changes nothing. `job` changes nothing without an approved hash."""
 
     job: dg.JobDefinition
     plan_job: dg.JobDefinition
@@ -54,10 +54,10 @@ def build_journal_recovery(
 ) -> JournalRecovery:
     """Return the jobs `journal_recovery_plan` and `journal_recovery` for the journals of a group.
 
-    The planning run shows the steps in order, permanent losses, and the plan's hash, as metadata.
-    Launch the other job with that hash (`ops: recover: config: approved: …`). It diagnoses again. If the plan has
-    changed, it changes nothing, fails, and shows the present plan. After the steps it audits, and fails if the audit
-    does. Both read all content of the journals.
+    The planning run's metadata shows the steps in order, permanent losses, and the plan's hash. Launch the other job
+    with that hash (`ops: recover: config: approved: …`). It diagnoses again. If the plan has changed, it changes
+    nothing, fails, and shows the present plan. After the steps it runs an audit, and fails if the audit fails. Both
+    read all content of the journals.
 
     `memory` is the URL of the store with the records of audits. `doctors` and `audits` add consumers.
     """
@@ -83,7 +83,7 @@ def build_journal_recovery(
             raise dg.Failure("the recovery left something to do", metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 
-    @dg.job(name=f"{name}_plan", description=f"Plan the recovery of the journals {group.name}/…. Mends nothing.")
+    @dg.job(name=f"{name}_plan", description=f"Plan the recovery of the journals {group.name}/…. Changes nothing.")
     def plan_job() -> None:
         plan_recovery()
 
@@ -105,10 +105,10 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 def plan_metadata(plan: Plan) -> dict[str, Any]:
     """Return a plan as metadata."""
-    return namespaced(_told(plan))
+    return namespaced(_fields_of(plan))
 
 
-def _told(plan: Plan) -> dict[str, Any]:
+def _fields_of(plan: Plan) -> dict[str, Any]:
     rows: list[JournalRow] = [
         {"step": number, "kind": step.kind.value, "of": step.subject, "action": step.action, "gives_up": step.loses}
         for number, step in enumerate(plan.steps, 1)
@@ -136,7 +136,7 @@ def recovery_metadata(recovery: Recovery) -> dict[str, Any]:
         metadata["audit"] = recovery.report.summary
         if recovery.report.errors:
             metadata["findings"] = verbatim([f"{each.kind}: {each}" for each in recovery.report.errors])
-    return namespaced({**metadata, **{f"left_{name}": value for name, value in _told(recovery.remaining).items()}})
+    return namespaced({**metadata, **{f"left_{name}": value for name, value in _fields_of(recovery.remaining).items()}})
 
 
 def build_recovery_sensor(
@@ -147,11 +147,11 @@ def build_recovery_sensor(
     minimum_interval_seconds: int = 60,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Return a sensor that has a recovery planned, once for each failed evaluation of one of `checks`.
+    """Return a sensor that launches the planning of a recovery, once for each failed evaluation of one of `checks`.
 
-    A planning run that failed is followed by another after a while that doubles with each failure, up to half an hour;
+    A failed planning run is followed by another after a pause that doubles with each failure, up to half an hour;
     "Reset cursor" lets the sensor plan again. It launches only the planning job, which changes nothing. The recovery
-    itself waits for a person with the plan's hash.
+    itself needs a person with the plan's hash.
     """
 
     @dg.sensor(

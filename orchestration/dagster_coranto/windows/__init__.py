@@ -1,1 +1,1 @@
-"""Consumers by windows of offsets, and time travel to the input of a materialisation."""
+"""Consumers by windows of offsets, and time travel to the content that a materialisation has read."""

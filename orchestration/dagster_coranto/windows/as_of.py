@@ -1,4 +1,4 @@
-"""Time travel: the input of a materialisation, for a DataFrame of the same messages."""
+"""Time travel: DataFrames of the messages that a materialisation has read."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AsOf(Moment):
-    """Positions in journals at some moment, and reads of them with Spark. Journals that are not named had no content.
+    """Positions in journals at some moment, and reads of their content with Spark. Unnamed journals had no content.
 
-    `ends` are the end offsets of the journals. `begins` are the begin offsets, 0 if not named.
+    `ends` and `begins` are the end and begin offsets of what was read. An unnamed begin is 0.
     """
 
     @classmethod
     def clock(cls, journals: JournalResource, selector: str, at: dt.datetime) -> Self:
         """Return the ends of the matching journals at a time, by the times of their messages.
 
-        Raises InvalidInput for a time without a time zone or that is not over, and ContentGone if content of that time
-        is gone, so that its end is unknown.
+        Raises InvalidInput for a time that has no time zone or is not over, and ContentGone if content of that time is
+        gone, because its end is then unknown.
         """
         if at.tzinfo is None:
             raise InvalidInput(f"{at} has no time zone, such as datetime.UTC", field="time")
@@ -47,10 +47,10 @@ class AsOf(Moment):
     def run(
         cls, instance: dg.DagsterInstance, asset: dg.AssetKey, run_id: str, *, store: SqlStoreResource | None = None
     ) -> Self:
-        """Return the input of the run that last materialised an asset. Raises InvalidInput if it did not.
+        """Return the content that a run had read when it last materialised an asset. Raises InvalidInput if it did not.
 
-        Of more than a hundred journals, the consumer's `store` has the offsets. It keeps the newest ones, and
-        InvalidInput is raised for older ones.
+        If there are more than a hundred journals, the consumer's `store` has the offsets. It keeps the newest ones;
+        older ones raise InvalidInput.
         """
         records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
         found = [
@@ -69,9 +69,9 @@ class AsOf(Moment):
         *,
         store: SqlStoreResource | None = None,
     ) -> Self:
-        """Return what had been read when an asset was materialised for the last time before `at`, or just then.
+        """Return the content that had been read at an asset's last materialisation at or before `at`.
 
-        Raises InvalidInput if it was not, and for a time without a time zone. `store` is as of `run`.
+        Raises InvalidInput if there is none, and for a time without a time zone. `store` is as for `run`.
         """
         if at.tzinfo is None:
             raise InvalidInput(f"{at} has no time zone, such as datetime.UTC", field="time")
@@ -82,7 +82,7 @@ class AsOf(Moment):
 
     @classmethod
     def checkpoint(cls, store: SqlStoreResource, consumer: str) -> Self:
-        """Return the commits of a consumer of this name in its store. Raises InvalidInput if nothing yet."""
+        """Return the content of a consumer's committed checkpoint. Raises InvalidInput if there is none."""
         found = bound(store).offsets(consumer)
         if found is None:
             raise InvalidInput(f"consumer {consumer!r} has no checkpoint in the store", field="consumer")
@@ -92,7 +92,7 @@ class AsOf(Moment):
     def window(cls, store: SqlStoreResource, consumer: str, name: str) -> Self:
         """Return the content of a window of a consumer by windows, or of the larger one that it was merged into.
 
-        So assets with the consumer's partitions read the same bytes for a partition each time. Raises InvalidInput if
+        So assets with the consumer's partitions always read the same bytes for a partition. Raises InvalidInput if
         there is no such window.
         """
         from coranto_consumers.stores.windows import WindowLog
@@ -116,7 +116,7 @@ class AsOf(Moment):
         version = (made.tags or {}).get("dagster/data_version")
         if not ends or version is None:
             raise InvalidInput(
-                f"{made.asset_key.to_user_string()} does not record the read offsets, as tables of consumers do; "
+                f"{made.asset_key.to_user_string()} has no offsets in its metadata, unlike tables of consumers; "
                 "give a checkpoint or offsets instead",
                 field="as_of",
             )
@@ -142,8 +142,8 @@ class AsOf(Moment):
     def options(self, journals: JournalResource) -> dict[str, str]:
         """Return options of `format("journal")` that read the committed messages of exactly this content.
 
-        The read fails where content is gone since. Of a window's content, messages whose transactions began before the
-        window are left out; materialise the window to have them.
+        The read fails if content is gone by then. Messages of a window whose transactions began before the window are
+        left out; materialise the window to have them.
         """
         from coranto_consumers.spark.options.client_options import client_options
 
@@ -157,7 +157,7 @@ class AsOf(Moment):
         }
 
     def read(self, spark: SparkSession, journals: JournalResource, schema: str) -> DataFrame:
-        """Return the committed messages of this content. `schema` is as of `format("journal")`."""
+        """Return the committed messages of this content. `schema` is as for `format("journal")`."""
         return spark.read.format("journal").options(**self.options(journals)).schema(schema).load()
 
 

@@ -1,4 +1,4 @@
-"""Tables of a Spark consumer whose partitions are windows of offsets, and the sensor that keeps the partitions up."""
+"""Tables of a Spark consumer with windows of offsets as partitions, and the sensor that adds the partitions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ _COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int"}
 
 @dataclass(frozen=True, slots=True)
 class WindowedConsumer:
-    """A consumer by windows: its assets, and what `build_window_sensor` needs to keep up their partitions.
+    """A consumer by windows: its assets, and the arguments of `build_window_sensor`.
 
-    `windows` is an asset that no run makes, between the sources and the tables: the windows themselves. The sensor
-    reports each of them once, with its offsets and the time of its content. Content of a window never changes, so its
-    rows stay up to date while the journals grow.
+    `windows` is an external asset between the sources and the tables: the windows themselves. The sensor reports each
+    of them once, with its offsets and the time of its content. The content of a window never changes, so its rows stay
+    up to date while the journals grow.
     """
 
     name: str
@@ -63,23 +63,22 @@ def build_windowed_consumer(
     execute: "Callable[[dg.AssetExecutionContext, WindowStep], Iterator[Any]]" = lambda context, step: step.run(),
     **options: Unpack[AssetOptions],
 ) -> WindowedConsumer:
-    """Return assets for tables that a Spark consumer fills window by window. Add both `assets` and `windows`.
+    """Return assets for tables that a Spark consumer fills by windows. Add both `assets` and `windows`.
 
     Each partition is a window: fixed ranges of offsets of the `sources`, made of whole stored fragments. Materialising
-    it reads exactly these bytes and replaces the window's rows, in one SQL transaction. So it has its effect once,
-    however often it is done, and next to consumers that continue with the same journals: it shares neither checkpoints
-    nor rows with them. A backfill over partitions launches a run for each.
+    it reads exactly these bytes and replaces the window's rows, in one SQL transaction. So repeating it changes
+    nothing. It shares neither checkpoints nor rows with continuous consumers of the same journals. A backfill over
+    partitions launches a run for each.
 
-    `settings` is as of `spark_consumer_assets`, and `execute` runs the step. The application returns tables only, each
-    with the column `coranto_window` (BIGINT NOT NULL, part of its key), which is filled in. Its name and its selector
-    play no part.
+    `settings` is as for `spark_consumer_assets`, and `execute` runs the step. The application returns tables only, each
+    with the column `coranto_window` (BIGINT NOT NULL, part of its key), which this fills. Its name and its selector are
+    not used.
 
     Runs of one window take turns, however they were launched: a later one waits until the earlier one has ended, and
     then replaces the rows again. They wait in pools of Dagster (`windows.turns`).
 
-    `build_window_sensor` adds partitions as journals grow. A run of a partition that was merged materialises
-    the larger window. Metadata: WindowMetadataSet, and facts of the table. The data version is a digest of the
-    window's offsets.
+    `build_window_sensor` adds partitions as journals grow. A run of a merged partition materialises the larger window.
+    Metadata: WindowMetadataSet, and facts of the table. The data version is a digest of the window's offsets.
     """
     sources = tuple(sources)
     if options.get("partitions_def") is not None or options.get("backfill_policy") is not None:
@@ -132,10 +131,10 @@ class WindowStep:
     spark_resource_key: str
 
     def run(self) -> Iterator[dg.MaterializeResult[None]]:
-        """Replace the window's rows, and yield a result for each table that the run was asked for.
+        """Replace the window's rows, and yield a result for each requested table.
 
-        The other tables of the consumer, which change with these, are reported by events. Raises dg.Failure when
-        another run of the window was quicker.
+        The other tables of the consumer change as well, and are reported by events. Raises dg.Failure if a later run of
+        the window has started.
         """
         from coranto_consumers.spark.consumer.windows import WindowConsumer
 
@@ -156,7 +155,7 @@ class WindowStep:
         window = report.window
         keep_offsets(chosen.database_url, self.name, window)
         if window.name != context.partition_key:
-            context.log.info(f"Window {context.partition_key} is a part of {window.name} now, which was read.")
+            context.log.info(f"Window {context.partition_key} was merged into {window.name}, which was read.")
         for spec in self.specs:
             facts = table_facts(chosen.database_url, spec, count_rows=False)
             metadata = {**window_metadata(window, report), **facts}
@@ -180,17 +179,17 @@ def build_window_sensor(
     minimum_interval_seconds: int = 60,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Return a sensor that adds a partition when about `window_bytes` of content were stored, and merges old ones.
+    """Return a sensor that adds a partition for about each `window_bytes` of stored content, and merges old ones.
 
     It reports each new one as a partition of `consumer.windows`, with the time of its content.
 
     There are at most `max_windows` partitions. A merged one, such as `00000009-00000016`, counts as materialised if all
-    of its parts are; the windows themselves are in the SQL store, so another Dagster home sees the same.
+    of its parts are. The windows are stored in the SQL store, so another Dagster home sees the same ones.
 
     With `launch` a run is requested for each window that is not materialised, the oldest first, while fewer than
-    `DEFAULT_NEW_WINDOWS` runs of the consumer are running and no backfill of it is. A failed run is repeated
-    after a delay that doubles with each failure, up to half an hour; one that was never created, immediately. No
-    run follows one that was canceled: materialise its window yourself, or reset the sensor's cursor.
+    `DEFAULT_NEW_WINDOWS` runs of the consumer, and no backfill of it, are under way. A failed run is followed by
+    another after a pause that doubles with each failure, up to half an hour; one that was never created, immediately.
+    No run follows a canceled one: materialise its window yourself, or reset the sensor's cursor.
     """
     sensor_name = name or f"{consumer.name}__window_sensor"
 
@@ -199,7 +198,7 @@ def build_window_sensor(
         asset_selection=dg.AssetSelection.assets(consumer.assets),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description=f"Keeps up the windows of {consumer.name}.",
+        description=f"Adds and merges windows of {consumer.name}.",
     )
     def keep_up(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         from coranto_consumers.stores.sql import SqlStore
@@ -219,7 +218,7 @@ def build_window_sensor(
                 )
                 times = stored_times(client, [each.window for each in known if each.window.name not in there])
         except Fenced as error:
-            return dg.SkipReason(str(error))  # Another daemon was quicker.
+            return dg.SkipReason(str(error))  # Another daemon has changed the windows first.
         for each in known:
             if each.materialised is not None and each.window.name not in there:
                 keep_offsets(url, consumer.name, each.window)
@@ -269,9 +268,9 @@ def partitions_result(
     times: Mapping[str, tuple[float, float]],
     runs: Sequence[dg.RunRequest],
 ) -> dg.SensorResult | dg.SkipReason:
-    """Return the changes that give Dagster the partitions of the SQL store. It has `there` now.
+    """Return the changes that bring Dagster's partitions, now `there`, in line with the SQL store.
 
-    `times` are the stored times of the new windows, by name.
+    `times` has the stored times of the new windows, by name.
     """
     names = {each.window.name for each in known}
     added = [each for each in known if each.window.name not in there]
@@ -303,7 +302,7 @@ def window_version(window: Window) -> dg.DataVersion:
 def window_metadata(
     window: Window, report: "WindowReport | None" = None, stored: tuple[float, float] | None = None
 ) -> dict[str, Any]:
-    """Return the metadata of a window's materialisation. `stored` is the time of its content, from and until."""
+    """Return the metadata of a window's materialisation. `stored` has the begin and end of its content's time."""
     spans = sorted(window.spans.items())
     return dict(
         WindowMetadataSet(
@@ -326,7 +325,7 @@ def window_metadata(
 
 
 def keep_offsets(store_url: str, consumer: str, window: Window) -> None:
-    """Keep a window's offsets, if they are too many for its materialisation. Raises SqlStoreError."""
+    """Store a window's offsets if they are too many for metadata. Raises SqlStoreError."""
     spans = window.spans.items()
     begins = {journal: span.begin for journal, span in spans}
     ends = {journal: JournalOffset(span.end, span.journal_id) for journal, span in spans}

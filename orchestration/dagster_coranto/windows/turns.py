@@ -1,4 +1,4 @@
-"""Turns of the runs of a window: one at a time replaces its rows."""
+"""Mutual exclusion of the runs of a window: one at a time replaces its rows."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.consumer.windows import WindowConsumer, WindowReport
 
 POOLS: Final = 17
-"""The number of pools of a consumer, and so of its windows that are materialised side by side.
+"""The number of pools of a consumer, and so of its windows that can be materialised concurrently.
 
-Dagster cannot remove a pool while a run may claim it, so there is none for each window: windows whose first numbers
-differ by a multiple of this share a pool. It is a prime, because first numbers of merged windows are far apart.
+Dagster cannot remove a pool while a run may claim it, so not every window has its own: windows whose first numbers
+differ by a multiple of this share a pool. It is prime, because first numbers of merged windows are far apart.
 """
 
 
 def pool_of(consumer: str, window: Window) -> str:
-    """Return the name of the pool where the runs of a window take turns. Dagster shows it."""
+    """Return the name of the pool for the runs of a window. Dagster shows it."""
     return f"coranto_{consumer}_windows_{window.first % POOLS:02}"
 
 
 def turns_of(context: dg.AssetExecutionContext) -> Callable[[str], OneAtATime]:
-    """Return what makes a run's turn in a pool of a name."""
+    """Return the function that makes a run's slot in a pool."""
     return lambda pool: OneAtATime(context.instance, context.run.run_id, pool, context.log.info)
 
 
 def materialise_in_turn(
     consumer: WindowConsumer, name: str, turn: Callable[[str], AbstractContextManager[object]]
 ) -> WindowReport:
-    """Materialise a window when no other run of it does. `turn` waits for a place in a pool and holds it.
+    """Materialise a window while no other run of it does. `turn` waits for a slot in a pool and holds it.
 
-    A merged window leads to the turn of the larger one. Raises the errors of `WindowConsumer.materialise`:
-    Fenced too, for a run outside Dagster, or one that was presumed dead.
+    If the window is merged in between, this waits for a slot of the larger one. Raises the errors of
+    `WindowConsumer.materialise`, including Fenced, for a run outside Dagster or one that was presumed dead.
     """
     window = consumer.window(name)
     while True:

@@ -298,7 +298,7 @@ def test_what_contradicts_windows_is_refused(
     (name,) = contrary
     with pytest.raises(ComponentTreeException) as raised, loaded(sandbox, path):
         pytest.fail("it was loaded")
-    assert f"consume_orders has windows, and so {name} has no meaning" in str(raised.value.__cause__)
+    assert f"consume_orders has windows, so {name} has no meaning" in str(raised.value.__cause__)
 
 
 IN_PYTHON = """

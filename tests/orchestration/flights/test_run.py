@@ -61,7 +61,7 @@ def test_it_is_told_when_no_consumer_could_be_killed(
     tmp_path: Path, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "_consumed", lambda *_: 0)
-    with pytest.raises(ClusterError, match="3 consumers were done before they could be killed"):
+    with pytest.raises(ClusterError, match="3 consumers finished before they could be killed"):
         Passes(tmp_path, "", "", "").second_pass(config)
 
 

@@ -90,7 +90,7 @@ def test_of_three_runs_one_works_at_a_time(work: Work) -> None:
         assert [run.result() for run in runs] == [True] * 3
     assert work.most == 1
     assert work.limits() == {POOL: 1}
-    assert work.said[0].startswith("Waits for a place in the pool coranto_consume. Runs that have one: ")
+    assert work.said[0].startswith("Waits for a slot in the pool coranto_consume. Runs with a slot: ")
     info = work.instance.event_log_storage.get_concurrency_info(POOL)
     assert not info.claimed_slots
     assert not info.pending_steps

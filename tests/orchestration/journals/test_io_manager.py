@@ -199,8 +199,8 @@ def test_an_input_without_bound_is_refused(manager: JournalIOManager, broker: Fa
     ("made", "problem"),
     [
         ([{"cents": 1}], "record 0 has no field 'customer', which chooses its journal"),
-        ([["ada", 1]], "record 0 of the output is a list, and not a mapping"),
-        ("text", "an output is records, a pyarrow Table or a DataFrame, and not a str"),
+        ([["ada", 1]], "record 0 of the output is a list, not a mapping"),
+        ("text", "an output is records, a pyarrow Table or a DataFrame, not a str"),
     ],
 )
 def test_outputs_that_are_no_records_are_refused_and_leave_nothing(

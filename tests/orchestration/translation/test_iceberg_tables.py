@@ -45,5 +45,5 @@ def test_windows_need_a_database(catalog: SqlCatalog) -> None:
         name, sources, value_schema = "nothing", "name=none", "n INT"
 
     settings = ConsumerSettings(Nothing(), IcebergStore(catalog, "shop.orders"))  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"iceberg lake/shop\.orders is not a database, and windows are kept in one"):
+    with pytest.raises(InvalidInput, match=r"iceberg lake/shop\.orders is not a database, which windows need"):
         settings.database_url  # noqa: B018

@@ -324,7 +324,7 @@ def test_as_of_refuses_a_materialisation_that_does_not_tell_all_offsets(tmp_path
 
     with dg.instance_for_test() as instance:
         run = dg.materialize([many, other], instance=instance).run_id
-        with pytest.raises(InvalidInput, match="other does not record the read offsets"):
+        with pytest.raises(InvalidInput, match="other has no offsets in its metadata"):
             AsOf.run(instance, dg.AssetKey("other"), run)
         with pytest.raises(InvalidInput, match="name the consumer's SQL store"):
             AsOf.run(instance, dg.AssetKey("many"), run)

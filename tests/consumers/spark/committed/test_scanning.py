@@ -19,7 +19,7 @@ def test_ranges_that_do_not_add_up_are_noticed():
     summaries = {first: RangeSummary(0, 2, 10, 24), second: RangeSummary(1, 1, 26, 40)}
 
     assert read_end("j/j", 10, {first: summaries[first]}) == 24
-    with pytest.raises(CorruptData, match="behind 24 was found at 26"):
+    with pytest.raises(CorruptData, match="after 24 was found at 26"):
         read_end("j/j", 10, summaries)
 
 
