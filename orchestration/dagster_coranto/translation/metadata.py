@@ -61,7 +61,7 @@ class ConsumerMetadataSet(MetadataSet):
     """The unprocessed bytes of the source journals."""
     published: int | None = None
     misfits: int | None = None
-    """The messages among them that do not fit the application's columns: dead letters, or nulls."""
+    """The messages that do not fit the application's columns: dead letters, or nulls."""
     lost_bytes: int | None = None
     """The bytes of lost content that was skipped."""
     lost: dg.TableMetadataValue | None = None
@@ -83,7 +83,7 @@ class WindowMetadataSet(MetadataSet):
     """The time when the window's last content was stored. The window's content is earlier."""
     messages: int | None = None
     misfits: int | None = None
-    """The messages among them that do not fit the application's columns: dead letters, or nulls."""
+    """The messages that do not fit the application's columns: dead letters, or nulls."""
     rows_read: int | None = None
     fence: int | None = None
     bytes: int | None = None

@@ -91,9 +91,9 @@ class BatchDifference:
 def difference(now: BatchContent, committed: BatchContent, batches: int = 1) -> BatchDifference:
     """Compare a batch with the last committed one.
 
-    `batches` is the number of committed batches from its number on. If more follow, content that the batch lacks may
-    come in the next ones, which are skipped as well. It may also have files of committed batches before the last, which
-    are not recorded.
+    `batches` is the number of committed batches from this one on. If there are several, the following ones, which are
+    skipped as well, may have the content that this one lacks. This one may also have files of committed batches before
+    the last, which are not recorded.
     """
     lost, twice = [], []
     for source, (begin, end) in enumerate(zip(now.begin, now.end, strict=True)):

@@ -8,7 +8,7 @@ So this saves time, and never changes the result.
 
 It is chosen where it is likely to succeed: no producer has an open transaction, the application writes one table and no
 journal, and the last attempt succeeded. It is not used with an `IcebergStore`, which sweeps unused files only later. A
-failed attempt makes a transaction about half as expensive again.
+failed attempt adds about half to the cost of a transaction.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class RunCommits:
 
 @dataclass(slots=True)
 class Outages:
-    """The retries of one run. `report` gets the progress at each failure, and may itself fail by the outage."""
+    """The retries of one run. `report` gets the progress at each failure. The outage may make it fail, too."""
 
     consumer: str
     policy: RetryPolicy

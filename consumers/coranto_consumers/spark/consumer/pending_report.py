@@ -2,7 +2,7 @@
 
 Messages of an open transaction are read now, and again once it is committed, together with everything in the journal
 since its first message. A producer that forgets to commit, or publishes for hours, delays its messages for as long, and
-makes the consumer read more and more again. So the consumer warns when that is much, and again at each doubling.
+makes the consumer read more and more again. So the consumer warns when that is a lot, and again at each doubling.
 """
 
 from __future__ import annotations

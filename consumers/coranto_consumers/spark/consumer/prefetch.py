@@ -85,7 +85,7 @@ class Prefetcher(Generic[T]):
         return _taken(read)
 
     def _next(self) -> NextInput[T] | None:
-        """Return the prefetched plan. An error of planning is dropped: planning in turn will meet it again."""
+        """Return the prefetched plan. An error of planning is dropped, because the transaction plans again."""
         if self._ahead is None or self._ahead[0].exception() is not None:
             return None
         return self._ahead[0].result()

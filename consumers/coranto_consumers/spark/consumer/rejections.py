@@ -27,7 +27,7 @@ from coranto_consumers.spark.inputs.inputs import Input
 
 _MOST_LOGGED: Final = 10
 _FOUND_BEFORE_FAILING: Final = 8
-"""The rejected messages to find before one is reported: the search may find later ones before the first."""
+"""The number of rejected messages to find before reporting the first one: the search may find later ones earlier."""
 _JOURNAL, _OFFSET, _NULLS, _MARK = (f"_coranto_{name}" for name in ("journal", "offset", "nulls", "mark"))
 
 _log = structlog.get_logger(__name__)

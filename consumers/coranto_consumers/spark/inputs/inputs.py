@@ -78,7 +78,7 @@ class Input:
     required: frozenset[str] = frozenset()
     """The application's columns that are declared NOT NULL."""
     lines_at: Callable[[Sequence[tuple[str, int]]], list[bytes]] | None = None
-    """Reads the lines of messages, given by journal and offset, again."""
+    """Reads the lines of messages again, by journal and offset."""
 
 
 class MetLongTransactions(Exception):

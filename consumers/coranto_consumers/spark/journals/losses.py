@@ -177,7 +177,7 @@ class Holes:
         }
 
     def stuck(self, journal: str, read_through: int) -> bool:
-        """Return True if a journal was not read beyond an offset for another reason than lost content.
+        """Return True if something other than lost content stopped the reading of a journal at an offset.
 
         Otherwise a line has lost its end, and is lost, too.
         """

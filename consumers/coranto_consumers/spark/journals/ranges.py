@@ -21,7 +21,7 @@ from coranto.errors import InvalidInput
 WORTHWHILE_BYTES: Final = 1 << 20
 """Smaller ranges are not split, because a task costs some tens of milliseconds."""
 _SLACK: Final = 8
-"""A slice may exceed an even share by one part in this number if it then ends at the end of a fragment."""
+"""A slice may exceed an even share by 1/8 if it then ends where a fragment ends."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -75,9 +75,9 @@ def not_read(journal: str, offset: int) -> StreamTruncated:
 
 
 def when_sealed(ask: Callable[[], dict[str, ContentExtent]], patience: float) -> dict[str, ContentExtent]:
-    """Call `ask` for the content of journals, until each segment is readable after its predecessors' present content.
+    """Call `ask` for the content of journals until every segment is open once all present content is read.
 
-    While a stream is split or merged, that is not so for a moment. Raises StreamChanged after `patience` seconds.
+    During a split or merge, some are not for a moment. Raises StreamChanged after `patience` seconds.
     """
     deadline = time.monotonic() + patience
     while True:
