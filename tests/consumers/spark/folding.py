@@ -35,7 +35,7 @@ class Memory:
         assert block
         assert fail_on_jump
         content = self.journals[journal]
-        assert end_offset <= len(content), "a read beyond the head would wait for ever"
+        assert end_offset <= len(content), "a read beyond the head would wait forever"
         if offset < self.first:
             raise OffsetJump(journal, offset, self.first)
         for begin in range(offset, end_offset, self.chunk):
@@ -63,7 +63,7 @@ def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list
 
 
 def choose(rows, limits, commits) -> list[tuple[str, int]]:
-    """The committed rows of each journal, in the order in which they became committed."""
+    """The committed rows of each journal, in the order of their commits."""
     by_piece, committed_at = {limit.piece: limit for limit in limits}, dict(commits)
     found = sorted(
         (journal, committed_at.get(piece, offset), offset)
@@ -81,7 +81,7 @@ def transaction(
     max_slices: int,
     long: LongTransactions | None = None,
 ):
-    """One transaction as the consumer runs it: the next sources, and what it delivers.
+    """One transaction as the consumer runs it: the next sources, and the delivered messages.
 
     With `long`, transactions that were open over more than `max_bytes` are delivered in parts.
     """

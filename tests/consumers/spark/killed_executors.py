@@ -43,7 +43,7 @@ def _executors() -> list[int]:
 def _await(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + 300
     while not (found := condition()):
-        assert time.monotonic() < deadline, "waited for an executor in vain"
+        assert time.monotonic() < deadline, "no executor started"
         time.sleep(0.02)
     return found
 

@@ -1,6 +1,6 @@
 """Histories of journals at any size: interleaved transactions, roll-backs, open transactions and duplicates.
 
-Whole batches are made at once, so that ten million messages take about a minute.
+Whole batches are generated together, so that ten million messages take about a minute.
 """
 
 import random
@@ -19,7 +19,7 @@ from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, format_uuid, n
 FRAMING = JsonLines()
 _WRITERS = 6
 _REMEMBERED = 8
-"""The number of earlier batches of which one may come again."""
+"""The number of recent batches that may be repeated."""
 
 
 def texts_of(first: int, count: int) -> Any:
@@ -66,7 +66,7 @@ class History:
     """The history of one journal, with messages `first` and the following `count - 1`. Equal seeds make equal ones.
 
     Of the writers, most use transactions. They commit three quarters of these, roll some back, and leave some open for
-    good. Any batch may come a second time, at once or later. Some messages are in no transaction, and some have no
+    good. Any batch may be repeated, immediately or later. Some messages are in no transaction, and some have no
     UUID.
     """
 
@@ -113,7 +113,7 @@ class History:
         return b""
 
     def _messages_again(self) -> bytes:
-        """Return messages of an earlier batch. Acknowledgements come again at once only, as appends are repeated."""
+        """Return messages of an earlier batch. Acknowledgements are repeated immediately only, like appends."""
         lines = self._rng.choice(self._earlier).splitlines(keepends=True)
         begin = self._rng.randrange(len(lines))
         again = lines[begin : begin + self._batch // 4]

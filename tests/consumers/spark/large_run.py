@@ -4,8 +4,8 @@
 
 The journals have transactions of many writers, duplicates, roll-backs and transactions that stay open. A consumer
 appends each committed message to a table of PostgreSQL, adds them up by key in a second table, and publishes every
-hundredth. It crashes between a commit and its acknowledgements, and another instance goes on. All three, and a read by
-the source, must be row for row what DuckDB finds in the lines that were written. `test_large_run.py` runs it small.
+hundredth. It crashes between a commit and its acknowledgements, and another instance continues. All three, and a read
+by the source, must be row for row what DuckDB finds in the written lines. `test_large_run.py` runs it small.
 """
 
 import argparse
@@ -81,7 +81,7 @@ class _Crash(Exception):
 
 
 class CrashAfterACommit(Hooks):
-    """Ends a consumer after its first commit, before the acknowledgements. The next input is being read by then."""
+    """Ends a consumer after its first commit, before the acknowledgements, while the next input is read."""
 
     def reached(self, step: Step) -> None:
         if step is Step.COMMITTED:
@@ -90,7 +90,7 @@ class CrashAfterACommit(Hooks):
 
 @dataclass
 class LargeRun:
-    """One run in `folder`, with journals of a cluster and a database at `store_url`. `say` is told of its progress."""
+    """One run in `folder`, with journals of a cluster and a database at `store_url`. `say` gets its progress."""
 
     spark: SparkSession
     config: ClientConfig

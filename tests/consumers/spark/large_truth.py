@@ -92,7 +92,7 @@ class Truth:
     def differences(self, found: str, expected: str, columns: Sequence[str]) -> list[tuple[str, int, list[object]]]:
         """Compare two queries' FROM clauses as multisets of rows.
 
-        Returns what is missing and what is too much: how many rows, and the first of them. Nothing if they are equal.
+        Returns missing and extra rows: their number, and the first of them. Nothing if they are equal.
         """
         listed, differences = ", ".join(columns), []
         for what, these, those in (("missing", expected, found), ("too much", found, expected)):

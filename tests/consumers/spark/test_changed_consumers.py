@@ -106,7 +106,7 @@ def test_another_selector_is_refused_without_raising_the_fence(world: World):
     assert f"the rest of rows/b from {world.broker.head('rows/b')} on is not read" in text
     assert world.stored().fence == fence
     world.broker.create("rows/c")
-    world.write("rows/c")  # A journal that the selector matches now is no change.
+    world.write("rows/c")  # A newly matching journal is not a change.
     world.run(Copies(sources="name:prefix=rows/"))
     assert world.rows() == [0, 1, 2]
     world.write("rows/a")

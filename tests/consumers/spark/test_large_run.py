@@ -1,4 +1,4 @@
-"""The large run (`large_run.py`), small: what is read and consumed is row for row what DuckDB finds in the lines."""
+"""The large run (`large_run.py`), small: the rows read and consumed are those that DuckDB finds in the lines."""
 
 from coranto.client import ClientConfig
 from coranto.cluster import EmbeddedCluster

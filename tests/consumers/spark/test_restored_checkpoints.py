@@ -1,4 +1,4 @@
-"""Checkpoints of streaming queries that are restored one, two and three batches older than what the query has written.
+"""Checkpoints of streaming queries that are restored one, two and three batches older than the query's output.
 
 A query writes exactly once in four ways: by `exactly_once` into a database and into Iceberg, by the sink for journals,
 and by the sink for streams.

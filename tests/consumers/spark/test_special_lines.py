@@ -33,7 +33,7 @@ def test_any_lines_stay_as_they_are():
 CONTENT = MARK + b"".join(
     line + b"\n" for line in (*(b'{"n":%d}' % n for n in range(3)), b"", b"  ", b'{"n":3}', b"\t")
 )
-"""The content of a file, of which Spark's reader makes these rows."""
+"""The content of a file, and Spark's rows of it."""
 NUMBERS = [0, 1, 2, 3]
 
 

@@ -30,7 +30,7 @@ FILES = [
 ]
 """Files that are appended one after the other. Spark reads each as lines."""
 QUOTED = [MARK + b'20,"u\n\n  \n' + MARK + b'v"\n21,w\n', MARK + b'"22","x\ny"\n']
-"""Files with rows of several lines, of which Spark makes rows with `multiLine`."""
+"""Files with rows of several lines, which Spark reads with `multiLine`."""
 ALL = [*FILES, *QUOTED, b"\n \n", MARK + b"\n"]
 SCHEMA = StructType().add("n", IntegerType()).add("text", StringType())
 ROWS = [
@@ -133,7 +133,7 @@ BY_WINDOW = Table(
     Column("text", String(20)),
 )
 ENDS = [b"\n", b" \t\n\r\n", MARK + b"\n", b"\n" * 5_000]
-"""Content behind the last message of a journal that is no message."""
+"""Content after the last message of a journal that is not a message."""
 KINDS = {
     "csv": (CsvRecords(2, None), lambda n: f"{n},a\n".encode()),
     "json": (JsonLines(None), lambda n: f'{{"n":{n},"text":"a"}}\n'.encode()),

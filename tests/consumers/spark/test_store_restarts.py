@@ -1,4 +1,4 @@
-"""A consumer whose PostgreSQL is restarted, at each step at which a transaction uses it."""
+"""A consumer whose PostgreSQL is restarted, at each step of a transaction that uses it."""
 
 from collections.abc import Iterator
 

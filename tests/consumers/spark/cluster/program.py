@@ -103,7 +103,7 @@ def copy(spark: SparkSession, asked: dict) -> None:
 
 
 def read_source(spark: SparkSession, asked: dict) -> dict:
-    """Read all input by the source: what it adds up to, and the plan that Spark shows of it."""
+    """Read all input by the source. Return its totals, and Spark's plan."""
     rows = source(spark.read, asked)
     shown = StringIO()
     with redirect_stdout(shown):

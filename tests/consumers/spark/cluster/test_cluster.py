@@ -53,7 +53,7 @@ import sys
 
 
 class OnlyFromArchives:
-    """Finds packages of Coranto in archives only, as an environment does in which they are not installed."""
+    """Finds Coranto's packages in archives only, as in an environment without them."""
 
     def find_spec(self, name, path=None, target=None):
         if path is not None or name not in ("coranto", "coranto_consumers", "pyspark_coranto"):
@@ -159,7 +159,7 @@ def standalone(tmp_path_factory, bare) -> Iterator[str]:
 
 @dataclass
 class Numbers:
-    """Journals of numbers, and what a driver must make of them."""
+    """Journals of numbers, and the expected results of a driver."""
 
     broker: object
     store: str
@@ -207,7 +207,7 @@ class Numbers:
         assert len(self.fragments.fetched) == len(SOURCES)
 
     def check_copies(self) -> None:
-        """Check what the sink has written, of a program that uses it."""
+        """Check the output of a program that uses the sink."""
         assert self.arrived(COPIES) == self.committed
 
     def arrived(self, journals: list[str]) -> list[int]:

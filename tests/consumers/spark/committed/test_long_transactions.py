@@ -16,7 +16,7 @@ def line(producer, clock: int, flags: Flags = Flags.CONTINUE_TXN) -> bytes:
 
 
 def history(end: list[bytes]) -> bytes:
-    """A long transaction and one that nobody ends, among short ones. Then what comes at its end."""
+    """A long transaction and one without an end, among short ones. Then the content at its end."""
     lines = []
     for n in range(100, 200):
         lines += [line(LONG, n), line(SHORT, n, Flags.OUTSIDE_TXN)]
@@ -59,7 +59,7 @@ def test_each_message_comes_once_and_in_the_order_of_commits():
             if any(content.startswith(line(LONG, 100 + i), at) for at in each for i in range(100))
         ]
         assert len(of_long) > 5, "it is delivered in parts"
-        # What was committed before the long transaction comes before it, and what was committed behind it comes last.
+        # Messages committed before the long transaction come before it, and messages committed after it come last.
         last_before, behind = content.index(END[0]), content.index(END[2])
         assert last_before in [offset for each in found[: of_long[0]] for offset in each]
         assert set(found[-1]) >= {behind, content.index(END[3])}

@@ -48,7 +48,7 @@ def test_transactions_deliver_the_same_messages_as_a_plain_reader(
             sources = dict(Checkpoint.from_bytes(Checkpoint(sources).to_bytes()).sources)
 
     for journal, content in memory.journals.items():
-        # Also in the same order: that of commits.
+        # Also in the same order: the order of commits.
         assert [offset for name, offset in delivered if name == journal] == expected(journal, content)
 
 

@@ -1,4 +1,4 @@
-"""Acknowledgements of a checkpoint: what is not found is gone, unless the token may hide it."""
+"""Acknowledgements of a checkpoint: a journal that is not found is gone, unless the token may hide it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of batches: their comparison, and what a difference says."""
+"""Records of batches: their comparison, and texts about differences."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_a_difference_says_what_is_lost_and_what_comes_twice():
 def test_of_a_batch_before_the_last_one_only_what_is_surely_lost_is_said():
     committed = BatchContent((positions(a=50),), (positions(a=100),), ("f",))
     found = difference(BatchContent((positions(a=0),), (positions(a=60),)), committed, 3)
-    assert not found, "what it lacks may come in the next ones"
+    assert not found, "the next batches may have the missing content"
     found = difference(BatchContent((positions(a=0),), (positions(a=130),), ("f", "g")), committed, 3)
     assert found.lost == ("a [100, 130)", "g (unless a batch before the last committed one had it)")
     assert found.twice == ()

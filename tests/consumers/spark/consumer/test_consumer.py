@@ -75,7 +75,7 @@ class Delays:
 
 
 class World:
-    """The source journals with what was published, and what must come of it."""
+    """The source journals with the published messages, and the expected results."""
 
     def __init__(self, broker) -> None:
         self.broker = broker
@@ -138,7 +138,7 @@ class World:
         return expected
 
     def check(self, store_url: str) -> None:
-        """The table and the alerts are exactly what the committed messages amount to, and nothing else is left."""
+        """The table and the alerts exactly match the committed messages, and nothing else is left."""
         with SqlStore(store_url).engine.connect() as connection:
             assert [tuple(row) for row in connection.execute(select(TOTALS).order_by("carrier"))] == self.totals()
             for stage in stage_tables(SqlStore(store_url), connection):
@@ -239,8 +239,8 @@ def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark,
     assert (report.fence, report.messages) == (1, 45)
     assert set(report.offsets) == {*SOURCES, new}
     assert report.transactions == 6, "one for each writing, and none while nothing is written"
-    assert taken == [False, True, True, False, False, False], "what was written during a commit was read ahead"
-    # Tasks use the producers of the transaction before again. So readers remember no more than run at once.
+    assert taken == [False, True, True, False, False, False], "content written during a commit was prefetched"
+    # Tasks reuse the producers of the last transaction. So readers remember only as many as run concurrently.
     envelopes = [each for name in ALERTS for each in iter_messages(JsonLines(), name, [world.broker.content(name)], 0)]
     assert len({envelope.producer for envelope in envelopes}) == 1
     assert report.lag_bytes == len(b'{"unfinished')
@@ -346,7 +346,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url,
 
 
 class TakenOver(Hooks):
-    """Another instance starts and catches up while this one is at a step. Then this one goes on."""
+    """Another instance starts and catches up while this one is at a step. Then this one continues."""
 
     def __init__(self, step: Step, successor: Callable[[], None]) -> None:
         self.step = step
@@ -368,7 +368,7 @@ def test_an_instance_that_was_superseded_is_refused(spark, world, database, new_
     with pytest.raises(Fenced, match="delays: fence 1 was raised"):
         run(TakenOver(Step.PUBLISHED, run))
 
-    # What the superseded instance published stays pending for ever; its staged rows go with the next start.
+    # Messages of the superseded instance stay pending forever; the next start deletes its staged rows.
     world.publish(20)
     run()
     check_logged(world, store_url)
@@ -575,7 +575,7 @@ def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(spark, wor
 
 
 def test_a_producer_ahead_loses_no_message_of_others(spark, world, sqlite_url):
-    """A transaction stays open over many of the consumer's, and an append is repeated, beside a clock a day ahead."""
+    """A transaction stays open over many of the consumer's, and an append is repeated, next to a clock a day ahead."""
     day = 25 * 3600 * 10**9
     clock = ProducerClock(lambda: time.time_ns() + day)
     ahead = SyncPublisher(world.broker.write, producer=new_producer_id(os.urandom), clock=clock, framing=JsonLines())

@@ -66,7 +66,7 @@ def text_of():
 
 @pytest.fixture(params=[BERLIN, KOLKATA])
 def session(spark, request):
-    """A session with a time zone of its own, in which names that differ in case are different."""
+    """A session with its own time zone and case-sensitive names."""
     kept = {name: spark.conf.get(name) for name in ("spark.sql.session.timeZone", "spark.sql.caseSensitive")}
     spark.conf.set("spark.sql.session.timeZone", request.param)
     spark.conf.set("spark.sql.caseSensitive", "true")
@@ -77,7 +77,7 @@ def session(spark, request):
 
 @pytest.fixture(params=["driver", "tasks"])
 def read_by(request, monkeypatch):
-    """The driver reads what is little, and tasks otherwise."""
+    """The driver reads small inputs, and tasks read others."""
     if request.param == "tasks":
         monkeypatch.setattr(optimistic_writes, "WORTHWHILE_BYTES", 0)
         monkeypatch.setattr(inputs, "WORTHWHILE_BYTES", 0)
@@ -112,7 +112,7 @@ def url(request, new_store):
 
 def test_values_of_all_types_are_those_of_sparks_reader(session, broker, tmp_path, url, read_by):
     rng = random.Random(5)
-    # Numbers of which Spark has no JSON are left out, because they are compared as JSON.
+    # Numbers that Spark cannot write as JSON are left out, because they are compared as JSON.
     lines = [common_line(rng, NAMES) for _ in range(LINES)]
     at = written(broker, lines)
     expected = by_spark(session, tmp_path / "lines", lines, COLUMNS).select(text_of(), "corrupt").collect()

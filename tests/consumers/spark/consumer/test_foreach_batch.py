@@ -89,7 +89,7 @@ class World:
             query.stop()
 
     def run_until_idle(self, function) -> None:
-        """Run a query that has no end by itself, until it has processed what is there."""
+        """Run an endless query until it has processed the present content."""
         query = self.start(function, processingTime="0 seconds")
         try:
             query.processAllAvailable()

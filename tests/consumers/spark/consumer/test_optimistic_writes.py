@@ -65,7 +65,7 @@ class Rows:
         self._keyed, self._most, self._factor = keyed, most, factor
 
     def outputs(self, committed):
-        # The rows of factor 1 are columns of the messages, which those who read may write without Spark.
+        # The rows of factor 1 are columns of the messages, which the reading tasks may write without Spark.
         rows = committed.selectExpr("n", "n AS twice" if self._factor == 1 else "2 * n AS twice")
         rows = rows.limit(self._most) if self._most else rows
         by_key = {"keys": ["n"], "merge": {"twice": Replace()}} if self._keyed else {}
@@ -74,7 +74,7 @@ class Rows:
 
 @pytest.fixture
 def optimistic(monkeypatch) -> list[bool]:
-    """Notes of each transaction that is tried at once if it was written so. All may be, however small."""
+    """Records the outcome of each optimistic attempt, which is allowed for any size."""
     taken = []
 
     def watched(reader, *arguments, read=InputReader.read_and_write):
@@ -133,7 +133,7 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
 
     publish(broker, 6, 7)
     publish(broker, 8, commit=False)
-    broker.write(JOURNAL, broker.content(JOURNAL).splitlines(keepends=True)[0])  # A duplicate of what came before.
+    broker.write(JOURNAL, broker.content(JOURNAL).splitlines(keepends=True)[0])  # A duplicate.
     report = consumer.run_until_caught_up()
     check(store_url, *range(1, 8), factor=factor)
     assert (optimistic, report.messages, report.rows) == ([True, False], 2, 6)

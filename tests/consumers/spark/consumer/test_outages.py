@@ -487,7 +487,7 @@ def test_the_time_counts_from_the_first_failure_since_the_last_progress():
         if len(attempts) % 5 == 0:
             assert outages.progressed()
             hooks.now += 50
-        raise Unavailable("nobody answers")
+        raise Unavailable("no answer")
 
     assert outages.run(work, lambda: report(1)) == "done"
 

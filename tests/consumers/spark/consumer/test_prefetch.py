@@ -86,7 +86,7 @@ def test_a_plan_may_come_with_a_look_at_what_there_is_or_find_nothing():
 
 
 def unplanned():
-    raise ValueError("nobody answers")
+    raise ValueError("no answer")
 
 
 def test_errors_are_raised_to_the_taker_and_to_nobody_else():

@@ -6,7 +6,7 @@ from coranto_consumers.spark.consumer.progress import ConsumeReport, catching_up
 
 
 class Lines:
-    """A log that keeps what it is told."""
+    """A log that keeps its events."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, dict[str, object]]] = []

@@ -1,4 +1,4 @@
-"""A signal ends a continuous consumer after its transaction, also if Spark has taken the signal meanwhile."""
+"""A signal ends a continuous consumer after its transaction, even if Spark has replaced the handler."""
 
 import signal
 

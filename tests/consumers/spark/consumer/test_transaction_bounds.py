@@ -46,7 +46,7 @@ def test_each_transaction_has_at_most_about_so_many_messages_and_all_are_read(jo
         if not ranges:
             break
         after = list(at)
-        for each in ranges:  # A line belongs to the range in which it starts.
+        for each in ranges:  # A line belongs to the range where it starts.
             mine = ends[int(each.journal)]
             after[int(each.journal)] = next(end for end in mine if end >= each.end)
         found = sum(len([end for end in mine if at[n] < end <= after[n]]) for n, mine in enumerate(ends))

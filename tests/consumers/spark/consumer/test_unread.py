@@ -1,4 +1,4 @@
-"""A run plans its transactions from what it has left to read, and knows the next one before the present one ends."""
+"""A run plans its transactions from unread content, and knows the next one before the present one ends."""
 
 from dataclasses import replace
 

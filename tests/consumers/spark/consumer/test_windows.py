@@ -379,7 +379,7 @@ def test_dead_letters_of_a_window_are_replaced_with_its_rows(spark, world, sqlit
     nulls = consumer(spark, world, sqlite_url, Counts(), misfits=MisfitPolicy.NULLS).materialise(name)
     assert (nulls.messages, nulls.misfits) == (len(world.committed) + 1, 0)
     consumer(spark, world, sqlite_url, Counts(), misfits=keeping).materialise(name)
-    assert rows_of(sqlite_url, dead) == [], "what fits now is no dead letter any more"
+    assert rows_of(sqlite_url, dead) == [], "messages that fit now are not dead letters any more"
 
 
 def test_places_of_dead_letters_that_cannot_be_replaced_by_window_are_refused(spark, world, sqlite_url):

@@ -86,7 +86,7 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch):
             assert all(found is None for found in row.values())
             found, fits = read(line.encode())
             if not fits and not is_json(line):
-                assert found == [None] * len(schema)  # Spark may accept it; here it is told, and never misread.
+                assert found == [None] * len(schema)  # Spark may accept it; here it is reported, and never misread.
                 continue
         else:
             found, fits = list(row.values()), True

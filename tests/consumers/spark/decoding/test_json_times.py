@@ -1,4 +1,4 @@
-"""Texts of dates, times and zones, beside those that `test_json_values.py` compares with Spark's parsers."""
+"""Texts of dates, times and zones, in addition to those that `test_json_values.py` compares with Spark's parsers."""
 
 from datetime import UTC, date, datetime, timedelta
 

@@ -286,7 +286,7 @@ def is_json(line: str) -> bool:
 
 
 def common_line(rng: random.Random, names: list[str]) -> str:
-    """A line of JSON of common size. Spark gives other lines values, too, before the place at which it gives up."""
+    """A line of JSON of common size. Spark also returns the values of other lines before the error."""
     while len(line := random_line(rng, names)) > MAX_DIGITS or not is_json(line):
         pass
     return line

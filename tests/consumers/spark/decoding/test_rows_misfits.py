@@ -125,7 +125,7 @@ def test_with_nulls_an_application_gets_every_message(journal, run):
 
 @pytest.mark.parametrize("poison", list(POISON)[8:])
 def test_a_line_that_breaks_parsers_stops_no_consumer(broker, run, poison):
-    """It is alone among good ones: otherwise, lines beside it may keep pyarrow from parsing it."""
+    """It is alone among good ones: otherwise, other lines may keep pyarrow from parsing it."""
     broker.create(SOURCE)
     one = publisher(broker)
     one.publish(SOURCE, {"n": 1, "c": 1.5, "m": {"a": 1}})

@@ -1,4 +1,4 @@
-"""Registered types as columns of Spark, and that a later version reads what was written under an earlier one."""
+"""Registered types as columns of Spark, and reads of messages of an earlier version by a later one."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_texts_of_a_length_are_texts_and_other_types_are_refused():
 
 
 def unfit(fields, line: bytes, framing=None) -> bool:
-    """Return True if a message does not fit columns, parsed at once with others or alone."""
+    """Return True if a message does not fit columns, parsed column-wise or alone."""
     parser = parser_of(framing or JsonLines(), spark_schema(fields))
     table, doubtful = parser.parse(pa.array([line, line]))
     assert table.num_rows == 2
     alone = not parser.values_of(line[:-1])[1]
-    assert parser.decides or not (alone and not np.all(doubtful)), "what is parsed at once fits alone"
+    assert parser.decides or not (alone and not np.all(doubtful)), "a message that is parsed column-wise fits alone"
     return alone
 
 

@@ -1,4 +1,4 @@
-"""The number of tasks at once, which decides into how many slices a transaction's input is split."""
+"""The number of concurrent tasks, which determines the number of slices of a transaction's input."""
 
 import pytest
 from pyspark.errors import PySparkAttributeError

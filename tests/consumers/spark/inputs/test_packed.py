@@ -1,4 +1,4 @@
-"""Rows that are kept as whole Arrow batches: they are the same rows, and their columns are told from other outputs."""
+"""Rows that are kept as whole Arrow batches: they are the same rows, and chosen columns are detected."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""Content that is gone before it was read is an error, or is passed by with exact words of what is missing."""
+"""Content that is gone before it was read is an error, or is skipped and reported exactly."""
 
 import json
 import os
@@ -113,7 +113,7 @@ class World:
         return SyncPublisher(self.broker.write, producer=producer, clock=clock, framing=JsonLines())
 
     def publish(self, *numbers: int) -> int:
-        """Publish numbers, which are committed at once, as a fragment. Returns its end."""
+        """Publish numbers, which are committed immediately, as a fragment. Returns its end."""
         publisher = self.publisher()
         for n in numbers:
             publisher.publish(JOURNAL, {"n": n})
@@ -281,7 +281,7 @@ def test_a_journal_whose_head_fell_and_that_has_grown_beyond_the_checkpoint(worl
     with pytest.raises(JournalRecreated, match=f"lost its content from offset {kept} on.*fail_on_data_loss=False"):
         run()
     report, rows, logs = run(fail_on_data_loss=False)
-    assert rows == [1, 2, 3, *range(10, 30)], "what is there is read, and nothing twice"
+    assert rows == [1, 2, 3, *range(10, 30)], "present content is read, and nothing twice"
     found = world.fake.journal_id
     assert report.lost == (LostContent(JOURNAL, first, head, made_again=True, known=known, found=found),)
     assert [(each["begin"], each["same_through"]) for each in logs] == [(first, kept)]
@@ -309,7 +309,7 @@ def test_a_fall_after_an_acceptance_is_found_again_although_nothing_was_read_mea
     run()
     content = world.fake.content
     world.fake.fall(kept)
-    world.broker.write(JOURNAL, content[kept:])  # An operator appends again what was lost.
+    world.broker.write(JOURNAL, content[kept:])  # An operator appends the lost content again.
     with pytest.raises(JournalRecreated) as error:
         run()
     command = str(error.value).partition("`coranto ")[2].partition("`")[0]

@@ -28,7 +28,7 @@ def test_every_line_belongs_to_one_part_however_a_range_is_split(content, tail, 
         for found in read_blocks(memory, part, sizes.choice([1, 50, 10_000]))
     ]
 
-    # Whole lines in order without a gap; the unfinished one at the head is nobody's.
+    # Whole lines in order without a gap; the unfinished one at the head is in none.
     assert b"".join(block for _, block in blocks) == content
     assert all(block.endswith(b"\n") for _, block in blocks)
     assert [offset for offset, _ in blocks] == [sum(len(b) for _, b in blocks[:n]) for n in range(len(blocks))]

@@ -1,4 +1,4 @@
-"""The segments of a stream are read in order, however the stream is split, merged and truncated meanwhile."""
+"""The segments of a stream are read in order, however the stream is split, merged and truncated."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class History:
                 self.ever[number] = replace(each, sealed_at=self.heads[number])
 
     def truncate(self, frontier: Frontier) -> None:
-        """Delete what is before a place where a reader may be."""
+        """Truncate before a possible position of a reader."""
         reached = {*frontier.open, *frontier.finished}
         self.gone |= self.stream.ancestors(reached) - reached
 
@@ -92,7 +92,7 @@ class History:
 
 
 class Reader:
-    """A consumer and what it has read, with `frontier` as a reader of the stream keeps it."""
+    """A consumer with its read offsets, and the `frontier` of a reader of the stream."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -101,7 +101,7 @@ class Reader:
         self.frontier = frontier_at(history.stream)
 
     def follow(self) -> None:
-        """Take in what is present, as each run of a consumer does at its beginning."""
+        """Record the present journals, as each run of a consumer does at its beginning."""
         gone = gone_segments(self.history.present, self.sources)
         assert not gone.unread
         self.sources = {name: source for name, source in self.sources.items() if name not in gone.read}
@@ -181,7 +181,7 @@ def test_no_segment_is_read_before_those_that_it_succeeds_and_all_is_read_in_the
         elif name == "transaction":
             reader.transaction(*arguments)
         elif name == "truncate":
-            reader.follow()  # So that the reader knows what it has read to its end.
+            reader.follow()  # So that the reader knows the segments that it has read to their ends.
             reader.check_frontier()
             history.truncate(reader.frontier)
         else:

@@ -100,7 +100,7 @@ def test_a_range_that_fails_tells_its_journal_in_its_turn(broker, client, tmp_pa
         assert [offsets(content, part) for part in parts[:20]] == [[0, 8, 16]] * 20
         with pytest.raises(OffsetJump, match="a/j/020"):
             offsets(content, parts[20])
-    # Nothing of it is left over: the client goes on.
+    # No state is left: the client continues.
     assert client.read_all(names(40)[30], 0, 24) == LINE * 3
 
 
@@ -125,7 +125,7 @@ def test_stored_fragments_are_read_from_their_store(broker, tmp_path: Path):
     damaged = next((tmp_path / "fragments" / names(30)[7]).rglob("*.*"))
     damaged.write_bytes(b"x" * 24)
     with SyncJournalClient.of(config, timeout=30) as client, read_together(client, parts, FRAMING) as content:
-        # The broker has what is damaged in the store.
+        # The broker has the content that is damaged in the store.
         assert [offsets(content, part) for part in parts] == [[0, 8, 16]] * 30
 
 

@@ -1,4 +1,4 @@
-"""Options that tell how to reach brokers."""
+"""Options for connections to brokers."""
 
 from collections.abc import Mapping
 from pathlib import Path

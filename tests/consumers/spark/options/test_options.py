@@ -1,4 +1,4 @@
-"""Options of the source: what is asked for, or a clear answer to what was meant."""
+"""Options of the source: parsed values, or an error that suggests the intended option."""
 
 from pathlib import Path
 

@@ -65,7 +65,7 @@ class Lake:
             return connection.fetchall()
 
     def check(self, world: World, spark) -> None:
-        """Tables and alerts are exactly what the committed messages amount to, and no other file is left."""
+        """Tables and alerts exactly match the committed messages, and no other file is left."""
         assert self.rows(HOME, "carrier") == world.totals()
         assert self.rows("lake.log", "n") == sorted((row["n"],) for row in world.committed)
         world.check_alerts()
@@ -148,7 +148,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, lake, monke
         if number == len(steps) // 2:
             monkeypatch.setattr(spark_iceberg, "CARRIED_TO_APPEND", 0)
             monkeypatch.setattr(spark_iceberg, "CARRIED_TO_MERGE", 0)
-            monkeypatch.setattr(inputs, "WORTHWHILE_BYTES", 0)  # So tasks read, and pack what they read.
+            monkeypatch.setattr(inputs, "WORTHWHILE_BYTES", 0)  # So tasks read, and pack their rows.
         world.publish(15)
         with pytest.raises(Crash):
             run(spark, world, lake.store(), CrashAt(step), max_transaction_bytes=1_500)
@@ -165,7 +165,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, lake, monke
     run(spark, world, lake.store())
     lake.check(world, spark)
     assert [task and task.columns for task in unpacked] == [None, {"n": "n"}], "only plain columns are unpacked"
-    assert unpacked[1].limits, "what is pending stays out"
+    assert unpacked[1].limits, "pending messages are left out"
 
 
 class Trap(Hooks):

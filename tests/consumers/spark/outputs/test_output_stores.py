@@ -1,4 +1,4 @@
-"""A consumer's store is a URL or an object, and databases refuse what only a lake has."""
+"""A consumer's store is a URL or an object, and databases reject features that only a lake has."""
 
 from pathlib import Path
 

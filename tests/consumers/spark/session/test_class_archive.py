@@ -9,7 +9,7 @@ from coranto_consumers.spark.session.class_archive import archive_options, archi
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with an empty cache, and a Java that ends at once."""
+    """A home with an empty cache, and a Java that ends immediately."""
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\necho this is no Java >&2\nexit 3\n")

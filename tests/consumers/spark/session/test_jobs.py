@@ -1,4 +1,4 @@
-"""Spark's UI shows what a consumer's jobs are for."""
+"""Spark's UI shows the purposes of a consumer's jobs."""
 
 from coranto_consumers.spark.session.jobs import described
 

@@ -36,7 +36,7 @@ def test_speculation_is_left_to_the_cluster(master):
 
 
 def test_local_workers_run_compiled_modules_that_their_parent_has_imported(spark):
-    """The zip of PySpark that Spark puts first has only sources: each process would compile them anew."""
+    """The zip of PySpark that Spark puts first has only sources, which each process would compile again."""
 
     def about(batches):
         import sys

@@ -1,4 +1,4 @@
-"""Errors of tasks reach the driver as what they are."""
+"""Errors of tasks reach the driver with their type and text."""
 
 import base64
 import os
@@ -25,7 +25,7 @@ ERRORS = [
     InvalidInput("is not one of x, y", field="option mode"),
     InvalidInput("coranto-error: {} is a strange name"),
     JournalNotFound("read of a/b", detail="gone"),
-    Unavailable("nobody is there"),
+    Unavailable("no broker answers"),
     AppendOutcomeUnknown("append to a/b: the connection broke"),
 ]
 
@@ -76,7 +76,7 @@ def test_a_value_that_a_user_gave_comes_without_a_traceback_from_workers_only(mo
         raise InvalidInput("x", field="option mode")
     assert "SPARK_HIDE_TRACEBACK" not in os.environ
     monkeypatch.setattr(task_errors, "_is_worker", lambda: True)
-    for error in (Unavailable("nobody is there"), InvalidInput("x", field="option mode")):
+    for error in (Unavailable("no broker answers"), InvalidInput("x", field="option mode")):
         assert "SPARK_HIDE_TRACEBACK" not in os.environ
         with pytest.raises(type(error)), told_to_driver():
             raise error

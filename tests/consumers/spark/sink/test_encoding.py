@@ -101,7 +101,7 @@ def value(rng: random.Random, kind):
 
 
 def parsed(text: str | bytes):
-    """A text's fields in order: those of decimals exactly, and other numbers as the doubles that they stand for."""
+    """A text's fields in order: decimals exactly, and other numbers as doubles."""
     exact = dict(json.loads(text, parse_float=Decimal, parse_int=Decimal, object_pairs_hook=list))
     decimals = {name: exact[name] for name in ("decimal", "small", "map") if name in exact}
     return json.loads(text, parse_float=float, object_pairs_hook=list), decimals

@@ -24,7 +24,7 @@ def test_an_id_is_used_again_once_its_use_is_settled(tmp_path):
     assert again.use.producer == first.use.producer
     assert again.use.token != first.use.token
     assert other.use.producer not in (first.use.producer, lost.use.producer)
-    # The use that goes on now is not the one that was settled.
+    # The current use is not the one that was settled.
     assert driver.pool().take(tmp_path).use.producer not in {taken.use.producer for taken in (first, lost, other)}
 
 

@@ -22,7 +22,7 @@ TEXTS = [f'{{"n":{n},"t":"{"x" * (n % 7)}"}}' for n in range(200)] + [
 
 
 def digest(*parts: list[str], framing: JsonLines = FRAMING, at: int = 1 << 20) -> str:
-    """The digest of texts, each part of which another producer writes."""
+    """The digest of texts whose parts have different producers."""
     digests = []
     for texts in parts:
         producer, one = new_producer_id(os.urandom), RowDigest()

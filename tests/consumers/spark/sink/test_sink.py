@@ -196,7 +196,7 @@ writer.option("checkpointLocation", checkpoint).start().awaitTermination()
 
 
 class Source:
-    """A folder of files, each of which is one batch of a query."""
+    """A folder of files, each one batch of a query."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -261,7 +261,7 @@ def test_a_batch_that_is_repeated_adds_nothing_and_is_refused_with_other_data(
     run(spark, sink, source, checkpoint)
     assert numbers(sink.messages()) == list(range(120))
 
-    # A checkpoint from a backup goes on with what was written long ago.
+    # A checkpoint from a backup continues after content that was written long ago.
     forget(checkpoint, 1)
     with pytest.raises(PySparkException, match=r"batch 1 of .* is 2 batches older than the last written one") as raised:
         run(spark, sink, source, checkpoint)
@@ -295,7 +295,7 @@ def test_a_query_between_journals_that_is_killed_at_any_time_passes_each_committ
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # With Spark's JVM, which would go on for a while.
+            os.killpg(process.pid, signal.SIGKILL)  # With Spark's JVM, which would run for a while.
     write(broker, rng, 200)
 
     frame = stream(spark, broker, startingOffsets="earliest").selectExpr("n", "concat(_journal, ' ', _offset) AS key")

@@ -150,7 +150,7 @@ def test_a_task_goes_on_in_the_successors_of_segments_that_are_sealed_while_it_w
 
 
 class Numbered:
-    """Batches with numbers that go on, and with the keys that segments have when it is made."""
+    """Batches with consecutive numbers, and with the segments' keys at its creation."""
 
     def __init__(self, shop: Shop) -> None:
         segments = shop.streams.describe(shop.name).segments.items()
@@ -167,7 +167,7 @@ class Numbered:
 
 @pytest.fixture
 def answered(monkeypatch) -> None:
-    """A task knows the answer to each append before it goes on."""
+    """A task knows the answer to each append before it continues."""
     settle = stream_publishing.SegmentPublisher._settle
 
     def waiting(self, journal: str, *, wait: bool) -> None:
@@ -443,7 +443,7 @@ def test_a_named_write_reads_the_ledger_once_unless_another_one_comes_between(sh
         with pytest.raises(Died):
             failed.commit([lost])  # It has recorded the write before.
     writer.commit([written])
-    assert offsets.count(0) == 2, "what was there before is not read again"
+    assert offsets.count(0) == 2, "earlier content is not read again"
     slow, other = job(5), job(4)
     late = attempt(slow, 50, 60)
     other.commit([attempt(other, 40, 50)])
@@ -483,7 +483,7 @@ def test_a_named_write_is_refused_when_the_stream_or_the_ledger_has_lost_the_nam
     after.commit([after.write(refused())])
     assert shop.numbers() == list(range(20))
 
-    # The register is there, and the ledger was made anew.
+    # The register exists, and the ledger was recreated.
     name = f"coranto.dev/batch/jobs-{hashlib.sha256(f'{ledger}-2'.encode()).hexdigest()[:16]}"
     shop.client.append(journal, b'{"known":1}\n', union_registers=label_set({name: "5.ab.done"}))
     with pytest.raises(LedgerDamaged, match=f"names should be in {ledger}-2, which has none: was it made anew"):

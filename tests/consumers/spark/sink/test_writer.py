@@ -178,7 +178,7 @@ def test_a_batch_with_other_rows_than_the_written_one_is_an_error(job, step, mon
     with pytest.raises(BatchChanged, match=r"batch 0 of .* with 10 messages .*failOnDataLoss=false"):
         again.commit(more, 0)
     again.abort(more, 0)
-    assert job.numbers() == list(range(10)), "what was written is acknowledged, and the rest rolled back"
+    assert job.numbers() == list(range(10)), "written messages are acknowledged, and the rest rolled back"
 
     accepting = job.stream_writer(failOnDataLoss="false")
     with capture_logs() as logs:
@@ -457,7 +457,7 @@ def test_a_save_reads_the_ledger_once_and_then_only_what_others_append(job, monk
     other.commit([other.write(rows(20, 30))])
     del offsets[:]
     writer.commit([written])
-    assert min(offsets) == head, "what was there before is not read again"
+    assert min(offsets) == head, "earlier content is not read again"
     assert job.numbers() == list(range(30))
 
 

@@ -267,7 +267,7 @@ def test_offsets_of_an_earlier_journal_are_an_error_or_say_what_is_lost(broker):
         if option == "startingOffsets":
             assert (len(found), lost["begin"], lost["made_again"]) == (10, old[ONE], True)
         else:
-            assert (found, lost["begin"], lost["end"]) == ([], 0, old[ONE]), "nothing is read instead of what is gone"
+            assert (found, lost["begin"], lost["end"]) == ([], 0, old[ONE]), "nothing is read instead of lost content"
 
 
 def test_an_unfinished_line_at_the_head_is_not_read(broker):

@@ -28,7 +28,7 @@ def start(offset: int = 0) -> ReadState:
 
 
 def delivered(content: Memory, batch) -> list[int]:
-    """The offsets of a batch's messages, in the order in which they became committed, if that is known."""
+    """The offsets of a batch's messages, in the order of their commits, if that is known."""
     read = [lines for part in batch.parts for lines in part.read(content, FRAMING)]
     rows = [
         row
@@ -63,7 +63,7 @@ def test_batches_over_restarts_deliver_each_committed_message_once(history, rng,
         assert replay is None or replayed <= replay
         after = batch.state.position
         if after.offset == begin:
-            assert replayed, "a batch delivers a part of a transaction, or goes on"
+            assert replayed, "a batch delivers a part of a transaction, or continues"
             known = restarted(planner, state)
             long, length = part_between(J, known, after)
             again = planner.plan_part(long, known, len(history), length, cuts=(), listed=listed)

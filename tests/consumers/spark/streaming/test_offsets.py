@@ -1,4 +1,4 @@
-"""Offsets of a query: how many producers they list, and what they forget."""
+"""Offsets of a query: the number of producers that they list, and their pruning."""
 
 import pytest
 

@@ -91,7 +91,7 @@ def test_batches_follow_what_is_committed_and_take_up_new_journals(broker, publi
     assert rows == [(ONE, 1), ("a/topic/zero", 3)]
     assert set(second) == {ONE, TWO, "a/topic/zero"}
 
-    # A process that starts anew plans the same batches from what is in the checkpoint.
+    # A restarted process plans the same batches from the checkpoint.
     assert read(new_reader(startingOffsets="earliest"), reader.initialOffset(), first) == [(ONE, 2)]
     assert read(new_reader(startingOffsets="earliest"), first, second) == rows
 
@@ -397,7 +397,7 @@ def test_a_query_stops_at_content_that_was_lost_and_may_continue_where_the_head_
             read(new_reader(), start, end) if end else next_batch(new_reader(), start)
     with capture_logs() as logs:
         again = new_reader(failOnDataLoss="false")
-        assert read(again, first, second) == [(ONE, 2)], "what is left of a batch that Spark repeats"
+        assert read(again, first, second) == [(ONE, 2)], "the rest of a batch that Spark repeats"
         third, rows = next_batch(again, second)
     assert rows == [(ONE, n) for n in range(10, 20)]
     assert read(new_reader(failOnDataLoss="false"), second, third) == rows
@@ -480,7 +480,7 @@ def test_of_a_transaction_that_retention_took_in_part_a_query_delivers_the_rest(
     for n in (1, 2):
         slow.add(ONE, {"n": n})
         slow.flush()
-        fake.roll(tmp_path)  # Reads go on only at stored content.
+        fake.roll(tmp_path)  # Reads continue only at stored content.
     reader = new_reader(startingOffsets="earliest", failOnDataLoss="false")
     first, rows = next_batch(reader, reader.initialOffset())
     assert rows == []

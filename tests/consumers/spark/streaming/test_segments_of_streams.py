@@ -1,4 +1,4 @@
-"""A streaming query over a stream keeps the order of its keys, and needs nothing of what it has read."""
+"""A streaming query over a stream keeps the order of its keys, and needs nothing that it has read."""
 
 import json
 import re
@@ -85,7 +85,7 @@ def test_a_batch_has_no_events_of_a_segment_and_of_one_before_it(broker, stream,
     again, rows = batch(reader, at)
     assert (again, rows) == (at, {}), "the end of the first segment is not known yet"
     stream.seal()
-    at, rows = batch(new_reader(), at)  # A query that starts again goes on so, too.
+    at, rows = batch(new_reader(), at)  # A restarted query continues in the same way.
     assert rows == {LOW: 1}
     assert at.keys() == {FIRST, LOW, HIGH}
 
