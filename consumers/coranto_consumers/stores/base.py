@@ -67,9 +67,7 @@ class Store(ABC):
         return error if isinstance(error, RejectedRow) else None
 
     def identity(self) -> Identity:
-        """Return where the state is, and the tables that the shard writes, as far as the store knows. Checkpoints
-        record it.
-        """
+        """Return the store's location and the tables that the shard writes, as far as known. Checkpoints record it."""
         return Identity()
 
     def is_transient(self, error: BaseException) -> bool:

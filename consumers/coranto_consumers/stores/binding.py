@@ -1,10 +1,10 @@
-"""Values of rows, as SQLAlchemy's types give them to a database: the same for every path into a table.
+"""Conversion of rows' values by SQLAlchemy's types: the same for every path into a table.
 
 Rows come as Arrow batches or as mappings. They are written by INSERT, where SQLAlchemy calls the processors of
 types, or by COPY into PostgreSQL, where `bound_rows` calls them. Only columns whose types have no processor are
 copied as text, without a Python object for each value (`copying.py`).
 
-Arrow is imported only by what uses it, because that takes half a second.
+Functions import Arrow only if they use it, because that takes half a second.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 _PER_DAY: Final = {"day": 1, "s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
-"""The units of times that are in a day."""
+"""The number of time units in a day."""
 _EPOCH: Final = dt.date(1970, 1, 1)
 _FIRST_DAY: Final = (dt.date.min - _EPOCH).days
 _BEHIND_LAST_DAY: Final = (dt.date.max - _EPOCH).days + 1
 
 
 def is_plain(column: Column[Any], dialect: Dialect) -> bool:
-    """Return True if a column's type changes no value that it binds, in Python or in SQL."""
+    """Return True if a column's type binds values unchanged, in Python and in SQL."""
     kind = column.type.dialect_impl(dialect)
     if isinstance(column.type, TypeDecorator) or kind._has_bind_expression:
         return False
@@ -53,9 +53,9 @@ def is_plain(column: Column[Any], dialect: Dialect) -> bool:
 
 
 def can_bind(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
-    """Return True if COPY takes an Arrow type's values, bound by a column's type, as INSERT does.
+    """Return True if COPY accepts an Arrow type's values, bound by a column's type, as INSERT does.
 
-    INSERT casts values to the column's type, and COPY does not. So the kinds have to be alike.
+    INSERT casts values to the column's type, and COPY does not. So the types have to match.
     """
     import pyarrow as pa
 
@@ -86,7 +86,7 @@ def can_bind(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
 
 
 def require_kinds(batch: pa.RecordBatch, table: Table, dialect: Dialect) -> None:
-    """Raise InvalidInput for a nested value whose column keeps no such values."""
+    """Raise InvalidInput for a nested value in a column that cannot store it."""
     import pyarrow as pa
 
     for field in batch.schema:
@@ -102,7 +102,7 @@ def require_kinds(batch: pa.RecordBatch, table: Table, dialect: Dialect) -> None
 
 
 def require_times(batch: pa.RecordBatch, table: Table) -> None:
-    """Raise RejectedRow for a time that Python has no value for: drivers could not read it again."""
+    """Raise RejectedRow for a time outside of Python's range: drivers could not read it again."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -120,7 +120,7 @@ def require_times(batch: pa.RecordBatch, table: Table) -> None:
 def without_halves(value: Any) -> Any:
     """Return a text, or a value of JSON, with question marks for single halves of surrogate pairs.
 
-    JSON can write them, and no database keeps them. Spark's reader of JSON does the same.
+    JSON can contain them, but no database can store them. Spark's JSON reader does the same.
     """
     match value:
         case str():
@@ -136,7 +136,7 @@ def without_halves(value: Any) -> Any:
 
 
 def cleaned(row: Row) -> Row:
-    """Return a row of Python's values whose texts a database can keep."""
+    """Return a row whose texts a database can store."""
     for value in row.values():
         if isinstance(value, str):
             try:
@@ -151,11 +151,11 @@ def cleaned(row: Row) -> Row:
 
 
 def rows_of(batch: pa.RecordBatch, table: Table, dialect: Dialect) -> list[dict[str, Any]]:
-    """Return the rows of an Arrow batch as Python's values, such as the types of a table's columns bind.
+    """Convert the rows of an Arrow batch to Python's values, for the types of a table's columns.
 
     In columns of JSON, maps and structs are objects, times are texts in ISO 8601, decimals are texts, and bytes are
-    texts in base64. A null is a null of SQL there, too. Raises InvalidInput for nested values in a column that keeps
-    none, and RejectedRow for a time outside of the years 1 to 9999.
+    texts in base64. A null is an SQL null there, too. Raises InvalidInput for nested values in a column that cannot
+    store them, and RejectedRow for a time outside of the years 1 to 9999.
     """
     require_kinds(batch, table, dialect)
     require_times(batch, table)
@@ -172,9 +172,9 @@ def rows_of(batch: pa.RecordBatch, table: Table, dialect: Dialect) -> list[dict[
 
 
 def bound_rows(rows: Sequence[Row], columns: Sequence[Column[Any]], dialect: Dialect) -> Iterator[tuple[Any, ...]]:
-    """Yield rows, given by column name, as a driver takes them: each value is bound by its column's type.
+    """Yield rows, given by column name, as tuples for a driver: each value is bound by its column's type.
 
-    Raises RejectedRow for a value that a type does not take.
+    Raises RejectedRow for a value that a type cannot bind.
     """
     binds = [(each, None if is_plain(each, dialect) else _processor(each, dialect)) for each in columns]
     for row in rows:
@@ -202,7 +202,7 @@ def _is_json(column: Column[Any], dialect: Dialect) -> bool:
 
 
 def _converter(kind: Any, *, in_json: bool) -> Callable[[Any], Any] | None:
-    """Return the function that makes a value for a column of what Arrow makes of it. None: nothing is to be changed."""
+    """Return the function from Arrow's Python value to the column's value. None if they are equal."""
     import pyarrow as pa
 
     types = pa.types

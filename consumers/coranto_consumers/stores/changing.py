@@ -1,4 +1,4 @@
-"""A consumer's checkpoint that a command changes, in a store of any kind, under a fence of its own."""
+"""Changes of a consumer's checkpoint by commands, in any kind of store, under a fence of their own."""
 
 from __future__ import annotations
 

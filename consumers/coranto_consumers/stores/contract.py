@@ -1,4 +1,4 @@
-"""The contract suite of stores. Run it against a store of your own.
+"""The contract suite of stores. Run it against your own store.
 
 In a test module, with pytest and pytest-asyncio::
 
@@ -33,13 +33,13 @@ _PATIENCE_S = 30
 
 
 class StoreSubject(ABC):
-    """An adapter through which the tests use a kind of store. One subject is one place of a shard's state."""
+    """An adapter from the tests to a kind of store. Each subject stores the state of one shard."""
 
     @abstractmethod
     async def open(self) -> Store:
-        """Open a store at that place, as another process with the shard's assignment does.
+        """Open another store of the same state, as another process with the shard's assignment does.
 
-        Earlier stores at the place must not be informed of the new one.
+        It must not notify earlier stores of the subject.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Text for PostgreSQL's COPY, made of whole Arrow columns, without a Python object per value.
 
-Arrow and PostgreSQL's driver take half a second to import, so they are imported by what uses them: most processes that
-import stores do without.
+Functions import Arrow and PostgreSQL's driver only if they use them, because that takes half a second, and most
+processes do not need them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ESCAPES: Final = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 
 def can_copy(kind: Any, column: Column[Any], dialect: Dialect) -> bool:
-    """Return True if values of an Arrow type can be written here as text that means the same in a table's column."""
+    """Return True if an Arrow type's values, as text, mean the same in a table's column."""
     import pyarrow as pa
 
     types = pa.types
@@ -63,7 +63,7 @@ def copy_text(owner: Sequence[object], columns: Sequence[Any]) -> Any:
     ended = pc.binary_join_element_wise(last, "", "\n", null_handling="replace", null_replacement=_NULL)
     shared = [pa.scalar(_escaped(str(value))) for value in owner]
     rows = pc.binary_join_element_wise(*shared, *before, ended, "\t", null_handling="replace", null_replacement=_NULL)
-    # The rows' texts follow one another in one buffer, which is what COPY reads.
+    # The rows' texts are adjacent in one buffer, which COPY reads.
     _, borders, text = rows.buffers()
     return text.slice(0, np.frombuffer(borders, dtype=np.int32)[len(rows)])
 
@@ -89,7 +89,7 @@ def copying(connection: Connection, table: Table, names: Sequence[str]) -> Itera
             yield copy
     except psycopg.Error as error:
         lost = bool(driver.closed)
-        raise DBAPIError.instance(  # As for any other statement of the transaction.
+        raise DBAPIError.instance(  # The error of any other statement of the transaction.
             statement.as_string(driver), None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost
         ) from error
 

@@ -1,4 +1,4 @@
-"""Deleting rows by key: staged rows whose column of deletes is true delete the row with their key.
+"""Deletion by key: staged rows with True in the delete column delete the table's row with their key.
 
 Each key may be staged once in a transaction, as with `Replace`: otherwise it is ambiguous whether its row stays.
 """
@@ -16,7 +16,7 @@ from coranto.errors import InvalidInput
 def require_column(
     table: Table, name: str, columns: Sequence[str], keys: Sequence[str], other: Collection[str]
 ) -> None:
-    """Raise InvalidInput for a column of deletes that does not do for a table. `other` are rules but `Replace`."""
+    """Raise InvalidInput for an unsuitable delete column. `other` has the columns with rules other than `Replace`."""
     where = f"table {table.name}"
     if name in table.c:
         raise InvalidInput(
@@ -35,14 +35,14 @@ def require_column(
 
 
 def kept(stage: Table, name: str) -> ColumnElement[bool]:
-    """Return the condition of staged rows that delete nothing: those with false, or null."""
+    """Return the condition for staged rows that delete nothing: their delete column is false or null."""
     return or_(stage.c[name].is_(false()), stage.c[name].is_(None))
 
 
 def delete_by_key(
     connection: Connection, table: Table, keys: Sequence[str], stage: Table, name: str, chosen: ColumnElement[bool]
 ) -> None:
-    """Delete the rows of a table that have the key of a chosen staged row which says so."""
+    """Delete the rows of a table with the keys of chosen staged rows that delete."""
     same = [stage.c[key] == table.c[key] for key in keys]
     staged = exists(select(stage.c[name]).where(chosen, stage.c[name].is_(true()), *same))
     connection.execute(delete(table).where(staged))

@@ -80,9 +80,9 @@ def open_engine(url: URL) -> Engine:
 
 
 def adapt(engine: Engine) -> None:
-    """Have a PostgreSQL engine that others made tell why a server refuses it, and prepare no statements.
+    """Let an existing PostgreSQL engine explain refused connections, and prepare no statements.
 
-    Poolers require that.
+    Poolers do not support prepared statements.
     """
     if engine.dialect.name != "postgresql":
         return
@@ -92,7 +92,7 @@ def adapt(engine: Engine) -> None:
         connection.prepare_threshold = None
 
     explain_refusals(engine)
-    engine.dispose()  # Connections of before prepare statements.
+    engine.dispose()  # Existing connections prepare statements.
 
 
 def was_rolled_back(error: DBAPIError) -> bool:
@@ -106,7 +106,7 @@ def is_transient(error: BaseException) -> bool:
     The error is one of SQLAlchemy, or of a driver that an application uses itself.
     """
     if isinstance(error, PendingRollbackError):
-        return True  # An application has caught the loss of its connection.
+        return True  # An application has ignored the loss of its connection.
     original = error.orig if isinstance(error, DBAPIError) else error
     if mysql.is_mysql(error):
         return mysql.is_transient(error)
@@ -144,7 +144,7 @@ def _postgresql_engine(url: URL) -> Engine:
         url,
         poolclass=NullPool,
         hide_parameters=True,
-        isolation_level="READ COMMITTED",  # The driver says it in each BEGIN.
+        isolation_level="READ COMMITTED",  # The driver sends it in each BEGIN.
         connect_args={
             "connect_timeout": 10,
             "keepalives_idle": 10,
@@ -200,7 +200,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "handle_error")
     def as_error_of_the_driver(context: ExceptionContext) -> None:
-        # The driver raises Python's own error for a number that SQLite does not keep.
+        # The driver raises Python's OverflowError for a number that SQLite cannot store.
         if isinstance(original := context.original_exception, OverflowError):
             raise DataError(context.statement, None, original, hide_parameters=True)
 
@@ -215,7 +215,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 class _UtcDateTime(sqlite.DATETIME):
-    """Times in a file of SQLite, which knows no zones: one with a zone is converted to UTC, as in other databases."""
+    """Times in SQLite, which has no time zones. Times with a zone are converted to UTC, as in other databases."""
 
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
         write = super().bind_processor(dialect)

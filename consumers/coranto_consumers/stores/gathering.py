@@ -1,7 +1,7 @@
-"""Rows that a transaction inserts: gathered, and written many at a time.
+"""Buffered inserts of a transaction, written many rows at a time.
 
-One statement for each row costs several times more than the row. So rows are written before anything may read them:
-before another statement of the transaction, at its commit, and once they are many.
+One statement for each row costs several times more than the row. So rows are buffered, and written before a statement
+could read them: before another statement of the transaction, at its commit, and once they are many.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_ROWS: Final = 10_000
-"""Rows that are gathered before they are written in any case."""
+"""The number of rows that are buffered at most."""
 
 _LEAST_TO_COPY: Final = 64
-"""Fewer rows go by INSERT: COPY's own cost would not pay."""
+"""Fewer rows are written by INSERT: the fixed cost of COPY is too high for them."""
 
 _Place: TypeAlias = tuple[Table, tuple[str, ...]]
 
@@ -33,7 +33,7 @@ class GatheredRows:
 
     def __init__(self) -> None:
         self._places: dict[_Place, list[list[Row] | pa.RecordBatch]] = {}
-        """For each table and its columns the parts to write, in order."""
+        """The parts to write, in order, for each table and its columns."""
         self._count = 0
         self._failure: Exception | None = None
 
@@ -77,7 +77,7 @@ class GatheredRows:
         """
         if self._failure is not None:
             raise self._failure
-        # Taken before it is written, since the statements below announce themselves like any others.
+        # Cleared before writing, since the statements below trigger this method again.
         places, self._places, self._count = self._places, {}, 0
         try:
             for (table, names), parts in places.items():
@@ -92,7 +92,7 @@ class GatheredRows:
 
 
 def _write_batch(connection: Connection, table: Table, batch: pa.RecordBatch) -> None:
-    """Write the rows of a batch, without a Python object for each value where COPY or the driver mean the same."""
+    """Write the rows of a batch, without a Python object for each value if that has the same result."""
     names = batch.schema.names
     is_all = _has_no_others(table, names) and not any(_is_made(table.c[name]) for name in names)
     if is_all and connection.dialect.name == "postgresql":
@@ -113,24 +113,24 @@ def _write_batch(connection: Connection, table: Table, batch: pa.RecordBatch) ->
 
 
 def _is_same_to_drivers(kind: Any) -> bool:
-    """Return True if SQLAlchemy would pass Python's values of an Arrow type to any driver as they are."""
+    """Return True if SQLAlchemy passes Python's values of an Arrow type to any driver unchanged."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_int64(kind) or pa.types.is_float64(kind))
 
 
 def _has_no_others(table: Table, names: Sequence[str]) -> bool:
-    """Return True if SQLAlchemy would give no other columns their values."""
+    """Return True if SQLAlchemy sets no defaults of other columns."""
     return all(column.default is None for column in table.c if column.key not in names)
 
 
 def _is_made(column: Column[Any]) -> bool:
-    """Return True if the database makes a column's values."""
+    """Return True if the database generates a column's values."""
     return column.identity is not None or column.computed is not None
 
 
 def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row]) -> bool:
-    """Write rows by COPY, if that means the same as to insert them. Returns False if nothing was written."""
+    """Write rows by COPY, if that has the same result as INSERT. Returns False if nothing was written."""
     if connection.dialect.name != "postgresql" or len(rows) < _LEAST_TO_COPY or not names:
         return False
     if not _has_no_others(table, names):
@@ -147,7 +147,7 @@ def _column(values: list[Any], column: Column[Any], dialect: Dialect) -> Any | N
     """Return the values of a column as an Arrow array; None if their text might not mean the same to COPY."""
     if _is_made(column):
         return None
-    import pyarrow as pa  # Only for this: it takes a while.
+    import pyarrow as pa  # Imported here, because it takes a while.
 
     try:
         array = pa.array(values)

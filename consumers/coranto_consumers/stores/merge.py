@@ -182,7 +182,7 @@ def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts
     if not plan.keys:
         columns = list(plan.columns)
         rows = select(*(stage.c[name] for name in columns)).where(chosen)
-        # The insert counts the rows, so they are not read once more for that.
+        # The insert counts the rows, which saves another read.
         merged = connection.execute(
             plan.table.insert().from_select(columns, rows), execution_options={"preserve_rowcount": True}
         )
@@ -216,7 +216,7 @@ def _require_rows(table: Table, found: int, expected: int) -> None:
 
 
 def _is_replacement(plan: MergePlan) -> bool:
-    """Return True if all that a plan does with a row is to put it in the place of the one with its key."""
+    """Return True if a plan only replaces rows by key."""
     return not plan.delete and bool(plan.rules) and all(isinstance(rule, Replace) for rule in plan.rules.values())
 
 

@@ -2,7 +2,7 @@
 
 Some behaviour of these servers would silently break exactly-once semantics:
 
-* Data definition commits the open transaction. A store's transaction refuses it, and fails if it was ended in another
+* Data definition commits the open transaction. A store's transaction rejects it, and fails if it was ended in another
   way.
 * A deadlock rolls the whole transaction back. The next statement would begin another transaction, and commit without
   the changes before it. The connection is closed instead, so that only a new transaction can continue.
@@ -226,7 +226,7 @@ def _begin(name: str, connection: Connection) -> None:
 
 
 def _require_settings(name: str, connection: Connection) -> None:
-    """Raise InvalidInput if results would depend on other settings of the session than those that were made."""
+    """Raise InvalidInput if the session has other settings than those that this module sets."""
     settings = (
         f"@@sql_mode, @@time_zone, @@character_set_client, @@character_set_connection, @@{_isolation(connection)}"
     )

@@ -15,7 +15,7 @@ def read_checkpoint(store: str, consumer: str) -> Restored | None:
     Raises InvalidInput for a URL of no store, and SqlStoreError.
     """
     if store.startswith(ICEBERG):
-        from coranto_consumers.stores.iceberg.urls import IcebergHome  # It takes the extra `lake`.
+        from coranto_consumers.stores.iceberg.urls import IcebergHome  # Needs the extra `lake`.
 
         return IcebergHome.at(store).read(consumer)
     return SqlStore(store).read(consumer)

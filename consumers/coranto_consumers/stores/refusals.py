@@ -23,7 +23,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 def explain_refusals(engine: Engine) -> None:
-    """Have the driver's error tell its SQLSTATE where a server of PostgreSQL refuses a connection.
+    """Set the SQLSTATE of the driver's error when a PostgreSQL server refuses a connection.
 
     A connection raises InvalidInput for options that the driver does not take.
     """

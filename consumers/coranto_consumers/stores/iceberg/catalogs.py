@@ -27,7 +27,7 @@ _SYNCHRONOUS: Final = text("SELECT current_setting('synchronous_commit')")
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Return True if a catalog or its warehouse may not fail in this way again."""
+    """Return True if a failure of a catalog or its warehouse is transient."""
     if isinstance(error, SQLAlchemyError):
         return engines.is_transient(error)
     return rest.is_transient(error) or (isinstance(error, OSError) and not isinstance(error, _LASTING))
@@ -46,7 +46,7 @@ class Commits(Protocol):
         """True if several tables can commit in one transaction."""
 
     def risks(self) -> list[str]:
-        """Return what may make the catalog lose commits, with what to do about it."""
+        """Return the risks of losing commits, each with its remedy."""
 
     def commit(self, transactions: Sequence[Transaction]) -> None:
         """Commit transactions of different tables, each with a snapshot, all or none.
@@ -77,7 +77,7 @@ class SqlCommits:
 
 
 def commits_of(catalog: Catalog) -> Commits:
-    """Return the commits of a catalog. Raises InvalidInput for one whose failed commits may have been made."""
+    """Return the commits of a catalog. Raises InvalidInput if it may report an applied commit as failed."""
     if isinstance(catalog, RestCatalog):
         return RestCommits(catalog)
     if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name in ("postgresql", "sqlite"):

@@ -37,7 +37,7 @@ def append(transaction: Transaction, summary: Mapping[str, str], files: Sequence
 def overwrite_partitions(
     transaction: Transaction, summary: Mapping[str, str], files: Sequence[DataFile], writer: FileWriter
 ) -> None:
-    """Add files, in the place of all files of their partitions.
+    """Replace all files of the new files' partitions by the new files.
 
     Raises InvalidInput if the table has files of another partitioning.
     """
@@ -121,13 +121,13 @@ def _replace(
 
 
 def require_partitioning(transaction: Transaction, writer: FileWriter) -> None:
-    """Raise SqlStoreError for files in partitions of another partitioning than their manifest would tell."""
+    """Raise SqlStoreError for files with another partitioning than the table's."""
     if writer.spec_id != transaction.table_metadata.default_spec_id:
         raise SqlStoreError(f"{writer.name}: its partitioning changed while rows were written; run the consumer again")
 
 
 def _tasks(transaction: Transaction, wanted: BooleanExpression) -> list[FileScanTask]:
-    """Return the files of a table that may have rows that are wanted, by what manifests say of them."""
+    """Return the files of a table that may have wanted rows, according to manifests."""
     scan = DataScan(transaction.table_metadata, transaction._table.io, row_filter=wanted)
     return list(scan.plan_files())
 
@@ -138,7 +138,7 @@ def _read(transaction: Transaction, task: FileScanTask) -> pa.Table:
 
 
 def _may_have(plan: MergePlan, new: pa.Table) -> BooleanExpression:
-    """Return the condition that all rows with keys of the new ones meet."""
+    """Return a condition that holds for all rows with keys of the new ones."""
     wanted: BooleanExpression = AlwaysTrue()
     for key in plan.keys:
         values = new.column(key)

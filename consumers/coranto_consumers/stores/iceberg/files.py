@@ -1,4 +1,4 @@
-"""Files of a table that owners write: their places, and the removal of those that no commit names."""
+"""Files of a table that owners write: their locations, and the removal of files that no commit names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coranto_consumers.stores.iceberg.state import SnapshotId
 
 _log = structlog.get_logger(__name__)
 _FAILURES: Final = (OSError, ValueError, pa.ArrowException)
-"""Failures of file systems. PyArrow has no file system for some schemes that pyiceberg has one for."""
+"""Failures of file systems. PyArrow lacks a file system for some schemes that pyiceberg supports."""
 
 
 def place_of(table: Table, name: str) -> str:
@@ -28,7 +28,7 @@ def place_of(table: Table, name: str) -> str:
 
 
 def remove_file(table: Table, location: str) -> None:
-    """Remove a file that no snapshot names, if it is there. A failure is logged: the file does no harm."""
+    """Remove a file that no snapshot names, if it exists. A failure is only logged: the file is harmless."""
     try:
         table.io.delete(location)
     except FileNotFoundError:
@@ -40,7 +40,7 @@ def remove_file(table: Table, location: str) -> None:
 
 
 def _path_of(table: Table, location: str) -> str:
-    """Return a location's path. It is the same for `s3` and `s3a`, and however many slashes there are."""
+    """Return a location's normalized path: the same for `s3` and `s3a`, and for any number of slashes."""
     path: str = PyArrowFileIO.parse_location(location, table.io.properties)[2]
     return _normal(path)
 
@@ -50,9 +50,9 @@ def _normal(path: str) -> str:
 
 
 def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
-    """Remove the file of a name; or all files of a folder, but for the locations to keep. A failure is logged.
+    """Remove the named file, or all files of a folder except the locations in `keep`. A failure is only logged.
 
-    Tables may share their place, and so the folder: `keep` must have the files of all of them.
+    Tables may share the location, and so the folder: `keep` must have the files of all of them.
     """
     place = place_of(table, name)
     if not name.endswith("/"):
@@ -78,8 +78,8 @@ def sweep(table: Table, name: str, keep: Collection[str] = ()) -> None:
 def sweep_committed(name: str, tables: Sequence[tuple[Table, SnapshotId]]) -> None:
     """Remove all files of a transaction's folder that were not committed.
 
-    `tables` are all that may have files in it, each with its last snapshot that has files, or 0 for none. Where one of
-    the tables that share a place cannot tell its files, all of the folder stays.
+    `tables` are all tables that may have files in it, each with its last snapshot with files, or 0 for none. If the
+    files of one table are unknown, the folder stays, for all tables that share its location.
     """
     named: defaultdict[str, list[set[str] | None]] = defaultdict(list)
     for table, known in tables:

@@ -32,7 +32,7 @@ def check_keys(plan: MergePlan, new: pa.Table) -> None:
 
 
 def last_of_keys(plan: MergePlan, rows: pa.Table) -> pa.Table:
-    """Return only the last row of each key, if a row takes the place of the one before in all its columns."""
+    """Return only the last row of each key, if all columns have the rule `Replace`."""
     if not all(isinstance(rule, Replace) for rule in plan.rules.values()):
         return rows
     numbered = rows.select(list(plan.keys)).append_column(_INDEX, pa.array(range(rows.num_rows), pa.int64()))
@@ -50,7 +50,7 @@ def having_keys(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Array:
 
 
 def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
-    """Return the rows, with the columns of `old`, that new rows make of the old ones of the same keys.
+    """Merge new rows into the old ones of the same keys. Return the rows, with the columns of `old`.
 
     Raises InvalidInput if a value no longer fits its column.
     """
@@ -84,7 +84,7 @@ def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
             if field.name in sums:
                 made[field.name] = grouped.column(f"v_{field.name}_{sums[field.name]}").cast(field.type)
             else:
-                # The last row of a key is a new one, if there is any. What new rows lack stays as it was.
+                # The last row of a key is a new one, if there is any. Columns that new rows lack keep their values.
                 index = f"{_INDEX}_{'max' if field.name in plan.columns else 'min'}"
                 made[field.name] = both.column(field.name).take(grouped.column(index))
     except pa.ArrowInvalid as error:
@@ -96,7 +96,7 @@ def merge(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Table:
             over = pc.cast(made[rule.denominator], pa.float64())
             over = pc.if_else(pc.equal(over, 0.0), pa.scalar(None, pa.float64()), over)
             made[name] = pc.divide(pc.cast(made[rule.numerator], pa.float64()), over).cast(columns.field(name).type)
-    return pa.table(made, schema=columns)  # Who writes them checks what must not be null.
+    return pa.table(made, schema=columns)  # The writer checks columns that must not be null.
 
 
 def _wide(column: pa.ChunkedArray) -> pa.ChunkedArray:

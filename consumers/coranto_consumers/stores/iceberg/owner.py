@@ -131,8 +131,8 @@ class IcebergOwner:
         return self.attempt(raise_it)
 
     def successor_of(self, state: ShardState) -> ShardState:
-        """Return the state of the owner that follows the one of a state."""
-        # The random part keeps names apart if a table was made again in the place of another.
+        """Return the state of the next owner after a state."""
+        # The random part distinguishes names if a table was recreated.
         files = f"coranto-{digest_of(self.shard)}-{state.fence + 1}-{uuid.uuid4().hex[:8]}/"
         return ShardState(
             state.fence + 1,
@@ -144,7 +144,7 @@ class IcebergOwner:
         )
 
     def raise_to(self, table: Table, raised: ShardState) -> None:
-        """Commit the state of a new owner, if the home is still as it was loaded."""
+        """Commit the state of a new owner, if the home has not changed since it was loaded."""
         self.state = replace(self.state, fence=raised.fence)
         self._commit(raised, self._stage({self.home: table}, {}))
 
@@ -202,7 +202,7 @@ class IcebergOwner:
         return found
 
     def know(self, name: str) -> None:
-        """Have the state name a table before files are written for it, so that the next owner looks for them there.
+        """Add a table to the state before files are written for it, so that the next owner looks for them there.
 
         Raises InvalidInput for a table that the catalog cannot change in one commit with the home.
         """
@@ -300,7 +300,7 @@ class IcebergOwner:
         require_history(table, known, self.shard)
 
     def attempt(self, work: Callable[[], T]) -> T:
-        """Do work on tables as they are now, again if another writer comes first. Raises SqlStoreError at last."""
+        """Do work on freshly loaded tables. Retry it if another writer comes first. Raises SqlStoreError at last."""
         wait = 0.01
         for _ in range(_ATTEMPTS):
             try:
@@ -357,7 +357,7 @@ class IcebergOwner:
         except CommitFailedException:
             raise
         except Exception as error:
-            said = f": {error}" if isinstance(error, RESTError) else ""  # Errors of databases show all of a statement.
+            said = f": {error}" if isinstance(error, RESTError) else ""  # Errors of databases quote whole statements.
             raise CommitOutcomeUnknown(
                 f"{self.home}: the catalog failed while it committed: {type(error).__name__}{said}"
             ) from error

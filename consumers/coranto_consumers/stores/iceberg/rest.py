@@ -35,7 +35,7 @@ from requests.adapters import BaseAdapter
 from coranto_consumers.stores.iceberg.together import remove_manifests
 
 _TIME_LIMIT_S: Final = (10.0, 120.0)
-"""The most seconds to connect to a server, and to wait for it to send something. pyiceberg waits forever."""
+"""The time limits in seconds to connect to a server, and to wait for data from it. pyiceberg waits forever."""
 _TRANSIENT: Final = (
     AuthorizationExpiredError,
     CommitStateUnknownException,
@@ -51,19 +51,19 @@ class CommitFate(Enum):
 
     APPLIED = auto()
     NEVER = auto()
-    """It was not applied, and it cannot be any more, even if its request is still under way."""
+    """It was not applied, and cannot be applied any more, even if its request is still in flight."""
     OPEN = auto()
 
 
 def fate_of(transaction: Transaction, now: TableMetadata) -> CommitFate:
-    """Tell what became of a commit with a snapshot, from its table's metadata as they are now or were after it began.
+    """Return the fate of a commit with a snapshot, from its table's metadata now or since it began.
 
-    A commit requires that its parent is the current snapshot. Once another snapshot has taken its place there, it
-    cannot be applied: also not after a rollback to the parent, since sequence numbers only rise.
+    A commit requires that its parent is the current snapshot. Once another snapshot has followed the parent, the commit
+    cannot be applied, even after a rollback to the parent, since sequence numbers only rise.
     """
     before = transaction._table.metadata
     if now.table_uuid != before.table_uuid:
-        return CommitFate.NEVER  # The table was dropped and made again.
+        return CommitFate.NEVER  # The table was dropped and recreated.
     made = transaction.table_metadata.current_snapshot_id
     if made is not None and now.snapshot_by_id(made) is not None:
         return CommitFate.APPLIED
@@ -73,7 +73,7 @@ def fate_of(transaction: Transaction, now: TableMetadata) -> CommitFate:
             return CommitFate.NEVER
         above = snapshot.parent_snapshot_id
         snapshot = now.snapshot_by_id(above) if above is not None else None
-    return CommitFate.OPEN  # Nothing has followed the parent, or what followed is not told: it has expired.
+    return CommitFate.OPEN  # Nothing has followed the parent, or the history has expired.
 
 
 class RestCommits:
@@ -82,7 +82,7 @@ class RestCommits:
     together: Final = False
 
     def __init__(self, catalog: RestCatalog) -> None:
-        """Have the catalog's calls end after a time."""
+        """Limit the time of the catalog's calls."""
         self._catalog = catalog
         limit_times(catalog)
 
@@ -116,7 +116,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def limit_times(catalog: Catalog) -> None:
-    """Have the calls of a REST catalog end after a time, and those for its tokens. Other catalogs are left alone."""
+    """Limit the time of a REST catalog's calls, and of calls for its tokens. Other catalogs are left unchanged."""
     if not isinstance(catalog, RestCatalog):
         return
     limit_tokens()
@@ -127,7 +127,7 @@ def limit_times(catalog: Catalog) -> None:
 
 
 def limit_tokens() -> None:
-    """Have pyiceberg's calls for tokens of the type `oauth2` end after a time, in all of this process.
+    """Limit the time of pyiceberg's calls for tokens of the type `oauth2`, in all of this process.
 
     It makes them outside of a catalog's session, by the function `post` of the module `requests`.
     """
@@ -143,7 +143,7 @@ def limit_questions() -> None:
 
 
 class _LimitedSession(requests.Session):
-    """A session whose requests end after a time."""
+    """A session whose requests have a time limit."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A table that a shard writes to: the rows of the current transaction, and their way into files that a commit names."""
+"""A table that a shard writes to: the rows of the current transaction, and their files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ShardTable:
         self._columns: pa.Schema = pa.schema([])
 
     def open(self, catalog: Catalog) -> None:
-        """Learn the columns of the table, which is created if it is absent. Raises InvalidInput if it does not fit."""
+        """Load the columns of the table, which is created if absent. Raises InvalidInput if it does not fit."""
         table = find_or_create(catalog, self.name, self._schema)
         columns = columns_of(table)
         self._columns = columns
@@ -79,9 +79,9 @@ class ShardTable:
         return pa.concat_tables([there, *(fit(each, columns, self.name) for each in pending)])
 
     def committing(self, table: Table, folder: str, rows: Sequence[pa.Table]) -> CommittingRows:
-        """Return the rows of a transaction on their way into files of a folder.
+        """Return the rows of a transaction, to be written to files of a folder.
 
-        Raises InvalidInput if values would go nowhere, as the table has lost their column.
+        Raises InvalidInput if the table has lost a column of the rows.
         """
         if gone := set(self._columns.names) - {*columns_of(table).names, self._delete}:
             raise InvalidInput(
@@ -114,7 +114,7 @@ class ShardTable:
 
 
 class CommittingRows:
-    """The rows of a transaction on their way into files that its commit names."""
+    """The rows of a transaction, and their files, which its commit names."""
 
     def __init__(self, writer: FileWriter, rows: pa.Table, plan: MergePlan | None) -> None:
         self._writer = writer

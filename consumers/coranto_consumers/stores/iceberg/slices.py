@@ -29,9 +29,9 @@ class _Sample(NamedTuple):
 
 
 def slices(plan: MergePlan, parts: Parts, most_bytes: int = MOST_BYTES) -> Iterator[pa.Table]:
-    """Yield rows in tables of about `most_bytes`, cut by values of one key. They are read again for each.
+    """Yield rows in tables of about `most_bytes`, split by values of one key. Reads the parts again for each table.
 
-    Rows whose keys have no order that is sure, or whose keys have one value, come in larger slices. Raises InvalidInput
+    Rows whose keys have no reliable order, or only one value, come in larger tables. Raises InvalidInput
     for rows that a plan cannot merge.
     """
     held: list[pa.Table] = []

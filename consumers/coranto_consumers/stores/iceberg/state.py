@@ -1,7 +1,7 @@
-"""The state of an owner, kept as a property of a table.
+"""The state of an owner, stored as a property of a table.
 
-The commit that changes rows sets it, too. The summary of a snapshot would be another place. But expiring snapshots
-would lose it, and each snapshot would have a copy in the table's metadata.
+The commit that changes rows sets it, too. It is not in the summary of a snapshot, because expiring snapshots would lose
+it, and the table's metadata would have a copy for each snapshot.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShardState:
 
     @property
     def uncommitted(self) -> tuple[str, ...]:
-        """The names of files that may be there, and are never committed once a later owner has raised the fence."""
+        """The names of files that may exist, and are never committed once a later owner has raised the fence."""
         own = (file_name(self.files, self.committed + 1),) if self.files else ()
         return (*self.left, *own)[-SWEPT_OWNERS:]
 
@@ -62,7 +62,7 @@ def file_name(prefix: str, number: int) -> str:
 
 
 def digest_of(shard: str) -> str:
-    """Return the part of names that tells shards apart."""
+    """Return the part of names that distinguishes shards."""
     return hashlib.sha256(shard.encode()).hexdigest()[:16]
 
 
@@ -113,7 +113,7 @@ def state_of(table: Table, shard: str) -> ShardState:
 
 
 def decode(shard: str, value: str) -> ShardState:
-    """Return the state in a property's value. Raises CorruptData for one that is none."""
+    """Parse a property's value. Raises CorruptData."""
     try:
         document: Any = json.loads(value)
         return ShardState(
@@ -142,7 +142,7 @@ def require_history(table: Table, known: SnapshotId, shard: str) -> None:
 
 
 def _was_rolled_back(table: Table, known: SnapshotId) -> bool:
-    """Return True if the history leads past the known snapshot. If snapshots have expired, this is unknown."""
+    """Return True if the table's history does not include a known snapshot. Returns False if snapshots have expired."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return True

@@ -1,4 +1,4 @@
-"""Definitions of Iceberg tables: made of SQLAlchemy's, or those that are there."""
+"""Definitions of Iceberg tables: existing ones, or created from SQLAlchemy's."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def plan_for(
     name = ".".join(table.name())
     there = columns_of(table)
     if definition is None:
-        # Iceberg has no unique keys: that rows of a key are merged is up to who writes.
+        # Iceberg has no unique keys: writers are responsible for merging the rows of a key.
         made = [
             sa.Column(each, sa.types.NullType, primary_key=each in keys, nullable=each not in keys)
             for each in there.names
@@ -107,7 +107,7 @@ def require_target(table: Table, definition: sa.Table | None, plan: MergePlan) -
         try:
             wanted = _arrow_type(plan.table.c[name])
         except InvalidInput:
-            continue  # What such a table has was made by its owner.
+            continue  # A table with such a type was created by its owner.
         if why := _narrower(there.field(name).type, wanted):
             problems.append(f"column {name!r} is {there.field(name).type}, and {why} as {wanted}: change its type")
     if problems:
@@ -118,7 +118,7 @@ def require_target(table: Table, definition: sa.Table | None, plan: MergePlan) -
 
 
 def _narrower(found: pa.DataType, wanted: pa.DataType) -> str:
-    """Return why a column's type does not hold all values of another one. "" if it does, or that is not known."""
+    """Return the reason why a column's type cannot store all values of another type. "" if it can, or if unknown."""
     kinds = _kind(found), _kind(wanted)
     if "" not in kinds and kinds[0] != kinds[1]:
         return f"{kinds[1]} is written there"

@@ -32,7 +32,7 @@ def commit_together(catalog: SqlCatalog, transactions: Sequence[Transaction]) ->
     (nothing was committed, and the manifests are removed). After any other error the outcome is unknown.
     """
     if len(transactions) == 1:
-        transactions[0].commit_transaction()  # As pyiceberg does it.
+        transactions[0].commit_transaction()
         return
     staged: list[tuple[Table, StagedTable]] = []
     try:
@@ -52,7 +52,7 @@ def commit_together(catalog: SqlCatalog, transactions: Sequence[Transaction]) ->
 
 
 def _swap(catalog: SqlCatalog, staged: Iterable[tuple[Table, StagedTable]]) -> None:
-    """Have the catalog name the new metadata of tables, if it names the old ones of all."""
+    """Point the catalog to the new metadata of tables, if it points to the old metadata of all."""
     with Session(catalog.engine) as session:
         for table, new in staged:
             *namespace, name = table.name()

@@ -1,7 +1,7 @@
 """URLs of Iceberg stores: `iceberg://lake/shop.orders` is the home `shop.orders` in the catalog `lake`.
 
-pyiceberg's own settings say what `lake` is: `.pyiceberg.yaml`, or variables such as `PYICEBERG_CATALOG__LAKE__URI`. So
-no URL has a secret.
+pyiceberg's own settings define `lake`: `.pyiceberg.yaml`, or variables such as `PYICEBERG_CATALOG__LAKE__URI`. So no
+URL has a secret.
 """
 
 from __future__ import annotations

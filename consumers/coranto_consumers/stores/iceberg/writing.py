@@ -21,10 +21,10 @@ from coranto_consumers.stores.iceberg.rows import fit
 from coranto_consumers.stores.iceberg.state import PREFIX
 
 _MOST_BYTES: Final = 128 << 20
-"""The bytes of rows, in memory, that become a file at most."""
+"""The most bytes of rows, in memory, for one file."""
 _DICTIONARY_BYTES: Final = 256 << 10
-"""The bytes of a column's dictionary at most, if the table does not say. PyArrow writes dictionaries also where nearly
-all values differ: with pyiceberg's 2 MiB, files of such columns have twice the size, and take half as long again."""
+"""The most bytes of a column's dictionary, unless the table sets it. PyArrow writes dictionaries even if nearly all
+values differ: with pyiceberg's 2 MiB, files of such columns are twice as large, and slower to write by half."""
 _OF_CATALOG: Final = frozenset(
     (
         "uri",
@@ -46,7 +46,7 @@ _PREFIXES_OF_CATALOG: Final = (PREFIX, "auth", "header.", "oauth2-", "rest.", "r
 
 @dataclass(frozen=True, slots=True)
 class FileWriter:
-    """Writes files of a table into one folder. It can be pickled, and has nothing of the catalog.
+    """Writes files of a table into one folder. It can be pickled, and contains nothing of the catalog.
 
     No commit names the files yet.
     """
