@@ -32,7 +32,8 @@ class Shard:
         self.spec = spec
         """The present spec. Changes of the spec show here."""
         self.client = client
-        """A client for use besides the runtime's own reading and publishing. Use it on the runtime's event loop."""
+
+    """A client for the application's own use, on the runtime's event loop."""
 
     @property
     def id(self) -> str:
@@ -71,8 +72,8 @@ class Application(ABC, Generic[StoreT]):
     """
 
     misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL
-    """The way with messages, taken one by one, whose rows the store rejects: they fail the shard, or become
-    `DeadLetters`. For sources in columns, `Columns.misfits` says so."""
+    """The treatment of messages, taken one by one, whose rows the store rejects: they fail the shard, or become
+    `DeadLetters`. For sources in columns, `Columns.misfits` decides."""
 
     publishes: str | Sequence[str] = ()
     """The journals that the application publishes to: a label selector, or a list of names.

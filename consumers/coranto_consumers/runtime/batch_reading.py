@@ -1,4 +1,4 @@
-"""The decoding of committed lines into the batches that an application gets, and of lines that do not fit."""
+"""The decoding of committed lines into batches for an application, and of lines that do not fit."""
 
 from __future__ import annotations
 

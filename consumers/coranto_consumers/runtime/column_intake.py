@@ -25,19 +25,19 @@ from coranto_consumers.runtime import intake
 MOST_ROWS: Final = 1 << 16
 """The most rows of a batch that is handed out."""
 _JOINED_BYTES: Final = 4 << 20
-"""Batches that were read are sequenced together up to this size: each step has a cost of its own."""
+"""Read batches are sequenced together up to this size, because each step has a fixed cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedRows:
-    """Rows that were committed together, to be consumed; none if only an acknowledgement was met."""
+    """Rows that were committed together, to be consumed. None if there was only an acknowledgement."""
 
     journal: str
     rows: pa.RecordBatch
     size: int
     """Their bytes in the journal."""
     settle: Callable[[], None]
-    """Notes that they were consumed."""
+    """Records that the rows were consumed."""
 
 
 class ColumnIntake:

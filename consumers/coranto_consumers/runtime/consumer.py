@@ -1,4 +1,4 @@
-"""`Consumer`: a consumer's process, made of the effects that it is given. It runs shards, starts and ends."""
+"""`Consumer`: a consumer's process with given effects. It runs shards, starts and ends."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Consuming:
         self.in_hand = 0
         """The number of messages that the application is consuming, and that do not count as consumed yet."""
         self.aborted = False
-        """Set it to have a slice end as soon as possible."""
+        """Set it to end a slice as soon as possible."""
 
     def add_source(self, journal: str, framing: Framing[Any] | Columns, store: Store) -> SourceInput:
         """Return the input of a source with a framing."""
@@ -157,7 +157,7 @@ class Consuming:
         self._arrived.clear()
         self._arrived_counts.clear()
         self._arrived_bytes = 0
-        self._inputs.append(self._inputs.pop(0))  # By turns: one that never ends must not hold up the other.
+        self._inputs.append(self._inputs.pop(0))  # Alternate: an endless input must not block the other.
         for each in self._inputs:
             if not each.intake.is_ready:
                 continue

@@ -34,7 +34,7 @@ offset of the decoded content."""
 
 
 class SourceInput(ABC):
-    """One of the ways. What `feed` returns goes to `add` or `add_replayed`, and what `pull` returns to `consume`."""
+    """One of the two forms. Results of `feed` go to `add` or `add_replayed`, and results of `pull` to `consume`."""
 
     intake: Any
     """The sequencing: `Intake` or `ColumnIntake`."""

@@ -1,4 +1,4 @@
-"""Sources that are not the journals that a shard's checkpoint is of: deleted, and created again under the same name."""
+"""Sources that are not the journals of a shard's checkpoint: deleted and recreated under the same name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 def advice(shard: str, journal: str) -> str:
-    """Return what to do about a source that is another journal."""
+    """Return the advice about a recreated source."""
     return (
         "To continue from the beginning of the present journal, or from where its head fell to, without the unread "
         f"content of the earlier one, give the shard the label {labels.DATA_LOSS}={labels.CONTINUE}, and unassign it "
@@ -84,7 +84,7 @@ async def present_sources(
 
 
 def _mismatch(head: JournalHead, source: Source, advice: str) -> CorruptData | None:
-    """Return the error of a source that cannot be read on; None if it can, as far as is known."""
+    """Return the error of a source that cannot continue; None if it can, as far as known."""
     if not head.known:
         return None  # Its reads check the id once a broker serves it.
     if not is_same(source.journal_id, source.read_through, head.journal_id):

@@ -14,16 +14,16 @@ from coranto.errors import RejectedRow
 from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
 
 Treatment = frozenset[str] | None
-"""The columns of a message that are null instead. None: the message is left out, and becomes a dead letter."""
+"""The columns of a message that are set to null. None: the message is left out, and becomes a dead letter."""
 Treatments = Mapping[tuple[str, int], Treatment]
-"""The ways with messages, by journal and offset."""
+"""The treatments of messages, by journal and offset."""
 
 _UNLIMITED: Final = 1 << 16
 _MOST_KEPT: Final = 10_000
 
 
 class Consumed(NamedTuple):
-    """A message that was consumed, and the way with it if its rows are rejected."""
+    """A consumed message, with its treatment if its rows are rejected."""
 
     journal: str
     offset: int
@@ -37,9 +37,9 @@ class RejectionSearch:
 
     def __init__(self) -> None:
         self.most_messages: int | None = None
-        """The most messages of a transaction while a rejected message is looked for. None: there is no such limit."""
+        """The most messages of a transaction during the search for a rejected one. None: no limit."""
         self.treatments: dict[tuple[str, int], Treatment] = {}
-        """The ways with messages that were found, by journal and offset."""
+        """The treatments of found messages, by journal and offset."""
         self._may_continue = False
 
     def completed(self) -> None:
@@ -70,11 +70,11 @@ class RejectionSearch:
         return may
 
     def _treat(self, found: Consumed) -> bool:
-        """Choose the next way with a message. Return False if there is none."""
+        """Choose the next treatment of a message. Return False if there is none."""
         place = (found.journal, found.offset)
         if isinstance(found.misfits, DeadLetters):
             if place in self.treatments:
-                return False  # The store does not take the dead letter either.
+                return False  # The store rejects the dead letter, too.
             self._keep(place, None)
             return True
         if found.misfits is not MisfitPolicy.NULLS or not found.columns:

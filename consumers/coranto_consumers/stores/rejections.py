@@ -1,8 +1,7 @@
-"""Errors of databases that reject rows because of their values, and what may be said of an error.
+"""Errors of databases that reject rows because of their values, and texts about them without values.
 
-Databases quote values of rows in their messages. So the text of such an error is made here: of the kind of error, and
-the names of the table, column and constraint. Its own message is added only where a store's URL says
-`show_row_values=true`.
+Databases quote values of rows in their messages. So this module writes its own text: the kind of error, and the names
+of the table, column and constraint. The database's message is added only if the store's URL has `show_row_values=true`.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ _MYSQL_NAMES: Final = re.compile(
     r"for key '([^']+)'|(?:for column|Column|Field) (?:[`\w]*\.)*[`']?([^`'\s]+)[`']?|CONSTRAINT `([^`]+)`"
 )
 _BOUND: Final = (ArithmeticError, LookupError, TypeError, ValueError)
-"""Errors of SQLAlchemy's types, which are given a value that they do not bind."""
+"""Errors of SQLAlchemy's types for a value that they cannot bind."""
 
 
 def rejection_of(error: BaseException, *, shows_values: bool = False) -> RejectedRow | None:

@@ -38,10 +38,10 @@ def replace_by_key(
     stage: Table,
     chosen: ColumnElement[bool],
 ) -> None:
-    """Put chosen rows of a stage in the places of those with their keys, in PostgreSQL.
+    """Replace rows of a table by chosen rows of a stage with the same keys, in PostgreSQL.
 
-    It refuses two rows with one key by itself: to group them first takes as long again. Raises InvalidInput for them.
-    Rows are written in key order, so that two consumers that write one table wait for each other instead of
+    PostgreSQL itself rejects two rows with one key; grouping them first would take as long again. Raises InvalidInput
+    for them. Rows are written in key order, so that two consumers that write one table wait for each other instead of
     deadlocking.
     """
     rows = select(*(stage.c[name] for name in columns)).where(chosen).order_by(*(stage.c[key] for key in keys))
@@ -66,7 +66,7 @@ def _replacing(table: Table, columns: Sequence[str], keys: Sequence[str], rows: 
 
 
 def _require_constraint(connection: Connection, replacing: Insert) -> None:
-    """Have the database plan a statement, and not run it: it refuses a table without a constraint on the keys."""
+    """Let the database plan a statement without running it: it rejects a table without a constraint on the keys."""
     connection.exec_driver_sql(f"EXPLAIN {replacing.compile(dialect=connection.dialect)}")
 
 
@@ -82,7 +82,7 @@ def _are_new(
 def _can_insert(connection: Connection, table: Table, columns: Sequence[str], rows: Select[Any]) -> bool:
     """Insert rows, and return True. Return False, and insert none, if a constraint of the table forbids it.
 
-    To insert takes half as long as to insert or update. Another consumer may have inserted one of the keys since they
+    INSERT takes half as long as INSERT … ON CONFLICT. Another consumer may have inserted one of the keys since they
     were compared, or one may be staged twice: the caller's statement is right for both.
     """
     try:

@@ -101,7 +101,7 @@ class StoreTransaction:
             # Locks that the connection still holds must not block the lookup.
             with suppress(SQLAlchemyError):
                 self.connection.invalidate()
-            if rejection_of(error) is not None:  # By a constraint that is checked at the end: it was not applied.
+            if rejection_of(error) is not None:  # A deferred constraint rejected it: it was not applied.
                 raise self._store.failure("the commit failed", error) from self._store.cause(error)
             self._store.resolve_commit(self._shard, self._fence, payload, error)
         self.committed = True
@@ -127,9 +127,9 @@ class SqlStore:
         self.url = parsed.render_as_string(hide_password=False)
         """The URL with its password, to pass to executors. Never print it."""
         self.name = display_url(parsed)
-        """The URL without its password, for people to read."""
+        """The URL without its password, for display."""
         self.location = location_of(parsed)
-        """The location of the database. A checkpoint records it, so that a copied checkpoint is recognized."""
+        """The location of the database. A checkpoint records it, to detect a copied checkpoint."""
         self.engine: Engine = open_engine(parsed.difference_update_query([RELAXED, SHOW_VALUES]))
         self.do_commit = commit
         self._sleep = sleep

@@ -30,10 +30,9 @@ _LONE_RETURN: Final = re.compile(r"\r(?!\n)")
 
 
 def require_dialect(text: str, dialect: str, tables: Collection[str], *, field: str) -> None:
-    """Raise InvalidInput, naming `field`, for a statement that a database's dialect does not allow or may understand
-    in another way.
+    """Raise InvalidInput, naming `field`, for a statement that a database rejects, or may parse in another way.
 
-    `text` is one that `require_statement` accepts; `tables` are the placeholders that it may write to, by name.
+    `text` has passed `require_statement`; `tables` are the placeholders that it may write to, by name.
     """
     _require_pieces(text, dialect, field)
     mark = f"coranto_{uuid.uuid4().hex}"
@@ -60,7 +59,7 @@ def require_dialect(text: str, dialect: str, tables: Collection[str], *, field: 
 
 
 def _require_pieces(text: str, dialect: str, field: str) -> None:
-    """Raise InvalidInput for what this database divides into other pieces."""
+    """Raise InvalidInput for syntax that this database splits into other pieces."""
 
     def refuse(what: str) -> InvalidInput:
         return InvalidInput(what, field=field)

@@ -89,7 +89,7 @@ class SqlShardStore(Store):
     def insert_batch(self, table: Table, rows: pa.RecordBatch) -> None:
         """Insert the rows of an Arrow record batch, whose columns are columns of the table by name, as `insert` does.
 
-        PostgreSQL takes them by COPY where that means the same, and no Python object is made of any value.
+        PostgreSQL gets them by COPY if that has the same result, without a Python object for any value.
         """
         self._rows.add_batch(table, rows)
         self._write_many()

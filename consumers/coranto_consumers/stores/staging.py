@@ -84,7 +84,7 @@ def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
     layout = [plan.table.fullname] + [f"{name} {plan.table.c[name].type.compile(named)}" for name in plan.columns]
     layout += [f"delete {plan.delete}"] if plan.delete else []
     digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()[:10]
-    # Databases bound names by bytes, and this one becomes part of others.
+    # Databases limit names by bytes, and this name becomes part of others.
     short = plan.table.name.encode()[:24].decode(errors="ignore")
     return f"{PREFIX}{short}_{digest}"
 
@@ -93,7 +93,7 @@ def stage_tables(store: SqlStore, connection: Connection) -> list[Table]:
     """Return the stage tables of all consumers. Other tables with such a name are left out."""
     if not (names := store.table_names(connection, PREFIX)):
         return []
-    # At once: to reflect them one by one takes 10 ms each.
+    # Reflected together: one by one, each takes 10 ms.
     found = inspect(connection).get_multi_columns(filter_names=names)
     tables = [
         Table(name, MetaData(), *(Column(each["name"], each["type"]) for each in columns))
@@ -114,7 +114,7 @@ def delete_stale(store: SqlStore, connection: Connection, shard: str, fence: int
 
 
 def delete_shards(store: SqlStore, connection: Connection, gone: Callable[[str], bool]) -> None:
-    """Delete all rows of consumers that `gone` says no longer exist."""
+    """Delete all rows of consumers for which `gone` returns True."""
 
     def work(stage: Table) -> None:
         column = stage.c[STAGE_COLUMNS[0]]
@@ -126,7 +126,7 @@ def delete_shards(store: SqlStore, connection: Connection, gone: Callable[[str],
 
 
 def _in_stages(store: SqlStore, connection: Connection, work: Callable[[Table], None]) -> None:
-    """Do something in all stage tables.
+    """Call `work` for all stage tables.
 
     Tables that this consumer may not access belong to other consumers, and hold no rows of this one.
     """
@@ -157,7 +157,7 @@ def write_in_transaction(connection: Connection, table: Table, batch: Any, owner
 
 
 class _Way(enum.Enum):
-    """The way of a batch's rows into a table."""
+    """The method of writing a batch's rows to a table."""
 
     TEXT = "COPY, of text that is made of whole columns"
     BOUND = "COPY, of values that the columns' types have bound"

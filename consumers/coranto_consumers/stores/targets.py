@@ -67,7 +67,7 @@ def _lacking(table: Table, names: Sequence[str], found: dict[str, Any], dialect:
 
 
 def _narrower(found: TypeEngine[Any], wanted: TypeEngine[Any], dialect: Dialect) -> str:
-    """Return why a column's type does not hold all values of another one. "" if it does, or that is not known."""
+    """Return the reason why a column's type cannot store all values of another type. "" if it can, or if unknown."""
     if dialect.name == "sqlite":
         return ""  # A column takes values of any type and length.
     if isinstance(wanted, TypeDecorator):
@@ -107,7 +107,7 @@ def _bytes(kind: Integer) -> int:
 def _without_values(
     connection: Connection, table: Table, names: Sequence[str], found: dict[str, Any], columns: Sequence[str] | None
 ) -> Iterator[str]:
-    """Yield columns that must not be null, and that nothing gives a value."""
+    """Yield columns that must not be null, and get no value."""
     given = {table.c[name].name for name in names}
     made = {each.name for each in table.c if columns is not None and each.default is not None}
     lacking = [

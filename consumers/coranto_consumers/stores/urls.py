@@ -87,6 +87,6 @@ def location_of(url: URL) -> str:
 
 
 def display_url(url: URL) -> str:
-    """Return the URL for people and logs. A password is shown as `***`, and options with secrets as `hidden`."""
+    """Return the URL for display and logs. A password is shown as `***`, and options with secrets as `hidden`."""
     secrets = {name: "hidden" for name in url.query if _SECRET.search(name)}
     return url.update_query_dict(secrets).render_as_string(hide_password=True)

@@ -1,4 +1,4 @@
-"""Offset vectors that are too long for metadata: kept in the SQL store, by their digests.
+"""Offset vectors that are too long for metadata, stored in the SQL store by their digests.
 
 The newest vectors of each consumer are kept, up to a number of bytes. Older ones are deleted as new ones come.
 """
@@ -34,7 +34,7 @@ VECTORS = Table(
 )
 
 MAX_VECTOR_BYTES: Final = 64 << 20
-"""The compressed vectors of one consumer that are kept: the newest ones, up to so many bytes."""
+"""The limit in bytes of a consumer's compressed vectors: the newest ones are kept."""
 
 
 @dataclass(frozen=True, slots=True)
