@@ -1,10 +1,10 @@
-"""Tests mirror the rooms: a module's tests are found by its name.
+"""Tests mirror the packages: a module's tests are found by its name.
 
 The tests of `platform/coranto/client/retry.py` are `tests/platform/client/test_retry.py`, and files such as
-`test_retry_under_load.py`. A module without such a file is found by those who use it in its room: a module of at most
-`SMALL` lines of code by any module there that imports it, a larger one only if all that import it lead to the tests of
-one or two. A file of tests that has its room's name, such as `components/test_components.py`, tests the modules of the
-room together. A module that decides nothing (it has no branch and no loop) needs no tests.
+`test_retry_under_load.py`. A module without such a file is found by those who use it in its package: a module of at
+most `SMALL` lines of code by any module there that imports it, a larger one only if all that import it lead to the
+tests of one or two. A file of tests that has its package's name, such as `components/test_components.py`, tests the
+modules of the package together. A module that decides nothing (it has no branch and no loop) needs no tests.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class JournalPollingSensorCursor(BaseModel, frozen=True):
         return self.grown_bytes(since) > 0
 
     def grown_bytes(self, since: JournalPollingSensorCursor) -> int:
-        """Return the bytes by which journals have grown, including journals that were created since."""
+        """Return the growth of journals in bytes, including journals that were created since."""
         return grown_bytes(self.journals, since.journals)
 
     @property

@@ -45,7 +45,7 @@ class RunHistory:
 class Requests:
     """The runs that a sensor requests, each for a purpose. Their tags identify them.
 
-    The sensor's cursor is its generation. "Reset cursor" begins a new one, in which every purpose gets a new run.
+    The sensor's cursor is its generation. "Reset cursor" begins a new one, and every purpose gets a new run.
     """
 
     def __init__(self, context: dg.SensorEvaluationContext, sensor: str) -> None:

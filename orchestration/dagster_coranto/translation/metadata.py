@@ -100,7 +100,7 @@ def namespaced(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verbatim(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
-    """Return lines of text in which links, images and markup have no effect.
+    """Return lines of text whose links, images and markup have no effect.
 
     Errors quote texts of stores and brokers, and names of objects that others chose.
     """

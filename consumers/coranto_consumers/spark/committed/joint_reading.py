@@ -1,4 +1,4 @@
-"""Committed reads, in which many tasks read one journal.
+"""Committed reads of one journal by many tasks.
 
 The committed messages of a range depend on the ranges before it (which clocks were seen, which transactions are open),
 and after it (are its open transactions acknowledged later?). But they depend only on the *outlines* of these ranges,
@@ -56,7 +56,7 @@ from coranto_consumers.spark.journals.reading import JournalContent, Lines, read
 
 HELD_BYTES: Final = 64 << 20
 _KEPT_SECONDS: Final = 3600.0
-"""The time in seconds for which a read's scans are kept after its last task began."""
+"""The seconds that a read's scans are kept after its last task began."""
 _LIMITS: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("lo", pa.uint64()), ("hi", pa.uint64())])
 _ACKNOWLEDGED: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("offset", pa.int64())])
 
@@ -212,7 +212,7 @@ def _locked(file: IO[bytes], wait: bool) -> bool:
 
 
 def _open_folder(folder: Path) -> None:
-    """Create a read's folder, and remove those of reads that ended long ago."""
+    """Create a read's folder, and remove folders of reads that ended long ago."""
     try:
         os.utime(folder)
     except FileNotFoundError:

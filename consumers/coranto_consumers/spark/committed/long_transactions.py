@@ -69,12 +69,12 @@ class LongTransactions:
         return bool(self._met)
 
     def meet(self, found: Iterable[LongTransaction]) -> None:
-        """Record long transactions. The input in which they were found must not be committed."""
+        """Record long transactions. The input with their acknowledgements must not be committed."""
         for each in found:
             self._met[each.journal] = each
 
     def ends(self, ends: Mapping[str, int]) -> dict[str, int]:
-        """Return the offsets up to which journals can be read now, at most `ends`."""
+        """Return the present end offsets for reading journals, at most `ends`."""
         return {
             journal: min(end, self._met[journal].acknowledged_at) if journal in self._met else end
             for journal, end in ends.items()

@@ -3,7 +3,7 @@
 A sequenced read gives each row a number, its *piece*. The upper bits are the range's number in the plan, and the lower
 bits are the row's segment in the range (see `coranto.messages.columnar`). After the rows of each range comes one row
 with the range's summary for the driver. Summaries hold outlines (`coranto.messages.outlines`), so they do not grow with
-the number of transactions. The driver decides which clocks of which pieces are *not* committed.
+the number of transactions. The driver decides the clocks of pieces that are *not* committed.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _pieces(number: int, row_segment: Int32s) -> Int64s:
 
 
 def summary_rows(summaries: Sequence[tuple[str, RangeSummary]]) -> tuple[Lines, Int64s]:
-    """Return summaries of ranges, at least one, with their journals, as rows like those of `read_sequenced`."""
+    """Return summaries of ranges, at least one, with their journals, as rows like the ones from `read_sequenced`."""
     count = len(summaries)
     rows = Lines(
         summaries[0][0],

@@ -17,7 +17,7 @@ than the store. While the store or a broker is unavailable, the batch is retried
 `misfits` decides about rows that the store rejects (`rejected_batches.py`).
 
 The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches from 0 again,
-and its offsets are not those of the store. So it is rejected under the same name, instead of skipping batches or adding
+and its offsets do not match the store's. So it is rejected under the same name, instead of skipping batches or adding
 them twice.
 """
 

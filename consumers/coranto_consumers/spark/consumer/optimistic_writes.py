@@ -3,7 +3,7 @@
 Normally a transaction takes two jobs. One reads, and Spark keeps the rows; once the committed messages are known,
 another writes the application's outputs of them. Usually all messages are committed. So one job may write
 optimistically, as if all were, and the driver checks the ranges' summaries afterwards. If a single message turns out
-not to be committed, the written rows are never merged, like those of a failed task, and the transaction takes two jobs.
+not to be committed, the written rows are never merged, like rows of a failed task, and the transaction takes two jobs.
 So this saves time, and never changes the result.
 
 It is chosen where it is likely to succeed: no producer has an open transaction, the application writes one table and no

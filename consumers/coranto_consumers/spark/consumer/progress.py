@@ -144,5 +144,5 @@ class PhaseTimes:
         self._last = now
 
     def added_to(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Return the phases' times added to those of earlier transactions."""
+        """Return the phases' times plus the times of earlier transactions."""
         return {phase: seconds.get(phase, 0.0) + self._seconds.get(phase, 0.0) for phase in PHASES}

@@ -17,7 +17,7 @@ from coranto_consumers.spark.journals.ranges import Range
 SHORTEST_MESSAGE: Final = 64
 """The approximate bytes of a line of JSON that has a UUID and little else."""
 _TOLERANCE: Final = 2
-"""The factor by which a transaction may exceed `max_messages`."""
+"""The most that a transaction may exceed `max_messages`, as a factor."""
 
 
 class TooManyMessages(Exception):

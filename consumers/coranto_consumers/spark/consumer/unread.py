@@ -86,5 +86,5 @@ class UnreadContent:
 
 
 def _unread(ranges: Sequence[Range], after: Mapping[str, Source]) -> dict[str, int]:
-    """Return the begins, by journal, of ranges from which nothing was read."""
+    """Return the begins, by journal, of ranges that were not read at all."""
     return {each.journal: each.begin for each in ranges if after[each.journal].read_through == each.begin}

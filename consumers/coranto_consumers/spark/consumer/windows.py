@@ -337,7 +337,7 @@ def _plan(
 ) -> tuple[list[Range], dict[str, list[int]], dict[str, Source], Pruning]:
     """Return the ranges of a window, their cuts, the sources with those that begin in it, and the pruning.
 
-    Pruning depends on the time at which the window was made, so that it reads the same at any time.
+    Pruning uses the window's creation time, so that the window reads the same at any time.
     """
     spans = window.spans
     sources = {**{name: Source(span.begin, journal_id=span.journal_id) for name, span in spans.items()}, **before}

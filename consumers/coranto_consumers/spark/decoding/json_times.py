@@ -1,7 +1,7 @@
 """Parsing of dates and times in texts, as Spark's JSON reader parses them without a user's format.
 
-Dates are days since 1970, and times are microseconds, because Spark's range of years exceeds that of Python's dates.
-Functions return None for texts that are not dates or times.
+Dates are days since 1970, and times are microseconds, because Spark's range of years exceeds the range of Python's
+dates. Functions return None for texts that are not dates or times.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _clock(found: re.Match[str]) -> int | None:
 
 
 def _utc_offset(days: int, clock: int, zone: tzinfo) -> int:
-    """Return the microseconds by which a local time of a zone is ahead of UTC."""
+    """Return the offset of a zone's local time from UTC, in microseconds."""
     cycles = 0
     if days > _days(9998, 12, 31):  # Zone rules and weekdays repeat every 400 years.
         cycles = (days - _days(9600, 1, 1)) // _CYCLE_DAYS

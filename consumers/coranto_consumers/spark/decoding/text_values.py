@@ -92,7 +92,7 @@ def _rules() -> tuple[Any, Any]:
 
 
 def _in_zone(local: Any, zone: tzinfo) -> tuple[Any, Mask]:
-    """Convert local times to UTC. Return them, and the mask of times on which pyarrow may differ from Spark."""
+    """Convert local times to UTC. Return them, and the mask of times where pyarrow may differ from Spark."""
     if not isinstance(zone, ZoneInfo):
         offset = pa.scalar(zone.utcoffset(None) or timedelta(), pa.duration("us"))
         return pc.subtract(local, offset), np.zeros(len(local), dtype=np.bool_)

@@ -136,7 +136,7 @@ class InputReader:
         pruning: Pruning,
         max_replay_bytes: int | None = None,
     ) -> Iterator[Input]:
-        """Read ranges that begin where `sources` end. `cuts` are offsets at which splitting the ranges is cheap.
+        """Read ranges that begin where `sources` end. `cuts` are cheap offsets for splits.
 
         Forgets producers by `pruning`. Raises CorruptData when a message is missing, and MetLongTransactions when more
         than `max_replay_bytes` of a journal would have to be read again. Errors of tasks are raised as Spark's errors.
@@ -171,7 +171,7 @@ class InputReader:
         pruning: Pruning,
         write: Callable[[ExpectedRows], W],
     ) -> tuple[Input, W] | None:
-        """Read ranges in the same job in which `write` writes the outputs of their messages.
+        """Read ranges in the same job that `write` runs to write the outputs of their messages.
 
         Returns None if not all messages turn out to be committed and to fit their columns, or if something failed. The
         written rows must then be ignored, and `read` used instead.

@@ -12,7 +12,7 @@ from pyspark import SparkContext, SparkFiles
 from coranto.client.disk_cache import DiskCache
 
 _LOCAL_FOLDERS: Final = "SPARK_EXECUTOR_DIRS"
-"""The variable with which a standalone worker passes an application's local folders to its executors."""
+"""The variable with an application's local folders, from a standalone worker to its executors."""
 
 
 def executor_folder() -> Path | None:

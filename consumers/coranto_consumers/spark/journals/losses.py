@@ -170,7 +170,7 @@ class Holes:
         self._holes[lost.journal] = lost
 
     def ends(self, heads: Mapping[str, int]) -> dict[str, int]:
-        """Return the offsets up to which journals can be read now: their heads, or the begins of lost content."""
+        """Return the present end offsets for reading journals: their heads, or the begins of lost content."""
         return {
             journal: min(head, self._holes[journal].begin) if journal in self._holes else head
             for journal, head in heads.items()

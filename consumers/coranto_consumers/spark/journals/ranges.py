@@ -1,7 +1,7 @@
 """Planning of a transaction's input: byte ranges of journals, split into slices that tasks read.
 
 A range [begin, end) contains the lines that *start* within it. The `begin` of a whole range is the start of a line.
-Slices may be split at any offset; a line belongs to the slice in which it starts. So each line is read exactly once,
+Slices may be split at any offset; a line belongs to the slice where it starts. So each line is read exactly once,
 however a range is split. The real end of a range is the end of its last line, which is known after reading it.
 
 Nothing here does I/O.
@@ -43,7 +43,7 @@ class Range:
 
     @property
     def start(self) -> int:
-        """The offset at which reading begins: the byte before a split shows if the split is within a line."""
+        """The begin offset of reading: the byte before a split shows if the split is within a line."""
         return self.begin if self.aligned else self.begin - 1
 
 
@@ -77,7 +77,7 @@ def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> li
 def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0) -> list[Range]:
     """Split `whole` into adjacent ranges of at most about `max_bytes` each.
 
-    `cuts` are sorted offsets at which to split if possible: the begins of fragments, so that two tasks do not fetch the
+    `cuts` are preferred offsets for splits, sorted: the begins of fragments, so that two tasks do not fetch the
     same one. So a fragment is split only if it is larger than `max_bytes`. A range may be larger by `slack` bytes if it
     then ends at a cut or at the end.
     """

@@ -206,7 +206,7 @@ def require_deletes(output: TableOutput, name: str) -> None:
 def can_carry(plan: MergePlan) -> bool:
     """Return True if writing rows directly into a plan's table has the same result as a merge.
 
-    A merge is a SQLAlchemy statement, which sets the defaults of other columns, and in which the database rejects
+    A merge is a SQLAlchemy statement, which sets the defaults of other columns. In it, the database rejects
     values for generated columns.
     """
     others = [column for name, column in plan.table.c.items() if name not in plan.columns]
