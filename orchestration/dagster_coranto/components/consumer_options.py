@@ -28,7 +28,7 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
         default=None, ge=0, description="The least time between transactions of a service that has caught up."
     )
     retry_timeout: float | None = Field(
-        default=None, ge=0, description="The seconds for which a run retries an unavailable store or broker."
+        default=None, ge=0, description="The seconds that a run retries an unavailable store or broker."
     )
     max_partition_bytes: int | None = Field(default=None, gt=0, description="Most bytes that a task of Spark reads.")
     misfits: Literal["fail", "nulls"] | DeadLettersModel | None = Field(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class AsOf(Moment):
     """Positions in journals at some moment, and reads of their content with Spark. Unnamed journals had no content.
 
-    `ends` and `begins` are the end and begin offsets of what was read. An unnamed begin is 0.
+    `ends` and `begins` are the end and begin offsets of the content. An unnamed begin is 0.
     """
 
     @classmethod
@@ -142,7 +142,7 @@ class AsOf(Moment):
     def options(self, journals: JournalResource) -> dict[str, str]:
         """Return options of `format("journal")` that read the committed messages of exactly this content.
 
-        The read fails if content is gone by then. Messages of a window whose transactions began before the window are
+        The read fails if content is gone then. Messages of a window whose transactions began before the window are
         left out; materialise the window to have them.
         """
         from coranto_consumers.spark.options.client_options import client_options

@@ -1,4 +1,4 @@
-"""The driver's part of sequencing: decide from summaries of ranges what is committed, and where to continue.
+"""The driver's part of sequencing: decide from summaries of ranges about commits, and where to continue.
 
 Pure: it handles summaries (`scanning.py`), never rows. It uses the rules of `coranto.messages.outlines`.
 """

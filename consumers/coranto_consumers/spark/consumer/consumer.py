@@ -123,7 +123,7 @@ class SparkConsumer:
 
     Content may be gone before it was read: removed by retention, or with a journal that was deleted and recreated.
     That ends the run, unless `fail_on_data_loss` is False. Then the consumer continues after the gap, and logs and
-    reports exactly what is missing. Of a transaction that began in lost content, it delivers the rest.
+    reports the exact gap. Of a transaction that began in lost content, it delivers the rest.
 
     The checkpoint records the sources, the outputs and the store's location. If any of them changes under the same
     name, the run ends with ConsumerChanged, which names the code that confirms the change: `accept_changes`

@@ -60,7 +60,7 @@ class RunCommits:
             raise CorruptData(
                 f"{name} has an earlier checkpoint than this consumer has committed: it lost commits, as in a failover "
                 "to a server that lacks them. Start the consumer again: it continues from the store's checkpoint, and "
-                "publishes again what it had published since"
+                "publishes its later messages again"
             )
         self._committing = None
 

@@ -344,7 +344,7 @@ def _column(name: str) -> Column:
 
 
 class CheckedRows(NamedTuple):
-    """The committed messages of a transaction, some of which may not fit."""
+    """The committed messages of a transaction, including misfits."""
 
     all: DataFrame
     """The application's columns, with nulls for values that do not fit."""

@@ -24,7 +24,7 @@ class LostContent:
     """Content of a journal that is gone: [begin, end).
 
     If `made_again`, nothing from `begin` on exists, and the journal ends at `end`: it was deleted and recreated, or has
-    lost content. If `known` is set, it was recreated: `known` is the id of the journal to which `begin` belongs, and
+    lost content. If `known` is set, it was recreated: `known` is the id of the journal that `begin` refers to, and
     `found` is the present journal's id.
     """
 

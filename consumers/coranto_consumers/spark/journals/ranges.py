@@ -214,5 +214,5 @@ class ReadPlan:
             return cls(slices, raw["first_number"], raw["replay"], raw["commits"], tuple(raw["places"]))
         except (TypeError, ValueError, KeyError) as error:
             raise InvalidInput(
-                f"not a plan of slices: {error}; pass on what the planner returned", field="option slices"
+                f"not a plan of slices: {error}; pass on the planner's text", field="option slices"
             ) from error
