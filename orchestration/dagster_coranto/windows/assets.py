@@ -24,7 +24,7 @@ from dagster_coranto.translation.options import AssetOptions, SpecOptions, fille
 from dagster_coranto.translation.sql_tables import table_facts
 from dagster_coranto.translation.translator import DagsterJournalTranslator, build_group_spec
 from dagster_coranto.translation.vectors import keep_vector
-from dagster_coranto.windows.turns import materialise_in_turn, turns_of
+from dagster_coranto.windows.turns import materialize_in_turn, turns_of
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.consumer.windows import WindowReport
@@ -113,10 +113,10 @@ def build_windowed_consumer(
         can_subset=True,
         **op_options(options),
     )
-    def materialise_window(context: dg.AssetExecutionContext) -> Iterator[Any]:
+    def materialize_window(context: dg.AssetExecutionContext) -> Iterator[Any]:
         yield from execute(context, WindowStep(name, settings, specs, context, resource_key, spark_resource_key))
 
-    return WindowedConsumer(name, materialise_window, windows, partitions, sources, specs)
+    return WindowedConsumer(name, materialize_window, windows, partitions, sources, specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class WindowStep:
             **chosen.options.of_windows(),
         )
         try:
-            report = materialise_in_turn(consumer, context.partition_key, turns_of(context))
+            report = materialize_in_turn(consumer, context.partition_key, turns_of(context))
         except Fenced as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         window = report.window

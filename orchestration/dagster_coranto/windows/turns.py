@@ -33,13 +33,13 @@ def turns_of(context: dg.AssetExecutionContext) -> Callable[[str], OneAtATime]:
     return lambda pool: OneAtATime(context.instance, context.run.run_id, pool, context.log.info)
 
 
-def materialise_in_turn(
+def materialize_in_turn(
     consumer: WindowConsumer, name: str, turn: Callable[[str], AbstractContextManager[object]]
 ) -> WindowReport:
     """Materialise a window while no other run of it does. `turn` waits for a slot in a pool and holds it.
 
     If the window is merged in between, this waits for a slot of the larger one. Raises the errors of
-    `WindowConsumer.materialise`, including Fenced, for a run outside Dagster or one that was presumed dead.
+    `WindowConsumer.materialize`, including Fenced, for a run outside Dagster or one that was presumed dead.
     """
     window = consumer.window(name)
     while True:
@@ -49,7 +49,7 @@ def materialise_in_turn(
             if pool_of(consumer.name, window) != pool:
                 continue
             try:
-                return consumer.materialise(window.name)
+                return consumer.materialize(window.name)
             except Fenced:
                 merged = consumer.window(name)
                 if merged.name == window.name:

@@ -175,8 +175,8 @@ def test_a_window_may_end_in_no_message(spark, broker, tmp_path, kind, end):
             grow(made.log, client, [Copy.sources], partial=True)
     names = [each.window.name for each in made.log.load()]
     assert len(names) == 3
-    assert made.materialise(names[2]).messages == 2, "the windows before it are read for their producers"
-    assert [made.materialise(name).messages for name in names] == [1, 0, 2]
+    assert made.materialize(names[2]).messages == 2, "the windows before it are read for their producers"
+    assert [made.materialize(name).messages for name in names] == [1, 0, 2]
     with SqlStore(store).engine.connect() as connection:
         found = connection.execute(select(BY_WINDOW.c.n, BY_WINDOW.c.text))
         assert sorted(tuple(row) for row in found) == [(1, "a"), (2, "a"), (3, "a")]

@@ -23,7 +23,7 @@ from coranto_consumers.spark.consumer.windows import WindowConsumer, WindowRepor
 from coranto_consumers.stores.window_growth import grow
 from coranto_consumers.stores.windows import WindowLog
 from dagster_coranto import JournalResource, SqlStoreResource
-from dagster_coranto.windows.turns import POOLS, materialise_in_turn, pool_of
+from dagster_coranto.windows.turns import POOLS, materialize_in_turn, pool_of
 from tests.orchestration.revenue import BY_WINDOW, ORDERS
 
 JOURNAL = "shop/orders/part-000"
@@ -50,7 +50,7 @@ class Windows:
     def window(self, name: str) -> Window:
         return find(self.windows, name)
 
-    def materialise(self, name: str) -> WindowReport:
+    def materialize(self, name: str) -> WindowReport:
         window = self.window(name)
         self.before_commit()
         if window not in self.windows:
@@ -73,7 +73,7 @@ class Windows:
         self.windows = [numbered(1, 4)]
 
     def run(self, name: str) -> Window:
-        return materialise_in_turn(cast(WindowConsumer, self), name, self.in_turn).window
+        return materialize_in_turn(cast(WindowConsumer, self), name, self.in_turn).window
 
 
 def test_a_window_that_is_merged_while_its_run_waits_or_works_takes_the_turn_of_the_larger_one() -> None:

@@ -140,7 +140,7 @@ class WindowConsumer:
         """
         return find([each.window for each in self.log.load()], name)
 
-    def materialise(self, name: str) -> WindowReport:
+    def materialize(self, name: str) -> WindowReport:
         """Read the window `name`, or the larger window that it was merged into, and replace its rows.
 
         If two runs of a window overlap, the later one replaces its rows and the earlier one raises Fenced. Dagster's
@@ -157,15 +157,15 @@ class WindowConsumer:
         """
         fences: dict[str, int] = {}
 
-        def materialise() -> WindowReport:
-            return self._materialise(name, fences)
+        def materialize() -> WindowReport:
+            return self._materialize(name, fences)
 
         outages = Outages(self.name, RetryPolicy(self._retry_timeout), self._hooks, lambda progress: None)
-        report = outages.run(materialise, lambda: NOTHING)
+        report = outages.run(materialize, lambda: NOTHING)
         assert report is not None  # Nothing stops it.
         return report
 
-    def _materialise(self, name: str, fences: dict[str, int]) -> WindowReport:
+    def _materialize(self, name: str, fences: dict[str, int]) -> WindowReport:
         """Read a window and replace its rows, in one attempt. `fences` has the fences that earlier attempts raised."""
         known = self.log.load()
         window = find([each.window for each in known], name)

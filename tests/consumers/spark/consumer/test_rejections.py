@@ -356,16 +356,16 @@ def test_windows_treat_rejected_rows_as_consumers_do(new_store, broker, spark, t
     broker.write(SOURCE, b"".join(b'{"n":%d}\n' % n for n in (1, 7777, 3)))
     broker.fake.journals[SOURCE].roll(tmp_path / "fragments")
 
-    def materialise(misfits):
+    def materialize(misfits):
         consumer = WindowConsumer("numbers", Numbers(), broker.config, url, spark, misfits=misfits)
         with SyncJournalClient.of(broker.config) as client:
             [known] = grow(consumer.log, client, [Numbers.sources], partial=True)
-        return consumer.materialise(known.window.name)
+        return consumer.materialize(known.window.name)
 
     with pytest.raises(RejectedRow, match=f"journal {SOURCE} at offset 8: .*n_is_small"):
-        materialise(MisfitPolicy.FAIL)
+        materialize(MisfitPolicy.FAIL)
     for _ in range(2):
-        report = materialise(DeadLetters(table=letters))
+        report = materialize(DeadLetters(table=letters))
         assert (report.messages, report.misfits) == (2, 1)
     with SqlStore(url).engine.connect() as connection:
         assert sorted(connection.execute(select(numbers.c.n)).scalars()) == [1, 3]

@@ -176,17 +176,17 @@ def test_windows_in_any_order_and_again_have_each_message_once_beside_the_live_c
     made = consumer(spark, world, sqlite_url)
     names = grown(made, world, window_bytes=3_000)
     assert len(names) >= 4
-    assert made.materialise(names[-1]).messages > 0, "the windows before are read to find its producers"
+    assert made.materialize(names[-1]).messages > 0, "the windows before are read to find its producers"
     live = SparkConsumer(Flights(LIVE), world.broker.config, sqlite_url, spark)
     live.run_until_caught_up()
     for name in reversed(names[:-1]):
-        made.materialise(name)
+        made.materialize(name)
     check(sqlite_url, world)
     assert rows_of(sqlite_url, LIVE) == world.totals()
     before = rows_of(sqlite_url, EACH)
 
     for name in (names[2], names[0]):
-        assert made.materialise(name).fence == 2
+        assert made.materialize(name).fence == 2
     assert rows_of(sqlite_url, EACH) == before, "the same bytes each time"
     assert rows_of(sqlite_url, LIVE) == world.totals()
 
@@ -194,7 +194,7 @@ def test_windows_in_any_order_and_again_have_each_message_once_beside_the_live_c
     in_order = consumer(spark, world, other)
     assert grown(in_order, world, window_bytes=3_000) == names
     for name in names:
-        in_order.materialise(name)
+        in_order.materialize(name)
     assert rows_of(other, EACH) == before, "whatever the order"
 
 
@@ -203,15 +203,15 @@ def test_a_merged_window_replaces_the_rows_of_its_parts(spark, world, store_url)
     made = consumer(spark, world, store_url)
     names = grown(made, world, window_bytes=3_000)
     for name in names:
-        made.materialise(name)
+        made.materialize(name)
     merged = grown(made, world, max_windows=2)
     assert merged[0].startswith("00000001-")
     assert len(merged) == 2
     check(store_url, world)
-    report = made.materialise(names[0])
+    report = made.materialize(names[0])
     assert report.window.name == merged[0], "its name leads to the larger one"
     check(store_url, world)
-    made.materialise(merged[1])
+    made.materialize(merged[1])
     check(store_url, world)
     assert {number for number, _ in rows_of(store_url, EACH)} == {report.window.first, report.window.last + 1}
 
@@ -238,9 +238,9 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url)
     (name,) = grown(consumer(spark, world, sqlite_url), world)
     for step in (Step.FENCED, Step.PLANNED, Step.SEQUENCED, Step.STAGED, Step.MERGED, Step.COMMITTED):
         with pytest.raises(Crash):
-            consumer(spark, world, sqlite_url, hooks=Interrupted(step, crash)).materialise(name)
+            consumer(spark, world, sqlite_url, hooks=Interrupted(step, crash)).materialize(name)
     check_staged = consumer(spark, world, sqlite_url)
-    check_staged.materialise(name)
+    check_staged.materialize(name)
     check(sqlite_url, world)
 
 
@@ -256,7 +256,7 @@ def test_a_window_waits_for_its_store(step, spark, world, postgres):
 
         if step is None:
             proxied.outage.begin()
-        report = consumer(spark, world, proxied.url, hooks=Waiting(step, proxied.outage.begin)).materialise(name)
+        report = consumer(spark, world, proxied.url, hooks=Waiting(step, proxied.outage.begin)).materialize(name)
     assert len(proxied.outage.waits) == 3
     assert report.fence == 1
     check(url, world)
@@ -266,33 +266,33 @@ def test_a_run_that_another_or_a_merge_overtakes_commits_nothing(spark, world, s
     made = consumer(spark, world, sqlite_url)
     names = grown(made, world, window_bytes=3_000)
     for name in names:
-        made.materialise(name)
+        made.materialize(name)
 
-    overtaken = Interrupted(Step.STAGED, lambda: made.materialise(names[0]))
+    overtaken = Interrupted(Step.STAGED, lambda: made.materialize(names[0]))
     with pytest.raises(Fenced, match=f"another run of window {names[0]} of by-window started after this one"):
-        consumer(spark, world, sqlite_url, hooks=overtaken).materialise(names[0])
+        consumer(spark, world, sqlite_url, hooks=overtaken).materialize(names[0])
     merging = Interrupted(Step.STAGED, lambda: grown(made, world, max_windows=2))
     with pytest.raises(Fenced, match="was merged into 00000001-"):
-        consumer(spark, world, sqlite_url, hooks=merging).materialise(names[0])
-    made.materialise(names[0])
+        consumer(spark, world, sqlite_url, hooks=merging).materialize(names[0])
+    made.materialize(names[0])
     check(sqlite_url, world)
 
 
 def test_what_cannot_be_replaced_by_window_is_refused(spark, world, sqlite_url):
     (name,) = grown(consumer(spark, world, sqlite_url), world)
     with pytest.raises(InvalidInput, match="has no column coranto_window"):
-        consumer(spark, world, sqlite_url, Flights(LIVE)).materialise(name)
+        consumer(spark, world, sqlite_url, Flights(LIVE)).materialize(name)
     journals = JournalOutput(spark.range(0), SELECTOR)
     with pytest.raises(InvalidInput, match="cannot publish"):
-        consumer(spark, world, sqlite_url, Flights(BY_WINDOW, journals)).materialise(name)
+        consumer(spark, world, sqlite_url, Flights(BY_WINDOW, journals)).materialize(name)
     by_sql = Flights()
     copied = StagedSql(EACH, ["INSERT INTO {each_message} SELECT * FROM {stage} AS s"], [EACH])
     by_sql.outputs = lambda committed: Outputs(sql=[SqlOutput(copied, committed)])
     with pytest.raises(InvalidInput, match="cannot write by SQL of its own"):
-        consumer(spark, world, sqlite_url, by_sql).materialise(name)
+        consumer(spark, world, sqlite_url, by_sql).materialize(name)
     world.broker.create(ONE)
     with pytest.raises(CorruptData, match="deleted and created again"):
-        consumer(spark, world, sqlite_url).materialise(name)
+        consumer(spark, world, sqlite_url).materialize(name)
 
 
 class Elsewhere(Flights):
@@ -309,7 +309,7 @@ class Elsewhere(Flights):
 def refused(made: WindowConsumer, name: str) -> tuple[str, str]:
     """The text of the error, and the code in it."""
     with pytest.raises(ConsumerChanged) as raised:
-        made.materialise(name)
+        made.materialize(name)
     return str(raised.value), str(raised.value).partition("accept_changes='")[2].partition("'")[0]
 
 
@@ -318,7 +318,7 @@ def test_another_application_of_the_same_name_is_refused_for_all_windows_until_t
 ):
     made = consumer(spark, world, store_url)
     first, second, *_ = grown(made, world, window_bytes=3_000)
-    made.materialise(first)
+    made.materialize(first)
     before = rows_of(store_url, BY_WINDOW), rows_of(store_url, EACH)
     for name in (first, second):
         text, code = refused(consumer(spark, world, store_url, Elsewhere()), name)
@@ -330,23 +330,23 @@ def test_another_application_of_the_same_name_is_refused_for_all_windows_until_t
     assert made.log.identity() == Identity(
         SELECTOR, frozenset({"table by_window", "table each_message"}), store=store.location
     )
-    consumer(spark, world, store_url).materialise(second)
+    consumer(spark, world, store_url).materialize(second)
 
-    consumer(spark, world, store_url, Elsewhere(), accept_changes=code).materialise(first)
-    consumer(spark, world, store_url, Elsewhere()).materialise(second)
+    consumer(spark, world, store_url, Elsewhere(), accept_changes=code).materialize(first)
+    consumer(spark, world, store_url, Elsewhere()).materialize(second)
     assert made.log.identity().sometimes == {"table by_window"}
 
 
 def test_another_selector_is_refused_before_a_run_of_the_window_is_fenced_off(spark, world, sqlite_url):
     made = consumer(spark, world, sqlite_url)
     (name,) = grown(made, world)
-    fence = made.materialise(name).fence
+    fence = made.materialize(name).fence
     other = Flights()
     other.sources = f"name={ONE}"
     _, code = refused(consumer(spark, world, sqlite_url, other), name)
     restored = SqlStore(sqlite_url).read(shard_of("by-window", made.log.load()[0].window))
     assert restored.fence == fence
-    assert consumer(spark, world, sqlite_url, other, accept_changes=code).materialise(name).fence == fence + 1
+    assert consumer(spark, world, sqlite_url, other, accept_changes=code).materialize(name).fence == fence + 1
     assert made.log.identity().sources == f"name={ONE}"
     refused(made, name)
 
@@ -366,19 +366,19 @@ def test_dead_letters_of_a_window_are_replaced_with_its_rows(spark, world, sqlit
     world.roll()
     (name,) = grown(consumer(spark, world, sqlite_url), world)
     with pytest.raises(CorruptMessage, match="does not fit"):
-        consumer(spark, world, sqlite_url).materialise(name)
+        consumer(spark, world, sqlite_url).materialize(name)
     dead = dead_letter_table("dead", by_window=True)
     keeping = DeadLetters(table=dead)
 
     for _ in range(2):
-        report = consumer(spark, world, sqlite_url, misfits=keeping).materialise(name)
+        report = consumer(spark, world, sqlite_url, misfits=keeping).materialize(name)
         assert (report.messages, report.misfits) == (len(world.committed), 1)
         assert rows_of(sqlite_url, dead) == [(ONE, offset, line, 1)]
         check(sqlite_url, world)
 
-    nulls = consumer(spark, world, sqlite_url, Counts(), misfits=MisfitPolicy.NULLS).materialise(name)
+    nulls = consumer(spark, world, sqlite_url, Counts(), misfits=MisfitPolicy.NULLS).materialize(name)
     assert (nulls.messages, nulls.misfits) == (len(world.committed) + 1, 0)
-    consumer(spark, world, sqlite_url, Counts(), misfits=keeping).materialise(name)
+    consumer(spark, world, sqlite_url, Counts(), misfits=keeping).materialize(name)
     assert rows_of(sqlite_url, dead) == [], "messages that fit now are not dead letters any more"
 
 

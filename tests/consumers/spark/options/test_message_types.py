@@ -539,7 +539,7 @@ def test_windows_have_the_messages_by_the_registry(shop, spark, tmp_path, kind):
         shop.client.append(journal, first * (2000 // len(first)))
     made = WindowConsumer("windows", Texts("", by_window), shop.client.config, url, spark, registry=shop.registry)
     name = eventually(lambda: grow(made.log, shop.client, [f"name={journal}"], partial=True))[0].window.name
-    expected = made.materialise(name).messages
+    expected = made.materialize(name).messages
 
     def texts() -> list[str]:
         with SqlStore(url).engine.connect() as connection:
@@ -550,7 +550,7 @@ def test_windows_have_the_messages_by_the_registry(shop, spark, tmp_path, kind):
     assert len(set(rows)) == 2
     assert '"n":1' in rows[0]
     shop.register("later STRING", FRAMINGS[kind][1], "kinds.Kind", compatibility=Compatibility.NONE)
-    assert made.materialise(name).messages == expected, "an instance keeps its version"
+    assert made.materialize(name).messages == expected, "an instance keeps its version"
     assert texts() == rows
 
 
