@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-AIRFLOW_VENV := .venv-airflow
+AIRFLOW_VENV ?= .venv-airflow
+AIRFLOW_CONSTRAINTS ?= constraints-airflow.txt
 AIRFLOW_BIN := $(AIRFLOW_VENV)/bin
 AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
 # Processes that share the tests; those of one file stay together, since they share what they start. The order of files
@@ -26,7 +27,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-install check unit slow lint format types imports bench proto faces docs dist release-check clean
+.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-airflow-oldest test-install check unit slow lint format types imports bench proto faces docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -66,8 +67,8 @@ demo: setup ## Run the main job: cluster, flights, Spark consumer, Dagster, proo
 ui: setup ## Open the demo's cluster in Dagster's UI
 	@$(BIN)/coranto demo ui
 
-$(AIRFLOW_STAMP): pyproject.toml constraints-airflow.txt tools/airflow.sh $(AIRFLOW_VENV)/.interpreter
-	@PYTHON="$(PYTHON)" AIRFLOW_VENV="$(AIRFLOW_VENV)" sh tools/airflow.sh
+$(AIRFLOW_STAMP): pyproject.toml $(AIRFLOW_CONSTRAINTS) tools/airflow.sh $(AIRFLOW_VENV)/.interpreter
+	@PYTHON="$(PYTHON)" AIRFLOW_VENV="$(AIRFLOW_VENV)" AIRFLOW_CONSTRAINTS="$(AIRFLOW_CONSTRAINTS)" sh tools/airflow.sh
 	@touch $(AIRFLOW_STAMP)
 
 airflow: $(AIRFLOW_STAMP) java ## Open the demo's cluster in Airflow, in an environment of its own
@@ -94,8 +95,12 @@ test-pythons: ## The same on each supported interpreter of this machine
 	@$(PYTHON) tools/pythons.py
 
 test-airflow: $(AIRFLOW_STAMP) java chromium ## Types and tests of the Airflow provider, in an environment of its own
-	@$(AIRFLOW_BIN)/mypy -p airflow_coranto
+	@$(AIRFLOW_BIN)/mypy --follow-imports=silent -p airflow_coranto
 	@$(AIRFLOW_BIN)/python -m pytest tests/orchestration/airflow
+
+test-airflow-oldest: ## The same with the oldest supported Airflow
+	@$(MAKE) --no-print-directory test-airflow AIRFLOW_VENV=.venv-airflow-oldest \
+	    AIRFLOW_CONSTRAINTS=constraints-airflow-oldest.txt
 
 test-install: setup ## Wheel, extras on every Python here, deployment files, backups, upgrades (half an hour)
 	@CORANTO_TEST_INSTALL=1 $(BIN)/python -m pytest tests/installation

@@ -86,7 +86,7 @@ OF_THEIR_ORCHESTRATOR = {
         "connection.py": "the meaning of Airflow's connections",
         "flights/standalone.py": "the processes of an Airflow",
         "offsets.py": "what Airflow's variables and events have of journals",
-        "provider_info.py": "what Airflow asks a provider for",
+        "get_provider_info.py": "what Airflow asks a provider for",
         "rows.py": "names that a task instance gives to publications",
         "store_url.py": "the meaning of Airflow's connections",
     },

@@ -1,5 +1,5 @@
-"""Journals in Apache Airflow: a hook, a trigger, assets and operators.
+"""The provider of journals for Apache Airflow: a hook, operators, a sensor, a trigger, assets and a message queue.
 
-Import from the modules: `airflow_coranto.assets`, `airflow_coranto.operators`, `airflow_coranto.trigger`. This module
-imports nothing, because Airflow loads it in every process.
+Import from the modules, such as `airflow_coranto.operators.publish`. This one imports nothing, because Airflow loads it
+in every process.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_coranto.assets import journal_asset, lineage_dataset
-from airflow_coranto.hook import CorantoHook
+from airflow_coranto.assets.journal import journal_asset, lineage_dataset
+from airflow_coranto.hooks.coranto import CorantoHook
 
 if TYPE_CHECKING:
     from coranto.client import SyncJournalClient
@@ -49,11 +49,11 @@ def tell_growth(context: Any, outlets: Sequence[Any] | None, cluster: str, befor
             events[asset].extra = {"payload": {"group": group, "bytes": grown_bytes(now, since), **vectors}}
 
 
-def lineage(conn_id: str, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Any:
+def lineage(coranto_conn_id: str, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Any:
     """Return the lineage of a task between groups of journals. Only OpenLineage's provider calls this."""
     from airflow.providers.openlineage.extractors import OperatorLineage
 
-    cluster = CorantoHook(conn_id).cluster_name()
+    cluster = CorantoHook(coranto_conn_id).cluster_name()
     return OperatorLineage(
         inputs=[lineage_dataset(group, cluster) for group in inputs],
         outputs=[lineage_dataset(group, cluster) for group in outputs],

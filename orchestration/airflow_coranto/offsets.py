@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from coranto.errors import InvalidInput
-from coranto.offsets import vector_of_json, vector_to_json
+from coranto.errors import InvalidInput, JournalRecreated
+from coranto.journal_ids import is_same
+from coranto.offsets import id_of, vector_of_json, vector_to_json
 
 if TYPE_CHECKING:
     from coranto.client.positions import JournalPosition
@@ -145,6 +146,39 @@ def event_of(
         "after": after,
         MARK: variable,
     }
+
+
+def behind(beyond: Mapping[str, int], now: Mapping[str, JournalPosition]) -> dict[str, JournalPosition]:
+    """Return the positions that offsets stand for, of the journals that exist."""
+    from coranto.client.positions import JournalPosition
+
+    return {
+        journal: JournalPosition(at, now[journal].create_revision, id_of(at))
+        for journal, at in beyond.items()
+        if journal in now
+    }
+
+
+def require_same(beyond: Mapping[str, int], now: Mapping[str, JournalPosition]) -> None:
+    """Raise JournalRecreated if an offset has the id of an earlier journal."""
+    for journal, offset in beyond.items():
+        at, known = now.get(journal), id_of(offset)
+        if at is not None and not is_same(known, offset, at.journal_id):
+            raise JournalRecreated(
+                journal,
+                offset,
+                known,
+                at.journal_id,
+                at.head,
+                "Wait beyond offsets of the present journal: remove it from `beyond`, and it counts from offset 0.",
+            )
+
+
+def growth(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> dict[str, Any]:
+    """Return what a task that has waited gets: the heads, and the bytes by which journals have grown."""
+    from coranto.client.positions import grown_bytes, heads_of
+
+    return {"heads": vector_to_json(heads_of(now)), "bytes": grown_bytes(now, before)}
 
 
 def new_event_id() -> str:

@@ -10,9 +10,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import TaskLog, airflow_errors
-from airflow_coranto.hook import CorantoHook
+from airflow_coranto.hooks.coranto import CorantoHook
 from airflow_coranto.lineage import lineage
-from airflow_coranto.links import ReportLink
+from airflow_coranto.links.report import ReportLink
 from coranto.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class AuditOperator(BaseOperator):
     "errors", "warnings"}`.
     """
 
-    template_fields: Sequence[str] = ("group", "depth", "budget", "memory", "conn_id")
+    template_fields: Sequence[str] = ("group", "depth", "budget", "memory", "coranto_conn_id")
     operator_extra_links = (ReportLink(),)
     ui_color = "#fce8e6"
 
@@ -57,7 +57,7 @@ class AuditOperator(BaseOperator):
         checks: MoreChecks | None = None,
         allow_empty: bool = False,
         fail_on_warning: bool = False,
-        conn_id: str = DEFAULT_CONNECTION,
+        coranto_conn_id: str = DEFAULT_CONNECTION,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -70,13 +70,13 @@ class AuditOperator(BaseOperator):
         self.checks = checks
         self.allow_empty = allow_empty
         self.fail_on_warning = fail_on_warning
-        self.conn_id = conn_id
+        self.coranto_conn_id = coranto_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
         from coranto.client.loop import run_blocking
 
         with airflow_errors():
-            report = run_blocking(self._audit(CorantoHook(self.conn_id).client_config()))
+            report = run_blocking(self._audit(CorantoHook(self.coranto_conn_id).client_config()))
         context["ti"].xcom_push(key="report", value=told_report(report))
         told = {
             "sound": report.sound,
@@ -118,7 +118,7 @@ class AuditOperator(BaseOperator):
                 return await audit_journals(client, stores, selector, options, checks=checks, progress=shown)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        return lineage(self.conn_id, inputs=[self.group])
+        return lineage(self.coranto_conn_id, inputs=[self.group])
 
 
 def told_report(report: Report) -> dict[str, Any]:

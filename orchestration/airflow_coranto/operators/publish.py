@@ -9,9 +9,9 @@ from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import TaskLog, airflow_errors
-from airflow_coranto.hook import CorantoHook
+from airflow_coranto.hooks.coranto import CorantoHook
 from airflow_coranto.lineage import declare, lineage, positions_in, tell_growth
-from airflow_coranto.links import ReportLink
+from airflow_coranto.links.report import ReportLink
 from airflow_coranto.rows import RowKey, key_function, writer_id_of
 
 Rows = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
@@ -40,7 +40,15 @@ class PublishOperator(BaseOperator):
     Returns `{"writer_id", "messages", "published_at", "is_new", "heads"}`.
     """
 
-    template_fields: Sequence[str] = ("group", "writer_id", "namespace", "edition", "ledger", "op_kwargs", "conn_id")
+    template_fields: Sequence[str] = (
+        "group",
+        "writer_id",
+        "namespace",
+        "edition",
+        "ledger",
+        "op_kwargs",
+        "coranto_conn_id",
+    )
     operator_extra_links = (ReportLink(),)
     ui_color = "#e6f4ea"
 
@@ -57,10 +65,10 @@ class PublishOperator(BaseOperator):
         ledger: str = "",
         accept_lost_ledger: bool = False,
         cluster: str = "",
-        conn_id: str = DEFAULT_CONNECTION,
+        coranto_conn_id: str = DEFAULT_CONNECTION,
         **kwargs: Any,
     ) -> None:
-        self.cluster = cluster or conn_id
+        self.cluster = cluster or coranto_conn_id
         declare(kwargs, self.cluster, outlets=[group])
         super().__init__(**kwargs)
         self.group = group
@@ -72,7 +80,7 @@ class PublishOperator(BaseOperator):
         self.edition = edition
         self.ledger = ledger
         self.accept_lost_ledger = accept_lost_ledger
-        self.conn_id = conn_id
+        self.coranto_conn_id = coranto_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
         return self._publish(context, lambda: self._rows(context))
@@ -91,7 +99,7 @@ class PublishOperator(BaseOperator):
                 self.namespace, ti.dag_id, ti.run_id, ti.task_id, ti.map_index, self.edition
             )
             group = JournalGroup(self.group)
-            hook = CorantoHook(self.conn_id)
+            hook = CorantoHook(self.coranto_conn_id)
             with hook.get_conn() as client:
                 before = positions_in(client, [self.group])
                 journals = client.list(group.selector).names
@@ -133,7 +141,7 @@ class PublishOperator(BaseOperator):
         return self.rows(**determine_kwargs(self.rows, (), {**context, **self.op_kwargs}))
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        return lineage(self.conn_id, outputs=[self.group])
+        return lineage(self.coranto_conn_id, outputs=[self.group])
 
 
 class _Later(Iterable[Mapping[str, Any]]):

@@ -16,8 +16,8 @@ from airflow.providers.standard.operators.hitl import HITLOperator
 
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import airflow_errors
-from airflow_coranto.hook import CorantoHook
-from airflow_coranto.links import ReportLink
+from airflow_coranto.hooks.coranto import CorantoHook
+from airflow_coranto.links.report import ReportLink
 
 if TYPE_CHECKING:
     from coranto.recovery import JournalsRecovery, MoreAudits, MoreDoctors, NotApproved, Plan, Recovery, StepResult
@@ -29,7 +29,7 @@ REJECT: Final = "Reject"
 class _RecoveryOperator(BaseOperator):
     """The arguments that planning and carrying out share, which must be equal."""
 
-    template_fields: Sequence[str] = ("group", "memory", "conn_id")
+    template_fields: Sequence[str] = ("group", "memory", "coranto_conn_id")
     operator_extra_links = (ReportLink(),)
     ui_color = "#fce8e6"
 
@@ -40,7 +40,7 @@ class _RecoveryOperator(BaseOperator):
         memory: str = "",
         doctors: MoreDoctors | None = None,
         audits: MoreAudits | None = None,
-        conn_id: str = DEFAULT_CONNECTION,
+        coranto_conn_id: str = DEFAULT_CONNECTION,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -48,14 +48,14 @@ class _RecoveryOperator(BaseOperator):
         self.memory = memory
         self.doctors = doctors
         self.audits = audits
-        self.conn_id = conn_id
+        self.coranto_conn_id = coranto_conn_id
 
     def recovery(self) -> JournalsRecovery:
         """Return the engine, for the connection's cluster."""
         from coranto.client.groups import JournalGroup
         from coranto.recovery import JournalsRecovery
 
-        config = CorantoHook(self.conn_id).client_config()
+        config = CorantoHook(self.coranto_conn_id).client_config()
         return JournalsRecovery(config, JournalGroup(self.group).selector_text, self.memory, self.doctors, self.audits)
 
 

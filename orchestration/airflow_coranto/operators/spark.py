@@ -9,9 +9,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import TaskLog, airflow_errors
-from airflow_coranto.hook import CorantoHook
+from airflow_coranto.hooks.coranto import CorantoHook
 from airflow_coranto.lineage import declare, lineage, positions_in, tell_growth
-from airflow_coranto.links import ReportLink
+from airflow_coranto.links.report import ReportLink
 from airflow_coranto.store import checked_store_url, store_url_of_connection
 from coranto.offsets import vector_to_json
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
@@ -46,9 +46,9 @@ class SparkConsumerOperator(BaseOperator):
     `journal://CLUSTER/GROUP` are the task's inlets and outlets, unless you give these. `cluster` is the name in their
     URIs, by default the connection's id. Give `outlets=[]` if a DAG watches such an asset: otherwise it starts twice.
 
-    Returns `{"transactions", "messages", "rows", "published", "misfits", "lost", "lag_bytes", "offsets", "heads",
-    "fence"}`. `misfits` is the number of messages that do not fit, and `lost` says which content was gone and passed
-    by; both are warned of in the task's log.
+    Returns `{"transactions", "messages", "published", "misfits", "lost", "lag_bytes", "offsets", "heads", "fence"}`.
+    `messages` are the committed messages that were processed. `misfits` is the number of messages that do not fit, and
+    `lost` says which content was gone and passed by; both are warned of in the task's log.
     """
 
     template_fields: Sequence[str] = (
@@ -57,7 +57,7 @@ class SparkConsumerOperator(BaseOperator):
         "store_url",
         "spark_conf",
         "wait_for",
-        "conn_id",
+        "coranto_conn_id",
     )
     operator_extra_links = (ReportLink(),)
     ui_color = "#fff4e5"
@@ -77,10 +77,10 @@ class SparkConsumerOperator(BaseOperator):
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
         cluster: str = "",
-        conn_id: str = DEFAULT_CONNECTION,
+        coranto_conn_id: str = DEFAULT_CONNECTION,
         **kwargs: Any,
     ) -> None:
-        self.cluster = cluster or conn_id
+        self.cluster = cluster or coranto_conn_id
         kwargs.setdefault("max_active_tis_per_dag", 1)
         declare(kwargs, self.cluster, inlets=inputs, outlets=outputs)
         super().__init__(**kwargs)
@@ -99,7 +99,7 @@ class SparkConsumerOperator(BaseOperator):
         self.wait_interval = wait_interval
         self.inputs = inputs
         self.outputs = outputs
-        self.conn_id = conn_id
+        self.coranto_conn_id = coranto_conn_id
         self._session: SparkSession | None = None
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -122,12 +122,12 @@ class SparkConsumerOperator(BaseOperator):
 
     def _wait(self) -> None:
         """Go to the triggerer, from the offsets of the committed checkpoint on."""
-        from airflow_coranto.trigger import JournalOffsetTrigger
+        from airflow_coranto.triggers.journal import JournalOffsetTrigger
         from coranto_consumers.stores.reading import read_checkpoint
 
         stored = read_checkpoint(self._store(), self._application().name)
         beyond = vector_to_json(stored.checkpoint.offsets) if stored is not None else {}
-        trigger = JournalOffsetTrigger(self.wait_for, self.conn_id, beyond=beyond, interval=self.wait_interval)
+        trigger = JournalOffsetTrigger(self.wait_for, self.coranto_conn_id, beyond=beyond, interval=self.wait_interval)
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def _consume(self, context: Any) -> dict[str, Any]:
@@ -149,7 +149,6 @@ class SparkConsumerOperator(BaseOperator):
         return {
             "transactions": report.transactions,
             "messages": report.messages,
-            "rows": report.rows,
             "published": report.published,
             "misfits": report.misfits,
             "lost": [str(each) for each in report.lost],
@@ -162,7 +161,7 @@ class SparkConsumerOperator(BaseOperator):
     def _output_positions(self) -> Positions:
         if not self.outputs:
             return {}
-        with CorantoHook(self.conn_id).get_conn() as client:
+        with CorantoHook(self.coranto_conn_id).get_conn() as client:
             return positions_in(client, self.outputs)
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
@@ -171,7 +170,7 @@ class SparkConsumerOperator(BaseOperator):
         store = self._store()
         return SparkConsumer(
             self._application(),
-            CorantoHook(self.conn_id).client_config(),
+            CorantoHook(self.coranto_conn_id).client_config(),
             store,
             self._start_session,
             on_progress=show,
@@ -208,4 +207,4 @@ class SparkConsumerOperator(BaseOperator):
         return checked_store_url(self.store_url)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        return lineage(self.conn_id, inputs=self.inputs, outputs=self.outputs)
+        return lineage(self.coranto_conn_id, inputs=self.inputs, outputs=self.outputs)

@@ -10,8 +10,8 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import airflow_errors
-from airflow_coranto.hook import CorantoHook
-from airflow_coranto.links import ReportLink
+from airflow_coranto.hooks.coranto import CorantoHook
+from airflow_coranto.links.report import ReportLink
 
 if TYPE_CHECKING:
     from coranto.reconcile import SpecPlan, SpecStep
@@ -29,7 +29,7 @@ class ApplySpecsOperator(BaseOperator):
     Returns `{"digest", "changed", "steps": [{"journal", "action", "differences"}]}` of what was, or would be, done.
     """
 
-    template_fields: Sequence[str] = ("specs", "prefix", "prune", "conn_id")
+    template_fields: Sequence[str] = ("specs", "prefix", "prune", "coranto_conn_id")
     template_ext: Sequence[str] = (".yaml", ".yml")
     template_fields_renderers = {"specs": "yaml"}  # noqa: RUF012  # as in Airflow's own operators
     operator_extra_links = (ReportLink(),)
@@ -43,7 +43,7 @@ class ApplySpecsOperator(BaseOperator):
         prune: Sequence[str] = (),
         plan_only: bool = False,
         fail_on_drift: bool = False,
-        conn_id: str = DEFAULT_CONNECTION,
+        coranto_conn_id: str = DEFAULT_CONNECTION,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -52,7 +52,7 @@ class ApplySpecsOperator(BaseOperator):
         self.prune = prune
         self.plan_only = plan_only
         self.fail_on_drift = fail_on_drift
-        self.conn_id = conn_id
+        self.coranto_conn_id = coranto_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
         with airflow_errors():
@@ -76,7 +76,7 @@ class ApplySpecsOperator(BaseOperator):
         from coranto.client.loop import run_reporting
         from coranto.reconcile import tree_reconciler
 
-        config = CorantoHook(self.conn_id).client_config()
+        config = CorantoHook(self.coranto_conn_id).client_config()
         text = self.specs.read_text() if isinstance(self.specs, Path) else self.specs
         prune = [JournalGroup(name) for name in self.prune]
 

@@ -11,7 +11,7 @@ from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.client.groups import JournalGroup
 from coranto.client.heads import Heads
-from coranto.errors import InvalidInput, JournalNotFound, Unavailable
+from coranto.errors import InvalidInput, JournalNotFound
 from coranto.messages.framing import JsonLines
 from coranto.telemetry import amount
 from dagster_coranto.instance.tags import PARENT_RUN, RESUMES
@@ -93,9 +93,7 @@ class JournalIOManager(dg.ConfigurableIOManager):
         metadata = context.upstream_output.definition_metadata if context.upstream_output is not None else {}
         group = self.journals.group(group_of(context.asset_key, metadata))
         with self.journals.client() as client:
-            heads = client.heads(group.selector)
-            for each in heads.unknown:
-                raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+            heads = client.heads(group.selector).all_known()
             self._require_size(group, heads)
             records = [
                 without_meta(envelope.message)
@@ -185,6 +183,4 @@ def _heads_of(client: SyncJournalClient, group: JournalGroup) -> dict[str, int]:
     heads = client.heads(group.selector)
     if not len(heads):
         raise JournalNotFound(f"no journal {group.name}/… exists")
-    for each in heads.unknown:
-        raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
-    return {each.journal: each.offset for each in heads}
+    return {each.journal: each.offset for each in heads.all_known()}

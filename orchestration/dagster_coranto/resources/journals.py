@@ -16,7 +16,6 @@ from coranto.client.loop import run_blocking
 from coranto.client.positions import JournalPosition, positions_of
 from coranto.cluster import reach
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
-from coranto.errors import Unavailable
 from coranto.fragments.stores import StoreRegistry
 from coranto.names import check_prefix
 from dagster_coranto.resources.hidden import hide, reveal
@@ -123,10 +122,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
 
         Raises Unavailable when the head of one of them is unknown.
         """
-        heads = self.heads(group)
-        for each in heads.unknown:
-            raise Unavailable(f"no broker reports the head of {each.journal}: {each.problem}")
-        return positions_of(heads)
+        return positions_of(self.heads(group).all_known())
 
     def heads(self, group: JournalGroup) -> Heads:
         """Return the heads of a group's journals, by one call. The prefix applies."""

@@ -15,7 +15,7 @@ import grpc.aio
 
 from coranto.client.responses import check_answer
 from coranto.client.values import JournalInfo
-from coranto.errors import CorantoError, CorruptData, StatusError
+from coranto.errors import CorantoError, CorruptData, StatusError, Unavailable
 from coranto.offsets import JournalOffset
 from coranto.security.tokens import Capability
 from coranto.specs.validation import effective_replication
@@ -169,6 +169,12 @@ class Heads:
     def unknown(self) -> list[JournalHead]:
         """The journals whose heads nobody could tell."""
         return [each for each in self.journals if not each.known]
+
+    def all_known(self) -> Heads:
+        """Return these heads. Raises Unavailable if nobody could tell the head of one of the journals."""
+        for each in self.unknown:
+            raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+        return self
 
 
 async def ask(way: ChosenConnection, request: HeadsRequest) -> Heads | None:

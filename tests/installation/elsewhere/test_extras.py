@@ -159,7 +159,7 @@ def dagster(made: Environment, cluster: EmbeddedCluster) -> None:
 
 
 AIRFLOW = """
-from airflow_coranto.hook import CorantoHook
+from airflow_coranto.hooks.coranto import CorantoHook
 
 print(CorantoHook().test_connection())
 """

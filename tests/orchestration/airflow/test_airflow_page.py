@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "airflow.md").read_text()
@@ -14,12 +17,50 @@ def test_the_page_shows_the_dag_of_the_flights() -> None:
     assert (PACKAGE / "flights" / "dags" / "flights.py").read_text() in PAGE
 
 
-def test_every_named_operator_exists() -> None:
-    exported = (PACKAGE / "operators" / "__init__.py").read_text()
-    named = set(re.findall(r"`(\w+Operator)`", PAGE))
-    assert len(named) >= 5
-    for name in named:
-        assert f'"{name}"' in exported
+def arguments(name: str) -> dict[str, tuple[str, bool]]:
+    """Return the arguments of an operator or sensor: the text of each default, and True for a template."""
+    (path,) = (path for path in PACKAGE.rglob("*.py") if f"\nclass {name}(" in path.read_text())
+    classes = {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
+    made = classes[name]
+    bases = [base.id for base in made.bases if isinstance(base, ast.Name) and base.id in classes]
+    found = {argument: told for base in bases for argument, told in arguments(base).items()}
+    templates = " ".join(ast.unparse(node) for node in made.body if isinstance(node, ast.AnnAssign))
+    for start in made.body:
+        if isinstance(start, ast.FunctionDef) and start.name == "__init__":
+            for argument, default in zip(start.args.kwonlyargs, start.args.kw_defaults, strict=True):
+                told = "" if default is None else ast.unparse(default)
+                found[argument.arg] = told, f"'{argument.arg}'" in templates
+    return found
+
+
+SHOWN = re.findall(r"^### `(\w+)`\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_every_operator_and_sensor_is_described() -> None:
+    classes = re.compile(r"^class ([A-Z]\w*)\(", re.MULTILINE)
+    rooms = [path.read_text() for room in ("operators", "sensors") for path in (PACKAGE / room).glob("*.py")]
+    assert {name for text in rooms for name in classes.findall(text)} == {name for name, _ in SHOWN}
+    assert set(re.findall(r"`(\w+Operator|\w+Sensor)`", PAGE)) - {"HITLOperator"} <= {name for name, _ in SHOWN}
+
+
+@pytest.mark.parametrize(("name", "text"), SHOWN, ids=[name for name, _ in SHOWN])
+def test_every_argument_is_described_with_its_default(name: str, text: str) -> None:
+    if name == "RecoverOperator":
+        assert "the arguments of `PlanRecoveryOperator`, and" in text
+        text += dict(SHOWN)["PlanRecoveryOperator"]
+    rows = re.findall(r"^\| `(\w+)`( \*\*t\*\*)? \| (?:`(.*?)`)? ?\| .* ?\|$", text, re.MULTILINE)
+    assert {argument: (default, bool(template)) for argument, template, default in rows} == arguments(name)
+
+
+def test_every_named_module_exists() -> None:
+    (table,) = re.findall(r"^\| module of `airflow_coranto` .*?(?=\n\n)", PAGE, re.MULTILINE | re.DOTALL)
+    rooms = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert len(rooms) >= 6
+    for names in rooms:
+        first, *others = re.findall(r"`([a-z.]+)`", names)
+        room = first.partition(".")[0]
+        for module in (first, *(room + other for other in others)):
+            assert (PACKAGE / f"{module.replace('.', '/')}.py").is_file(), module
 
 
 def test_every_named_target_of_make_exists() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_coranto.assets import journal_asset
-from airflow_coranto.hook import CorantoHook
-from airflow_coranto.operators import ApplySpecsOperator, AuditOperator, SparkConsumerOperator
+from airflow_coranto.assets.journal import journal_asset
+from airflow_coranto.hooks.coranto import CorantoHook
+from airflow_coranto.operators.audit import AuditOperator
+from airflow_coranto.operators.spark import SparkConsumerOperator
+from airflow_coranto.operators.specs import ApplySpecsOperator
 from coranto_flights.names import TREE
 
 PREFIX = "airflow/"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from airflow_coranto.offsets import MARK
+
 T = TypeVar("T")
 
 PATIENCE = 400.0
@@ -115,9 +117,9 @@ class AirflowApi:
         return "\n".join(json.dumps(line)[:600] for line in content[-30:])
 
     def asset_events(self) -> list[dict[str, Any]]:
-        """Return the payloads of watchers' events, in order."""
+        """Return the payloads of watchers' events, in order. Those of tasks' outlets name no watcher."""
         events = self.call("/assets/events?limit=1000&order_by=timestamp")["asset_events"]
-        return [event["extra"]["payload"] for event in events if "payload" in event["extra"]]
+        return [event["extra"]["payload"] for event in events if MARK in event["extra"].get("payload", ())]
 
 
 def kill_task(task: dict[str, Any]) -> None:

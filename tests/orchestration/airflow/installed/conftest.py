@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 # Airflow reads these when it is imported.
@@ -23,6 +24,7 @@ os.environ |= {
 
 import pytest  # noqa: E402
 
+from airflow_coranto.connection import ConnectionFields  # noqa: E402
 from coranto.client import SyncJournalClient  # noqa: E402
 from coranto.testing import SyncCluster  # noqa: E402
 from tests.orchestration.airflow.installed.world import AirflowWorld, airflow_world  # noqa: E402
@@ -41,6 +43,13 @@ def client(broker: SyncCluster, monkeypatch: pytest.MonkeyPatch) -> SyncJournalC
     connection = {"conn_type": "coranto", "host": broker.endpoint, "extra": {"cluster": "test"}}
     monkeypatch.setenv("AIRFLOW_CONN_CORANTO_DEFAULT", json.dumps(connection))
     return broker.client()
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that give up soon when a cluster is away."""
+    usual = ConnectionFields.client_config
+    monkeypatch.setattr(ConnectionFields, "client_config", lambda fields: replace(usual(fields), patience=0.1))
 
 
 @pytest.fixture

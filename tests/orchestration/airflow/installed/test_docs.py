@@ -1,11 +1,24 @@
-"""The other examples of docs/airflow.md, parsed as DAGs."""
+"""The examples of docs/airflow.md, parsed as DAGs; and its own Airflow, run as it is printed."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
 from airflow.sdk import DAG
+
+from coranto.cluster.processes import free_port
+from tests.orchestration.airflow.installed.airflow_api import until
 
 PAGE = Path(__file__).parents[4] / "docs" / "airflow.md"
 
@@ -27,6 +40,107 @@ def test_the_examples_are_dags() -> None:
         finally:
             DAG.__enter__ = entered  # type: ignore[method-assign]
         found |= {dag.dag_id: dag for dag in dags}
-    assert set(found) == {"flights", "flight_alerts", "recovery", "on_orders"}
+    assert set(found) == {"flights", "flight_alerts", "recovery", "on_orders", "shop"}
     assert set(found["flights"].task_ids) == {"apply_specs", "publish_flights", "consume_flights", "audit"}
+    assert set(found["shop"].task_ids) == {"specs", "publish", "consume", "audit"}
     assert set(found["recovery"].task_ids) == {"recovery.plan", "recovery.approve", "recovery.recover"}
+
+
+@pytest.mark.system
+@pytest.mark.timeout(900)
+def test_your_own_airflow_in_five_minutes_runs_as_it_is_printed(tmp_path: Path) -> None:
+    """All of the section but the installation, which `make test-install` tries."""
+    (section,) = re.findall(
+        r"^## Your own Airflow in five minutes\n(.*?)^## ", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    blocks = re.findall(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    commands = [re.findall(r"^\$ (.*)$", block, re.MULTILINE) for block in blocks]
+    promised = [line for block in blocks for line in block.splitlines() if not line.startswith("$ ")]
+    installing, cluster, connections, standalone, triggering, looking = commands
+    assert installing[-1].startswith("pip install 'coranto[airflow,embedded,spark]'")
+    files = re.findall(r"^[^`]*`(airflow/dags/\w+\.py)`:\n\n```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    for name, content in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    database = tmp_path / "airflow" / "airflow.db"
+
+    def stored(query: str) -> list[Any]:
+        if not database.exists():
+            return []
+        try:
+            with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
+                return connection.execute(query).fetchall()
+        except sqlite3.OperationalError:  # Its tables are still being made.
+            return []
+
+    def terminal(lines: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        text = "\n".join(("set -e", *lines))
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                ["bash", "-c", text],
+                cwd=tmp_path,
+                env=_environment(tmp_path),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def shown(lines: Sequence[str]) -> str:
+        log = tmp_path / "second.log"
+        code = terminal([cluster[0], *lines], log).wait(300)
+        assert code == 0, log.read_text()
+        return log.read_text()
+
+    log = tmp_path / "first.log"
+    first = terminal([*cluster, *connections, *standalone], log)
+    try:
+        until(lambda: first.poll() is not None or stored("SELECT 1 FROM dag WHERE dag_id = 'shop'"))
+        assert first.poll() is None, log.read_text()
+        shown(triggering)
+        (state,) = until(lambda: stored("SELECT state FROM dag_run WHERE state IN ('success', 'failed')"))
+        (result,) = stored("SELECT value FROM xcom WHERE task_id = 'consume' AND key = 'return_value'")
+        assert state == ("success",), log.read_text()[-8000:]
+        told = json.loads(result[0])
+        told = json.loads(told) if isinstance(told, str) else told
+        assert told["messages"] == 1000
+        assert "rows" not in told
+        assert shown(looking).splitlines() == promised
+        assert "Airflow is ready" in log.read_text()
+    finally:
+        _stop(first)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Return the environment of a new user's terminal, with ports of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "CORANTO", "PYTHON"))}
+    port = free_port()
+    logs = [free_port(taken=[port])]
+    logs.append(free_port(taken=[port, *logs]))
+    return {
+        **kept,
+        "HOME": str(home),
+        "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__BASE_URL": f"http://localhost:{port}",
+        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(logs[0]),
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(logs[1]),
+    }
+
+
+def _stop(terminal: subprocess.Popen[bytes]) -> None:
+    """End all processes of a terminal, as closing it does."""
+
+    def ended() -> bool:
+        terminal.poll()
+        try:
+            os.killpg(terminal.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    for signum, patience in ((signal.SIGINT, 0.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, 30.0)):
+        if ended():
+            return
+        os.killpg(terminal.pid, signum)
+        with suppress(AssertionError):
+            until(ended, patience=patience)

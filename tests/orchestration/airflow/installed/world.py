@@ -29,7 +29,10 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from airflow.sdk import DAG, task
-from airflow_coranto.operators import ApplySpecsOperator, AuditOperator, PublishOperator, recovery_with_approval
+from airflow_coranto.operators.audit import AuditOperator
+from airflow_coranto.operators.publish import PublishOperator
+from airflow_coranto.operators.recovery import recovery_with_approval
+from airflow_coranto.operators.specs import ApplySpecsOperator
 
 TREE = """
 name: {SHOP}/
@@ -61,7 +64,7 @@ with DAG("shop_audit", schedule=None, default_args=RETRY):
 
 with DAG("slow_shop", schedule=None, default_args=RETRY):
 
-    @task.journal_publish(group="{SLOW}", key="order", conn_id="{STORED}")
+    @task.journal_publish(group="{SLOW}", key="order", coranto_conn_id="{STORED}")
     def publish_slowly(params=None):
         for number in range(2000):
             yield {{"order": number, "item": str(number) * 100}}
@@ -69,7 +72,8 @@ with DAG("slow_shop", schedule=None, default_args=RETRY):
             time.sleep(0.1)
         yield {{"order": 2000}}
 
-    ApplySpecsOperator(task_id="specs", specs=TREE.replace("{SHOP}", "{SLOW}"), conn_id="{STORED}") >> publish_slowly()
+    slow_tree = TREE.replace("{SHOP}", "{SLOW}")
+    ApplySpecsOperator(task_id="specs", specs=slow_tree, coranto_conn_id="{STORED}") >> publish_slowly()
 '''
 
 

@@ -19,26 +19,20 @@ from airflow.providers.common.compat.sdk import (
     TaskDeferred,
 )
 
-from airflow_coranto.hook import CorantoHook
-from airflow_coranto.operators import (
-    ApplySpecsOperator,
-    ApproveRecoveryOperator,
-    AuditOperator,
-    PlanRecoveryOperator,
-    PublishOperator,
-    RecoverOperator,
-    SparkConsumerOperator,
-    WaitForJournalsOperator,
-)
-from airflow_coranto.operators.audit import told_report
-from airflow_coranto.trigger import JournalOffsetTrigger
+from airflow_coranto.hooks.coranto import CorantoHook
+from airflow_coranto.operators.audit import AuditOperator, told_report
+from airflow_coranto.operators.publish import PublishOperator
+from airflow_coranto.operators.recovery import ApproveRecoveryOperator, PlanRecoveryOperator, RecoverOperator
+from airflow_coranto.operators.spark import SparkConsumerOperator
+from airflow_coranto.operators.specs import ApplySpecsOperator
+from airflow_coranto.triggers.journal import JournalOffsetTrigger
 from coranto.audit import Depth, Finding, Kind, Report, Severity, Subject
 from coranto.client import SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.errors import InvalidInput
 from coranto.messages import JsonLines
 from coranto.messages.checkpoints import Checkpoint, Source
-from coranto.offsets import vector_of_json, vector_to_json
+from coranto.offsets import vector_of_json
 from coranto.testing import SyncCluster
 from coranto_consumers.spark import ConsumerOptions, MisfitPolicy
 from coranto_consumers.stores.sql import SqlStore
@@ -154,11 +148,10 @@ def test_errors_that_last_are_not_retried_and_others_are(client: SyncJournalClie
     assert not isinstance(missing.value, AirflowFailException)
 
 
-def test_an_unreachable_cluster_is_told_without_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_cluster_is_told_without_the_token(monkeypatch: pytest.MonkeyPatch, hurried: None) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AWAY", "coranto://:header.secretpayload.signature@127.0.0.1:1")
-    monkeypatch.setattr("coranto.client.config.DEFAULT_PATIENCE", 0.1)
     with pytest.raises(AirflowException) as away:
-        AuditOperator(task_id="audit", group="shop/orders", conn_id="away").execute(context())
+        AuditOperator(task_id="audit", group="shop/orders", coranto_conn_id="away").execute(context())
     assert "secretpayload" not in f"{away.value!r}{away.value.__cause__!r}"
 
 
@@ -248,28 +241,6 @@ def test_the_approval_is_of_the_hash_on_the_button() -> None:
         ApproveRecoveryOperator(task_id="approve", plan=None).execute(context())
 
 
-def test_waiting_goes_to_the_triggerer_with_its_vector(client: SyncJournalClient, group: str) -> None:
-    publishing(group).execute(context())
-    wait = WaitForJournalsOperator(task_id="wait", group=group)
-    with pytest.raises(TaskDeferred) as deferred:
-        wait.execute(context())
-    assert isinstance(deferred.value.trigger, JournalOffsetTrigger)
-    heads = {name: client.head(name) for name in client.list(f"name:prefix={group}/").names}
-    assert deferred.value.trigger.beyond == heads
-    assert wait.execute_complete(context(), {"heads": heads, "bytes": 3}) == {"heads": heads, "bytes": 3}
-    with pytest.raises(AirflowFailException, match="refused"):
-        wait.execute_complete(context(), {"error": "refused"})
-    with pytest.raises(AirflowFailException, match="native_obj"):
-        WaitForJournalsOperator(task_id="wait", group=group, beyond="{'a': 1}").execute(context())
-    for beyond in (vector_to_json(heads), {name: str(int(at)) for name, at in heads.items()}):  # As templates give it.
-        with pytest.raises(TaskDeferred) as deferred:
-            WaitForJournalsOperator(task_id="wait", group=group, beyond=beyond).execute(context())
-        assert isinstance(deferred.value.trigger, JournalOffsetTrigger)
-        assert deferred.value.trigger.beyond == heads
-    with pytest.raises(AirflowFailException, match="is not an offset for a"):
-        WaitForJournalsOperator(task_id="wait", group=group, beyond={"a": "x"}).execute(context())
-
-
 def test_a_consumer_whose_journal_was_made_again_while_it_waited_decides_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +308,7 @@ def uris(assets: Any) -> list[str]:
 def test_operators_declare_the_journals_that_they_read_and_write() -> None:
     made = publishing("shop/orders")
     assert (uris(made.inlets), uris(made.outlets)) == ([], ["journal://coranto_default/shop/orders"])
-    named = publishing("shop/orders", conn_id="other", cluster="prod")
+    named = publishing("shop/orders", coranto_conn_id="other", cluster="prod")
     assert uris(named.outlets) == ["journal://prod/shop/orders"]
     assert publishing("shop/orders", outlets=[]).outlets == []
     assert publishing("{{ params.group }}").outlets == []

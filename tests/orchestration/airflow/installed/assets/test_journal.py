@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk import Asset
 
-from airflow_coranto.assets import journal_asset, journal_uri, to_openlineage
+from airflow_coranto.assets.journal import journal_asset, journal_uri, to_openlineage
 from coranto.errors import InvalidInput
 
 
@@ -16,10 +16,10 @@ def test_a_group_has_a_uri_that_airflow_takes() -> None:
 
 
 def test_a_watched_asset_has_a_trigger_of_its_group() -> None:
-    asset = journal_asset("flights/events", watch=True, conn_id="prod", earliest=True, name="events")
+    asset = journal_asset("flights/events", watch=True, coranto_conn_id="prod", earliest=True, name="events")
     (watcher,) = asset.watchers
     _, arguments = watcher.trigger.serialize()
-    assert (arguments["group"], arguments["conn_id"], arguments["earliest"]) == ("flights/events", "prod", True)
+    assert (arguments["group"], arguments["coranto_conn_id"], arguments["earliest"]) == ("flights/events", "prod", True)
     assert asset.name == "events"
 
 

@@ -16,6 +16,6 @@ class JournalMessageQueueProvider(BaseMessageQueueProvider):
     scheme = "journal"
 
     def trigger_class(self) -> type[BaseEventTrigger]:
-        from airflow_coranto.trigger import JournalOffsetTrigger
+        from airflow_coranto.triggers.journal import JournalOffsetTrigger
 
         return JournalOffsetTrigger

@@ -10,8 +10,8 @@ from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTr
 from airflow.providers_manager import ProvidersManager
 from packaging.version import Version
 
-from airflow_coranto.provider_info import get_provider_info
-from airflow_coranto.trigger import JournalOffsetTrigger
+from airflow_coranto.get_provider_info import get_provider_info
+from airflow_coranto.triggers.journal import JournalOffsetTrigger
 
 
 def test_every_named_module_and_class_exists() -> None:
@@ -41,8 +41,8 @@ def test_airflow_finds_the_provider() -> None:
     assert "coranto" in manager.providers
     hook = manager.hooks["coranto"]
     assert hook is not None
-    assert hook.hook_class_name == "airflow_coranto.hook.CorantoHook"
-    assert "airflow_coranto.queue.JournalMessageQueueProvider" in manager.queue_class_names
+    assert hook.hook_class_name == "airflow_coranto.hooks.coranto.CorantoHook"
+    assert "airflow_coranto.queues.journal.JournalMessageQueueProvider" in manager.queue_class_names
     assert "journal" in manager.asset_uri_handlers
     if Version(airflow.__version__) >= Version("3.2"):  # Before, fields are declared only with Flask's forms.
         assert "extra__coranto__tls_ca" in manager.connection_form_widgets
@@ -51,10 +51,10 @@ def test_airflow_finds_the_provider() -> None:
 def test_journals_are_a_message_queue() -> None:
     trigger = MessageQueueTrigger(scheme="journal", group="flights/events", name="events")
     path, arguments = trigger.serialize()
-    assert path == "airflow_coranto.trigger.JournalOffsetTrigger"
+    assert path == "airflow_coranto.triggers.journal.JournalOffsetTrigger"
     assert JournalOffsetTrigger(**arguments).variable == "coranto_watcher.events"
 
 
 def test_the_entry_point_names_the_function() -> None:
     values = {each.value for each in entry_points(group="apache_airflow_provider")}
-    assert "airflow_coranto.provider_info:get_provider_info" in values
+    assert "airflow_coranto.get_provider_info:get_provider_info" in values

@@ -13,8 +13,8 @@ from airflow.models.variable import Variable
 from airflow.utils.session import create_session
 from sqlalchemy import delete, select
 
-from airflow_coranto import listener
 from airflow_coranto.offsets import MARK, StoredEvent
+from airflow_coranto.plugins import listener
 
 pytestmark = pytest.mark.usefixtures("database")
 NAME = f"{MARK}.events"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow.providers.common.compat.sdk import AirflowPlugin
 
-from airflow_coranto import listener
+from airflow_coranto.plugins import listener
 
 
 class CorantoPlugin(AirflowPlugin):

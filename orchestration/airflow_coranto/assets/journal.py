@@ -23,16 +23,16 @@ def journal_asset(
     cluster: str = DEFAULT_CONNECTION,
     name: str | None = None,
     watch: bool = False,
-    conn_id: str = DEFAULT_CONNECTION,
+    coranto_conn_id: str = DEFAULT_CONNECTION,
     **trigger: Any,
 ) -> Asset:
     """Return the asset of the journals `group/…` of a cluster.
 
     `cluster` is the name that everybody uses for the cluster (`cluster` in the extra of the connection; by default the
-    connection's id). With `watch` a JournalOffsetTrigger of the connection `conn_id`, with the further arguments,
-    adds an event to the asset when messages of any program become committed in the journals. DAGs that have the asset
-    as their schedule start then. Operators that publish to the group have the asset as an outlet, which adds an event
-    too: give `outlets=[]` to those whose journals are watched, so that each publication counts once.
+    connection's id). With `watch` a JournalOffsetTrigger of the connection `coranto_conn_id`, with the further
+    arguments, adds an event to the asset when messages of any program become committed in the journals. DAGs that have
+    the asset as their schedule start then. Operators that publish to the group have the asset as an outlet, which adds
+    an event too: give `outlets=[]` to those whose journals are watched, so that each publication counts once.
     """
     from airflow.sdk import AssetWatcher
 
@@ -41,9 +41,9 @@ def journal_asset(
         if trigger:
             raise InvalidInput(f"{', '.join(trigger)} is for a watcher; give watch=True", field="journal_asset")
         return Asset(name=name or uri, uri=uri)
-    from airflow_coranto.trigger import JournalOffsetTrigger
+    from airflow_coranto.triggers.journal import JournalOffsetTrigger
 
-    watcher = AssetWatcher(name=f"growth of {group}", trigger=JournalOffsetTrigger(group, conn_id, **trigger))
+    watcher = AssetWatcher(name=f"growth of {group}", trigger=JournalOffsetTrigger(group, coranto_conn_id, **trigger))
     return Asset(name=name or uri, uri=uri, watchers=[watcher])
 
 

@@ -12,11 +12,10 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_coranto import offsets
 from airflow_coranto.connection import DEFAULT_CONNECTION, in_airflow
-from airflow_coranto.hook import CorantoHook
+from airflow_coranto.hooks.coranto import CorantoHook
 from airflow_coranto.variables import get_variable, set_variable
 from coranto.errors import CorantoError, InvalidInput, JournalRecreated, PermissionDenied, Unauthenticated
-from coranto.journal_ids import is_same
-from coranto.offsets import id_of, vector_of_json, vector_to_json
+from coranto.offsets import vector_of_json, vector_to_json
 
 if TYPE_CHECKING:
     from coranto.client import JournalClient
@@ -35,9 +34,9 @@ class JournalOffsetTrigger(BaseEventTrigger):
     *In an asset's watcher* (without `beyond`) it fires without end, at most once per `interval` seconds, whenever at
     least `min_bytes` were appended since the last event, and messages became committed. Each byte belongs to one event.
     The positions are kept in an Airflow variable, which is written in the transaction that stores the event
-    (`airflow_coranto.listener`). So a restarted or replaced triggerer continues where the last stored event ends.
-    The first one begins at the heads that it finds, or with `earliest` at offset 0. The variable belongs to all these
-    arguments, or to `name` if that is given.
+    (`airflow_coranto.plugins.listener`). So a restarted or replaced triggerer continues where the last stored event
+    ends. The first one begins at the heads that it finds, or with `earliest` at offset 0. The variable belongs to all
+    these arguments, or to `name` if that is given.
 
     *For a task that waits* (with `beyond`) it fires once, as soon as messages became committed above a journal's offset
     there; a journal that is not in `beyond` counts from offset 0. The vector is part of the trigger, so restarts change
@@ -52,7 +51,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
     def __init__(
         self,
         group: str,
-        conn_id: str = DEFAULT_CONNECTION,
+        coranto_conn_id: str = DEFAULT_CONNECTION,
         beyond: Mapping[str, Any] | None = None,
         interval: float = 5.0,
         min_bytes: int = 1,
@@ -65,7 +64,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
         if interval <= 0 or min_bytes < 1:
             raise InvalidInput(f"interval {interval} and min_bytes {min_bytes} must be positive", field="trigger")
         self.group = group
-        self.conn_id = conn_id
+        self.coranto_conn_id = coranto_conn_id
         self.beyond = vector_of_json(beyond, "beyond") if beyond is not None else None
         self.interval = interval
         self.min_bytes = min_bytes
@@ -75,13 +74,13 @@ class JournalOffsetTrigger(BaseEventTrigger):
         self._told = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return "airflow_coranto.trigger.JournalOffsetTrigger", self._arguments
+        return "airflow_coranto.triggers.journal.JournalOffsetTrigger", self._arguments
 
     @property
     def _arguments(self) -> dict[str, Any]:
         return {
             "group": self.group,
-            "conn_id": self.conn_id,
+            "coranto_conn_id": self.coranto_conn_id,
             "beyond": vector_to_json(self.beyond) if self.beyond is not None else None,
             "interval": self.interval,
             "min_bytes": self.min_bytes,
@@ -98,22 +97,18 @@ class JournalOffsetTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         # Importing the client takes a while; other triggers share this event loop.
         await asyncio.to_thread(importlib.import_module, "coranto.client")
-        from coranto.client.positions import JournalPosition, grown_bytes, heads_of
+        from coranto.client.positions import grown_bytes
 
-        heads = _Heads(self.group, self.conn_id, self.interval, self.committed, self.log)
+        heads = _Heads(self.group, self.coranto_conn_id, self.interval, self.committed, self.log)
         if self.beyond is not None:
             beyond = self.beyond
-            heads.before = lambda now: {
-                journal: JournalPosition(at, now[journal].create_revision, id_of(at))
-                for journal, at in beyond.items()
-                if journal in now
-            }
+            heads.before = partial(offsets.behind, beyond)
             try:
                 async for now in heads.each(fail=True):
-                    for journal, at in beyond.items():
-                        _require_same(journal, at, now.get(journal))
-                    if heads.is_committed and (grown := grown_bytes(now, heads.before(now))):
-                        yield TriggerEvent({"heads": vector_to_json(heads_of(now)), "bytes": grown})
+                    offsets.require_same(beyond, now)
+                    found = offsets.growth(now, offsets.behind(beyond, now))
+                    if heads.is_committed and found["bytes"]:
+                        yield TriggerEvent(found)
                         return
             except JournalRecreated as error:
                 yield TriggerEvent({"error": in_airflow(str(error)), "recreated": True})
@@ -153,20 +148,6 @@ class JournalOffsetTrigger(BaseEventTrigger):
         return begin
 
 
-def _require_same(journal: str, offset: int, now: JournalPosition | None) -> None:
-    """Raise JournalRecreated if an offset has the id of an earlier journal."""
-    known = id_of(offset)
-    if now is not None and not is_same(known, offset, now.journal_id):
-        raise JournalRecreated(
-            journal,
-            offset,
-            known,
-            now.journal_id,
-            now.head,
-            "Wait beyond offsets of the present journal: remove it from `beyond`, and it counts from offset 0.",
-        )
-
-
 def _fixed(positions: Mapping[str, JournalPosition], now: object) -> Mapping[str, JournalPosition]:
     return positions
 
@@ -179,14 +160,14 @@ class _Heads:
     is_committed = False
     """Messages became committed behind `before`, as of the last answer."""
 
-    def __init__(self, group: str, conn_id: str, interval: float, committed: bool, log: Any) -> None:
+    def __init__(self, group: str, coranto_conn_id: str, interval: float, committed: bool, log: Any) -> None:
         from coranto.client.commits import CommitWatch
         from coranto.client.groups import JournalGroup
 
         self._commits = CommitWatch() if committed else None
         self._is_missing = False
         self._group = JournalGroup(group)
-        self._hook = CorantoHook(conn_id)
+        self._hook = CorantoHook(coranto_conn_id)
         self._interval = interval
         self._log = log
         self._client: JournalClient | None = None
@@ -203,7 +184,7 @@ class _Heads:
                     if fail and isinstance(error, InvalidInput | Unauthenticated | PermissionDenied):
                         raise
                     if fail and not isinstance(error, CorantoError):
-                        raise InvalidInput(f"connection {self._hook.conn_id}: {error}") from error
+                        raise InvalidInput(f"connection {self._hook.coranto_conn_id}: {error}") from error
                     await self._forget_client()
                     if problem != str(error):
                         problem = str(error)
@@ -240,7 +221,7 @@ class _Heads:
                 "There is no journal %s/… on the cluster of connection %s yet; waits for one. Check the group's name, "
                 "and whether the token may read it",
                 self._group.name,
-                self._hook.conn_id,
+                self._hook.coranto_conn_id,
             )
         elif self._is_missing and not is_missing:
             self._log.info("Journals %s/… exist now", self._group.name)

@@ -13,9 +13,9 @@ import pytest
 from airflow.triggers.base import TriggerEvent
 from structlog.testing import capture_logs
 
-from airflow_coranto import trigger as module
 from airflow_coranto.offsets import settle
-from airflow_coranto.trigger import JournalOffsetTrigger
+from airflow_coranto.triggers import journal as module
+from airflow_coranto.triggers.journal import JournalOffsetTrigger
 from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.config import ClientConfig
 from coranto.client.publishing import publisher
@@ -58,7 +58,7 @@ async def appending(broker: SyncCluster, group: str) -> AsyncIterator[Any]:
 def watcher(group: str, **options: Any) -> JournalOffsetTrigger:
     made = JournalOffsetTrigger(group, interval=0.02, **options)
     path, arguments = made.serialize()  # As the triggerer gets it.
-    assert path == "airflow_coranto.trigger.JournalOffsetTrigger"
+    assert path == "airflow_coranto.triggers.journal.JournalOffsetTrigger"
     return JournalOffsetTrigger(**json.loads(json.dumps(arguments)))
 
 
@@ -145,7 +145,7 @@ async def test_a_watcher_outlasts_a_cluster_that_is_away_and_a_missing_connectio
     variables: dict[str, str], appending: Any, group: str, monkeypatch: pytest.MonkeyPatch, broker: SyncCluster
 ) -> None:
     monkeypatch.setattr(module, "_MAX_PAUSE", 0.05)
-    of = watcher(group, conn_id="later")
+    of = watcher(group, coranto_conn_id="later")
     async with aclosing(of.run()) as events:
         waiting = asyncio.ensure_future(next_event(events))
         await asyncio.sleep(0.1)
@@ -193,8 +193,8 @@ async def test_a_waiting_task_is_told_that_its_journal_was_made_again(
 
 async def test_a_waiting_task_is_told_what_waiting_will_not_cure(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "coranto", "extra": {"tls_cs": "x"}}))
-    for conn_id in ("wrong", "absent"):
-        async with aclosing(watcher(group, beyond={}, conn_id=conn_id).run()) as events:
+    for coranto_conn_id in ("wrong", "absent"):
+        async with aclosing(watcher(group, beyond={}, coranto_conn_id=coranto_conn_id).run()) as events:
             assert "error" in await next_event(events)
 
 

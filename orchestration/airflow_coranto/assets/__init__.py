@@ -1,0 +1,1 @@
+"""Groups of journals as Airflow assets."""

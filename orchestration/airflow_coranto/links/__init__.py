@@ -1,0 +1,1 @@
+"""Links beside tasks in Airflow's UI."""

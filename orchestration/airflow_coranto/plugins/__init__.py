@@ -1,0 +1,1 @@
+"""The Airflow plugin, and the listener that it brings."""

@@ -1,0 +1,1 @@
+"""Journals as a message queue."""
