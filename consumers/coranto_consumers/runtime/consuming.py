@@ -195,9 +195,9 @@ class Consuming:
     def _consumed(self, of: SourceInput, pulled: Any) -> float:
         """Count messages that were consumed. Returns the time."""
         now = self._now()
-        messages, size = of.weigh(pulled)
+        messages, acknowledgements, size = of.weigh(pulled)
         self.in_hand = 0
-        self._transactions.consumed(now, size, messages)
+        self._transactions.consumed(now, size, messages, acknowledgements)
         return now
 
     def _next(self, of: SourceInput, now: float, until: float) -> Any | None:

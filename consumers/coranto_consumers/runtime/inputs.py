@@ -54,8 +54,8 @@ class SourceInput(ABC):
         """Return the number of messages that were decoded, and their bytes."""
 
     @abstractmethod
-    def weigh(self, pulled: Any) -> tuple[int, int]:
-        """Return the number of messages that were pulled, acknowledgements included, and their bytes."""
+    def weigh(self, pulled: Any) -> tuple[int, int, int]:
+        """Return the number of messages and of acknowledgements that were pulled, and their bytes."""
 
     @abstractmethod
     def consume(self, store: Store, pulled: Any) -> None:
@@ -123,8 +123,9 @@ class MessageInput(SourceInput):
     def size_of(self, decoded: Sequence[Envelope[Any]]) -> tuple[int, int]:
         return len(decoded), sum(each.end - each.begin for each in decoded)
 
-    def weigh(self, pulled: Envelope[Any]) -> tuple[int, int]:
-        return 1, pulled.end - pulled.begin
+    def weigh(self, pulled: Envelope[Any]) -> tuple[int, int, int]:
+        acknowledgements = int(_is_ack(pulled))
+        return 1 - acknowledgements, acknowledgements, pulled.end - pulled.begin
 
     def consume(self, store: Store, pulled: Envelope[Any]) -> None:
         if not _is_ack(pulled) and not self._leaves_out(store, pulled):
@@ -202,8 +203,9 @@ class BatchInput(SourceInput):
     def size_of(self, decoded: Any) -> tuple[int, int]:
         return decoded.num_rows, decoded.column("end")[-1].as_py() - decoded.column("offset")[0].as_py()
 
-    def weigh(self, pulled: Any) -> tuple[int, int]:
-        return max(pulled.rows.num_rows, 1), pulled.size
+    def weigh(self, pulled: Any) -> tuple[int, int, int]:
+        messages = pulled.rows.num_rows
+        return messages, int(not messages), pulled.size
 
     def consume(self, store: Store, pulled: Any) -> None:
         if not pulled.rows.num_rows:

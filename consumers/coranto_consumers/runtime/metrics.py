@@ -25,7 +25,9 @@ class ConsumerMetrics:
         gauge = partial(Gauge, labelnames=["shard"], registry=self.registry)
         self.etcd_budget = EtcdBudgetMetrics(self.registry)
         self._transactions = counter("coranto_shard_transactions", "Completed transactions.")
-        self._messages = counter("coranto_shard_messages", "Messages of completed transactions.")
+        self._messages = counter(
+            "coranto_shard_messages", "Messages of completed transactions, acknowledgements aside."
+        )
         self._bytes = counter("coranto_shard_message_bytes", "Content of completed transactions.")
         self._phases = counter(
             "coranto_shard_phase_seconds",

@@ -84,7 +84,13 @@ class Times:
     committed: float = 0.0
     acknowledged: float = 0.0
     messages: int = 0
+    acknowledgements: int = 0
     bytes: int = 0
+
+    @property
+    def pulled(self) -> int:
+        """The number of messages and acknowledgements."""
+        return self.messages + self.acknowledgements
 
 
 class Transactions:
@@ -102,8 +108,8 @@ class Transactions:
 
     @property
     def is_open(self) -> bool:
-        """True if the current transaction has messages."""
-        return self.current.messages > 0
+        """True if the current transaction has messages or acknowledgements."""
+        return self.current.pulled > 0
 
     def messages_under_way(self, *, only_one: bool) -> int:
         """Return the messages of the transaction that is open or commits: the larger one, if it is not the `only_one`.
@@ -111,15 +117,15 @@ class Transactions:
         A transaction that has committed does not count if there is only one.
         """
         if not only_one:
-            return max(self.current.messages, self.completing.messages)
-        return self.completing.messages if self.prior is Prior.COMMITTING else self.current.messages
+            return max(self.current.pulled, self.completing.pulled)
+        return self.completing.pulled if self.prior is Prior.COMMITTING else self.current.pulled
 
     def reads(self, now: float) -> bool:
         """Return True if the current transaction takes further messages."""
         if self._deferred or self._ended:
             return False
         most = self.limits.max_messages
-        if most is not None and (self.current.messages >= most or (not self.is_open and self.prior is not Prior.DONE)):
+        if most is not None and (self.current.pulled >= most or (not self.is_open and self.prior is not Prior.DONE)):
             return False
         return not self.is_open or now < self.current.began + self.limits.max_seconds
 
@@ -147,11 +153,12 @@ class Transactions:
             return NextStep.WAIT
         return NextStep.COMMIT
 
-    def consumed(self, now: float, size: int, messages: int = 1) -> None:
-        """Note that messages of `size` bytes were consumed."""
+    def consumed(self, now: float, size: int, messages: int = 1, acknowledgements: int = 0) -> None:
+        """Note that messages and acknowledgements of `size` bytes were consumed."""
         if not self.is_open:
             self.current.began = now
         self.current.messages += messages
+        self.current.acknowledgements += acknowledgements
         self.current.bytes += size
 
     def deferred(self) -> None:

@@ -171,7 +171,6 @@ def consumer_metadata(report: ConsumeReport) -> Mapping[str, Any]:
             misfits=report.misfits,
             lost_bytes=LeftOut(lost=report.lost).counts["lost_bytes"],
             lost=lost_table(report.lost) if report.lost else None,
-            rows_read=report.rows,
             fence=report.fence,
             offsets_read=offsets_metadata(report.offsets),
             journals=lag_table(report.offsets, report.heads),

@@ -66,7 +66,6 @@ class ConsumerMetadataSet(MetadataSet):
     """The bytes of lost content that was skipped."""
     lost: dg.TableMetadataValue | None = None
     """The ranges of lost content."""
-    rows_read: int | None = None
     fence: int | None = None
     offsets_read: dg.JsonMetadataValue | None = None
     journals: dg.TableMetadataValue | None = None
@@ -84,7 +83,6 @@ class WindowMetadataSet(MetadataSet):
     messages: int | None = None
     misfits: int | None = None
     """The messages that do not fit the application's columns: dead letters, or nulls."""
-    rows_read: int | None = None
     fence: int | None = None
     bytes: int | None = None
     offsets_from: dg.JsonMetadataValue | None = None

@@ -311,7 +311,6 @@ def window_metadata(
             stored_until=dg.MetadataValue.timestamp(stored[1]) if stored is not None else None,
             messages=report.messages if report is not None else None,
             misfits=report.misfits if report is not None else None,
-            rows_read=report.rows if report is not None else None,
             fence=report.fence if report is not None else None,
             bytes=window.length,
             offsets_from=offsets_metadata({name: JournalOffset(at.begin, at.journal_id) for name, at in spans}),

@@ -21,7 +21,7 @@ class SparkConsumerMetrics:
             for name, text in {
                 "transactions": "Transactions that were committed and acknowledged.",
                 "messages": "Committed messages that were processed.",
-                "rows": "Messages that were read, including duplicates, acknowledgements, pending and dropped ones.",
+                "records_read": "Records read: messages, duplicates, acknowledgements, pending and dropped ones.",
                 "published": "Messages that were published and acknowledged.",
                 "misfits": "Processed messages that do not fit the application's columns.",
                 "retries": "Failures of stores and brokers that the consumer has retried.",

@@ -57,8 +57,8 @@ class ConsumeReport:
     transactions: int
     messages: int
     """Committed content messages that were processed."""
-    rows: int
-    """Messages that were read, including duplicates, acknowledgements, and pending or rolled back messages."""
+    records_read: int
+    """What was read: these messages, and duplicates, acknowledgements, and pending or rolled back messages."""
     published: int
     """Messages that were published and acknowledged."""
     offsets: Mapping[str, int]

@@ -123,7 +123,7 @@ class OutputTransactions:
                 transactions=report.transactions + 1,
                 messages=report.messages + read.messages,
                 misfits=report.misfits + read.misfits,
-                rows=report.rows + read.rows,
+                records_read=report.records_read + read.rows,
                 published=report.published + published.messages,
                 offsets=offsets_of(report.offsets, read.sources),
             )

@@ -69,8 +69,8 @@ class WindowReport:
     window: Window
     messages: int
     """The messages that the window commits."""
-    rows: int
-    """Messages that were read, including duplicates, acknowledgements, and pending or rolled back messages."""
+    records_read: int
+    """Records read: these messages, and duplicates, acknowledgements, and pending or rolled back messages."""
     fence: int
     misfits: int = 0
     """Messages of the window that do not fit the application's columns: dead letters, or nulls."""

@@ -191,7 +191,7 @@ def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url, monke
     assert taken == [False] + [True] * (report.transactions - 1), "all but the first were read ahead"
     assert (reports[0].transactions, reports[0].offsets) == (0, dict.fromkeys(SOURCES, 0))
     assert report.messages == len(world.committed)
-    assert report.rows == sum(world.broker.content(journal).count(b"\n") for journal in SOURCES)
+    assert report.records_read == sum(world.broker.content(journal).count(b"\n") for journal in SOURCES)
     assert report.published == len(world.alerts()) > 0
     assert report.offsets == report.heads == {journal: world.broker.head(journal) for journal in SOURCES}
     assert (report.lag_bytes, report.fence, report.replayed_intents) == (0, 1, 0)
@@ -618,7 +618,7 @@ def test_a_transaction_without_committed_messages_starts_no_job(spark, world, sq
 
     before = jobs()
     report = runner.run_until_caught_up()
-    assert (report.transactions, report.rows, report.messages) == (1, 1, 0)
+    assert (report.transactions, report.records_read, report.messages) == (1, 1, 0)
     assert jobs() == before
 
     pending.commit()

@@ -6,6 +6,7 @@ from coranto_consumers.spark import ConsumeReport, SparkConsumerMetrics
 from coranto_consumers.spark.consumer.progress import PHASES, PhaseTimes
 from coranto_consumers.spark.journals.losses import LostContent
 
+COUNTERS = ("transactions", "messages", "records_read", "published", "misfits")
 BEGUN = ConsumeReport(0, 0, 0, 0, {"a": 0, "b": 5}, {"a": 100, "b": 5}, 0, fence=1)
 
 
@@ -24,19 +25,23 @@ def test_counters_go_on_over_runs_whose_reports_begin_at_zero():
     metrics = SparkConsumerMetrics("delays")
     metrics.observe(BEGUN)
     assert values(metrics)["lag_bytes a"] == 100
-    first = replace(BEGUN, transactions=1, messages=10, rows=12, published=3, misfits=1, offsets={"a": 60, "b": 5})
+    first = replace(
+        BEGUN, transactions=1, messages=10, records_read=12, published=3, misfits=1, offsets={"a": 60, "b": 5}
+    )
     metrics.observe(replace(first, seconds={"reading": 2.0, "writing": 1.0}))
-    metrics.observe(replace(first, transactions=2, messages=15, rows=20, seconds={"reading": 2.5, "writing": 1.0}))
+    metrics.observe(
+        replace(first, transactions=2, messages=15, records_read=20, seconds={"reading": 2.5, "writing": 1.0})
+    )
     metrics.observe(replace(BEGUN, fence=2, offsets={"a": 80}, heads={"a": 120}))
     lost = LostContent("a", 80, 90)
     metrics.observe(replace(BEGUN, fence=2, transactions=1, messages=4, lost=(lost,), heads={"a": 120}))
 
     found = values(metrics)
 
-    assert {name: found[f"{name}_total"] for name in ("transactions", "messages", "rows", "published", "misfits")} == {
+    assert {name: found[f"{name}_total"] for name in COUNTERS} == {
         "transactions": 3,
         "messages": 19,
-        "rows": 20,
+        "records_read": 20,
         "published": 3,
         "misfits": 1,
     }

@@ -136,7 +136,7 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
     broker.write(JOURNAL, broker.content(JOURNAL).splitlines(keepends=True)[0])  # A duplicate.
     report = consumer.run_until_caught_up()
     check(store_url, *range(1, 8), factor=factor)
-    assert (optimistic, report.messages, report.rows) == ([True, False], 2, 6)
+    assert (optimistic, report.messages, report.records_read) == ([True, False], 2, 6)
 
 
 def test_an_application_that_does_not_read_to_the_end_takes_two_jobs(spark, broker, tmp_path, optimistic):
