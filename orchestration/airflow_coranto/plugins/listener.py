@@ -28,8 +28,9 @@ def on_asset_changed(asset: Any) -> None:
     if sessions is None or not sessions.registry.has():  # No database here, or no transaction of this thread.
         return
     session = sessions()
-    for event in list(session):
-        if isinstance(event, AssetEvent) and (payload := watched(event.extra)) is not None:
+    stored: list[Any] = [each for each in session if isinstance(each, AssetEvent)]
+    for event in stored:
+        if (payload := watched(event.extra)) is not None:
             row = _row(session, payload[MARK])
             settled, kept = settle(payload, _stored(row))
             event.extra = {**(event.extra or {}), "payload": settled}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,19 @@ def test_every_named_target_of_make_exists() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_versions_of_the_environment_are_recorded_without_addresses() -> None:
-    lines = (ROOT / "constraints-airflow.txt").read_text().splitlines()
+@pytest.mark.parametrize("name", ["constraints-airflow.txt", "constraints-airflow-oldest.txt"])
+def test_versions_of_an_environment_are_recorded_without_addresses(name: str) -> None:
+    lines = (ROOT / name).read_text().splitlines()
     assert len(lines) > 100
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+", line) for line in lines)
+
+
+def test_the_oldest_versions_that_are_tested_are_those_that_are_required() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [each for each in project["optional-dependencies"]["airflow"] if each.startswith("apache-airflow")]
+    tested = dict(line.split("==") for line in (ROOT / "constraints-airflow-oldest.txt").read_text().splitlines())
+    assert len(required) == 4
+    for each in required:
+        name, _, versions = each.partition(">=")
+        oldest = versions.partition(",")[0]
+        assert f"{tested[name]}.".startswith(f"{oldest}."), each

@@ -8,12 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 from airflow.models import Connection
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
+from airflow_coranto.get_provider_info import CONNECTION_FIELDS
 from airflow_coranto.hooks.coranto import CorantoHook
 from airflow_coranto.operators.audit import AuditOperator
 from coranto.client import SyncJournalClient
@@ -86,16 +86,15 @@ def test_other_connections_that_are_not_defined_fail_a_task_without_a_retry(conn
     assert f"{line[conn_id]}'coranto://HOST:PORT'" in str(failed.value)
 
 
-def test_a_form_of_an_earlier_airflow_has_the_fields_of_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 3.2 Airflow calls the hook with stand-ins of these modules."""
-    for name, parts in {
-        "flask_appbuilder": {},
-        "flask_appbuilder.fieldwidgets": {"BS3TextFieldWidget": SimpleNamespace},
-        "flask_babel": {"lazy_gettext": str},
-        "wtforms": {"StringField": lambda label, widget: label},
-    }.items():
-        module = ModuleType(name)
-        module.__dict__.update(parts)
-        monkeypatch.setitem(sys.modules, name, module)
-    assert CorantoHook.get_connection_form_widgets()["tls_ca"] == "PEM file of authorities to trust"
-    assert CorantoHook.get_ui_field_behaviour()["hidden_fields"] == ["login"]
+FORM = """
+from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
+
+(form,) = (each for each in HookMetaService.hook_meta_data() if each.connection_type == "coranto")
+print(*form.extra_fields, form.standard_fields.login.hidden)
+"""
+
+
+def test_the_form_of_a_connection_has_the_fields_of_extra() -> None:
+    """Before 3.2 Airflow takes them from the hook. A process that has loaded providers before has no fields then."""
+    ran = subprocess.run([sys.executable, "-c", FORM], capture_output=True, text=True, check=True, env={**os.environ})
+    assert ran.stdout.splitlines()[-1].split() == [*CONNECTION_FIELDS, "True"]

@@ -18,6 +18,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowSkipException,
     TaskDeferred,
 )
+from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from airflow_coranto.hooks.coranto import CorantoHook
 from airflow_coranto.operators.audit import AuditOperator, told_report
@@ -322,7 +323,7 @@ def test_operators_declare_the_journals_that_they_read_and_write() -> None:
 def test_the_event_of_an_outlet_has_the_payload_of_a_watchers(client: SyncJournalClient, group: str) -> None:
     operator = publishing(group)
     (asset,) = operator.outlets
-    events = {asset: SimpleNamespace(extra={})}
+    events = OutletEventAccessors()
     told = operator.execute({**context(), "outlet_events": events})
     payload = events[asset].extra["payload"]
     assert payload["heads"] == told["heads"]
