@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from coranto.errors import ClusterError, InvalidInput
+from coranto.errors import InvalidInput
 
 if TYPE_CHECKING:
     from coranto.client import ClientConfig
@@ -42,14 +42,16 @@ _PLACES: Final = {
 
 def how_to_define(conn_id: str) -> str:
     """Return the text of an error about a connection that is not defined, with the line that defines it."""
-    uri = "'coranto://HOST:PORT'"
     # No shell exports a variable with another name.
     line = (
-        f"export AIRFLOW_CONN_{conn_id.upper()}={uri}"
+        f"export AIRFLOW_CONN_{conn_id.upper()}="
         if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", conn_id)
-        else f"airflow connections add {shlex.quote(conn_id)} --conn-uri {uri}"
+        else f"airflow connections add {shlex.quote(conn_id)} --conn-uri "
     )
-    return f"connection {conn_id!r} is not defined; define it: {line} (with a token: coranto://:TOKEN@HOST:PORT/https)"
+    return (
+        f"connection {conn_id!r} is not defined. Define it: {line}'coranto://HOST:PORT' (with a token: "
+        f"coranto://:TOKEN@HOST:PORT/https), or for the cluster that `coranto up` runs here: {line}'coranto://'"
+    )
 
 
 def in_airflow(text: str) -> str:
@@ -82,8 +84,6 @@ class ConnectionFields:
     """Not used. A token here is one in the wrong field."""
     password: str = field(default="", repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    undefined: str = ""
-    """The connection's id if it is not defined. The fields are empty, and the cluster is the one of commands."""
 
     @property
     def endpoint(self) -> str:
@@ -116,17 +116,12 @@ class ConnectionFields:
             raise InvalidInput("it must be token or keys; the secret itself is the password", field="extra.auth")
         variable = "CORANTO_AUTH_KEYS" if kind == "keys" else "CORANTO_AUTH_TOKEN"
         settings = {name: extra.get(key, "") for key, name in _EXTRA.items() if name}
-        try:
-            return reach(
-                self.endpoint,
-                data_dir=extra.get("data_dir", ""),
-                file_root=extra.get("file_root", ""),
-                settings={**settings, variable: self.password},
-            )
-        except ClusterError as error:
-            if not self.undefined:
-                raise
-            raise ClusterError(f"{how_to_define(self.undefined)}. No local cluster is used: {error}") from error
+        return reach(
+            self.endpoint,
+            data_dir=extra.get("data_dir", ""),
+            file_root=extra.get("file_root", ""),
+            settings={**settings, variable: self.password},
+        )
 
     def cluster_name(self, conn_id: str) -> str:
         """Return the cluster's name in asset URIs and lineage: `cluster` of extra, otherwise the connection's id."""

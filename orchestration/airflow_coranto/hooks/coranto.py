@@ -14,7 +14,7 @@ from airflow_coranto.connection import (
     in_airflow,
 )
 from airflow_coranto.get_provider_info import CONNECTION_FIELDS, FIELD_BEHAVIOUR
-from coranto.errors import CorantoError, InvalidInput
+from coranto.errors import CorantoError
 
 if TYPE_CHECKING:
     from coranto.client import ClientConfig, SyncJournalClient
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class CorantoHook(BaseHook):
     """Reaches a cluster of brokers by a connection (see `ConnectionFields` for its fields).
 
-    The connection is read each time, so that a changed token or the new port of an embedded cluster counts at once. If
-    `coranto_default` is not defined, the cluster is the one that commands use: $CORANTO_ENDPOINT, otherwise the
-    embedded cluster below $CORANTO_DATA or ./.coranto.
+    The connection is read each time, so that a changed token or the new port of an embedded cluster counts at once. One
+    that is not defined is an error, also if a cluster runs on this machine: Airflow says the same of a connection that
+    it failed to look up, and a task must not take another cluster then.
     """
 
     conn_name_attr = "coranto_conn_id"
@@ -55,11 +55,11 @@ class CorantoHook(BaseHook):
         }
 
     def fields(self) -> ConnectionFields:
-        """Return the connection's fields. Raises InvalidInput if it is not defined, unless it is `coranto_default`."""
+        """Return the connection's fields. Raises AirflowNotFoundException if there is no such connection."""
         try:
             return _fields(self.get_connection(self.coranto_conn_id))
         except AirflowNotFoundException as error:
-            return self._undefined(error)
+            raise AirflowNotFoundException(how_to_define(self.coranto_conn_id)) from error
 
     async def async_fields(self) -> ConnectionFields:
         """Return the connection's fields, in a trigger. Raises as `fields` does."""
@@ -70,7 +70,7 @@ class CorantoHook(BaseHook):
 
             return _fields(await sync_to_async(self.get_connection)(self.coranto_conn_id))
         except AirflowNotFoundException as error:
-            return self._undefined(error)
+            raise AirflowNotFoundException(how_to_define(self.coranto_conn_id)) from error
 
     def client_config(self) -> ClientConfig:
         """Return the configuration of a client. Raises InvalidInput and ClusterError."""
@@ -93,12 +93,6 @@ class CorantoHook(BaseHook):
                 return True, f"the cluster has {len(client.list().journals)} journals"
         except CorantoError as error:
             return False, in_airflow(str(error))
-
-    def _undefined(self, error: Exception) -> ConnectionFields:
-        if self.coranto_conn_id != DEFAULT_CONNECTION:
-            raise InvalidInput(how_to_define(self.coranto_conn_id), field="coranto_conn_id") from error
-        self.log.info("Connection %s is not defined: takes the cluster that commands take", self.coranto_conn_id)
-        return ConnectionFields(undefined=self.coranto_conn_id)
 
 
 def _fields(connection: Any) -> ConnectionFields:

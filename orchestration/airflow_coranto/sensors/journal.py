@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import (
     AirflowException,
     AirflowFailException,
+    AirflowNotFoundException,
     BaseSensorOperator,
     PokeReturnValue,
     conf,
@@ -89,10 +90,10 @@ class JournalSensor(BaseSensorOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 
     def poke(self, context: Any) -> PokeReturnValue | bool:
-        """Look once. Airflow calls this. Raises AirflowFailException for what asking again will not cure."""
+        """Look once. Airflow calls this. Raises AirflowException for what asking again will not cure."""
         try:
             found = self._look()
-        except AirflowFailException:
+        except (AirflowFailException, AirflowNotFoundException):
             raise
         except AirflowException as error:
             self._warn(f"Journals {self.group}/… cannot be asked: {error}")

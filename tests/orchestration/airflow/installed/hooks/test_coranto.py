@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from airflow.models import Connection
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowNotFoundException
 
 from airflow_coranto.get_provider_info import CONNECTION_FIELDS
 from airflow_coranto.hooks.coranto import CorantoHook
 from airflow_coranto.operators.audit import AuditOperator
+from airflow_coranto.sensors.journal import JournalSensor
 from coranto.client import SyncJournalClient
-from coranto.errors import ClusterError, InvalidInput
 from coranto.testing import SyncCluster
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -30,60 +30,51 @@ def nothing_defined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_button_of_the_form_tests_a_connection(client: SyncJournalClient, group: str) -> None:
+def test_the_button_of_the_form_tests_a_connection(
+    client: SyncJournalClient, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = len(client.list().journals)
     made = Connection(conn_id="coranto_default", conn_type="coranto")
     assert made.test_connection() == (True, f"the cluster has {listed} journals")
-    os.environ["AIRFLOW_CONN_CORANTO_DEFAULT"] = "coranto://me@127.0.0.1:1"
+    monkeypatch.setenv("AIRFLOW_CONN_CORANTO_DEFAULT", "coranto://me@127.0.0.1:1")
     is_good, problem = made.test_connection()
     assert not is_good
     assert "no users" in problem
 
 
-def test_an_undefined_default_connection_is_the_cluster_of_commands(
-    broker: SyncCluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("conn_id", ["coranto_default", "prod"])
+@pytest.mark.parametrize("value", ["coranto://HOST:PORT", "coranto://"])
+def test_the_error_about_a_connection_prints_lines_that_define_it(
+    broker: SyncCluster, monkeypatch: pytest.MonkeyPatch, conn_id: str, value: str
 ) -> None:
-    monkeypatch.setenv("CORANTO_ENDPOINT", broker.endpoint)
-    hook = CorantoHook()
-    with hook.get_conn() as client:
-        assert client.config.endpoint == broker.endpoint
-    assert asyncio.run(hook.async_fields()).client_config().endpoint == broker.endpoint
-    assert hook.cluster_name() == "coranto_default"
+    monkeypatch.setenv("CORANTO_ENDPOINT", broker.endpoint)  # A cluster of this machine is not taken unasked.
+    with pytest.raises(AirflowNotFoundException) as missing:
+        CorantoHook(conn_id).client_config()
+    with pytest.raises(AirflowNotFoundException) as awaited:
+        asyncio.run(CorantoHook(conn_id).async_fields())
+    assert str(awaited.value) == str(missing.value)
+    lines = re.findall(r"export AIRFLOW_CONN_\w+='[^']+'", str(missing.value))
+    (line,) = (each for each in lines if each.endswith(f"='{value}'"))
+    address = broker.endpoint.removeprefix("http://")
+    hook = f"from airflow_coranto.hooks.coranto import CorantoHook; hook = CorantoHook({conn_id!r})"
+    shell = f'{line.replace("HOST:PORT", address)}; exec "$0" -c "$1"'
+    program = [sys.executable, f"{hook}; print(hook.client_config().endpoint)"]
+    ran = subprocess.run(["sh", "-c", shell, *program], capture_output=True, text=True, check=True, env={**os.environ})
+    assert ran.stdout.split()[-1].removeprefix("http://") == address
 
 
-def test_without_a_cluster_the_error_has_the_line_to_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ClusterError) as missing:
-        CorantoHook().client_config()
-    with pytest.raises(AirflowException, match="no cluster runs in") as failed:
-        AuditOperator(task_id="audit", group="shop/orders").execute({})
-    assert not isinstance(failed.value, AirflowFailException), "a cluster may be started yet"
-    for text in (str(missing.value), str(failed.value)):
-        assert "export AIRFLOW_CONN_CORANTO_DEFAULT='coranto://HOST:PORT' " in text
+def test_a_name_that_no_shell_exports_is_defined_by_a_command() -> None:
+    with pytest.raises(AirflowNotFoundException, match="airflow connections add another-one --conn-uri 'coranto://'"):
+        CorantoHook("another-one").client_config()
 
 
-def test_the_printed_line_defines_the_connection_as_it_is(broker: SyncCluster) -> None:
-    with pytest.raises(InvalidInput) as missing:
-        CorantoHook("prod").client_config()
-    line = re.search(r"export AIRFLOW_CONN_PROD='[^']+'", str(missing.value))
-    assert line is not None
-    program = (
-        "from airflow_coranto.hooks.coranto import CorantoHook; print(CorantoHook('prod').client_config().endpoint)"
-    )
-    shell = f'{line.group().replace("HOST:PORT", broker.endpoint.removeprefix("http://"))}; exec "$0" -c "$1"'
-    ran = subprocess.run(
-        ["sh", "-c", shell, sys.executable, program], capture_output=True, text=True, check=True, env={**os.environ}
-    )
-    assert ran.stdout.split()[-1].removeprefix("http://") == broker.endpoint.removeprefix("http://")
-
-
-@pytest.mark.parametrize(
-    "conn_id", ["prod", "another-one"], ids=["a name that a shell exports", "one that no shell exports"]
-)
-def test_other_connections_that_are_not_defined_fail_a_task_without_a_retry(conn_id: str) -> None:
-    with pytest.raises(AirflowFailException, match=f"connection '{conn_id}' is not defined; define it: ") as failed:
-        AuditOperator(task_id="audit", group="shop/orders", coranto_conn_id=conn_id).execute({})
-    line = {"prod": "export AIRFLOW_CONN_PROD=", "another-one": "airflow connections add another-one --conn-uri "}
-    assert f"{line[conn_id]}'coranto://HOST:PORT'" in str(failed.value)
+def test_a_task_without_its_connection_is_retried() -> None:
+    """Airflow says the same of a connection that it failed to look up."""
+    with pytest.raises(AirflowException, match="connection 'prod' is not defined") as failed:
+        AuditOperator(task_id="audit", group="shop/orders", coranto_conn_id="prod").execute({})
+    assert not isinstance(failed.value, AirflowFailException)
+    with pytest.raises(AirflowException, match="connection 'prod' is not defined"):
+        JournalSensor(task_id="wait", group="shop/orders", coranto_conn_id="prod").poke({})
 
 
 FORM = """
