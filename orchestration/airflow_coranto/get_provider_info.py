@@ -62,6 +62,7 @@ def get_provider_info() -> dict[str, Any]:
     }
 
 
-def _modules(room: str, *names: str) -> list[dict[str, Any]]:
-    """Return the modules of a room, as Airflow lists those of an integration."""
-    return [{"integration-name": _INTEGRATION, "python-modules": [f"airflow_coranto.{room}.{name}" for name in names]}]
+def _modules(package: str, *names: str) -> list[dict[str, Any]]:
+    """Return the modules of a package, in the form of Airflow's lists."""
+    modules = [f"airflow_coranto.{package}.{name}" for name in names]
+    return [{"integration-name": _INTEGRATION, "python-modules": modules}]

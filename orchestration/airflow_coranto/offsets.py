@@ -175,7 +175,7 @@ def require_same(beyond: Mapping[str, int], now: Mapping[str, JournalPosition]) 
 
 
 def growth(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> dict[str, Any]:
-    """Return what a task that has waited gets: the heads, and the bytes by which journals have grown."""
+    """Return the result of a wait: the heads, and the bytes that were added."""
     from coranto.client.positions import grown_bytes, heads_of
 
     return {"heads": vector_to_json(heads_of(now)), "bytes": grown_bytes(now, before)}

@@ -32,7 +32,7 @@ def journal_asset(
     connection's id). With `watch` a JournalOffsetTrigger of the connection `coranto_conn_id`, with the further
     arguments, adds an event to the asset when messages of any program become committed in the journals. DAGs that have
     the asset as their schedule start then. Operators that publish to the group have the asset as an outlet, which adds
-    an event too: give `outlets=[]` to those whose journals are watched, so that each publication counts once.
+    an event too: give `outlets=[]` to one whose journals are watched, so that each publication counts once.
     """
     from airflow.sdk import AssetWatcher
 

@@ -32,7 +32,7 @@ class JournalSensor(BaseSensorOperator):
 
     With `deferrable` it waits in the triggerer, without a worker; by default as `[operators] default_deferrable` says.
     Otherwise it looks every `poke_interval` seconds. While the cluster does not answer it continues to ask, until
-    `timeout`. The further arguments are those of Airflow's sensors.
+    `timeout`. It takes the arguments of Airflow's sensors, too.
 
     With `committed=False` any bytes end the wait. A group without journals is waited for, and the log says so once.
     `beyond` is an offset for each journal, for example `heads` of an earlier task's result; a journal that it does not

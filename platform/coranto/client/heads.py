@@ -171,7 +171,7 @@ class Heads:
         return [each for each in self.journals if not each.known]
 
     def all_known(self) -> Heads:
-        """Return these heads. Raises Unavailable if nobody could tell the head of one of the journals."""
+        """Return these heads. Raises Unavailable if the head of one of the journals is unknown."""
         for each in self.unknown:
             raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
         return self

@@ -1,4 +1,4 @@
-"""What a consumer's materialisation says of its run."""
+"""The counts that a consumer's materialisation shows."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class ConsumeReport:
     messages: int
     """Committed content messages that were processed."""
     records_read: int
-    """What was read: these messages, and duplicates, acknowledgements, and pending or rolled back messages."""
+    """Messages that were read: these, and duplicates, acknowledgements, and pending or rolled back ones."""
     published: int
     """Messages that were published and acknowledged."""
     offsets: Mapping[str, int]

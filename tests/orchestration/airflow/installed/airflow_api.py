@@ -117,7 +117,7 @@ class AirflowApi:
         return "\n".join(json.dumps(line)[:600] for line in content[-30:])
 
     def asset_events(self) -> list[dict[str, Any]]:
-        """Return the payloads of watchers' events, in order. Those of tasks' outlets name no watcher."""
+        """Return the payloads of watchers' events, in order. The events of tasks' outlets name no watcher."""
         events = self.call("/assets/events?limit=1000&order_by=timestamp")["asset_events"]
         return [event["extra"]["payload"] for event in events if MARK in event["extra"].get("payload", ())]
 

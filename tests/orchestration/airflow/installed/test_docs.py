@@ -138,9 +138,9 @@ def _stop(terminal: subprocess.Popen[bytes]) -> None:
             return True
         return False
 
-    for signum, patience in ((signal.SIGINT, 0.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, 30.0)):
+    for signum, seconds in ((signal.SIGINT, 0.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, 30.0)):
         if ended():
             return
         os.killpg(terminal.pid, signum)
         with suppress(AssertionError):
-            until(ended, patience=patience)
+            until(ended, patience=seconds)
