@@ -15,7 +15,7 @@ VERSION = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["v
 STATED = {
     "CHANGELOG.md": r"^## (\d+\.\d+\.\d+)",
     "deploy/Dockerfile": r"coranto(?:-broker)?:(\d+\.\d+\.\d+)",
-    "deploy/kubernetes/kustomization.yaml": r"(?:coranto:|newTag: )(\d+\.\d+\.\d+)",
+    "deploy/kubernetes/base/kustomization.yaml": r"(?:coranto:|newTag: )(\d+\.\d+\.\d+)",
     "docs/installing.md": r"coranto[:-](\d+\.\d+\.\d+)",
     "docs/spark.md": r"coranto-(\d+\.\d+\.\d+)",
 }

@@ -1,37 +1,46 @@
-"""The files of deploy/: settings that exist, enough time to exit, no secret and no registry in them."""
+"""The files of deploy/: settings that exist, enough time to exit, volumes that suffice, no secret and no registry."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from coranto_broker.settings import BrokerSettings
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
+from tests.installation.kustomize import DEPLOY, KUBERNETES, VARIANTS, containers, render
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
-MANIFESTS = [
-    each
-    for path in (DEPLOY / "kubernetes").glob("*.yaml")
-    for each in yaml.safe_load_all(path.read_text())
-    if each["kind"] != "Kustomization"
-]
 SERVICES: dict[str, Any] = COMPOSE["services"]
 BROKERS = {name: each for name, each in SERVICES.items() if name.startswith("broker-")}
 
 
-def of_kind(kind: str) -> Iterator[Any]:
-    yield from (each for each in MANIFESTS if each["kind"] == kind)
+UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
-def containers() -> Iterator[tuple[Any, Any]]:
-    for each in of_kind("StatefulSet"):
-        for container in each["spec"]["template"]["spec"]["containers"]:
-            yield each, container
+@pytest.fixture(params=VARIANTS)
+def manifests(request: pytest.FixtureRequest) -> list[Any]:
+    """The manifests of each kustomization in turn."""
+    return render(KUBERNETES / request.param)
+
+
+def of_kind(manifests: list[Any], kind: str) -> list[Any]:
+    return [each for each in manifests if each["kind"] == kind]
+
+
+def settings_of(manifests: list[Any]) -> BrokerSettings:
+    """Return the settings that brokers take from the manifests."""
+    (config,) = of_kind(manifests, "ConfigMap")
+    prefix = "CORANTO_BROKER_"
+    return BrokerSettings(
+        **{name.removeprefix(prefix).lower(): each for name, each in config["data"].items() if name.startswith(prefix)}
+    )
+
+
+def size(text: str) -> int:
+    return int(text[:-2]) * UNITS[text[-2:]]
 
 
 def seconds(text: str) -> int:
@@ -46,18 +55,20 @@ def test_settings_in_the_files_are_settings_of_the_processes() -> None:
         assert named <= settings.model_fields.keys()
 
 
-def test_brokers_have_more_time_to_exit_than_they_take() -> None:
+def test_brokers_of_the_compose_file_have_more_time_to_exit_than_they_take() -> None:
     for broker in BROKERS.values():
         exit_seconds = float(broker["environment"]["CORANTO_BROKER_EXIT_SECONDS"])
         assert seconds(broker["stop_grace_period"]) > 4 * exit_seconds
-    (settings,) = of_kind("ConfigMap")
-    for owner, container in containers():
-        if container["name"] == "broker":
-            grace = owner["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-            assert grace > 4 * float(settings["data"]["CORANTO_BROKER_EXIT_SECONDS"])
 
 
-def test_brokers_are_in_two_zones_with_names_of_their_own() -> None:
+def test_pods_have_more_time_to_exit_than_brokers_take(manifests: list[Any]) -> None:
+    for each in of_kind(manifests, "StatefulSet"):
+        pod = each["spec"]["template"]["spec"]
+        if pod["containers"][0]["name"] == "broker":
+            assert pod["terminationGracePeriodSeconds"] > 4 * settings_of(manifests).exit_seconds
+
+
+def test_brokers_of_the_compose_file_are_in_two_zones_with_names_of_their_own() -> None:
     places = [
         (each["environment"]["CORANTO_BROKER_ZONE"], each["environment"]["CORANTO_BROKER_ID"])
         for each in BROKERS.values()
@@ -65,35 +76,66 @@ def test_brokers_are_in_two_zones_with_names_of_their_own() -> None:
     assert len(places) == 3
     assert len({name for _, name in places}) == 3
     assert {zone for zone, _ in places} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("variant", "brokers"), [("base", (2, 1)), ("overlays/small", (2, 1)), ("overlays/large", (6, 6))]
+)
+def test_each_kustomization_has_brokers_in_two_zones_and_three_etcds(variant: str, brokers: tuple[int, int]) -> None:
     zones = {
-        each["metadata"]["labels"].get("coranto/zone"): each["spec"]["replicas"] for each in of_kind("StatefulSet")
+        each["metadata"]["labels"].get("coranto/zone"): each["spec"]["replicas"]
+        for each in of_kind(render(KUBERNETES / variant), "StatefulSet")
     }
-    assert zones == {"a": 2, "b": 1, None: 3}
+    assert zones == {"a": brokers[0], "b": brokers[1], None: 3}
 
 
-def test_probes_ask_the_pages_that_say_it() -> None:
-    for _, container in containers():
+def test_probes_ask_the_pages_that_say_it(manifests: list[Any]) -> None:
+    for container in containers(manifests):
         if container["name"] == "broker":
             assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "health"}
             assert container["livenessProbe"]["httpGet"] == {"path": "/live", "port": "health"}
             assert {"name": "health", "containerPort": 8081} in container["ports"]
 
 
-def test_every_set_has_volumes_and_a_budget_of_disruptions() -> None:
-    budgets = [each["spec"]["selector"]["matchLabels"].items() for each in of_kind("PodDisruptionBudget")]
-    for each in of_kind("StatefulSet"):
+def test_every_set_has_volumes_and_a_budget_of_disruptions(manifests: list[Any]) -> None:
+    budgets = [each["spec"]["selector"]["matchLabels"].items() for each in of_kind(manifests, "PodDisruptionBudget")]
+    for each in of_kind(manifests, "StatefulSet"):
         assert each["spec"]["volumeClaimTemplates"]
         labels = each["spec"]["template"]["metadata"]["labels"].items()
         assert sum(budget <= labels for budget in budgets) == 1
+
+
+def test_services_that_keep_something_have_volumes() -> None:
     for name, each in SERVICES.items():
         if name.startswith(("broker-", "etcd-")) or name in ("postgres", "s3", "dagster"):
             assert each["volumes"][0].partition(":")[0] in COMPOSE["volumes"]
 
 
+def test_volumes_hold_the_cache_and_what_waits_for_the_store(manifests: list[Any]) -> None:
+    settings = settings_of(manifests)
+    bounded = settings.cache_bytes + settings.max_unpersisted_bytes
+    for each in of_kind(manifests, "StatefulSet"):
+        (claim,) = each["spec"]["volumeClaimTemplates"]
+        volume = size(claim["spec"]["resources"]["requests"]["storage"])
+        if each["metadata"]["name"] == "etcd":
+            assert volume >= 2 * (2 << 30)  # etcd's default quota, and a snapshot of as much.
+        else:
+            assert settings.max_unpersisted_journal_bytes <= settings.max_unpersisted_bytes
+            assert bounded <= 0.75 * volume  # The rest is for fragments that are not complete.
+
+
+def test_containers_get_no_less_memory_than_they_ask_for(manifests: list[Any]) -> None:
+    for container in containers(manifests):
+        resources = container["resources"]
+        assert size(resources["requests"]["memory"]) <= size(resources["limits"]["memory"])
+
+
 def test_images_are_parameters_without_a_registry() -> None:
     for each in SERVICES.values():
         assert re.fullmatch(r"\$\{[A-Z0-9_]+_IMAGE:\?[^}]+\}", each["image"])
-    assert {container["image"] for _, container in containers()} == {"coranto", "etcd"}
+    for variant in VARIANTS:
+        images = {container["image"].partition(":")[0] for container in containers(render(KUBERNETES / variant))}
+        assert images == {"coranto", "etcd"}
     for path in DEPLOY.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             hosts = re.findall(r"\b[\w-]+\.(?:io|com|org|dev)/[\w./-]+", path.read_text())
@@ -101,13 +143,13 @@ def test_images_are_parameters_without_a_registry() -> None:
             assert not [host for host in hosts if not any(name in host for name in known)], path
 
 
-def test_no_secret_stands_in_the_files() -> None:
+def test_no_secret_stands_in_the_files(manifests: list[Any]) -> None:
     secret = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|AUTH_KEYS|TOKEN", re.IGNORECASE)
     for each in SERVICES.values():
         assert not [name for name in each.get("environment", {}) if secret.search(name)]
-    for _, container in containers():
+    for container in containers(manifests):
         for variable in container.get("env", []):
             assert not secret.search(variable["name"]) or "secretKeyRef" in variable["valueFrom"]
-    for each in of_kind("ConfigMap"):
+    for each in of_kind(manifests, "ConfigMap"):
         assert not [name for name in each["data"] if secret.search(name)]
-    assert not list(of_kind("Secret"))
+    assert not of_kind(manifests, "Secret")
