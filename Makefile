@@ -27,7 +27,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-airflow-oldest test-install check unit slow lint format types imports bench proto faces docs dist release-check clean
+.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-airflow-oldest test-install images check unit slow lint format types imports bench proto faces docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -104,6 +104,9 @@ test-airflow-oldest: ## The same with the oldest supported Airflow
 
 test-install: setup ## Wheel, extras on every Python here, deployment files, backups, upgrades (half an hour)
 	@CORANTO_TEST_INSTALL=1 $(BIN)/python -m pytest tests/installation
+
+images: setup ## Build the images as root on Debian, and run the files of deploy/ in them (15 minutes)
+	@PYTHON=$(BIN)/python sh deploy/images.sh --try
 
 check: lint types imports ## Everything but the tests
 

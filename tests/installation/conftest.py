@@ -1,8 +1,13 @@
-"""Tests below `elsewhere` take minutes: they make environments and clusters as users do. `make test-install` runs them.
+"""Tests in subfolders take minutes: they make environments, images and clusters as users do.
 
-That command fails if it collects no test, so they cannot be left out by mistake.
+`make test-install` runs those of `elsewhere`, and `make images` those of `images`. These commands fail if they collect
+no test, so no test can be left out by mistake.
 """
 
 import os
 
-collect_ignore = [] if os.environ.get("CORANTO_TEST_INSTALL") else ["elsewhere"]
+collect_ignore = [
+    folder
+    for folder, variable in (("elsewhere", "CORANTO_TEST_INSTALL"), ("images", "CORANTO_TEST_IMAGES"))
+    if not os.environ.get(variable)
+]

@@ -1,0 +1,196 @@
+"""Containers of the images of deploy/images.sh, without a container engine.
+
+Each has a file system that buildah makes. All share the network of this machine: each has a loopback address of its
+own, which replaces `0.0.0.0` and `127.0.0.1` in its commands and variables, and a file of hosts has the names of
+deploy/. So all ports are those of the files. Commands run in a chroot. Not tested are cgroups, network policies, user
+namespaces, and read-only file systems. Needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import textwrap
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from coranto.cluster.processes import ChildProcess
+
+_ADDRESSES: Final = "127.77.0"
+_USER: Final = 10001  # The Dockerfile's, and that of the manifests.
+TIMEOUT_SECONDS: Final = 300.0
+_log = logging.getLogger(__name__)
+
+
+def _run(*command: str | Path) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, (command, done.stderr)
+    return done.stdout.strip()
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of buildah. It passes proxies on, which do not know the names of deploy/."""
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+
+
+def _shown(words: Sequence[str]) -> str:
+    """Return a command for the log, without line breaks and cut."""
+    return textwrap.shorten(shlex.join(words), 100, placeholder=" …")
+
+
+class Containers:
+    """Containers by name. A context manager, which ends and removes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.by_name: dict[str, Container] = {}
+        self.hosts = folder / "hosts"
+        self._lines = ["127.0.0.1 localhost\n"]
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for container in self.by_name.values():
+            container.remove()
+
+    def name_this_machine(self, name: str) -> None:
+        """Let containers reach servers of this machine by a name."""
+        self._lines.append(f"127.0.0.1 {name}\n")
+        self.hosts.write_text("".join(self._lines))  # In place: containers have mounted it.
+
+    def add(self, image: str, name: str, *names: str) -> Container:
+        """Return a container of an image, which others reach by `name` and `names`. It runs nothing yet."""
+        address = f"{_ADDRESSES}.{len(self.by_name) + 1}"
+        self._lines += [f"{address} {each}\n" for each in (name, *names)]
+        self.hosts.write_text("".join(self._lines))
+        self.by_name[name] = Container(self, image, name, address)
+        return self.by_name[name]
+
+
+class Container:
+    """One container. Its output goes to a log, and its volumes are folders of this machine."""
+
+    def __init__(self, containers: Containers, image: str, name: str, address: str) -> None:
+        self.name, self.address = name, address
+        self._folder = containers.folder
+        self._mark = f"CONTAINER={name}-{os.getpid()}"  # In the environment of all its processes.
+        self._volumes = [f"{containers.hosts}:/etc/hosts:ro"]
+        self._root = _run("buildah", "from", image)
+        self._process: ChildProcess | None = None
+
+    def mount(self, source: Path, target: str, *, read_only: bool = False) -> None:
+        """Map a folder of this machine into the container. Its user may write to it, unless it is read-only."""
+        source.mkdir(parents=True, exist_ok=True)
+        if not read_only:
+            os.chown(source, _USER, _USER)
+        self._volumes.append(f"{source}:{target}{':ro' if read_only else ''}")
+
+    def replace_image(self, image: str) -> None:
+        """Replace its file system with that of an image. Volumes and address stay."""
+        _log.info("%s: replace its image with %s", self.name, image)
+        assert self._process is None or not self._process.alive
+        _run("buildah", "rm", self._root)
+        self._root = _run("buildah", "from", image)
+
+    def _here(self, text: str) -> str:
+        """Return a text with the container's address for those that all containers have."""
+        return re.sub(r"(?<![\d.])(?:0\.0\.0\.0|127\.0\.0\.1)(?![\d.])", self.address, text)
+
+    def _command(self, words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        options = [f"--volume={each}" for each in self._volumes]
+        options += [f"--env={name}={self._here(value)}" for name, value in environment.items()]
+        # Without --no-hosts, buildah's own file of hosts may cover ours.
+        options += ["--isolation=chroot", "--no-hosts", f"--user={_USER}", f"--env={self._mark}"]
+        return ["/usr/bin/env", "buildah", "run", *options, self._root, "--", *map(self._here, words)]
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start its service."""
+        _log.info("%s at %s: %s", self.name, self.address, _shown(words))
+        self._process = ChildProcess(
+            self.name,
+            self._command(words, environment),
+            log=self._folder / f"{self.name}.log",
+            cwd=self._folder,
+            environment=_environment(),
+        )
+
+    def run(
+        self, words: Sequence[str], environment: Mapping[str, str], *, input: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command that ends. The caller checks its exit code."""
+        command = self._command(words, environment)
+        done = subprocess.run(command, input=input, env=_environment(), capture_output=True, check=False)
+        # Health checks fail until a service is ready.
+        level = logging.DEBUG if done.returncode else logging.INFO
+        _log.log(level, "%s: %s: exit code %d", self.name, _shown(words), done.returncode)
+        return done
+
+    def get(self, port: int, path: str, *, data: bytes | None = None) -> bytes:
+        """Return the answer of its HTTP server. Raises OSError."""
+        headers = {"Content-Type": "application/json"} if data else {}
+        request = urllib.request.Request(f"http://{self.address}:{port}{path}", data=data, headers=headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return bytes(answer.read())
+
+    def connect(self, port: int) -> None:
+        """Connect to one of its ports. Raises OSError."""
+        socket.create_connection((self.address, port), timeout=10).close()
+
+    def assert_starting(self, deadline: float) -> None:
+        """Fail with the end of its log if its service has ended, or the deadline has passed."""
+        assert self._process is not None
+        assert self._process.alive, self._process.failure()
+        assert time.monotonic() < deadline, f"{self.name}: {self._process.last_words(60)}"
+
+    def log(self) -> str:
+        return (self._folder / f"{self.name}.log").read_text(errors="replace")
+
+    def kill(self) -> None:
+        """Kill all its processes."""
+        _log.info("%s: kill", self.name)
+        assert self._process is not None
+        deadline = time.monotonic() + 60
+        while self._signal(signal.SIGKILL) or self._process.alive:
+            assert time.monotonic() < deadline, f"{self.name} did not end"
+            time.sleep(0.1)
+
+    def stop(self, grace_seconds: float) -> None:
+        """Ask its first process to end, as container engines do. Fails if it does not in time, with exit code 0."""
+        _log.info("%s: stop", self.name)
+        assert self._process is not None
+        self._signal(signal.SIGTERM, first=True)
+        assert self._process.wait(grace_seconds), f"{self.name} did not end within {grace_seconds:g} s:\n{self.log()}"
+        assert self._process.exit_code == 0, self._process.failure()
+
+    def _signal(self, number: signal.Signals, *, first: bool = False) -> bool:
+        """Signal its processes, or only the first one. Return True if there were any."""
+        found: list[tuple[int, int]] = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # It has ended since.
+                if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    started = (entry / "stat").read_text().rpartition(")")[2].split()[19]
+                    found.append((int(started), int(entry.name)))
+        for _, pid in sorted(found)[: 1 if first else None]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return bool(found)
+
+    def remove(self) -> None:
+        """End its processes, and remove its file system."""
+        if self._process is not None:
+            self.kill()
+        _run("buildah", "rm", self._root)
