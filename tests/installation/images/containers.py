@@ -64,8 +64,9 @@ class Containers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for container in self.by_name.values():
-            container.remove()
+        with contextlib.ExitStack() as stack:  # All of them, even if one fails.
+            for container in self.by_name.values():
+                stack.callback(container.remove)
 
     def name_this_machine(self, name: str) -> None:
         """Let containers reach servers of this machine by a name."""
