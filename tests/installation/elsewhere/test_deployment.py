@@ -1,7 +1,7 @@
 """deploy/compose/compose.yaml as plain processes: its commands, variables and health checks, on this machine.
 
 Not run here: containers, their images and networks. What stands in for them: names of services become ports of this
-machine, volumes become folders, PostgreSQL and the S3 server are those of other tests. `make images` runs images.
+machine, volumes become folders, PostgreSQL and the S3 server are the tests' own. `make images` runs the images.
 """
 
 from __future__ import annotations

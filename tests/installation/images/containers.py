@@ -2,7 +2,7 @@
 
 Each has a file system that buildah makes. All share the network of this machine: each has a loopback address of its
 own, which replaces `0.0.0.0` and `127.0.0.1` in its commands and variables, and a file of hosts has the names of
-deploy/. So all ports are those of the files. Commands run in a chroot. Not tested are cgroups, network policies, user
+deploy/. So the ports are as in the files. Commands run in a chroot. Not tested are cgroups, network policies, user
 namespaces, and read-only file systems. Needs root.
 """
 
@@ -27,7 +27,7 @@ from typing import Final, Self
 from coranto.cluster.processes import ChildProcess
 
 _ADDRESSES: Final = "127.77.0"
-_USER: Final = 10001  # The Dockerfile's, and that of the manifests.
+_USER: Final = 10001  # The user in the Dockerfile and in the manifests.
 TIMEOUT_SECONDS: Final = 300.0
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Container:
         self._volumes.append(f"{source}:{target}{':ro' if read_only else ''}")
 
     def replace_image(self, image: str) -> None:
-        """Replace its file system with that of an image. Volumes and address stay."""
+        """Replace its file system with an image's. Volumes and address stay."""
         _log.info("%s: replace its image with %s", self.name, image)
         assert self._process is None or not self._process.alive
         _run("buildah", "rm", self._root)

@@ -62,7 +62,7 @@ def store_url(tmp_path: Path) -> Iterator[str]:
 
 
 class Compose:
-    """The services of the compose file as containers. PostgreSQL and the S3 server are those of this machine."""
+    """The services of the compose file as containers. PostgreSQL and the S3 server run outside."""
 
     def __init__(self, containers: Containers, folder: Path, s3: S3Server, store_url: str) -> None:
         self._containers = containers
@@ -96,7 +96,7 @@ class Compose:
         return {key: value.replace("s3:9000", f"s3:{self._s3_port}") for key, value in found.items()}
 
     def words(self, name: str) -> list[str]:
-        """Return the command of a service, after its entry point or that of its image."""
+        """Return the command of a service, after its entry point or the image's."""
         return [*COMPOSE[name].get("entrypoint", [] if name in ETCDS else ["coranto"]), *COMPOSE[name]["command"]]
 
     def start(self, *names: str) -> None:
