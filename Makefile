@@ -105,7 +105,7 @@ test-airflow-oldest: ## The same with the oldest supported Airflow
 test-install: setup ## Wheel, extras on every Python here, deployment files, backups, upgrades (half an hour)
 	@CORANTO_TEST_INSTALL=1 $(BIN)/python -m pytest tests/installation
 
-images: setup ## Build the images as root on Debian, and run the files of deploy/ in them (15 minutes)
+images: setup ## Build the images as root on Debian, and run the files of deploy/ in them (20 minutes)
 	@PYTHON=$(BIN)/python sh deploy/images.sh --try
 
 check: lint types imports ## Everything but the tests
