@@ -15,6 +15,8 @@ The journal is JSON lines:
 `{"settled": offset}`                 so are the acknowledgements of all transactions decided below the offset
 `{"gate": state}`                     the gate was opened or closed
 `{"writer": name}`                    a writer of numbered batches got its register (`bulk.py`)
+`{"progress": name, …}`               what a writer recorded with the batch that is decided by the same append
+                                      (`numbered.py`)
 ====================================  ===============================================================================
 
 A segment must not be sealed between a decision and its acknowledgements. The journal's register `coranto.dev/gate`
@@ -205,18 +207,24 @@ class Decisions:
         done: Iterable[str] = (),
         before: Mapping[str, str] | None = None,
         after: Mapping[str, str] | None = None,
-    ) -> None:
+        beside: Mapping[str, object] | None = None,
+        again: bool = False,
+    ) -> int:
         """Commit a transaction with these acknowledgements, by journal, if the gate still has this `token`.
+
+        Returns the offset at which the decision ends.
 
         `use` is its lane. `done` are earlier transactions whose acknowledgements are in their segments. `before` are
         registers that must have these values too ("" if they must be missing), and `after` their next values. Without
-        them, transactions that wait together share an append. Raises RegisterMismatch if nothing was decided. Raises
-        AppendOutcomeUnknown if that is not known; then call `was_decided`.
+        them, transactions that wait together share an append. `beside` is another record of the same append. With
+        `again`, which needs `before`, it is repeated if its answer is lost: the registers of a RegisterMismatch tell if
+        it was applied. Otherwise RegisterMismatch means that nothing was decided. Raises AppendOutcomeUnknown if that
+        is not known; then call `was_decided`.
         """
         encoded = {journal: base64.b64encode(ack).decode() for journal, ack in acks.items()}
         lane = {} if use is None else {"lane": [use.producer.hex(), use.begin]}
         records: list[Mapping[str, object]] = [{"decided": txn, "acks": encoded, **lane}]
-        records += [{"done": each} for each in done]
+        records += [*([] if beside is None else [beside]), *({"done": each} for each in done)]
         content = b"".join(map(_line, records))
         required, append = {GATE_LABEL: token, **(before or {})}, self._client.append
         check = labels.label_selector(
@@ -225,11 +233,13 @@ class Decisions:
         )
         if before:
             union = labels.label_set(after or {})
-            await append(self.journal, content, check_registers=check, union_registers=union)
-            return
+            appended = await append(
+                self.journal, content, check_registers=check, union_registers=union, retry_unknown=again
+            )
+            return appended.end
         if self._batches is None or self._batches[0] != token:
             self._batches = token, Batches(lambda each, _: append(self.journal, each, check_registers=check))
-        await self._batches[1].append(content, None)
+        return (await self._batches[1].append(content, None)).end
 
     async def was_decided(self, txn: str, begin: int) -> bool:
         """Return True if a transaction was decided. If it was not, it never will be.
@@ -247,7 +257,7 @@ class Decisions:
 
     async def read(self, begin: int, end: int) -> Recorded:
         """Read the records in [begin, end). A record must begin at `begin`. Raises CorruptData."""
-        return replay([record async for record in self._records(begin, end)])
+        return replay([record async for record in self.records(begin, end)])
 
     async def finish(self, gate: Gate) -> int:
         """Append the missing acknowledgements of all transactions decided below `gate.end`. Returns their number.
@@ -298,7 +308,8 @@ class Decisions:
             retry_unknown=again,
         )
 
-    async def _records(self, begin: int, end: int) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
+    async def records(self, begin: int, end: int) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the records in [begin, end) with the offsets at which they begin. Raises CorruptData."""
         if begin >= end:
             return
         lines, at = RecordLines(), begin

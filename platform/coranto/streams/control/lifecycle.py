@@ -51,7 +51,7 @@ from coranto.streams.control.segment_specs import changed, owner_of, part_spec, 
 from coranto.streams.control.transaction_ends import drop_undecided, open_lanes
 from coranto.streams.control.truncating import batched, check_cut, truncation
 from coranto.streams.control.view import StreamView, not_found, view_of
-from coranto.streams.model.events import format_of
+from coranto.streams.model.events import JsonEvents, format_of
 from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.registers import MAX_WRITERS
 from coranto.streams.model.stream import (
@@ -62,6 +62,7 @@ from coranto.streams.model.stream import (
     Segment,
     Stream,
     StreamCut,
+    dead_letters_journal,
     decode,
     decode_all,
     marks_journal,
@@ -354,18 +355,20 @@ class Streams:
         view = await self._finish(name)
         if view.transactions is None:
             return 0
-        journals = [each.journal for each in view.stream.active()]
+        events = format or format_of(view.stream.content_type)
+        formats = {each.journal: events for each in view.stream.active()}
+        if (letters := dead_letters_journal(name)) in view.infos:
+            formats[letters] = JsonEvents()
         # They have read the gate before it is closed below. So after that each of them is decided, or never will be.
-        found = await asyncio.gather(*(open_lanes(self._client, each) for each in journals))
+        found = await asyncio.gather(*(open_lanes(self._client, each) for each in formats))
         decisions = Decisions(self._client, name, self._entropy)
         gate = await decisions.close()
         await decisions.finish(gate)
-        events = format or format_of(view.stream.content_type)
         ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
         dropped = await asyncio.gather(
             *(
-                drop_undecided(self._client, journal, uses, events, ticks)
-                for journal, uses in zip(journals, found, strict=True)
+                drop_undecided(self._client, journal, uses, formats[journal], ticks)
+                for journal, uses in zip(formats, found, strict=True)
             )
         )
         if await try_changes(self._client, [touched(view.transactions, {})]):

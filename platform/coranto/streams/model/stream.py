@@ -110,6 +110,11 @@ def marks_journal(stream: str) -> str:
     return f"{stream}/marks"
 
 
+def dead_letters_journal(stream: str) -> str:
+    """Return the name of the journal that holds what could not become an event."""
+    return f"{stream}/dead-letters"
+
+
 def readers_journal(stream: str, group: str) -> str:
     """Return the name of the journal that holds a reader group's state."""
     return f"{stream}/readers/{group}"

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
@@ -38,6 +38,7 @@ from coranto.effects import Clock, Entropy
 from coranto.errors import (
     AppendOutcomeUnknown,
     CorantoError,
+    Fenced,
     InvalidInput,
     JournalNotFound,
     MaxTransactionSizeExceeded,
@@ -50,7 +51,7 @@ from coranto.errors import (
 from coranto.messages.uuids import Flags, build_uuid, new_producer_id
 from coranto.streams.control.batches import Batches, ContentRange
 from coranto.streams.control.transaction_ends import LaneEnd, drop_transaction, dropping, end_transactions, open_lanes
-from coranto.streams.model.events import EventFormat, format_of
+from coranto.streams.model.events import EventFormat, JsonEvents, format_of
 from coranto.streams.model.lanes import (
     CROWDED_LANES,
     MAX_LANES,
@@ -62,9 +63,17 @@ from coranto.streams.model.lanes import (
     lanes_in,
     parameters,
 )
-from coranto.streams.model.stream import Segment, Stream
+from coranto.streams.model.stream import Stream, dead_letters_journal
 from coranto.streams.writer.handshake import ensure_held
 from coranto.streams.writer.multi_key.decision_log import DecisionLog, StreamSnapshot
+from coranto.streams.writer.multi_key.numbered import (
+    NumberedBatch,
+    Standing,
+    is_decided,
+    is_overtaken,
+    records_of,
+    standing_of,
+)
 from coranto.streams.writer.multi_key.transaction import MultiKeyPosition, MultiKeyResult, MultiKeyTransaction
 
 E = TypeVar("E")
@@ -75,14 +84,22 @@ DEFAULT_PATIENCE: Final = 60.0
 _FINISH_EVERY: Final = 256
 """Transactions of a writer after which it records that all decisions are carried out, so that recovery reads little."""
 
+_LETTERS: Final = JsonEvents()
+"""The format of dead letters."""
+
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A transaction's part in one segment: the events, and the acknowledgements that commit or drop them."""
+    """A transaction's part in one journal: the events, and the acknowledgements that commit or drop them.
 
-    segment: Segment
+    The number of the segment is -1 for a journal beside the stream.
+    """
+
+    number: int
+    journal: str
+    format: EventFormat[Any]
     use: LaneUse
     content: bytes
     ack: bytes
@@ -133,6 +150,7 @@ class MultiKeyWriter(Generic[E]):
         self._dropping = asyncio.Lock()
         self._lanes = LanePool(lambda: new_producer_id(entropy))
         self._committed = 0
+        self._decided_to = 0  # An offset that no later decision is before.
         self._closed = False
 
     async def __aenter__(self) -> MultiKeyWriter[E]:
@@ -166,6 +184,30 @@ class MultiKeyWriter(Generic[E]):
             raise InvalidInput(f"{timeout!r} is not a time to be open; give seconds above 0", field="timeout")
         return MultiKeyTransaction(self._encode, self._commit, self._log.clock, timeout)
 
+    # -- Numbered batches ----------------------------------------------------------------------------------------------
+
+    async def standing(self, writer: str) -> Standing:
+        """Return the last batch of a writer that is decided, once all of its acknowledgements are appended."""
+        gate = await self._log.decisions.gate()
+        await self._log.decisions.finish(gate)
+        return standing_of(gate, writer)
+
+    def records(self, standing: Standing, writer: str) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the records of a writer's batches, from the last complete one on. Raises CorruptData."""
+        return records_of(self._log.decisions, standing, writer)
+
+    async def commit_batch(self, batch: NumberedBatch, events: Sequence[tuple[int, bytes]]) -> Standing:
+        """Commit a batch of encoded events, each given with its key's place, unless its number is decided already.
+
+        A batch without events is decided, too. Commit the next one only if the result is `visible`; otherwise call
+        `standing` first. One task at a time may commit batches. Raises Fenced if another process has decided the batch:
+        nothing of this one is or will be committed. After CommitUnknown, and after a cancellation, `standing` tells
+        what is decided. Raises StreamSealed, TransactionTimeout and errors of the client, after which nothing is
+        committed.
+        """
+        result = await self._attempts(events, batch)
+        return batch.decided(result.txn, self._decided_to, visible=result.visible)
+
     # -- For transactions ----------------------------------------------------------------------------------------------
 
     def _encode(self, event: E, size: int) -> bytes:
@@ -189,12 +231,14 @@ class MultiKeyWriter(Generic[E]):
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
-    async def _attempts(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
+    async def _attempts(
+        self, events: Sequence[tuple[int, bytes]], batch: NumberedBatch | None = None
+    ) -> MultiKeyResult:
         retry = Retry(self._log.patience)
         while True:
             snapshot = await self._snapshot()
             try:
-                return await self._attempt(snapshot, events)
+                return await self._attempt(snapshot, events, batch)
             except _StartAgain as error:
                 if self._cached_snapshot is snapshot and isinstance(error, _SegmentsChanged):
                     self._cached_snapshot = None
@@ -215,28 +259,33 @@ class MultiKeyWriter(Generic[E]):
         if self._cached_snapshot is not None:
             return self._cached_snapshot
         snapshot = await self._log.snapshot()
-        there = {segment.journal for segment in snapshot.stream.segments.values()}
+        there = {segment.journal for segment in snapshot.stream.segments.values()} | {dead_letters_journal(self.stream)}
         self._held &= there
         self._batches = {journal: batches for journal, batches in self._batches.items() if journal in there}
         self._cached_snapshot = snapshot
+        self._decided_to = max(self._decided_to, snapshot.gate.end)
         return snapshot
 
-    async def _attempt(self, snapshot: StreamSnapshot, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
+    async def _attempt(
+        self, snapshot: StreamSnapshot, events: Sequence[tuple[int, bytes]], batch: NumberedBatch | None
+    ) -> MultiKeyResult:
         """Make one attempt. Its lane is used again only if the transaction is committed and ends everywhere."""
         use = LaneUse(self._lanes.take(), self._log.new_transaction(), self._log.ticks.tick())
-        parts = self._parts(snapshot.stream, use, events)
+        parts = self._parts(snapshot.stream, use, events, batch.letters if batch else ())
         outcomes = await asyncio.gather(*map(self._append, parts), return_exceptions=True)
         failures = [each for each in outcomes if isinstance(each, BaseException)]
         if failures:
             await self._roll_back(parts)
             raise _worst(failures)
         done = self._lanes.to_record()
-        acks = {each.segment.journal: each.ack for each in parts}
+        acks = {each.journal: each.ack for each in parts}
         try:
-            await self._log.decisions.decide(use.txn, acks, snapshot.token, use=use, done=[each.txn for each in done])
+            await self._decide(use, acks, snapshot, [each.txn for each in done], batch)
             self._lanes.recorded(done)
         except AppendOutcomeUnknown as error:
             self._lanes.ended(*done)
+            if batch is not None:  # It may still be applied, as long as no other batch of its number is.
+                raise self._log.unknown(error, error) from error
             try:
                 was_decided = await self._log.decisions.was_decided(use.txn, snapshot.gate.end)
             except CorantoError as problem:
@@ -258,38 +307,88 @@ class MultiKeyWriter(Generic[E]):
                 await self._log.decisions.finish(await self._log.decisions.gate())
         return MultiKeyResult(use.txn, tuple(positions), all(acknowledged))
 
-    def _parts(self, stream: Stream, use: LaneUse, events: Sequence[tuple[int, bytes]]) -> list[_Part]:
-        """Group the events by segment and stamp them. Events of a segment keep their order."""
+    async def _decide(
+        self,
+        use: LaneUse,
+        acks: Mapping[str, bytes],
+        snapshot: StreamSnapshot,
+        done: Sequence[str],
+        batch: NumberedBatch | None,
+    ) -> None:
+        """Decide a transaction; a batch on the condition that it is the next one. Otherwise raises Fenced."""
+        decide = self._log.decisions.decide
+        if batch is None:
+            await decide(use.txn, acks, snapshot.token, use=use, done=done)
+            return
+        before, after = {batch.register: batch.behind.value}, batch.after(use.txn, self._decided_to)
+        try:
+            self._decided_to = await decide(
+                use.txn,
+                acks,
+                snapshot.token,
+                use=use,
+                done=done,
+                before=before,
+                after=after,
+                beside=batch.line(),
+                again=True,
+            )
+        except RegisterMismatch as error:
+            if is_decided(error.registers, batch, use.txn):
+                return  # An answer was lost.
+            if is_overtaken(error.registers, batch):
+                raise Fenced(
+                    f"batch {batch.number} of {batch.writer} on stream {self.stream} was decided by another process"
+                ) from None
+            raise
+
+    def _parts(
+        self,
+        stream: Stream,
+        use: LaneUse,
+        events: Sequence[tuple[int, bytes]],
+        letters: Sequence[Mapping[str, object]] = (),
+    ) -> list[_Part]:
+        """Group the events by segment and stamp them. Events of a segment keep their order. Letters come last."""
         by_segment: dict[int, list[bytes]] = {}
         for place, encoded in events:
             segment = stream.segment_at(place)
             if segment is None:
                 raise StreamSealed(f"stream {self.stream} is sealed: it takes no more events. Write to another stream")
             by_segment.setdefault(segment.number, []).append(encoded)
-        return [self._part(stream.segments[number], use, each) for number, each in sorted(by_segment.items())]
-
-    def _part(self, segment: Segment, use: LaneUse, events: Sequence[bytes]) -> _Part:
         format: Any = self._format
+        parts = [
+            self._part(number, stream.segments[number].journal, format, use, each)
+            for number, each in sorted(by_segment.items())
+        ]
+        if letters:
+            journal, lines = dead_letters_journal(self.stream), [_LETTERS.encode(each) for each in letters]
+            parts.append(self._part(-1, journal, _LETTERS, use, lines))
+        return parts
+
+    def _part(
+        self, number: int, journal: str, format: EventFormat[Any], use: LaneUse, events: Sequence[bytes]
+    ) -> _Part:
         content = b"".join(
             format.stamp(event, build_uuid(use.producer, self._log.ticks.tick(), Flags.CONTINUE_TXN))
             for event in events
         )
         ack = format.acknowledgement(build_uuid(use.producer, self._log.ticks.tick(), Flags.ACK_TXN))
-        return _Part(segment, use, content, ack, dropping(format, use, ack))
+        return _Part(number, journal, format, use, content, ack, dropping(format, use, ack))
 
     async def _append(self, part: _Part) -> MultiKeyPosition:
-        journal = part.segment.journal
-        await self._hold(journal)
+        journal = part.journal
+        await self._hold(journal, part.format)
         try:
             found = await self._send(part, part.content, LaneStep.BEGIN)
         except (RegisterMismatch, InvalidInput):
             self._held.discard(journal)  # The registers may be lost, or full.
             raise
-        return MultiKeyPosition(part.segment.number, journal, *found)
+        return MultiKeyPosition(part.number, journal, *found)
 
     async def _send(self, part: _Part, content: bytes, step: LaneStep) -> ContentRange:
         """Append a step of a transaction, batched with other waiting steps. Lost answers are not repeated."""
-        journal, change = part.segment.journal, LaneChange(step, part.use)
+        journal, change = part.journal, LaneChange(step, part.use)
         append, patience = self._client.append, self._log.patience
         batches = self._batches.get(journal)
         if batches is None:
@@ -302,11 +401,10 @@ class MultiKeyWriter(Generic[E]):
             alone = await append(journal, content, patience=patience, **parameters([change]))
             return ContentRange(alone.begin, alone.end)
 
-    async def _hold(self, journal: str) -> None:
+    async def _hold(self, journal: str, format: EventFormat[Any]) -> None:
         """Have the registers of a segment held, with room for lanes. Checks that use lanes fail on lost registers."""
         if journal in self._held:
             return
-        format: Any = self._format
         registers = await ensure_held(self._client, journal, format, self._log.ticks, self._log.patience)
         if self._is_crowded(lanes_in(registers)):
             async with self._dropping:
@@ -338,16 +436,14 @@ class MultiKeyWriter(Generic[E]):
             await self._send(part, part.ack, LaneStep.END)
         except (AppendOutcomeUnknown, RegisterMismatch):
             end = LaneEnd(part.use, part.ack)
-            await end_transactions(self._client, part.segment.journal, [end], patience=self._log.patience)
+            await end_transactions(self._client, part.journal, [end], patience=self._log.patience)
 
     async def _roll_back(self, parts: Sequence[_Part]) -> None:
         """Make readers drop events that were not decided. Failures are ignored, because no reader waits for this."""
 
         async def drop(part: _Part) -> None:
             with contextlib.suppress(CorantoError):
-                await drop_transaction(
-                    self._client, part.segment.journal, part.use, part.drop, patience=self._log.patience
-                )
+                await drop_transaction(self._client, part.journal, part.use, part.drop, patience=self._log.patience)
 
         await asyncio.gather(*map(drop, parts))
 

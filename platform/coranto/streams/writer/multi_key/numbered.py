@@ -1,0 +1,126 @@
+"""Numbered batches: multi-key transactions of a named writer, each decided once, with a record of its progress.
+
+A register of the journal of decisions holds the number of the writer's last batch, as for bulk transactions:
+
+    `coranto.dev/batch/<writer>`     =  `<number>.<transaction>`
+    `coranto.dev/progress/<writer>`  =  an offset at or before the writer's last complete record of progress
+
+The decision, the record of progress and the registers are one append, on the condition that the first register is as
+the writer read it. So of several processes that decide the same number one wins, and whoever continues the writer reads
+what the winner recorded. The same append is repeated if its answer is lost, because it can be applied only once. A
+numbered batch is never made void: the register would count a transaction that is not committed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from coranto import labels
+from coranto.errors import CorruptData, InvalidInput
+from coranto.streams.control.decisions import Decisions, Gate
+from coranto.streams.model.batch_content import BATCH_REGISTER
+from coranto.wire import protocol_pb2 as pb
+
+PROGRESS_REGISTER: Final = "coranto.dev/progress/"
+PROGRESS: Final = "progress"
+"""The field of a record of progress that has the writer's name."""
+_WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
+_VALUE: Final = re.compile(r"(\d{1,18})\.[0-9a-f]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The last batch of a writer that is decided and carried out. `number` is 0, and `value` empty, before the first.
+
+    The writer's progress can be read from [begin, end) of the journal of decisions. Acknowledgements are missing unless
+    the batch is `visible`.
+    """
+
+    number: int
+    value: str
+    begin: int
+    end: int
+    visible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedBatch:
+    """The next batch of a writer: `number` is above that of `behind` by one.
+
+    `record` is kept beside the decision; it `is_complete` if no earlier record is needed. `letters` are messages for
+    the stream's journal of dead letters, in the same transaction.
+    """
+
+    writer: str
+    behind: Standing
+    record: Mapping[str, object]
+    is_complete: bool = False
+    letters: Sequence[Mapping[str, object]] = ()
+
+    @property
+    def number(self) -> int:
+        return self.behind.number + 1
+
+    @property
+    def register(self) -> str:
+        return BATCH_REGISTER + self.writer
+
+    def value(self, txn: str) -> str:
+        """Return the register's value once the batch is decided by this transaction."""
+        return f"{self.number}.{txn}"
+
+    def after(self, txn: str, begin: int) -> dict[str, str]:
+        """Return the registers to set. No record of the batch is before the offset `begin`."""
+        registers = {self.register: self.value(txn)}
+        if self.is_complete:
+            registers[PROGRESS_REGISTER + self.writer] = str(begin)
+        return registers
+
+    def decided(self, txn: str, end: int, *, visible: bool) -> Standing:
+        """Return the standing once the batch is decided."""
+        return Standing(self.number, self.value(txn), self.behind.begin, end, visible)
+
+    def line(self) -> dict[str, object]:
+        """Return the record as it stands in the journal of decisions."""
+        return {PROGRESS: self.writer, "batch": self.number, "complete": self.is_complete, **self.record}
+
+
+def validate_batch_writer(name: str) -> str:
+    """Return `name` if it can name a writer of batches. Raises InvalidInput."""
+    if not _WRITER.fullmatch(name):
+        raise InvalidInput(f"{name[:100]!r} is not a name of a writer; give up to 40 letters, digits, - and _")
+    return name
+
+
+def standing_of(gate: Gate, writer: str) -> Standing:
+    """Return the standing of a writer by the registers of the journal of decisions. Raises CorruptData."""
+    value = labels.value_of(gate.registers, BATCH_REGISTER + writer)
+    if not value:
+        return Standing(0, "", 0, gate.end)
+    found, begin = _VALUE.fullmatch(value), labels.value_of(gate.registers, PROGRESS_REGISTER + writer)
+    if found is None or not begin.isdecimal():
+        raise CorruptData(
+            f"the registers of batches of {writer} are {value!r} and {begin!r}, which no writer of numbered batches "
+            "sets: another kind of writer has the same name"
+        )
+    return Standing(int(found[1]), value, int(begin), gate.end)
+
+
+async def records_of(decisions: Decisions, standing: Standing, writer: str) -> AsyncIterator[Mapping[str, Any]]:
+    """Yield the writer's records of progress from an offset on, in the order of their batches. Raises CorruptData."""
+    async for _, record in decisions.records(standing.begin, standing.end):
+        if record.get(PROGRESS) == writer:
+            yield record
+
+
+def is_decided(registers: pb.LabelSet, batch: NumberedBatch, txn: str) -> bool:
+    """Return True if registers that refused a decision say that an earlier attempt at it was applied."""
+    return labels.value_of(registers, batch.register) == batch.value(txn)
+
+
+def is_overtaken(registers: pb.LabelSet, batch: NumberedBatch) -> bool:
+    """Return True if another process has decided the batch, so that this one never will."""
+    return labels.value_of(registers, batch.register) != batch.behind.value

@@ -1,0 +1,197 @@
+"""Numbered batches: each is decided once, with its progress, whatever answers are lost and whoever else decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from coranto import labels
+from coranto.client import JournalClient
+from coranto.errors import AppendOutcomeUnknown, CommitUnknown, CorruptData, Fenced, InvalidInput
+from coranto.messages.framing import Envelope
+from coranto.messages.reading import ReadCommitted
+from coranto.streams.control.lifecycle import Streams, default_template
+from coranto.streams.control.scaling import Split
+from coranto.streams.control.transaction_ends import open_lanes
+from coranto.streams.model.batch_content import BATCH_REGISTER
+from coranto.streams.model.events import JsonEvents
+from coranto.streams.model.keys import key_hash
+from coranto.streams.model.stream import dead_letters_journal, transactions_journal
+from coranto.streams.reader.stream_reader import StreamReader
+from coranto.streams.writer.multi_key.numbered import NumberedBatch, Standing, validate_batch_writer
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
+from coranto.testing.cluster import STORE_URL, Cluster
+
+TEMPLATE = default_template(stores=[STORE_URL])
+NAME = "loads"
+LETTERS = dead_letters_journal("orders")
+
+
+def events(numbers: Sequence[int]) -> list[tuple[int, bytes]]:
+    """Events of two keys in different segments."""
+    return [(key_hash("a" if n % 2 else "customer-1"), JsonEvents().encode({"n": n})) for n in numbers]
+
+
+def batch(behind: Standing, to: int, *letters: int, complete: bool = False) -> NumberedBatch:
+    return NumberedBatch(NAME, behind, {"to": to}, complete, [{"letter": each} for each in letters])
+
+
+async def committed(client: JournalClient) -> list[int]:
+    async with StreamReader[Any](client, "orders") as reader:
+        return sorted([event.data["n"] async for event in reader])
+
+
+async def letters(client: JournalClient) -> list[int]:
+    content = await client.read_all(LETTERS, 0, await client.head(LETTERS))
+
+    def read(begin: int, end: int | None) -> Iterator[Envelope[Any]]:
+        return JsonEvents().decoder(LETTERS, begin).feed(content[begin:end], begin)
+
+    return [each.message["letter"] for each in ReadCommitted(read, LETTERS)]
+
+
+async def recorded(writer: MultiKeyWriter[Any]) -> list[int]:
+    standing = await writer.standing(NAME)
+    return [record["to"] async for record in writer.records(standing, NAME)]
+
+
+class Lossy:
+    """A client that loses the answers to decisions, which were applied or not, up to a number of times."""
+
+    def __init__(self, client: JournalClient, *, applied: bool, times: int = 1) -> None:
+        self._client = client
+        self._applied = applied
+        self.left = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def append(self, journal: str, content: Any, **options: Any) -> Any:
+        if not self.left or b'"decided"' not in (content if isinstance(content, bytes) else b"".join(content)):
+            return await self._client.append(journal, content, **options)
+        self.left -= 1
+        if self._applied:
+            await self._client.append(journal, content, **options)
+        if options.get("retry_unknown") and not self.left:
+            return await self._client.append(journal, content, **options)
+        raise AppendOutcomeUnknown("the answer is lost")
+
+
+async def test_batches_follow_one_another_and_progress_is_read_from_the_last_complete_record(
+    streams: Streams, client: JournalClient
+) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        standing = await writer.standing(NAME)
+        assert (standing.number, standing.value) == (0, "")
+        for number in range(4):
+            standing = await writer.commit_batch(
+                batch(standing, number, complete=number in (0, 2)), events([2 * number, 2 * number + 1])
+            )
+            assert standing.number == number + 1
+        assert await recorded(writer) == [2, 3]
+    assert await committed(client) == list(range(8))
+
+
+async def test_of_two_processes_one_decides_a_batch(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+    await streams.ensure_part("orders", LETTERS)
+    async with MultiKeyWriter[Any](client, "orders") as one, MultiKeyWriter[Any](client, "orders") as other:
+        behind = await other.standing(NAME)
+        await one.commit_batch(batch(behind, 1, 10, complete=True), events([0, 1]))
+        with pytest.raises(Fenced, match="batch 1 of loads on stream orders was decided by another process"):
+            await other.commit_batch(batch(behind, 1, 10, complete=True), events([0, 1]))
+        behind = await other.standing(NAME)
+        assert await recorded(other) == [1]
+        await other.commit_batch(batch(behind, 2, 11), events([2]))
+        with pytest.raises(Fenced):
+            await one.commit_batch(batch(behind, 2, 11), events([2]))
+    assert await committed(client) == [0, 1, 2]
+    assert await letters(client) == [10, 11]
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_decision_whose_answer_is_lost_counts_once(
+    streams: Streams, client: JournalClient, applied: bool
+) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+    lossy: Any = Lossy(client, applied=applied)
+    async with MultiKeyWriter[Any](lossy, "orders") as writer:
+        standing = await writer.commit_batch(batch(await writer.standing(NAME), 1, complete=True), events([0, 1]))
+        assert (lossy.left, standing.number) == (0, 1)
+        await writer.commit_batch(batch(standing, 2), events([2]))
+        assert await recorded(writer) == [1, 2]
+    assert await committed(client) == [0, 1, 2]
+    content = await client.read_all(
+        transactions_journal("orders"), 0, await client.head(transactions_journal("orders"))
+    )
+    assert content.count(b'"decided"') == 2
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_an_unknown_outcome_is_told_by_the_standing(
+    streams: Streams, client: JournalClient, applied: bool
+) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+    lossy: Any = Lossy(client, applied=applied, times=2)
+    async with MultiKeyWriter[Any](lossy, "orders") as writer:
+        behind = await writer.standing(NAME)
+        with pytest.raises(CommitUnknown):
+            await writer.commit_batch(batch(behind, 1, complete=True), events([0, 1]))
+        lossy.left = 0
+        standing = await writer.standing(NAME)
+        assert standing.number == int(applied)
+        if not applied:
+            await writer.commit_batch(batch(standing, 1, complete=True), events([0, 1]))
+        assert await recorded(writer) == [1]
+    assert await committed(client) == [0, 1]
+
+
+async def test_a_batch_starts_again_when_its_segments_are_split(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        standing = await writer.commit_batch(batch(await writer.standing(NAME), 1, complete=True), events([0, 1]))
+        await streams.scale("orders", [Split(0)])
+        await writer.commit_batch(batch(standing, 2), events([2, 3]))
+        assert await recorded(writer) == [1, 2]
+    assert await committed(client) == [0, 1, 2, 3]
+
+
+async def test_a_batch_without_events_is_decided(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        await writer.commit_batch(batch(await writer.standing(NAME), 7, complete=True), [])
+        assert await recorded(writer) == [7]
+
+
+async def test_what_a_dead_process_left_in_the_journal_of_dead_letters_is_dropped(
+    cluster: Cluster, streams: Streams, client: JournalClient
+) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+    await streams.ensure_part("orders", LETTERS)
+    lossy: Any = Lossy(client, applied=False, times=9)
+    async with MultiKeyWriter[Any](lossy, "orders") as writer:
+        with pytest.raises(CommitUnknown):
+            await writer.commit_batch(batch(await writer.standing(NAME), 1, 10, complete=True), events([0]))
+    assert len(await open_lanes(client, LETTERS)) == 1
+    assert await streams.drop_lanes("orders") == 2
+    assert await open_lanes(client, LETTERS) == ()
+    assert await letters(client) == []
+
+
+async def test_a_register_of_another_kind_of_writer_is_refused(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 1, template=TEMPLATE)
+    other = labels.label_set({BATCH_REGISTER + NAME: "3.abc.done"})
+    await client.append(transactions_journal("orders"), b'{"done":"x"}\n', union_registers=other)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        with pytest.raises(CorruptData, match="another kind of writer has the same name"):
+            await writer.standing(NAME)
+
+
+def test_names_of_writers_are_checked() -> None:
+    assert validate_batch_writer("orders-1") == "orders-1"
+    for name in ("", "a/b", "x" * 41, "a b"):
+        with pytest.raises(InvalidInput, match="is not a name of a writer"):
+            validate_batch_writer(name)
