@@ -27,7 +27,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-airflow-oldest test-install images check unit slow lint format types imports bench proto faces docs dist release-check clean
+.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-airflow-oldest test-ingest test-install images check unit slow lint format types imports bench proto faces docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -101,6 +101,10 @@ test-airflow: $(AIRFLOW_STAMP) java chromium ## Types and tests of the Airflow p
 test-airflow-oldest: ## The same with the oldest supported Airflow
 	@$(MAKE) --no-print-directory test-airflow AIRFLOW_VENV=.venv-airflow-oldest \
 	    AIRFLOW_CONSTRAINTS=constraints-airflow-oldest.txt
+
+test-ingest: setup ## Ingests of a real Kafka (fetched by Maven), with Kafka's client installed
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[kafka]'
+	@CORANTO_TEST_INGEST=1 $(BIN)/python -m pytest tests/platform/ingest/kafka
 
 test-install: setup ## Wheel, extras on every Python here, deployment files, backups, upgrades (half an hour)
 	@CORANTO_TEST_INSTALL=1 $(BIN)/python -m pytest tests/installation

@@ -50,6 +50,8 @@
     ├── CommitOutcomeUnknown            the connection broke at a commit, and reading back failed too
     ├── Fenced                          a later owner has raised the fence: stop, do not retry
     ├── BatchChanged                    the number of a batch is committed, with other content
+    ├── SourceChanged                   the source of an ingest was recreated, has changed, or lacks rows
+    ├── PoisonRow                       a row of an ingest's source cannot become an event
     ├── ConsumerChanged                 a consumer has other sources, outputs or another store than its checkpoint says
     ├── CoordinationError               etcd refused a call, or contradicts an earlier answer
     │   ├── WatchReset                  a watch cannot go on from its revision; read the prefix again
@@ -426,6 +428,22 @@ class BatchChanged(CorantoError):
         """`batches` says how many batches older the checkpoint is."""
         super().__init__(text)
         self.batches = batches
+
+
+class SourceChanged(CorantoError):
+    """The source of an ingest does not continue its earlier rows: it was recreated, it changed, or rows are gone."""
+
+
+class PoisonRow(CorantoError):
+    """A row of a source cannot become an event. Everything before the read that has it is committed."""
+
+    def __init__(self, source: str, split: str, place: str, problem: str) -> None:
+        super().__init__(
+            f"{source} {split}, {place}: the row {problem}. Correct it in the source, or keep such rows with "
+            "`poison: dead letters`"
+        )
+        self.split = split
+        self.place = place
 
 
 class ConsumerChanged(CorantoError):

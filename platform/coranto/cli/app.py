@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import grpc
 import typer
 
-from coranto.cli import attach_uuids, audit, cluster, doctor, journals, recover, streams, types
+from coranto.cli import attach_uuids, audit, cluster, doctor, ingest, journals, recover, streams, types
 from coranto.cli.output import Panel, printable
 from coranto.cli.plugins import add_plugins
 from coranto.errors import CorantoError
@@ -64,6 +64,7 @@ def _build(words: Sequence[str]) -> typer.Typer:
     app.command("doctor", rich_help_panel=Panel.CLUSTER)(doctor.doctor)
     app.add_typer(journals.app, name="journals", rich_help_panel=Panel.DATA)
     app.add_typer(streams.app, name="streams", rich_help_panel=Panel.DATA)
+    app.add_typer(ingest.app, name="ingest", rich_help_panel=Panel.DATA)
     app.add_typer(types.app, name="types", rich_help_panel=Panel.DATA)
     app.command("attach-uuids", rich_help_panel=Panel.DATA)(attach_uuids.attach_uuids)
     app.add_typer(audit.app, name="audit", rich_help_panel=Panel.REPAIR)

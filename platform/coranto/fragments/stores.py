@@ -387,6 +387,16 @@ def open_store(url: str, *, file_root: Path | None = None, endpoints: AllowedEnd
         raise InvalidInput(f"{url!r} cannot be opened: {_first_line(err)}", field="store") from err
 
 
+def open_objects(url: str, *, file_root: Path | None = None) -> tuple[ObjectStore, str]:
+    """Return the library's store of a URL, for objects that are no fragments, and the prefix of the keys.
+
+    Raises as `open_store` does.
+    """
+    opened = open_store(url, file_root=file_root)
+    assert isinstance(opened, ObjectStoreFragments)
+    return opened._store, opened._url.prefix
+
+
 @functools.cache
 def _leave_gently() -> None:
     """Make the process wait for a moment before it ends.

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.messages import uuids
-from coranto.messages.uuids import Flags, ProducerClock, ProducerId, is_same_writer, successor
+from coranto.messages.uuids import (
+    CLOCK_TICK,
+    Flags,
+    ProducerClock,
+    ProducerId,
+    build_uuid,
+    is_same_writer,
+    successor,
+    uuid_texts,
+)
 
 PRODUCER = ProducerId(bytes.fromhex("010203040506"))
 VECTOR = "83fc2f81-cc5f-11e9-8002-010203040506"
@@ -129,3 +138,11 @@ def test_a_successor_is_another_producer_of_the_same_writer() -> None:
     assert is_same_writer(first, second)
     assert is_same_writer(second, first)
     assert not is_same_writer(first, successor(second))
+
+
+def test_texts_of_consecutive_clocks_are_those_of_each() -> None:
+    producer = ProducerId(b"\x01bcdef")
+    for first in (0, 1 << 40, (5 << 32 | 0xFFFFFFFD) << 4 | 3, (0xABC << 48 | 0xFFFFFFFFFFF5) << 4):
+        expected = [str(build_uuid(producer, first + n * CLOCK_TICK, 2)).encode() for n in range(9)]
+        for count in (0, 1, 9):
+            assert uuid_texts(producer, first, count, 2) == expected[:count]

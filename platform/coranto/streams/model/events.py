@@ -13,14 +13,23 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from coranto.errors import InvalidInput
 from coranto.labels import JSON_LINES
 from coranto.messages.fixed_frame import DEFAULT_PAYLOAD_BYTES, FixedFrame
 from coranto.messages.framing import Envelope, Framing, JsonLines, JsonObject
-from coranto.messages.uuids import Flags, UuidParts, parse_uuid_bytes
+from coranto.messages.uuids import (
+    CLOCK_TICK,
+    Flags,
+    ProducerId,
+    UuidParts,
+    build_uuid,
+    parse_uuid_bytes,
+    uuid_texts,
+)
 
 E = TypeVar("E")
 
@@ -101,6 +110,21 @@ class JsonEvents(JsonLines):
             return TransactionEnd(_text(meta["writer"]), int(_text(meta["sequence"]), 16))
         except (ValueError, KeyError, TypeError, RecursionError):
             return None  # An acknowledgement that another kind of producer wrote.
+
+
+def stamped(
+    format: EventFormat[Any], events: Sequence[bytes], producer: ProducerId, first_clock: int, flags: int
+) -> bytes:
+    """Put UUIDs with consecutive clocks into events that `encode` returned, and join them."""
+    if type(format) is JsonEvents:
+        at = len(format.uuid_prefix)
+        end = at + len(_BLANK_TEXT)
+        texts = uuid_texts(producer, first_clock, len(events), flags)
+        return b"".join([b"%b%b%b" % (each[:at], text, each[end:]) for each, text in zip(events, texts, strict=True)])
+    return b"".join(
+        format.stamp(event, build_uuid(producer, first_clock + number * CLOCK_TICK, flags))
+        for number, event in enumerate(events)
+    )
 
 
 def _text(value: object) -> str:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from coranto.errors import InvalidInput
 from coranto.messages.framing import Envelope, iter_messages
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid
-from coranto.streams.model.events import BytesEvents, JsonEvents, TransactionEnd, format_of, validate_writer_id
+from coranto.streams.model.events import (
+    BytesEvents,
+    JsonEvents,
+    TransactionEnd,
+    format_of,
+    stamped,
+    validate_writer_id,
+)
 from coranto.streams.writer.stamping import stamper_of
 
 PRODUCER = ProducerId(b"\x01abcde")
@@ -118,3 +125,15 @@ def test_a_content_type_tells_the_format() -> None:
     assert isinstance(format_of("application/x-protobuf-fixed"), BytesEvents)
     with pytest.raises(InvalidInput, match="text/csv is not the content type"):
         format_of("text/csv")
+
+
+@pytest.mark.parametrize("events", [JsonEvents(), BytesEvents()])
+def test_many_events_are_stamped_as_one_by_one(events: JsonEvents | BytesEvents) -> None:
+    given_events = [{"n": n} if isinstance(events, JsonEvents) else b"%d" % n for n in range(5)]
+    encoded = [events.encode(each) for each in given_events]  # type: ignore[arg-type]
+    first = (7 << 32 | 0xFFFFFFF0) << 4
+    expected = [
+        events.stamp(each, uuid_of(first + n * CLOCK_TICK, Flags.CONTINUE_TXN)) for n, each in enumerate(encoded)
+    ]
+    assert stamped(events, encoded, PRODUCER, first, Flags.CONTINUE_TXN) == b"".join(expected)
+    assert stamped(events, [], PRODUCER, first, Flags.CONTINUE_TXN) == b""

@@ -32,7 +32,7 @@ _VALUE: Final = re.compile(r"(\d{1,18})\.[0-9a-f]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LastBatch:
     """The last batch of a writer that is decided and carried out. `number` is 0, and `value` empty, before the first.
 
     The writer's progress can be read from [begin, end) of the journal of decisions. Acknowledgements are missing unless
@@ -55,7 +55,7 @@ class NumberedBatch:
     """
 
     writer: str
-    behind: Standing
+    behind: LastBatch
     record: Mapping[str, object]
     is_complete: bool = False
     letters: Sequence[Mapping[str, object]] = ()
@@ -79,9 +79,9 @@ class NumberedBatch:
             registers[PROGRESS_REGISTER + self.writer] = str(begin)
         return registers
 
-    def decided(self, txn: str, end: int, *, visible: bool) -> Standing:
-        """Return the standing once the batch is decided."""
-        return Standing(self.number, self.value(txn), self.behind.begin, end, visible)
+    def decided(self, txn: str, end: int, *, visible: bool) -> LastBatch:
+        """Return the writer's last batch once this one is decided."""
+        return LastBatch(self.number, self.value(txn), self.behind.begin, end, visible)
 
     def line(self) -> dict[str, object]:
         """Return the record as it stands in the journal of decisions."""
@@ -95,23 +95,23 @@ def validate_batch_writer(name: str) -> str:
     return name
 
 
-def standing_of(gate: Gate, writer: str) -> Standing:
-    """Return the standing of a writer by the registers of the journal of decisions. Raises CorruptData."""
+def last_batch_of(gate: Gate, writer: str) -> LastBatch:
+    """Return the last batch of a writer by the registers of the journal of decisions. Raises CorruptData."""
     value = labels.value_of(gate.registers, BATCH_REGISTER + writer)
     if not value:
-        return Standing(0, "", 0, gate.end)
+        return LastBatch(0, "", 0, gate.end)
     found, begin = _VALUE.fullmatch(value), labels.value_of(gate.registers, PROGRESS_REGISTER + writer)
     if found is None or not begin.isdecimal():
         raise CorruptData(
             f"the registers of batches of {writer} are {value!r} and {begin!r}, which no writer of numbered batches "
             "sets: another kind of writer has the same name"
         )
-    return Standing(int(found[1]), value, int(begin), gate.end)
+    return LastBatch(int(found[1]), value, int(begin), gate.end)
 
 
-async def records_of(decisions: Decisions, standing: Standing, writer: str) -> AsyncIterator[Mapping[str, Any]]:
+async def records_of(decisions: Decisions, last: LastBatch, writer: str) -> AsyncIterator[Mapping[str, Any]]:
     """Yield the writer's records of progress from an offset on, in the order of their batches. Raises CorruptData."""
-    async for _, record in decisions.records(standing.begin, standing.end):
+    async for _, record in decisions.records(last.begin, last.end):
         if record.get(PROGRESS) == writer:
             yield record
 

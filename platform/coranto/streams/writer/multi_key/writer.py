@@ -25,10 +25,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Self, TypeVar, cast
 
 import structlog
 
@@ -51,7 +51,7 @@ from coranto.errors import (
 from coranto.messages.uuids import Flags, build_uuid, new_producer_id
 from coranto.streams.control.batches import Batches, ContentRange
 from coranto.streams.control.transaction_ends import LaneEnd, drop_transaction, dropping, end_transactions, open_lanes
-from coranto.streams.model.events import EventFormat, JsonEvents, format_of
+from coranto.streams.model.events import EventFormat, JsonEvents, format_of, stamped
 from coranto.streams.model.lanes import (
     CROWDED_LANES,
     MAX_LANES,
@@ -68,11 +68,8 @@ from coranto.streams.writer.handshake import ensure_held
 from coranto.streams.writer.multi_key.decision_log import DecisionLog, StreamSnapshot
 from coranto.streams.writer.multi_key.numbered import (
     NumberedBatch,
-    Standing,
     is_decided,
     is_overtaken,
-    records_of,
-    standing_of,
 )
 from coranto.streams.writer.multi_key.transaction import MultiKeyPosition, MultiKeyResult, MultiKeyTransaction
 
@@ -153,7 +150,7 @@ class MultiKeyWriter(Generic[E]):
         self._decided_to = 0  # An offset that no later decision is before.
         self._closed = False
 
-    async def __aenter__(self) -> MultiKeyWriter[E]:
+    async def __aenter__(self) -> Self:
         await self.open()
         return self
 
@@ -183,30 +180,6 @@ class MultiKeyWriter(Generic[E]):
         if not timeout > 0:
             raise InvalidInput(f"{timeout!r} is not a time to be open; give seconds above 0", field="timeout")
         return MultiKeyTransaction(self._encode, self._commit, self._log.clock, timeout)
-
-    # -- Numbered batches ----------------------------------------------------------------------------------------------
-
-    async def standing(self, writer: str) -> Standing:
-        """Return the last batch of a writer that is decided, once all of its acknowledgements are appended."""
-        gate = await self._log.decisions.gate()
-        await self._log.decisions.finish(gate)
-        return standing_of(gate, writer)
-
-    def records(self, standing: Standing, writer: str) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield the records of a writer's batches, from the last complete one on. Raises CorruptData."""
-        return records_of(self._log.decisions, standing, writer)
-
-    async def commit_batch(self, batch: NumberedBatch, events: Sequence[tuple[int, bytes]]) -> Standing:
-        """Commit a batch of encoded events, each given with its key's place, unless its number is decided already.
-
-        A batch without events is decided, too. Commit the next one only if the result is `visible`; otherwise call
-        `standing` first. One task at a time may commit batches. Raises Fenced if another process has decided the batch:
-        nothing of this one is or will be committed. After CommitUnknown, and after a cancellation, `standing` tells
-        what is decided. Raises StreamSealed, TransactionTimeout and errors of the client, after which nothing is
-        committed.
-        """
-        result = await self._attempts(events, batch)
-        return batch.decided(result.txn, self._decided_to, visible=result.visible)
 
     # -- For transactions ----------------------------------------------------------------------------------------------
 
@@ -369,10 +342,7 @@ class MultiKeyWriter(Generic[E]):
     def _part(
         self, number: int, journal: str, format: EventFormat[Any], use: LaneUse, events: Sequence[bytes]
     ) -> _Part:
-        content = b"".join(
-            format.stamp(event, build_uuid(use.producer, self._log.ticks.tick(), Flags.CONTINUE_TXN))
-            for event in events
-        )
+        content = stamped(format, events, use.producer, self._log.ticks.ticks(len(events)), Flags.CONTINUE_TXN)
         ack = format.acknowledgement(build_uuid(use.producer, self._log.ticks.tick(), Flags.ACK_TXN))
         return _Part(number, journal, format, use, content, ack, dropping(format, use, ack))
 

@@ -20,8 +20,8 @@ from coranto.streams.model.events import JsonEvents
 from coranto.streams.model.keys import key_hash
 from coranto.streams.model.stream import dead_letters_journal, transactions_journal
 from coranto.streams.reader.stream_reader import StreamReader
-from coranto.streams.writer.multi_key.numbered import NumberedBatch, Standing, validate_batch_writer
-from coranto.streams.writer.multi_key.writer import MultiKeyWriter
+from coranto.streams.writer.multi_key.batch_writer import BatchWriter
+from coranto.streams.writer.multi_key.numbered import LastBatch, NumberedBatch, validate_batch_writer
 from coranto.testing.cluster import STORE_URL, Cluster
 
 TEMPLATE = default_template(stores=[STORE_URL])
@@ -34,7 +34,7 @@ def events(numbers: Sequence[int]) -> list[tuple[int, bytes]]:
     return [(key_hash("a" if n % 2 else "customer-1"), JsonEvents().encode({"n": n})) for n in numbers]
 
 
-def batch(behind: Standing, to: int, *letters: int, complete: bool = False) -> NumberedBatch:
+def batch(behind: LastBatch, to: int, *letters: int, complete: bool = False) -> NumberedBatch:
     return NumberedBatch(NAME, behind, {"to": to}, complete, [{"letter": each} for each in letters])
 
 
@@ -52,9 +52,9 @@ async def letters(client: JournalClient) -> list[int]:
     return [each.message["letter"] for each in ReadCommitted(read, LETTERS)]
 
 
-async def recorded(writer: MultiKeyWriter[Any]) -> list[int]:
-    standing = await writer.standing(NAME)
-    return [record["to"] async for record in writer.records(standing, NAME)]
+async def recorded(writer: BatchWriter[Any]) -> list[int]:
+    last = await writer.last_batch(NAME)
+    return [record["to"] async for record in writer.records(last, NAME)]
 
 
 class Lossy:
@@ -83,14 +83,14 @@ async def test_batches_follow_one_another_and_progress_is_read_from_the_last_com
     streams: Streams, client: JournalClient
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
-    async with MultiKeyWriter[Any](client, "orders") as writer:
-        standing = await writer.standing(NAME)
-        assert (standing.number, standing.value) == (0, "")
+    async with BatchWriter[Any](client, "orders") as writer:
+        last = await writer.last_batch(NAME)
+        assert (last.number, last.value) == (0, "")
         for number in range(4):
-            standing = await writer.commit_batch(
-                batch(standing, number, complete=number in (0, 2)), events([2 * number, 2 * number + 1])
+            last = await writer.commit_batch(
+                batch(last, number, complete=number in (0, 2)), events([2 * number, 2 * number + 1])
             )
-            assert standing.number == number + 1
+            assert last.number == number + 1
         assert await recorded(writer) == [2, 3]
     assert await committed(client) == list(range(8))
 
@@ -98,12 +98,12 @@ async def test_batches_follow_one_another_and_progress_is_read_from_the_last_com
 async def test_of_two_processes_one_decides_a_batch(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     await streams.ensure_part("orders", LETTERS)
-    async with MultiKeyWriter[Any](client, "orders") as one, MultiKeyWriter[Any](client, "orders") as other:
-        behind = await other.standing(NAME)
+    async with BatchWriter[Any](client, "orders") as one, BatchWriter[Any](client, "orders") as other:
+        behind = await other.last_batch(NAME)
         await one.commit_batch(batch(behind, 1, 10, complete=True), events([0, 1]))
         with pytest.raises(Fenced, match="batch 1 of loads on stream orders was decided by another process"):
             await other.commit_batch(batch(behind, 1, 10, complete=True), events([0, 1]))
-        behind = await other.standing(NAME)
+        behind = await other.last_batch(NAME)
         assert await recorded(other) == [1]
         await other.commit_batch(batch(behind, 2, 11), events([2]))
         with pytest.raises(Fenced):
@@ -118,10 +118,10 @@ async def test_a_decision_whose_answer_is_lost_counts_once(
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     lossy: Any = Lossy(client, applied=applied)
-    async with MultiKeyWriter[Any](lossy, "orders") as writer:
-        standing = await writer.commit_batch(batch(await writer.standing(NAME), 1, complete=True), events([0, 1]))
-        assert (lossy.left, standing.number) == (0, 1)
-        await writer.commit_batch(batch(standing, 2), events([2]))
+    async with BatchWriter[Any](lossy, "orders") as writer:
+        last = await writer.commit_batch(batch(await writer.last_batch(NAME), 1, complete=True), events([0, 1]))
+        assert (lossy.left, last.number) == (0, 1)
+        await writer.commit_batch(batch(last, 2), events([2]))
         assert await recorded(writer) == [1, 2]
     assert await committed(client) == [0, 1, 2]
     content = await client.read_all(
@@ -136,33 +136,33 @@ async def test_an_unknown_outcome_is_told_by_the_standing(
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     lossy: Any = Lossy(client, applied=applied, times=2)
-    async with MultiKeyWriter[Any](lossy, "orders") as writer:
-        behind = await writer.standing(NAME)
+    async with BatchWriter[Any](lossy, "orders") as writer:
+        behind = await writer.last_batch(NAME)
         with pytest.raises(CommitUnknown):
             await writer.commit_batch(batch(behind, 1, complete=True), events([0, 1]))
         lossy.left = 0
-        standing = await writer.standing(NAME)
-        assert standing.number == int(applied)
+        last = await writer.last_batch(NAME)
+        assert last.number == int(applied)
         if not applied:
-            await writer.commit_batch(batch(standing, 1, complete=True), events([0, 1]))
+            await writer.commit_batch(batch(last, 1, complete=True), events([0, 1]))
         assert await recorded(writer) == [1]
     assert await committed(client) == [0, 1]
 
 
 async def test_a_batch_starts_again_when_its_segments_are_split(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
-    async with MultiKeyWriter[Any](client, "orders") as writer:
-        standing = await writer.commit_batch(batch(await writer.standing(NAME), 1, complete=True), events([0, 1]))
+    async with BatchWriter[Any](client, "orders") as writer:
+        last = await writer.commit_batch(batch(await writer.last_batch(NAME), 1, complete=True), events([0, 1]))
         await streams.scale("orders", [Split(0)])
-        await writer.commit_batch(batch(standing, 2), events([2, 3]))
+        await writer.commit_batch(batch(last, 2), events([2, 3]))
         assert await recorded(writer) == [1, 2]
     assert await committed(client) == [0, 1, 2, 3]
 
 
 async def test_a_batch_without_events_is_decided(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
-    async with MultiKeyWriter[Any](client, "orders") as writer:
-        await writer.commit_batch(batch(await writer.standing(NAME), 7, complete=True), [])
+    async with BatchWriter[Any](client, "orders") as writer:
+        await writer.commit_batch(batch(await writer.last_batch(NAME), 7, complete=True), [])
         assert await recorded(writer) == [7]
 
 
@@ -172,9 +172,9 @@ async def test_what_a_dead_process_left_in_the_journal_of_dead_letters_is_droppe
     await streams.create("orders", 1, template=TEMPLATE)
     await streams.ensure_part("orders", LETTERS)
     lossy: Any = Lossy(client, applied=False, times=9)
-    async with MultiKeyWriter[Any](lossy, "orders") as writer:
+    async with BatchWriter[Any](lossy, "orders") as writer:
         with pytest.raises(CommitUnknown):
-            await writer.commit_batch(batch(await writer.standing(NAME), 1, 10, complete=True), events([0]))
+            await writer.commit_batch(batch(await writer.last_batch(NAME), 1, 10, complete=True), events([0]))
     assert len(await open_lanes(client, LETTERS)) == 1
     assert await streams.drop_lanes("orders") == 2
     assert await open_lanes(client, LETTERS) == ()
@@ -185,9 +185,9 @@ async def test_a_register_of_another_kind_of_writer_is_refused(streams: Streams,
     await streams.create("orders", 1, template=TEMPLATE)
     other = labels.label_set({BATCH_REGISTER + NAME: "3.abc.done"})
     await client.append(transactions_journal("orders"), b'{"done":"x"}\n', union_registers=other)
-    async with MultiKeyWriter[Any](client, "orders") as writer:
+    async with BatchWriter[Any](client, "orders") as writer:
         with pytest.raises(CorruptData, match="another kind of writer has the same name"):
-            await writer.standing(NAME)
+            await writer.last_batch(NAME)
 
 
 def test_names_of_writers_are_checked() -> None:

@@ -1,0 +1,160 @@
+"""`coranto ingest run|status`: rows of other systems become events of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.output import Output, note, print_table
+from coranto.errors import InvalidInput, Unavailable
+
+if TYPE_CHECKING:
+    from coranto.client import JournalClient
+    from coranto.ingest.progress import IngestProgress
+    from coranto.ingest.spec import IngestSpec
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Ingest: rows of Kafka and files become events of a stream, each once.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="File of the ingest, in YAML.", show_default=False)]
+
+
+@app.command("run")
+def run(
+    file: File,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for more at the end, until Ctrl-C or SIGTERM.")
+    ] = False,
+    metrics: Annotated[
+        str,
+        typer.Option("--metrics", help="Serve metrics for Prometheus at this [host:]port.", show_default=False),
+    ] = "",
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Continue although the stream's brokers have lost a part of what it knew of the ingest.",
+        ),
+    ] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Write what a source has into its stream, each row once, and end when nothing is left.
+
+    The stream knows how far the ingest is. So it may be interrupted at any moment, started again, and run twice at the
+    same time. After Ctrl-C and SIGTERM it commits what it has read, and ends.
+    """
+    spec = _spec(file)
+
+    async def work(client: JournalClient) -> None:
+        from coranto.ingest.engine import Ingest
+        from coranto.ingest.opening import open_source
+
+        ingest = Ingest(client, spec, open_source(spec), accept_loss=accept_loss)
+        if metrics:
+            _serve(metrics, ingest.metrics.registry)
+        loop = asyncio.get_running_loop()
+        stopper.append(lambda: loop.call_soon_threadsafe(ingest.stop))
+        note(f"{spec.name}: from {spec.kind} to stream {spec.stream}" + (", until it is stopped" if follow else ""))
+        report = await ingest.run(follow=follow)
+        lost = sum(report.progress.lost.values())
+        letters = f", {report.letters} dead letters" if report.letters else ""
+        gone = f"; {lost} rows were gone from the source before they were read" if lost else ""
+        typer.echo(f"{spec.name}: {report.rows} rows{letters} in {report.batches} transactions{gone}")
+
+    stopper: list[Callable[[], object]] = []
+    with _stopped_by_signals(stopper):
+        with_client(endpoint, work)
+
+
+@app.command("status")
+def status(
+    file: File,
+    output: Annotated[Output, typer.Option("--output", "-o", help="Output format.")] = Output.TABLE,
+    endpoint: Endpoint = None,
+) -> None:
+    """Show how far an ingest is: the position of each split, and what is behind it."""
+    spec = _spec(file)
+
+    async def work(client: JournalClient) -> tuple[IngestProgress, dict[str, int] | None, str]:
+        from coranto.ingest.opening import open_source
+        from coranto.ingest.progress import load
+        from coranto.streams.writer.multi_key.batch_writer import BatchWriter
+
+        async with BatchWriter[Any](client, spec.stream) as writer:
+            _, progress = await load(writer, spec.name)
+        try:
+            return progress, dict(await open_source(spec).lag(progress.splits)), ""
+        except Unavailable as error:
+            return progress, None, str(error)
+
+    progress, lag, problem = with_client(endpoint, work)
+    if output is Output.JSON:
+        facts = {"ingest": spec.name, "stream": spec.stream, "source": progress.source, "rows": progress.rows}
+        counts = {"dead_letters": progress.letters, "lost": progress.lost, "lag": lag}
+        typer.echo(json.dumps({**facts, **counts, "positions": progress.splits}))
+    else:
+        rows = [
+            [split, _shown(progress.splits.get(split)), "?" if lag is None else str(lag.get(split, 0))]
+            for split in sorted({*progress.splits, *(lag or {})})
+        ]
+        print_table(["SPLIT", "POSITION", "BEHIND"], rows)
+        typer.echo(f"{spec.name}: {progress.rows} rows and {progress.letters} dead letters are in stream {spec.stream}")
+    if problem:
+        note(f"what is behind is not known: {problem}")
+
+
+def _shown(position: object) -> str:
+    return "-" if position is None else position if isinstance(position, str) else json.dumps(position)
+
+
+def _spec(file: Path) -> IngestSpec:
+    from coranto.ingest.spec import read_spec
+
+    try:
+        return read_spec(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{file} is not UTF-8: {error}") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{file}: {error}") from error
+
+
+def _serve(address: str, registry: Any) -> None:
+    from prometheus_client import start_http_server
+
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise InvalidInput(f"{address!r} is no address; give [host:]port", field="--metrics")
+    start_http_server(int(port), host or "127.0.0.1", registry)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stopper: list[Callable[[], object]]) -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM stop the ingest, and the next one interrupt the command."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.default_int_handler)
+        if not stopper:
+            signal.default_int_handler(number, frame)
+        for call in stopper:
+            call()
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

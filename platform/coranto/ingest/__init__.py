@@ -1,0 +1,46 @@
+"""Ingest: rows of other systems become events of a stream, each once.
+
+A file says where rows come from and where they go (`spec.py`). `Ingest` runs it; `coranto ingest` does so from a shell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coranto.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from coranto.ingest.engine import Ingest, IngestReport
+    from coranto.ingest.metrics import IngestMetrics
+    from coranto.ingest.opening import open_source
+    from coranto.ingest.source import Poison, Read, RowSource, SourceRow
+    from coranto.ingest.spec import IngestSpec, read_spec
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Ingest": "coranto.ingest.engine",
+        "IngestMetrics": "coranto.ingest.metrics",
+        "IngestReport": "coranto.ingest.engine",
+        "IngestSpec": "coranto.ingest.spec",
+        "Poison": "coranto.ingest.source",
+        "Read": "coranto.ingest.source",
+        "SourceRow": "coranto.ingest.source",
+        "RowSource": "coranto.ingest.source",
+        "open_source": "coranto.ingest.opening",
+        "read_spec": "coranto.ingest.spec",
+    },
+)
+
+__all__ = [
+    "Ingest",
+    "IngestMetrics",
+    "IngestReport",
+    "IngestSpec",
+    "Poison",
+    "Read",
+    "RowSource",
+    "SourceRow",
+    "open_source",
+    "read_spec",
+]

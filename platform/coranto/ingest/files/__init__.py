@@ -1,0 +1,1 @@
+"""Files in a folder or bucket as a source."""

@@ -1,0 +1,114 @@
+"""A cluster of Kafka: the topics of an ingest with their ids and partitions, and the offsets that these have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from coranto.errors import CorantoError, InvalidInput, SourceChanged, Unavailable
+from coranto.ingest.kafka.options import KafkaOptions
+
+CALL_SECONDS: Final = 15.0
+_NONE: Final[Mapping[str, object]] = MappingProxyType({})
+_MISSING: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
+_REFUSED: Final = frozenset(
+    (
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError._INVALID_ARG,
+    )
+)
+
+
+class Topic(NamedTuple):
+    """A topic: its id, which no other topic ever has, and the number of its partitions."""
+
+    id: str
+    partitions: int
+
+
+class Offsets(NamedTuple):
+    """The offsets [first, end) of a partition. Nothing beyond the end is committed."""
+
+    first: int
+    end: int
+
+
+class KafkaCluster:
+    """A cluster of Kafka. All calls block."""
+
+    def __init__(self, options: KafkaOptions) -> None:
+        self._topics = list(options.topics)
+        try:
+            self._admin = AdminClient(client_options(options))
+        except (KafkaException, ValueError) as error:
+            raise problem_of(error) from error
+
+    def id(self) -> str:
+        """Return the id of the cluster. Raises Unavailable and InvalidInput, as all calls do."""
+        try:
+            return str(self._admin.list_topics(timeout=CALL_SECONDS).cluster_id)
+        except (KafkaException, TimeoutError) as error:
+            raise problem_of(error) from error
+
+    def topics(self, names: Iterable[str] = ()) -> dict[str, Topic]:
+        """Return topics by their names, by default all. Raises SourceChanged for one that does not exist."""
+        wanted = sorted(names) or self._topics
+        found: dict[str, Topic] = {}
+        for name, future in self._admin.describe_topics(TopicCollection(wanted), request_timeout=CALL_SECONDS).items():
+            try:
+                described = future.result(CALL_SECONDS)
+            except (KafkaException, TimeoutError) as error:
+                if isinstance(error, KafkaException) and error.args[0].code() in _MISSING:
+                    raise SourceChanged(f"Kafka has no topic {name}: create it, or correct its name") from error
+                raise problem_of(error) from error
+            found[name] = Topic(str(described.topic_id), len(described.partitions))
+        return found
+
+    def offsets(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Offsets]:
+        """Return the offsets of partitions."""
+        if not places:
+            return {}
+        first, end = (self._list(places, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+        return {place: Offsets(first[place], end[place]) for place in places}
+
+    def _list(self, places: Sequence[tuple[str, int]], spec: Any) -> Mapping[tuple[str, int], int]:
+        asked = {TopicPartition(*place): spec for place in places}
+        try:
+            futures = self._admin.list_offsets(
+                asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_SECONDS
+            )
+            return {
+                (each.topic, each.partition): future.result(CALL_SECONDS).offset for each, future in futures.items()
+            }
+        except (KafkaException, TimeoutError) as error:
+            raise problem_of(error) from error
+
+
+def client_options(
+    options: KafkaOptions, defaults: Mapping[str, object] = _NONE, own: Mapping[str, object] = _NONE
+) -> dict[str, object]:
+    """Return the options of a client of Kafka's library: `defaults`, what the file says, and `own`, in this order."""
+    return {
+        **defaults,
+        "client.id": "coranto-ingest",
+        **options.client,
+        "bootstrap.servers": options.brokers,
+        **own,
+    }
+
+
+def problem_of(error: Exception) -> CorantoError:
+    """Return the error for one of Kafka's library: InvalidInput where trying again does not help."""
+    cause = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    if isinstance(error, ValueError | TypeError) or (isinstance(cause, KafkaError) and cause.code() in _REFUSED):
+        return InvalidInput(f"Kafka refuses: {cause}", field="source.kafka")
+    text = cause.str() if isinstance(cause, KafkaError) else str(cause) or type(cause).__name__
+    return Unavailable(f"Kafka does not answer as needed: {text}")

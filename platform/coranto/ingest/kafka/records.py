@@ -1,0 +1,111 @@
+"""Records of Kafka as rows."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coranto.errors import InvalidInput
+from coranto.ingest.kafka.options import KafkaOptions
+from coranto.ingest.rows import parse_object
+from coranto.ingest.source import Poison, SourceRow
+
+Decode = Callable[[bytes], tuple[Mapping[str, Any], bytes | None]]
+
+
+class RecordRows:
+    """Makes rows of records. `decode` makes fields of their values."""
+
+    def __init__(self, options: KafkaOptions, decode: Decode) -> None:
+        self._options = options
+        self._decode = decode
+        self._heads: dict[tuple[str, int], bytes] = {}
+        self._with_offset = "offset" in options.meta
+        self._with_time = "timestamp" in options.meta
+        self._with_key = "key" in options.meta
+        self._with_headers = "headers" in options.meta
+
+    def row(self, record: Any) -> SourceRow | Poison | None:
+        """Return the row of a record; None if it is left out. Raises Unavailable if its schema cannot be read."""
+        key, value = record.key(), record.value()
+        meta = self._meta(record, key, is_deletion=value is None)
+        if value is None:
+            if not self._options.tombstones:
+                return None
+            return SourceRow(_key_text(record, key), _key_fields(key), None, meta, True)
+        try:
+            fields, text = self._decode(value)
+        except InvalidInput as error:
+            return Poison(f"offset {record.offset()}", error.message, key, value)
+        return SourceRow(_key_text(record, key), fields, text, meta)
+
+    def _meta(self, record: Any, key: bytes | None, *, is_deletion: bool) -> bytes:
+        place = record.topic(), record.partition()
+        head = self._heads.get(place)
+        if head is None:
+            parts = [("topic", place[0]), ("partition", place[1])]
+            head = b"".join(_member(*each) for each in parts if each[0] in self._options.meta)
+            self._heads[place] = head
+        kind, time = record.timestamp()
+        if self._with_offset and self._with_time and kind:  # As by default.
+            head = b'%b"offset":%d,"timestamp":%d,' % (head, record.offset(), time)
+        else:
+            head += b'"offset":%d,' % record.offset() if self._with_offset else b""
+            if self._with_time:
+                head += b'"timestamp":%d,' % time if kind else b'"timestamp":null,'
+        if self._with_key or is_deletion:
+            head += _member("key", _text(key))
+        if is_deletion:
+            head += b'"deleted":true,'
+        if self._with_headers:
+            head += _member("headers", [[name, _text(each)] for name, each in record.headers() or ()])
+        return head[:-1]
+
+
+def _member(name: str, value: object) -> bytes:
+    return b'"%b":%b,' % (name.encode(), json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode())
+
+
+def _text(content: bytes | None) -> object:
+    """Return bytes as a text, if they are UTF-8, and otherwise in base64."""
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def _key_text(record: Any, key: bytes | None) -> str:
+    """Return the routing key. Records without a key keep the order of their partition."""
+    return f"{record.topic()}/{record.partition()}" if key is None else key.decode("utf-8", "surrogateescape")
+
+
+def _key_fields(key: bytes | None) -> Mapping[str, Any]:
+    """Return the fields of a key that is an object of JSON, which say what a tombstone deletes."""
+    if key is None or key[:1] != b"{":
+        return {}
+    try:
+        return parse_object(key)[0]
+    except InvalidInput:
+        return {}
+
+
+def decoder_of(options: KafkaOptions) -> Decode:
+    """Return a function that makes fields of values. Raises MissingExtra if a library is missing."""
+    if options.value == "json":
+        return parse_object
+    if options.value == "text":
+        return _text_value
+    from coranto.ingest.kafka.schemas import AvroValues, ProtobufValues
+
+    return (AvroValues if options.value == "avro" else ProtobufValues)(options.registry)
+
+
+def _text_value(content: bytes) -> tuple[Mapping[str, Any], bytes | None]:
+    try:
+        return {"value": content.decode()}, None
+    except UnicodeDecodeError:
+        raise InvalidInput("is not UTF-8") from None

@@ -1,0 +1,160 @@
+"""Values with a schema of a Schema Registry: Avro, by the client's deserializer, and Protobuf.
+
+A value begins with a zero byte and the number of its schema (four bytes). In Protobuf follow the numbers that lead to
+the message within its file. A schema that the registry does not have makes a row poison; a registry that does not
+answer does not.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Final
+
+import confluent_kafka.schema_registry as registries
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.serialization import SerializationError
+from google.protobuf import (
+    any_pb2,
+    descriptor_pb2,
+    descriptor_pool,
+    duration_pb2,
+    empty_pb2,
+    message_factory,
+    struct_pb2,
+    timestamp_pb2,
+    wrappers_pb2,
+)
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+
+from coranto.errors import InvalidInput, Unavailable
+from coranto.ingest.rows import plain
+
+_HEAD_BYTES: Final = 5
+_NOT_FOUND: Final = 404
+_MOST_INDEXES: Final = 64
+
+
+class AvroValues:
+    """Records of Avro as fields, with the names of their types left out."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._decode = AvroDeserializer(registries.SchemaRegistryClient(dict(options)))
+
+    def __call__(self, content: bytes) -> tuple[Mapping[str, Any], bytes | None]:
+        """Return the fields of a value. Raises InvalidInput for one that has none, and Unavailable."""
+        _schema_of(content)
+        try:
+            fields = self._decode(content)
+        except SchemaRegistryError as error:
+            raise _problem(error) from error
+        except (SerializationError, ValueError, TypeError, EOFError, IndexError, KeyError) as error:
+            raise InvalidInput(f"is not Avro of its schema: {str(error)[:200]}") from error
+        except Exception as error:
+            raise Unavailable(f"the Schema Registry does not answer: {str(error)[:200]}") from error
+        if not isinstance(fields, dict):
+            raise InvalidInput(f"is Avro, but {type(fields).__name__} and not a record")
+        return {name: plain(value) for name, value in fields.items()}, None
+
+
+class ProtobufValues:
+    """Messages of Protobuf as fields, with the names of the schema, in the JSON form of Protobuf."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._registry = registries.SchemaRegistryClient(dict(options))
+        self._files: dict[int, tuple[Any, Any]] = {}  # The pools and descriptors of schemas.
+
+    def __call__(self, content: bytes) -> tuple[Mapping[str, Any], bytes | None]:
+        """Return the fields of a value. Raises InvalidInput for one that has none, and Unavailable."""
+        number = _schema_of(content)
+        indexes, at = _indexes(content)
+        if number not in self._files:
+            self._files[number] = self._file(number)
+        pool, file = self._files[number]
+        names = list(file.message_type)
+        path = [file.package] if file.package else []
+        for index in indexes:
+            if index >= len(names):
+                raise InvalidInput(f"is Protobuf of schema {number}, which has no message {indexes}")
+            path.append(names[index].name)
+            names = list(names[index].nested_type)
+        message = message_factory.GetMessageClass(pool.FindMessageTypeByName(".".join(path)))()
+        try:
+            message.ParseFromString(content[at:])
+            return MessageToDict(message, preserving_proto_field_name=True), None
+        except (DecodeError, ValueError, TypeError) as error:
+            raise InvalidInput(f"is not Protobuf of its schema: {str(error)[:200]}") from error
+
+    def _file(self, number: int) -> tuple[Any, Any]:
+        """Return a pool with the files of a schema, and the descriptor of its own."""
+        pool = descriptor_pool.DescriptorPool()
+        for known in _WELL_KNOWN:
+            pool.AddSerializedFile(known.serialized_pb)
+        try:
+            schema = self._registry.get_schema(number, fmt="serialized")
+            added = {known.name for known in _WELL_KNOWN}
+            file = self._add(pool, schema, f"schema-{number}.proto", added)
+        except SchemaRegistryError as error:
+            raise _problem(error) from error
+        except (DecodeError, ValueError, TypeError) as error:
+            raise InvalidInput(f"has schema {number}, which cannot be used: {str(error)[:200]}") from error
+        except Exception as error:
+            raise Unavailable(f"the Schema Registry does not answer: {str(error)[:200]}") from error
+        return pool, file
+
+    def _add(self, pool: Any, schema: Any, name: str, added: set[str]) -> Any:
+        for reference in schema.references or ():
+            if reference.name not in added:
+                version = self._registry.get_version(reference.subject, reference.version, fmt="serialized")
+                self._add(pool, version.schema, reference.name, added)
+        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(schema.schema_str))
+        file.name = name
+        added.add(name)
+        pool.AddSerializedFile(file.SerializeToString())
+        return file
+
+
+_WELL_KNOWN: Final[tuple[Any, ...]] = tuple(
+    module.DESCRIPTOR for module in (any_pb2, duration_pb2, empty_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
+)
+
+
+def _schema_of(content: bytes) -> int:
+    if len(content) <= _HEAD_BYTES or content[0]:
+        raise InvalidInput("does not begin with the number of a schema, as serializers of a Schema Registry write it")
+    return int.from_bytes(content[1:_HEAD_BYTES], "big")
+
+
+def _indexes(content: bytes) -> tuple[list[int], int]:
+    """Return the numbers that lead to a message, and the offset behind them. `0` alone stands for the first message."""
+    numbers, at = list[int](), _HEAD_BYTES
+    count = 1
+    while len(numbers) <= count <= _MOST_INDEXES:
+        value, shift = 0, 0
+        while True:
+            if at >= len(content) or shift > 28:
+                raise InvalidInput("does not say which message of its schema it is")
+            byte, at = content[at], at + 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        number = (value >> 1) ^ -(value & 1)
+        if not numbers and number == 0:
+            return [0], at
+        if number < 0:
+            break
+        if not numbers:
+            count = number
+        numbers.append(number)
+        if len(numbers) == count + 1:
+            return numbers[1:], at
+    raise InvalidInput("does not say which message of its schema it is")
+
+
+def _problem(error: Any) -> Exception:
+    if error.http_status_code == _NOT_FOUND:
+        return InvalidInput(f"has a schema that the Schema Registry does not have: {str(error)[:200]}")
+    return Unavailable(f"the Schema Registry refuses: {str(error)[:200]}")

@@ -1,0 +1,130 @@
+"""The progress of an ingest: the positions of its splits, as the stream's journal of decisions records them.
+
+Each batch records the positions that it changes. Now and then a batch records all of them, so that a process that
+continues the ingest reads a bounded part of the journal (`coranto.streams.writer.multi_key.numbered`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import structlog
+
+from coranto.errors import CorruptData, InvalidInput
+from coranto.ingest.source import Position
+from coranto.streams.model.stream import MAX_RECORD_BYTES
+from coranto.streams.writer.multi_key.batch_writer import BatchWriter
+from coranto.streams.writer.multi_key.numbered import LastBatch, NumberedBatch
+
+_COMPLETE_BYTES: Final = 64 << 10
+_COMPLETE_SHARE: Final = 4
+"""All positions are recorded after that many bytes of changes, and after that many times their own bytes."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class IngestProgress:
+    """The committed part of an ingest. `lost`, `rows` and `letters` count from its first batch on."""
+
+    source: str = ""
+    """The identity of the other system; empty before the first batch."""
+    splits: dict[str, Position] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    rows: int = 0
+    letters: int = 0
+    changed_bytes: int = 0
+    """The bytes of the records behind the last complete one."""
+    complete_bytes: int = 0
+
+    def after(
+        self, source: str, changes: Mapping[str, Position], lost: Mapping[str, int], rows: int, letters: int
+    ) -> IngestProgress:
+        """Return the progress once a batch is committed."""
+        return replace(
+            self,
+            source=source,
+            splits={**self.splits, **changes},
+            lost={**self.lost, **{split: self.lost.get(split, 0) + count for split, count in lost.items()}},
+            rows=self.rows + rows,
+            letters=self.letters + letters,
+        )
+
+    def record(self, changes: Mapping[str, Position], *, is_first: bool) -> tuple[dict[str, object], bool]:
+        """Return the record of a batch that leads to this progress, and True if it has all positions.
+
+        Raises InvalidInput if there are too many splits for a record.
+        """
+        record: dict[str, object] = {
+            "source": self.source,
+            "splits": dict(changes),
+            "lost": self.lost,
+            "rows": self.rows,
+            "letters": self.letters,
+        }
+        size = len(json.dumps(record, separators=(",", ":")))
+        limit = max(_COMPLETE_BYTES, _COMPLETE_SHARE * self.complete_bytes)
+        if not is_first and self.changed_bytes + size <= limit:
+            self.changed_bytes += size
+            return record, False
+        record["splits"] = self.splits
+        self.changed_bytes, self.complete_bytes = 0, len(json.dumps(record, separators=(",", ":")))
+        if self.complete_bytes > MAX_RECORD_BYTES // 2:
+            raise InvalidInput(
+                f"the positions of {len(self.splits)} splits take {self.complete_bytes} bytes, and may take "
+                f"{MAX_RECORD_BYTES // 2}: divide the source among several ingests"
+            )
+        return record, True
+
+    def apply(self, record: Mapping[str, Any]) -> None:
+        """Take in the record of a batch. Raises CorruptData."""
+        try:
+            splits = {**({} if record["complete"] else self.splits), **record["splits"]}
+            self.source, self.splits, self.lost = str(record["source"]), splits, dict(record["lost"])
+            self.rows, self.letters = int(record["rows"]), int(record["letters"])
+            size = len(json.dumps(record, separators=(",", ":")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptData(f"a record of an ingest's progress cannot be read: {error!r}") from error
+        if record["complete"]:
+            self.changed_bytes, self.complete_bytes = 0, size
+        else:
+            self.changed_bytes += size
+
+
+async def load(writer: BatchWriter[Any], name: str, *, accept_loss: bool = False) -> tuple[LastBatch, IngestProgress]:
+    """Return the last batch and the progress of an ingest, once all of it is readable.
+
+    Raises CorruptData if the stream has lost a part of what it knew. With `accept_loss`, the ingest continues from
+    what is left.
+    """
+    known, progress, last = await writer.last_batch(name), IngestProgress(), 0
+    async for record in writer.records(known, name):
+        if not last and not record.get("complete") and known.number:
+            continue  # It was decided before the complete record.
+        progress.apply(record)
+        last = int(record["batch"])
+    if last == known.number:
+        return known, progress
+    if not accept_loss:
+        raise CorruptData(
+            f"stream {writer.stream} knows {known.number} batches of ingest {name}, and has records of {last}: its "
+            "brokers have lost registers or content. Compare the stream with the source. With --accept-loss the ingest "
+            "continues from what is left, and rows may be there twice"
+        )
+    _log.warning("ingest.loss_accepted", ingest=name, stream=writer.stream, batch=known.number, recorded=last)
+    return replace(known, number=max(last, known.number)), progress
+
+
+def next_batch(
+    name: str,
+    known: LastBatch,
+    progress: IngestProgress,
+    changes: Mapping[str, Position],
+    letters: list[Mapping[str, object]],
+) -> NumberedBatch:
+    """Return the batch that leads to this progress. Raises InvalidInput for too many splits."""
+    record, is_complete = progress.record(changes, is_first=not known.number)
+    return NumberedBatch(name, known, record, is_complete, letters)

@@ -1,0 +1,132 @@
+"""Rows as encoded events with the places of their keys, and as dead letters."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from coranto.errors import InvalidInput
+from coranto.ingest.source import Poison, SourceRow
+from coranto.messages.json_codec import encode_json
+from coranto.streams.model.events import JsonEvents
+from coranto.streams.model.keys import key_hash
+from coranto.types.kinds import TypeField
+from coranto.types.writing import require_message
+
+MAX_ROW_BYTES: Final = 16 << 20
+"""The most bytes of an event."""
+_KNOWN_KEYS: Final = 1 << 16
+_META: Final = "_meta"
+_EVENTS: Final = JsonEvents()
+_BLANK: Final = _EVENTS.encode({})[: -len(b"}}\n")]  # {"_meta":{"uuid":"0…0"
+_decode: Final = msgspec.json.Decoder().decode
+
+
+class RowEncoder:
+    """Encodes rows. `key_field` is the field that has the routing key, instead of the source's key."""
+
+    def __init__(self, key_field: str = "", fields: Sequence[TypeField] | None = None, type_name: str = "") -> None:
+        self._key_field = key_field
+        self._fields = fields
+        self._type_name = type_name
+        self._places: dict[str, int] = {}
+
+    def encode(self, row: SourceRow) -> tuple[int, bytes]:
+        """Return the place of a row's key, and the event. Raises InvalidInput for a row that cannot be an event."""
+        if self._fields is not None and not row.is_deletion:
+            try:
+                require_message(row.fields, self._fields, (_META, "uuid"))
+            except InvalidInput as error:
+                raise InvalidInput(f"does not fit {self._type_name}: {error.message}") from error
+        key = self._key_of(row.fields) if self._key_field else row.key
+        line = self._line(row)
+        if len(line) > MAX_ROW_BYTES:
+            raise InvalidInput(f"is an event of {len(line)} bytes; it may have {MAX_ROW_BYTES}")
+        place = self._places.get(key)
+        if place is None:
+            if len(self._places) >= _KNOWN_KEYS:
+                self._places.clear()
+            place = self._places[key] = key_hash(key)
+        return place, line
+
+    def _key_of(self, fields: Mapping[str, Any]) -> str:
+        value = fields.get(self._key_field)
+        if isinstance(value, str):
+            return value
+        if value is None:
+            raise InvalidInput(f"has no field {self._key_field!r}, which is the key of the stream")
+        return encode_json(value).decode()
+
+    def _line(self, row: SourceRow) -> bytes:
+        fields, text = row.fields, row.text
+        if _META in fields:
+            theirs = fields[_META]
+            if not isinstance(theirs, dict):
+                raise InvalidInput(f"has a field {_META}, which is reserved for metadata, and not an object in it")
+            ours = _decode(b"{%b}" % row.meta)
+            return _EVENTS.encode({**fields, _META: {**theirs, **ours}})
+        if text is None:
+            try:
+                text = encode_json(fields)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InvalidInput(f"cannot be written as JSON: {error}") from error
+        if not fields:
+            return b"%b%b%b}}\n" % (_BLANK, b"," if row.meta else b"", row.meta)
+        return b"%b%b%b},%b\n" % (_BLANK, b"," if row.meta else b"", row.meta, text[1:])
+
+
+def parse_object(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return an object of JSON, and its text in one line: numbers keep their digits. Raises InvalidInput.
+
+    The text must be JSON as RFC 8259 has it: UTF-8, and without NaN, infinities and single surrogates.
+    """
+    try:
+        fields = _decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"is not JSON: {error}") from error
+    if type(fields) is not dict:
+        raise InvalidInput(f"is JSON, but {type(fields).__name__} and not an object")
+    text = content.strip(b" \t\r\n")
+    return fields, text if b"\n" not in text and b"\r" not in text else msgspec.json.format(text, indent=-1)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as one of JSON, in the form of message types. Raises InvalidInput for one that has none."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else "NaN" if value != value else f"{'-' if value < 0 else ''}Infinity"
+    if isinstance(value, dt.datetime):
+        text = value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo else value
+        return text.isoformat() + ("Z" if value.tzinfo else "")
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    raise InvalidInput(f"has a value of {type(value).__name__}, which JSON has no form for")
+
+
+def letter_of(source: str, split: str, poison: Poison) -> dict[str, object]:
+    """Return the dead letter of a row: where it is, why it is none, and its bytes in base64."""
+    letter: dict[str, object] = {
+        "ingest": source,
+        "split": split,
+        "place": poison.place,
+        "problem": poison.problem,
+    }
+    for name, content in (("key", poison.key), ("value", poison.value)):
+        if content is not None:
+            letter[name] = base64.b64encode(content).decode()
+    return letter

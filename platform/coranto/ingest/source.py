@@ -1,0 +1,95 @@
+"""The interface of sources: what an ingest reads rows from.
+
+A source has named *splits*, such as the partitions of a topic, the files of a folder, or the log of a database. Each
+split has positions that only increase. A position is any JSON value; only the source knows its order. A source gives
+*reads*: rows of one split that follow a position, and the position after them. From the same position it gives the same
+rows again, in the same order. What it does not give any more, because the other system has removed it, is lost; a read
+counts that.
+
+The engine commits a read as a whole, in one transaction of the stream together with the position. So a read is the
+place for what must not be divided, such as a transaction of a database or the body of a request.
+
+The source is asked for what has come, not each split in turn: partitions, a replication connection or requests arrive
+in an order of their own, and there may be thousands of splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+Position: TypeAlias = Any
+"""A position in a split: a JSON value."""
+Positions: TypeAlias = Mapping[str, Position]
+"""The positions of splits, by name. A split that is not there is read from its beginning."""
+
+
+class SourceRow(NamedTuple):
+    """A row that becomes one event.
+
+    `key` is the routing key. `fields` are the event's fields, and `text` is their JSON without a newline, if the source
+    has it. `meta` is JSON of more fields for `_meta`, without braces: where the row comes from. A deletion may lack
+    fields that its message type demands.
+    """
+
+    key: str
+    fields: Mapping[str, Any]
+    text: bytes | None = None
+    meta: bytes = b""
+    is_deletion: bool = False
+
+
+class Poison(NamedTuple):
+    """A row that cannot become an event. `place` names it within its split, and `problem` says why."""
+
+    place: str
+    problem: str
+    key: bytes | None = None
+    value: bytes | None = None
+
+
+class Read(NamedTuple):
+    """Rows of one split, and the position after them. `lost` is the number of rows before them that are gone."""
+
+    split: str
+    rows: Sequence[SourceRow | Poison]
+    position: Position
+    lost: int = 0
+
+
+class RowSource(Protocol):
+    """A source of rows. One task uses it. After `close` it may be opened again, at other positions."""
+
+    async def open(self, after: Positions, *, follow: bool) -> str:
+        """Begin to read after positions. Returns the identity of the other system.
+
+        Unless it is to `follow`, it reads until it has what is there now. Raises InvalidInput for settings that cannot
+        work, SourceChanged if what is there does not fit the positions, and Unavailable.
+        """
+        ...
+
+    async def read(self, room: int) -> Sequence[Read] | None:
+        """Return the reads that have come, of about `room` bytes. None means that no more will come.
+
+        Waits a part of a second for something, and returns nothing if nothing has come. Raises as `open` does.
+        """
+        ...
+
+    async def confirm(self) -> None:
+        """Check the source after a batch was read, and before it is committed. Raises SourceChanged and Unavailable."""
+        ...
+
+    async def committed(self, positions: Positions) -> None:
+        """Note that everything before these positions is committed to the stream."""
+        ...
+
+    async def lag(self, positions: Positions) -> Mapping[str, int]:
+        """Return how much of each split is behind a position, in rows or bytes. Works without `open`.
+
+        Raises Unavailable.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop reading."""
+        ...

@@ -1,0 +1,132 @@
+"""The file of an ingest in YAML: where rows come from, and the stream they go to.
+
+name: orders
+stream: shop/orders
+source:
+  files: {url: "file:///data/orders/", format: json}
+key: customer
+poison: dead letters
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+from coranto.errors import InvalidInput
+from coranto.ingest.files.options import read_files
+from coranto.ingest.kafka.options import read_kafka
+from coranto.ingest.option_fields import checked, choice, integer, required, seconds, text, texts
+from coranto.specs.yaml_fields import entries_of, line_error, line_of, read_document
+from coranto.streams.model.stream import validate_stream
+from coranto.streams.writer.multi_key.numbered import validate_batch_writer
+
+_STORES: Final = ("file:///",)
+MAX_BATCH_BYTES: Final = 64 << 20
+_FIELDS: Final = ("name", "stream", "source", "key", "poison", "batch", "create", "type", "registry")
+SOURCES: Final[Mapping[str, Callable[[yaml.Node], Any]]] = {"kafka": read_kafka, "files": read_files}
+"""The kinds of sources, and what reads their options."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewStream:
+    """The settings of a stream that is created if it does not exist."""
+
+    segments: int = 1
+    replication: int = 1
+    stores: tuple[str, ...] = _STORES
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSpec:
+    """An ingest, as its file says."""
+
+    name: str
+    stream: str
+    kind: str
+    options: Any
+    """The options of the source, of the class that its kind has."""
+    key: str = ""
+    """The field with the routing key. Empty: the source's own key."""
+    keeps_poison: bool = False
+    """Rows that cannot be events go to the stream's dead letters."""
+    batch_bytes: int = 4 << 20
+    batch_seconds: float = 1.0
+    create: NewStream | None = None
+    type: str = ""
+    registry: str = ""
+
+
+def read_spec(content: str, environment: Mapping[str, str] | None = None) -> IngestSpec:
+    """Read a file's text. `${NAME}` in texts of options stands for a variable of the environment.
+
+    Raises InvalidInput, with the line.
+    """
+    known = os.environ if environment is None else environment
+    found = read_document(content, lambda node: _read(_expanded(node, known)))
+    if found is None:
+        raise InvalidInput(f"the file is empty; it needs the fields {', '.join(_FIELDS[:3])}")
+    return found
+
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def _expanded(node: yaml.Node, environment: Mapping[str, str]) -> yaml.Node:
+    """Replace variables in all texts, in place. Errors name the variable, never a value."""
+    if isinstance(node, yaml.ScalarNode):
+        for name in _VARIABLE.findall(node.value):
+            if name not in environment:
+                raise line_error(line_of(node), f"the environment has no variable {name}")
+        node.value = _VARIABLE.sub(lambda found: environment[found[1]], node.value)
+    elif isinstance(node, yaml.MappingNode):
+        for _, value in node.value:
+            _expanded(value, environment)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _expanded(value, environment)
+    return node
+
+
+def _read(node: yaml.Node) -> IngestSpec:
+    entries = entries_of(node, _FIELDS)
+    required(node, entries, *_FIELDS[:3])
+    sources = entries_of(entries["source"], SOURCES)
+    if len(sources) != 1:
+        raise line_error(line_of(entries["source"]), f"give one source, of the kind {' or '.join(SOURCES)}")
+    [(kind, options)] = sources.items()
+    batch = entries_of(entries["batch"], ("bytes", "seconds")) if "batch" in entries else {}
+    return IngestSpec(
+        name=checked(entries["name"], validate_batch_writer),
+        stream=checked(entries["stream"], validate_stream),
+        kind=kind,
+        options=SOURCES[kind](options),
+        key=text(entries, "key"),
+        keeps_poison=choice(entries, "poison", ("fail", "dead letters")) == "dead letters",
+        batch_bytes=integer(batch, "bytes", 1, MAX_BATCH_BYTES, 4 << 20),
+        batch_seconds=seconds(batch, "seconds", 1.0),
+        create=_new_stream(entries["create"]) if "create" in entries else None,
+        type=text(entries, "type"),
+        registry=_registry(entries),
+    )
+
+
+def _new_stream(node: yaml.Node) -> NewStream:
+    entries = entries_of(node, ("segments", "replication", "stores"))
+    return NewStream(
+        integer(entries, "segments", 1, 120, 1),
+        integer(entries, "replication", 1, 5, 1),
+        texts(entries, "stores", _STORES),
+    )
+
+
+def _registry(entries: Mapping[str, yaml.Node]) -> str:
+    if ("type" in entries) != ("registry" in entries):
+        given = entries["type" if "type" in entries else "registry"]
+        raise line_error(line_of(given), "give both a type and the registry that has it, or neither")
+    return text(entries, "registry")

@@ -1,0 +1,36 @@
+"""The writer of numbered batches (`numbered.py`): multi-key transactions that are decided one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from coranto.streams.writer.multi_key.numbered import LastBatch, NumberedBatch, last_batch_of, records_of
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
+
+E = TypeVar("E")
+
+
+class BatchWriter(MultiKeyWriter[E], Generic[E]):
+    """A multi-key writer that also commits numbered batches. One task at a time may commit these."""
+
+    async def last_batch(self, writer: str) -> LastBatch:
+        """Return the last batch of a writer that is decided, once all of its acknowledgements are appended."""
+        gate = await self._log.decisions.gate()
+        await self._log.decisions.finish(gate)
+        return last_batch_of(gate, writer)
+
+    def records(self, last: LastBatch, writer: str) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the records of a writer's batches, from the last complete one on. Raises CorruptData."""
+        return records_of(self._log.decisions, last, writer)
+
+    async def commit_batch(self, batch: NumberedBatch, events: Sequence[tuple[int, bytes]]) -> LastBatch:
+        """Commit a batch of encoded events, each given with its key's place, unless its number is decided already.
+
+        A batch without events is decided, too. Commit the next one only if the result is `visible`; otherwise call
+        `last_batch` first. Raises Fenced if another process has decided the batch: nothing of this one is or will be
+        committed. After CommitUnknown, and after a cancellation, `last_batch` tells which batch is decided. Raises
+        StreamSealed, TransactionTimeout and errors of the client, after which nothing is committed.
+        """
+        result = await self._attempts(events, batch)
+        return batch.decided(result.txn, self._decided_to, visible=result.visible)

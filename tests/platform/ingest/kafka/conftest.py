@@ -1,0 +1,21 @@
+"""A real Kafka for the tests below. `make test-ingest` runs them: they need Kafka's client, and fetch its broker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+collect_ignore = (
+    [] if os.environ.get("CORANTO_TEST_INGEST") else ["test_source.py", "test_cluster.py", "test_schemas.py"]
+)
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[str]:
+    """The address of a broker of Kafka."""
+    from benchmarks.kafka import KafkaServer, fetched
+
+    with KafkaServer(fetched(), partitions=1) as server:
+        yield server.address

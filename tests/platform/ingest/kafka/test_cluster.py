@@ -1,0 +1,48 @@
+"""Errors of Kafka's library: those that a retry may cure, and those that it will not."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from coranto.errors import InvalidInput, Unavailable
+from coranto.ingest.kafka.cluster import KafkaCluster, client_options, problem_of
+from coranto.ingest.kafka.options import KafkaOptions
+
+OPTIONS = KafkaOptions(
+    "k:9092", ("t",), client={"sasl.password": "geheim", "client.id": "mine", "fetch.min.bytes": "2"}
+)
+
+
+def test_options_of_the_file_are_between_defaults_and_what_an_ingest_needs() -> None:
+    found = client_options(OPTIONS, {"fetch.min.bytes": 1, "linger": 1}, {"client.id": "own"})
+    assert found == {
+        "fetch.min.bytes": "2",
+        "linger": 1,
+        "sasl.password": "geheim",
+        "client.id": "own",
+        "bootstrap.servers": "k:9092",
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (KafkaException(KafkaError(KafkaError._TRANSPORT)), Unavailable),
+        (KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)), Unavailable),
+        (KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)), InvalidInput),
+        (KafkaException(KafkaError(KafkaError._AUTHENTICATION)), InvalidInput),
+        (TimeoutError(), Unavailable),
+        (RuntimeError("Consumer closed"), Unavailable),
+        (ValueError("no such option"), InvalidInput),
+    ],
+)
+def test_errors_that_a_retry_may_cure(error: Exception, kind: type[Exception]) -> None:
+    assert type(problem_of(error)) is kind
+
+
+def test_options_that_the_client_does_not_know_are_refused_without_values() -> None:
+    wrong = KafkaOptions("k:9092", ("t",), client={"sasl.pasword": "geheim"})
+    with pytest.raises(InvalidInput, match=r"Kafka refuses.*sasl\.pasword") as raised:
+        KafkaCluster(wrong)
+    assert "geheim" not in str(raised.value)

@@ -1,0 +1,112 @@
+"""Records of Kafka as rows: keys, headers, times, tombstones, and values that are poison."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from coranto.errors import InvalidInput
+from coranto.ingest.kafka.options import META, KafkaOptions
+from coranto.ingest.kafka.records import RecordRows, decoder_of
+from coranto.ingest.source import Poison, SourceRow
+
+
+@dataclass
+class Record:
+    content: bytes | None = b'{"n": 1}'
+    name: bytes | None = b"k"
+    time: tuple[int, int] = (1, 17)
+    header: list[tuple[str, bytes | None]] = field(default_factory=list)
+
+    def value(self) -> bytes | None:
+        return self.content
+
+    def key(self) -> bytes | None:
+        return self.name
+
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return 3
+
+    def offset(self) -> int:
+        return 8
+
+    def timestamp(self) -> tuple[int, int]:
+        return self.time
+
+    def headers(self) -> Any:
+        return self.header or None
+
+
+def row(record: Record, **options: Any) -> SourceRow | Poison | None:
+    given = KafkaOptions("k:9092", ("orders",), **options)
+    return RecordRows(given, decoder_of(given)).row(record)
+
+
+def meta(found: SourceRow | Poison | None) -> Any:
+    assert isinstance(found, SourceRow)
+    return json.loads(b"{%b}" % found.meta)
+
+
+def test_a_record_is_a_row_with_its_place() -> None:
+    found = row(Record())
+    assert isinstance(found, SourceRow)
+    assert (found.key, found.fields, found.text, found.is_deletion) == ("k", {"n": 1}, b'{"n": 1}', False)
+    assert meta(found) == {"topic": "orders", "partition": 3, "offset": 8, "timestamp": 17}
+
+
+@pytest.mark.parametrize("names", [(), *((each,) for each in META), META, META[1:3], META[3:]])
+def test_the_parts_of_a_record_are_chosen(names: tuple[str, ...]) -> None:
+    record = Record(header=[("a", b"x"), ("a", b"\xff"), ("b", None)])
+    every = {
+        "topic": "orders",
+        "partition": 3,
+        "offset": 8,
+        "timestamp": 17,
+        "key": "k",
+        "headers": [["a", "x"], ["a", {"base64": "/w=="}], ["b", None]],
+    }
+    assert meta(row(record, meta=names)) == {name: every[name] for name in names}
+
+
+def test_a_record_without_a_time_or_a_key() -> None:
+    found = row(Record(name=None, time=(0, -1)), meta=("timestamp", "key"))
+    assert meta(found) == {"timestamp": None, "key": None}
+    assert isinstance(found, SourceRow)
+    assert found.key == "orders/3"
+
+
+def test_tombstones() -> None:
+    found = row(Record(None, b'{"id": 7}'), meta=())
+    assert isinstance(found, SourceRow)
+    assert (found.fields, found.is_deletion) == ({"id": 7}, True)
+    assert meta(found) == {"key": '{"id": 7}', "deleted": True}
+    for key in (b"\xff", b"{no", b"k", None):
+        bare = row(Record(None, key), meta=())
+        assert isinstance(bare, SourceRow)
+        assert bare.fields == {}
+    assert row(Record(None), tombstones=False) is None
+
+
+def test_keys_of_any_bytes_are_routing_keys() -> None:
+    keys = {key: row(Record(name=key)) for key in (b"\xff", b"\xfe", "é".encode())}
+    assert len({found.key for found in keys.values() if isinstance(found, SourceRow)}) == 3
+
+
+def test_values_that_are_no_objects_are_poison() -> None:
+    found = row(Record(b"[1]"))
+    assert found == Poison("offset 8", "is JSON, but list and not an object", b"k", b"[1]")
+
+
+def test_texts() -> None:
+    found = row(Record(b"a line"), value="text")
+    assert isinstance(found, SourceRow)
+    assert (found.fields, found.text) == ({"value": "a line"}, None)
+    assert row(Record(b"\xff"), value="text") == Poison("offset 8", "is not UTF-8", b"k", b"\xff")
+    with pytest.raises(InvalidInput):
+        decoder_of(KafkaOptions("k", ("t",)))(b"1")

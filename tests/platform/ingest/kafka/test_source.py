@@ -1,0 +1,273 @@
+"""Topics of a real Kafka become streams: transactions, gaps, new partitions, recreated topics and losses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from coranto.client import JournalClient
+from coranto.errors import PoisonRow, SourceChanged, Unavailable
+from coranto.ingest.engine import IngestReport
+from coranto.ingest.kafka.source import KafkaSource
+from tests.platform.ingest.kafka.topics import Topics
+from tests.platform.ingest.lists import events, ingest, letters, spec, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def topics(kafka: str) -> Topics:
+    return Topics(kafka)
+
+
+async def run(client: JournalClient, topics: Topics, *names: str, given: Any = None, **options: Any) -> IngestReport:
+    source = KafkaSource(topics.options(*names, **options))
+    return await ingest(client, source, given=given or spec(kind="kafka")).run()
+
+
+async def numbers(client: JournalClient) -> list[int]:
+    return sorted(each["n"] for each in await events(client))
+
+
+async def test_records_become_events_with_their_origin(client: JournalClient, topics: Topics) -> None:
+    name = topics.new()
+    topics.write(name, range(3), timestamp=1700000000000)
+    report = await run(client, topics, name)
+    assert (report.rows, report.progress.splits[f"{name}/0"]) == (3, 3)
+    found = {each["n"]: each for each in await events(client)}
+    meta = dict(found[1]["_meta"])
+    del meta["uuid"]
+    assert meta == {"topic": name, "partition": 0, "offset": 1, "timestamp": 1700000000000}
+
+
+async def test_keys_headers_and_tombstones(client: JournalClient, topics: Topics) -> None:
+    name = topics.new()
+    topics.put(name, b'{"id": 1}', b'{"id": 1}', headers=[("a", b"x"), ("b", b"\xff"), ("c", None)])
+    topics.put(name, None, b'{"id": 1}')
+    topics.put(name, None, b"\xff\x00")
+    topics.put(name, b'{"id": 2}')
+    await run(client, topics, name, meta=("key", "headers"))
+    found = [
+        {**each, "_meta": {k: v for k, v in each["_meta"].items() if k != "uuid"}} for each in await events(client)
+    ]
+    key = '{"id": 1}'
+    assert sorted(found, key=json.dumps) == sorted(
+        [
+            {"_meta": {"key": key, "headers": [["a", "x"], ["b", {"base64": "/w=="}], ["c", None]]}, "id": 1},
+            {"_meta": {"key": key, "deleted": True, "headers": []}, "id": 1},
+            {"_meta": {"key": {"base64": "/wA="}, "deleted": True, "headers": []}},
+            {"_meta": {"key": None, "headers": []}, "id": 2},
+        ],
+        key=json.dumps,
+    )
+    report = await run(
+        client, topics, name, given=spec(kind="kafka", name="other", stream="shop/other"), tombstones=False
+    )
+    assert report.rows == 2
+
+
+async def test_only_committed_records_are_read_and_gaps_are_passed(client: JournalClient, topics: Topics) -> None:
+    name = topics.new(2)
+    topics.transaction(name, range(10), commits=True)
+    topics.transaction(name, range(100, 110), commits=False)
+    topics.write(name, range(10, 15))
+    topics.transaction(name, range(200, 210), commits=False)
+    first = await run(client, topics, name)
+    assert await numbers(client) == list(range(15))
+    assert first.progress.splits[f"{name}/0"] == 38  # 35 records, and 3 markers of transactions.
+    again = await run(client, topics, name)
+    assert (again.rows, again.batches) == (0, 0)
+
+    opened = topics.transaction(name, range(20, 25), commits=None)
+    topics.write(name, range(15, 20))
+    waiting = await run(client, topics, name)
+    assert (waiting.rows, waiting.progress.splits[f"{name}/0"]) == (0, 38)
+    opened.commit_transaction(60)
+    await run(client, topics, name)
+    assert await numbers(client) == list(range(25))
+
+
+async def test_compacted_offsets_are_passed(client: JournalClient, topics: Topics) -> None:
+    name = topics.new(
+        cleanup_policy="compact",
+        min_cleanable_dirty_ratio="0.01",
+        segment_ms="100",
+        max_compaction_lag_ms="100",
+        delete_retention_ms="100",
+    )
+    topics.write(name, range(50))
+    source = KafkaSource(topics.options(name))
+    kept: set[int] = set()
+
+    async def is_compacted() -> bool:
+        await asyncio.sleep(0.5)
+        topics.write(name, [1000])  # A new segment begins, so that those before can be compacted.
+        given = spec(kind="kafka", name=f"look-{len(kept)}", stream=f"shop/look-{len(kept)}")
+        kept.add(len(kept))
+        return (await ingest(client, KafkaSource(topics.options(name)), given=given).run()).rows < 50
+
+    async with asyncio.timeout(120):
+        while not await is_compacted():
+            pass
+    report = await ingest(client, source, given=spec(kind="kafka")).run()
+    topics.write(name, [2000])
+    more = await ingest(client, source, given=spec(kind="kafka")).run()
+    assert more.rows >= 1
+    assert (more.progress.rows, more.progress.lost) == (report.rows + more.rows, {})
+    assert {45, 46, 47, 48, 49} & set(await numbers(client)) or 1000 in await numbers(client)
+
+
+async def test_partitions_that_are_added_are_read(client: JournalClient, topics: Topics) -> None:
+    name = topics.new()
+    topics.write(name, range(5))
+    one = ingest(client, KafkaSource(topics.options(name, from_end=True)), given=spec(kind="kafka", batch_seconds=0.05))
+    running = asyncio.create_task(one.run(follow=True))
+    await until(lambda: one.metrics.registry.get_sample_value("coranto_ingest_batches_total", {"ingest": "loads"}))
+    topics.add_partitions(name, 3)
+    topics.write(name, range(5, 10), partition=2)
+    await until(lambda: count(client, 5))
+    one.stop()
+    assert (await running).progress.splits[f"{name}/2"] == 5
+    assert await numbers(client) == [5, 6, 7, 8, 9]  # Those of partition 0 were there before the first start.
+
+
+async def count(client: JournalClient, least: int) -> bool:
+    return len(await events(client)) >= least
+
+
+async def test_a_topic_of_200_partitions(client: JournalClient, topics: Topics) -> None:
+    name = topics.new(200)
+    for partition in range(200):
+        topics.producer.produce(name, json.dumps({"n": partition}).encode(), partition=partition)
+    assert topics.producer.flush(60) == 0
+    report = await run(client, topics, name)
+    assert (report.rows, len(report.progress.splits)) == (200, 201)
+    assert (await run(client, topics, name)).rows == 0
+    assert await numbers(client) == list(range(200))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_recreated_topic_is_noticed_by_its_id(client: JournalClient, topics: Topics, restarts: bool) -> None:
+    name = topics.new(2)
+    topics.write(name, range(5), partition=1)
+    await run(client, topics, name)
+    topics.delete(name)
+    await until(lambda: created(topics, name))
+    topics.write(name, range(100, 110), partition=1)
+    if not restarts:
+        with pytest.raises(SourceChanged, match=r"was deleted and created again.*recreated: restart"):
+            await run(client, topics, name)
+        assert await numbers(client) == list(range(5))
+        return
+    await run(client, topics, name, restarts=True)
+    assert await numbers(client) == [*range(5), *range(100, 110)]
+    assert (await run(client, topics, name, restarts=True)).rows == 0
+
+
+def created(topics: Topics, name: str) -> bool:
+    from confluent_kafka import KafkaException
+
+    try:
+        topics.create(name, 2)
+    except KafkaException:
+        return False  # It is still being deleted.
+    return True
+
+
+async def test_a_topic_that_is_recreated_while_it_is_read(client: JournalClient, topics: Topics) -> None:
+    name = topics.new(2)
+    topics.write(name, range(5))
+    source = KafkaSource(topics.options(name))
+    real = source.confirm
+
+    async def confirm() -> None:
+        topics.delete(name)
+        await until(lambda: created(topics, name))
+        await real()
+
+    source.confirm = confirm  # type: ignore[method-assign]
+    with pytest.raises(SourceChanged, match="was deleted and created again"):
+        await ingest(client, source, given=spec(kind="kafka")).run()
+    assert await numbers(client) == []
+
+
+async def test_records_that_retention_removed_are_a_loss(client: JournalClient, topics: Topics) -> None:
+    name = topics.new()
+    topics.write(name, range(5))
+    await run(client, topics, name)
+    topics.write(name, range(5, 20))
+    topics.remove_before(name, 0, 12)
+    with pytest.raises(SourceChanged, match=r"read to offset 5, and begins at 12 now.*removed 7 offsets"):
+        await run(client, topics, name)
+    report = await run(client, topics, name, accepts_loss=True)
+    assert report.progress.lost == {f"{name}/0": 7}
+    assert await numbers(client) == [*range(5), *range(12, 20)]
+
+
+async def test_records_that_are_removed_while_they_are_read(client: JournalClient, topics: Topics) -> None:
+    name = topics.new()
+    topics.write(name, range(5))
+    source = KafkaSource(topics.options(name, accepts_loss=True))
+    one = ingest(client, source, given=spec(kind="kafka", batch_seconds=0.05))
+    running = asyncio.create_task(one.run(follow=True))
+    await until(lambda: one.metrics.registry.get_sample_value("coranto_ingest_batches_total", {"ingest": "loads"}))
+    source_read = source._read_alone
+    source._read_alone = lambda room: []  # type: ignore[method-assign]
+    await asyncio.sleep(0.3)
+    topics.write(name, range(5, 20))
+    topics.remove_before(name, 0, 12)
+    source._read_alone = source_read  # type: ignore[method-assign]
+    topics.write(name, [20])
+    await until(lambda: found_last(client))
+    one.stop()
+    report = await running
+    assert set(await numbers(client)) >= {*range(12, 21)}
+    assert len(await numbers(client)) == len(set(await numbers(client)))
+    assert len(await numbers(client)) + sum(report.progress.lost.values()) == 21
+
+
+async def found_last(client: JournalClient) -> bool:
+    return 20 in await numbers(client)
+
+
+async def test_values_that_are_no_objects_are_poison(client: JournalClient, topics: Topics) -> None:
+    name = topics.new()
+    topics.write(name, [1])
+    topics.put(name, b"[1]", b"k")
+    with pytest.raises(PoisonRow, match=rf"kafka {name}/0, offset 1: the row is JSON, but list and not an object"):
+        await run(client, topics, name)
+    await run(client, topics, name, given=spec(kind="kafka", keeps_poison=True))
+    assert await numbers(client) == [1]
+    assert [each["value"] for each in await letters(client)] == ["WzFd"]
+
+
+async def test_two_processes_read_one_topic(client: JournalClient, topics: Topics) -> None:
+    name = topics.new(4)
+    for partition in range(4):
+        topics.write(name, range(partition * 1000, partition * 1000 + 500), partition=partition)
+    given = spec(kind="kafka", batch_bytes=8000)
+    both = await asyncio.gather(*(run(client, topics, name, given=given) for _ in range(2)))
+    assert sum(each.rows for each in both) == 2000
+    assert await numbers(client) == [n for p in range(4) for n in range(p * 1000, p * 1000 + 500)]
+
+
+async def test_a_cluster_that_does_not_answer_and_a_topic_that_is_missing(
+    client: JournalClient, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SourceChanged, match="Kafka has no topic nowhere"):
+        await run(client, topics, "nowhere")
+    monkeypatch.setattr("coranto.ingest.kafka.cluster.CALL_SECONDS", 1.0)
+    away = Topics("127.0.0.1:1")
+    with pytest.raises(Unavailable, match="Kafka does not answer as needed"):
+        await run(client, away, "orders")
+
+
+async def test_the_lag_is_the_offsets_behind(client: JournalClient, topics: Topics) -> None:
+    name = topics.new(2)
+    topics.write(name, range(5))
+    source = KafkaSource(topics.options(name))
+    assert await source.lag({}) == {f"{name}/0": 5, f"{name}/1": 0}
+    assert await source.lag({f"{name}/0": 3}) == {f"{name}/0": 2, f"{name}/1": 0}

@@ -1,0 +1,82 @@
+"""Topics of a real Kafka, and what producers write to them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from coranto.ingest.kafka.options import KafkaOptions
+
+SECONDS = 60.0
+_numbers = itertools.count()
+
+
+class Topics:
+    """Makes topics and writes to them."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.admin = AdminClient({"bootstrap.servers": address})
+        self.producer = Producer({"bootstrap.servers": address, "linger.ms": 5})
+
+    def new(self, partitions: int = 1, **config: str) -> str:
+        """Create a topic of a name of its own."""
+        name = f"orders-{os.getpid()}-{next(_numbers)}"
+        self.create(name, partitions, **config)
+        return name
+
+    def create(self, name: str, partitions: int = 1, **config: str) -> None:
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        for future in self.admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values():
+            future.result(SECONDS)
+
+    def delete(self, name: str) -> None:
+        for future in self.admin.delete_topics([name]).values():
+            future.result(SECONDS)
+
+    def add_partitions(self, name: str, count: int) -> None:
+        for future in self.admin.create_partitions([NewPartitions(name, count)]).values():
+            future.result(SECONDS)
+
+    def remove_before(self, name: str, partition: int, offset: int) -> None:
+        for future in self.admin.delete_records([TopicPartition(name, partition, offset)]).values():
+            future.result(SECONDS)
+
+    def write(self, name: str, numbers: Iterable[int], partition: int = 0, **more: Any) -> None:
+        """Write records `{"n": …}` with one of five keys."""
+        for number in numbers:
+            self.producer.produce(
+                name, json.dumps({"n": number}).encode(), f"key-{number % 5}".encode(), partition=partition, **more
+            )
+        assert self.producer.flush(SECONDS) == 0
+
+    def put(self, name: str, value: bytes | None, key: bytes | None = None, partition: int = 0, **more: Any) -> None:
+        self.producer.produce(name, value, key, partition=partition, **more)
+        assert self.producer.flush(SECONDS) == 0
+
+    def transaction(self, name: str, numbers: Iterable[int], *, commits: bool | None, partition: int = 0) -> Producer:
+        """Write a transaction, and commit or abort it, or leave it open (None)."""
+        producer = Producer(
+            {"bootstrap.servers": self.address, "transactional.id": f"test-{os.getpid()}-{next(_numbers)}"}
+        )
+        producer.init_transactions(SECONDS)
+        producer.begin_transaction()
+        for number in numbers:
+            producer.produce(
+                name, json.dumps({"n": number}).encode(), f"key-{number % 5}".encode(), partition=partition
+            )
+        producer.flush(SECONDS)
+        if commits is True:
+            producer.commit_transaction(SECONDS)
+        elif commits is False:
+            producer.abort_transaction(SECONDS)
+        return producer
+
+    def options(self, *names: str, **changes: Any) -> KafkaOptions:
+        return KafkaOptions(self.address, names, **{"look_seconds": 0.2} | changes)

@@ -1,0 +1,100 @@
+"""Processes of an ingest and brokers are killed with SIGKILL, two processes at a time: each row is there once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from coranto.client import JournalClient
+from coranto.cluster import EmbeddedCluster
+from coranto.errors import StreamNotFound
+from coranto.streams.control.lifecycle import Streams, default_template
+from tests.platform.ingest.lists import events
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "6"))
+"""`CORANTO_INGEST_KILLS=30` kills as often as the documentation says."""
+STREAM = "kill/orders"
+FILES, ROWS = 12, 4000
+COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
+SPEC = """
+name: killed
+stream: {stream}
+source:
+  files: {{url: "file://{folder}/"}}
+key: key
+poison: dead letters
+batch: {{bytes: 20000, seconds: 0.2}}
+"""
+
+
+def put_files(folder: Path) -> list[tuple[int, int]]:
+    folder.mkdir()
+    rows = []
+    for file in range(FILES):
+        lines = [json.dumps({"file": file, "n": n, "key": f"{file}-{n % 7}"}) for n in range(ROWS // FILES)]
+        (folder / f"{file:02}.jsonl").write_text("\n".join(lines) + "\n")
+        rows += [(file, n) for n in range(ROWS // FILES)]
+    return rows
+
+
+async def rows_of(client: JournalClient) -> list[tuple[int, int]]:
+    try:
+        return [(each["file"], each["n"]) for each in await events(client, STREAM)]
+    except StreamNotFound:
+        return []
+
+
+async def live(file: Path, endpoint: str, seconds: float | None) -> int | None:
+    """Run a process of the ingest, and kill it after a time. Returns its exit code."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *("ingest", "run", str(file), "--endpoint", endpoint),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, errors = await asyncio.wait_for(process.communicate(), seconds)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return None
+    assert process.returncode == 0, errors.decode()
+    return process.returncode
+
+
+@pytest.mark.parametrize("seed", [1])
+async def test_each_row_is_there_once_and_each_key_in_order(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    expected = put_files(tmp_path / "in")
+    file = tmp_path / "killed.yaml"
+    file.write_text(SPEC.format(stream=STREAM, folder=tmp_path / "in"))
+    with EmbeddedCluster(tmp_path / "cluster", brokers=2, lease_seconds=60, etcd_fsync=False) as cluster:
+        endpoint = ",".join(cluster.info.endpoints)
+        async with JournalClient(endpoint, patience=120) as client:
+            await Streams(client).create(STREAM, 2, template=default_template(replication=2))
+            killed = 0
+            while killed < KILLS:
+                # Some die while they start, some while they commit; two at a time compete.
+                lives = [live(file, endpoint, chance.uniform(0.8, 2.5)) for _ in range(chance.choice((1, 2)))]
+                if killed == KILLS // 2:
+                    await asyncio.to_thread(cluster.kill_broker, 1)
+                ends = await asyncio.gather(*lives)
+                killed += ends.count(None)
+                if 0 in ends:
+                    break  # All is there.
+            await asyncio.to_thread(cluster.wait_ready)
+            assert await live(file, endpoint, None) == 0
+            found = await rows_of(client)
+    assert sorted(found) == expected
+    for key in range(7):
+        for each in range(FILES):
+            mine = [n for number, n in found if number == each and n % 7 == key]
+            assert mine == sorted(mine)

@@ -1,0 +1,50 @@
+"""A source is opened by its kind, and nothing of it is imported before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coranto.errors import MissingExtra
+from coranto.ingest import open_source, read_spec
+from coranto.ingest.files.source import FileSource
+
+FILES = '{name: a, stream: b, source: {files: {url: "file:///in/"}}}'
+KAFKA = '{name: a, stream: b, source: {kafka: {brokers: "k:9092", topics: [t]}}}'
+
+
+async def test_files_are_below_the_root_of_the_machine_by_default(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text("{}\n")
+    source = open_source(read_spec(FILES), tmp_path)
+    assert isinstance(source, FileSource)
+    assert await source.lag({}) == {"a.jsonl": 3}
+
+
+def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    for name in ("source", "cluster"):
+        monkeypatch.delitem(sys.modules, f"coranto.ingest.kafka.{name}", raising=False)
+    with pytest.raises(MissingExtra, match=r"confluent_kafka is not installed.*coranto\[kafka\]"):
+        open_source(read_spec(KAFKA))
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import coranto, coranto.client, coranto.streams", ("coranto.ingest", "confluent_kafka", "fastavro")),
+        ("from coranto.cli import main; main(['--help'])", ("coranto.ingest", "confluent_kafka", "fastavro")),
+        (
+            f"import coranto.ingest as i; i.open_source(i.read_spec({FILES!r}))",
+            ("confluent_kafka", "fastavro", "pyarrow", "numpy", "aiohttp"),
+        ),
+        (f"import coranto.ingest as i; i.Ingest; i.read_spec({KAFKA!r})", ("confluent_kafka", "pyarrow", "numpy")),
+    ],
+)
+def test_who_does_not_use_a_source_does_not_import_it(code: str, absent: tuple[str, ...]) -> None:
+    script = f"import sys; {code}; sys.exit(str([name for name in {absent!r} if name in sys.modules] or ''))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.strip() == ""

@@ -1,0 +1,143 @@
+"""Rows as events: bytes and digits are kept, and what cannot be an event says why."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import json
+from typing import Any
+
+import pytest
+
+from coranto.errors import InvalidInput
+from coranto.ingest import rows
+from coranto.ingest.rows import RowEncoder, letter_of, parse_object, plain
+from coranto.ingest.source import Poison, SourceRow
+from coranto.messages.uuids import Flags, ProducerId, build_uuid
+from coranto.streams.model.events import JsonEvents
+from coranto.streams.model.keys import key_hash
+from coranto.types import parse_fields
+
+UUID = build_uuid(ProducerId(b"\x01\x02\x03\x04\x05\x06"), 17 << 4, Flags.CONTINUE_TXN)
+
+
+def event(row: SourceRow, **options: Any) -> Any:
+    place, line = RowEncoder(**options).encode(row)
+    assert line.count(b"\n") == 1
+    stamped = JsonEvents().stamp(line, UUID)
+    [envelope] = JsonEvents().decoder("j", 0).feed(stamped, 0)
+    assert envelope.uuid == str(UUID)
+    return place, json.loads(stamped)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b'{"a":1}', b'{"a":1}'),
+        (b' {"a": 0.12345678901234567890, "b": 1e400}\r\n', None),
+        (b'{"a":\n [1,\n2]}', b'{"a":[1,2]}'),
+        (b'{"a":12345678901234567890123}', b'{"a":12345678901234567890123}'),
+        (b"{}", b"{}"),
+        (b'{ "\xc3\xa9" : "\\u00e9" }', b'{ "\xc3\xa9" : "\\u00e9" }'),
+    ],
+)
+def test_objects_keep_their_text_in_one_line(content: bytes, text: bytes | None) -> None:
+    if text is None:
+        with pytest.raises(InvalidInput, match="is not JSON"):
+            parse_object(content)
+        return
+    fields, found = parse_object(content)
+    assert found == text
+    assert json.loads(found) == fields
+    _, decoded = event(SourceRow("k", fields, found, b'"at":1'))
+    assert decoded.pop("_meta") == {"uuid": str(UUID), "at": 1}
+    assert decoded == fields
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"1", b"[1]", b"null", b'{"a":NaN}', b'{"a":"\xff"}', b'{"a":1}{"b":2}', b'{"a":"\\ud800"}', b"{"]
+)
+def test_what_is_no_object_is_refused(content: bytes) -> None:
+    with pytest.raises(InvalidInput, match=r"^is (not )?JSON"):
+        parse_object(content)
+
+
+def test_the_key_is_the_source_s_or_a_field() -> None:
+    row = SourceRow("k", {"customer": "ada", "n": 7, "none": None})
+    assert event(row)[0] == key_hash("k")
+    assert event(row, key_field="customer")[0] == key_hash("ada")
+    assert event(row, key_field="n")[0] == key_hash("7")
+    for name in ("none", "missing"):
+        with pytest.raises(InvalidInput, match=f"has no field '{name}'"):
+            event(row, key_field=name)
+
+
+def test_metadata_that_a_row_has_is_kept_beside_that_of_the_source() -> None:
+    row = SourceRow("k", {"_meta": {"uuid": "theirs", "trace": "t"}, "n": 1}, None, b'"at":1')
+    assert event(row)[1] == {"_meta": {"uuid": str(UUID), "trace": "t", "at": 1}, "n": 1}
+    with pytest.raises(InvalidInput, match="reserved for metadata"):
+        event(SourceRow("k", {"_meta": 3}))
+
+
+def test_a_row_without_fields_and_one_without_metadata() -> None:
+    assert event(SourceRow("k", {}, None, b'"deleted":true', True))[1] == {
+        "_meta": {"uuid": str(UUID), "deleted": True}
+    }
+    assert event(SourceRow("k", {}))[1] == {"_meta": {"uuid": str(UUID)}}
+    assert event(SourceRow("k", {"a": 1}))[1] == {"_meta": {"uuid": str(UUID)}, "a": 1}
+
+
+def test_a_type_is_checked_but_not_of_deletions() -> None:
+    fields = parse_fields("n INT NOT NULL")
+    with pytest.raises(InvalidInput, match=r"does not fit shop.N@1: n is NOT NULL"):
+        event(SourceRow("k", {}), fields=fields, type_name="shop.N@1")
+    event(SourceRow("k", {}, is_deletion=True), fields=fields, type_name="shop.N@1")
+    event(SourceRow("k", {"n": 1, "_meta": {"a": 1}}), fields=fields, type_name="shop.N@1")
+
+
+def test_rows_that_are_too_large_or_have_no_json_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 200)
+    with pytest.raises(InvalidInput, match="it may have 200"):
+        event(SourceRow("k", {"a": "x" * 200}))
+    for value in (float("nan"), object()):
+        with pytest.raises(InvalidInput, match="cannot be written as JSON"):
+            event(SourceRow("k", {"a": value}))
+
+
+def test_places_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_KNOWN_KEYS", 2)
+    encoder = RowEncoder()
+    for key in ("a", "b", "c", "a", "b"):
+        assert encoder.encode(SourceRow(key, {}))[0] == key_hash(key)
+
+
+def test_plain_values() -> None:
+    zone = dt.timezone(dt.timedelta(hours=2))
+    given = {
+        "time": dt.datetime(2026, 3, 1, 12, tzinfo=zone),
+        "local": dt.datetime(2026, 3, 1, 12),
+        "day": dt.date(2026, 3, 1),
+        "price": decimal.Decimal("1.10"),
+        "bytes": b"\x00",
+        "many": [1, (None, True)],
+        "floats": [1.5, float("nan"), float("inf"), float("-inf")],
+    }
+    assert plain(given) == {
+        "time": "2026-03-01T10:00:00Z",
+        "local": "2026-03-01T12:00:00",
+        "day": "2026-03-01",
+        "price": "1.10",
+        "bytes": "AA==",
+        "many": [1, [None, True]],
+        "floats": [1.5, "NaN", "Infinity", "-Infinity"],
+    }
+    with pytest.raises(InvalidInput, match="timedelta"):
+        plain(dt.timedelta(1))
+
+
+def test_a_letter_has_every_byte() -> None:
+    letter = letter_of("loads", "a/0", Poison("offset 3", "is not JSON", b"\xff", b"\x00"))
+    assert base64.b64decode(str(letter["value"])) == b"\x00"
+    assert base64.b64decode(str(letter["key"])) == b"\xff"
+    assert letter_of("loads", "a/0", Poison("offset 3", "is long")).keys() == {"ingest", "split", "place", "problem"}
