@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from coranto.errors import (
 from coranto.ingest.metrics import IngestMetrics
 from coranto.ingest.progress import IngestProgress, load, next_batch
 from coranto.ingest.rows import RowEncoder, letter_of
-from coranto.ingest.source import Poison, Position, Read, RowSource
+from coranto.ingest.source import Poison, Position, Read, RowSource, SourceRow
 from coranto.ingest.spec import IngestSpec
 from coranto.labels import JSON_LINES
 from coranto.streams.control.lifecycle import Streams, default_template
@@ -298,12 +299,13 @@ def may_pass(error: CorantoError) -> bool:
     return error.retriable or error.outcome is Outcome.UNKNOWN or isinstance(error, StreamChanged | TransactionTimeout)
 
 
-def poison_of(row: Any, read: Read, number: int, error: InvalidInput) -> Poison:
+def poison_of(row: SourceRow, read: Read, number: int, error: InvalidInput) -> Poison:
     """Return a row that its source took for one, and that cannot be an event."""
     place = f"row {number + 1} of the read that ends at {read.position}"
     if row.meta:
         place = f"{{{row.meta.decode()}}}"
-    return Poison(place, error.message, None, row.text)
+    text = json.dumps(row.fields, default=str).encode() if row.text is None else row.text
+    return Poison(place, error.message, row.key.encode("utf-8", "surrogateescape"), text)
 
 
 async def prepare(client: JournalClient, spec: IngestSpec) -> None:

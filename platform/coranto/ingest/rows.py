@@ -127,6 +127,6 @@ def letter_of(source: str, split: str, poison: Poison) -> dict[str, object]:
         "problem": poison.problem,
     }
     for name, content in (("key", poison.key), ("value", poison.value)):
-        if content is not None:
+        if content is not None and len(content) <= MAX_ROW_BYTES:
             letter[name] = base64.b64encode(content).decode()
     return letter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 from itertools import pairwise
 from typing import Any
@@ -199,6 +200,14 @@ async def test_a_field_can_be_the_key_and_rows_are_checked_by_their_type(client:
         await ingest(client, Lists({"a": [1]}), given=typed).run()
     with pytest.raises(PoisonRow, match="has no field 'customer', which is the key of the stream"):
         await ingest(client, Lists({"a": [1]}), given=spec(key="customer")).run()
+
+
+async def test_letters_of_rows_that_do_not_fit_have_their_key_and_value(client: JournalClient) -> None:
+    await ingest(client, Lists({"a": [7]}), given=spec(key="customer", keeps_poison=True)).run()
+    [letter] = await letters(client)
+    assert base64.b64decode(letter["value"]) == b'{"split": "a", "n": 7}'
+    assert base64.b64decode(letter["key"]) == b"key-2"
+    assert letter["place"] == '{"at":0}'
 
 
 async def test_another_source_under_the_same_name_is_refused(client: JournalClient) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,15 @@ from coranto.client import JournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import StreamNotFound
 from coranto.streams.control.lifecycle import Streams, default_template
-from tests.platform.ingest.lists import events
+from coranto.streams.model.stream import transactions_journal
+from tests.platform.ingest.lists import events, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "6"))
-"""`CORANTO_INGEST_KILLS=30` kills as often as the documentation says."""
+"""The least number of processes to kill."""
 STREAM = "kill/orders"
-FILES, ROWS = 12, 4000
+FILES, ROWS = 12, 1500 * KILLS
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 SPEC = """
 name: killed
@@ -52,25 +54,45 @@ async def rows_of(client: JournalClient) -> list[tuple[int, int]]:
         return []
 
 
-async def live(file: Path, endpoint: str, seconds: float | None) -> int | None:
-    """Run a process of the ingest, and kill it after a time. Returns its exit code."""
+async def grown(client: JournalClient) -> None:
+    """Return once another batch is decided."""
+    journal = transactions_journal(STREAM)
+    before = await client.head(journal)
+
+    async def has_grown() -> bool:
+        return await client.head(journal) > before
+
+    await until(has_grown)
+
+
+async def live(file: Path, endpoint: str, moment: Awaitable[object] | None) -> int | None:
+    """Run a process of the ingest, and kill it at a moment. Returns its exit code, or None if it was killed."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         *("ingest", "run", str(file), "--endpoint", endpoint),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
-    try:
-        _, errors = await asyncio.wait_for(process.communicate(), seconds)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        return None
+    ended = asyncio.ensure_future(process.communicate())
+    if moment is not None:
+        await asyncio.wait([ended, asyncio.ensure_future(moment)], return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            process.kill()
+            await ended
+            return None
+    _, errors = await ended
     assert process.returncode == 0, errors.decode()
     return process.returncode
 
 
-@pytest.mark.parametrize("seed", [1])
+async def moment(client: JournalClient, chance: random.Random) -> None:
+    seconds = chance.uniform(0, 0.5)
+    if chance.random() < 0.75:
+        await grown(client)
+    await asyncio.sleep(seconds)
+
+
+@pytest.mark.parametrize("seed", [int(os.environ.get("CORANTO_INGEST_SEED", "1"))])
 async def test_each_row_is_there_once_and_each_key_in_order(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     expected = put_files(tmp_path / "in")
@@ -82,15 +104,15 @@ async def test_each_row_is_there_once_and_each_key_in_order(tmp_path: Path, seed
             await Streams(client).create(STREAM, 2, template=default_template(replication=2))
             killed = 0
             while killed < KILLS:
-                # Some die while they start, some while they commit; two at a time compete.
-                lives = [live(file, endpoint, chance.uniform(0.8, 2.5)) for _ in range(chance.choice((1, 2)))]
+                # Some die while they start, most while they commit; two at a time compete.
+                lives = [live(file, endpoint, moment(client, chance)) for _ in range(chance.choice((1, 2)))]
                 if killed == KILLS // 2:
                     await asyncio.to_thread(cluster.kill_broker, 1)
                 ends = await asyncio.gather(*lives)
                 killed += ends.count(None)
-                if 0 in ends:
-                    break  # All is there.
+                assert 0 not in ends, "all was there too soon: give more rows"
             await asyncio.to_thread(cluster.wait_ready)
+            assert await rows_of(client)
             assert await live(file, endpoint, None) == 0
             found = await rows_of(client)
     assert sorted(found) == expected

@@ -47,7 +47,7 @@ class FileSource:
         self._root = file_root
         self._opened: tuple[ObjectStore, str] | None = None
         self._positions: dict[str, Any] = {}
-        self._waiting: deque[_File] = deque()
+        self._waiting: deque[str] = deque()
         self._current: tuple[_File, FileRows] | None = None
         self._touched: dict[str, str] = {}  # The identities of files that were read since the last `confirm`.
         self._follow = False
@@ -70,7 +70,8 @@ class FileSource:
                 return []
             await self._look()
             return []
-        return [await asyncio.to_thread(self._read, room)]
+        found = await asyncio.to_thread(self._read, room)
+        return [] if found is None else [found]
 
     async def confirm(self) -> None:
         """Check that the files that were read since have not changed meanwhile."""
@@ -105,17 +106,14 @@ class FileSource:
                 raise SourceChanged(
                     f"{self._options.url}{path} changed after it was read to {'its end' if done else at}: {_ADVICE}"
                 )
-        known = {file.path for file in self._waiting}
-        unread = [file for path, file in files.items() if not self._positions.get(path, (0, 0, False))[2]]
-        self._waiting.extend(sorted(file for file in unread if file.path not in known))
+        unread = [path for path in files if not self._positions.get(path, (0, 0, False))[2]]
+        self._waiting = deque(sorted(path for path in unread if self._current is None or path != self._current[0].path))
 
-    def _read(self, room: int) -> Read:
-        if self._current is None:
-            file = self._waiting.popleft()
-            after = self._positions.get(file.path, (file.identity, 0, False))[1]
-            with _errors("read", file.path, self._options.url):
-                opened = obstore.open_reader(self._store, self._prefix + file.path)
-                self._current = file, rows_of(self._options, file.path, opened, after)
+    def _read(self, room: int) -> Read | None:
+        """Return the next rows; None if a file is gone of which nothing was read."""
+        if self._current is None and not self._begin(self._waiting.popleft()):
+            return None
+        assert self._current is not None
         file, rows = self._current
         with _errors("read", file.path, self._options.url):
             found, at, done = rows.read(min(room, _READ_BYTES))
@@ -124,6 +122,22 @@ class FileSource:
         if done:
             self._current = None
         return Read(file.path, found, position)
+
+    def _begin(self, path: str) -> bool:
+        """Begin to read a file behind its position. Returns False if it is gone, and nothing of it was read."""
+        known = self._positions.get(path)
+        try:
+            file = self._head(path)
+        except SourceChanged:
+            if known is not None:
+                raise
+            return False
+        if known is not None and known[0] != file.identity:
+            raise SourceChanged(f"{self._options.url}{path} changed after it was read to {known[1]}: {_ADVICE}")
+        with _errors("read", path, self._options.url):
+            opened = obstore.open_reader(self._store, self._prefix + path)
+            self._current = file, rows_of(self._options, path, opened, 0 if known is None else known[1])
+        return True
 
     def _list(self) -> dict[str, _File]:
         """Return the files by their paths below the folder."""

@@ -16,6 +16,7 @@ from coranto.fragments.stores import open_objects
 from coranto.ingest.engine import IngestReport
 from coranto.ingest.files.options import FileOptions
 from coranto.ingest.files.source import FileSource
+from coranto.ingest.source import Positions
 from coranto.ingest.spec import IngestSpec
 from tests.platform.ingest.lists import events, ingest, spec, until
 from tests.servers.s3 import S3Server
@@ -132,6 +133,24 @@ async def test_a_file_that_changes_while_it_is_read_is_not_committed(client: Jou
     with pytest.raises(SourceChanged, match="changed while it was read"):
         await ingest(client, source, given=FILES).run()
     assert await numbers(client) == []
+
+
+async def test_files_that_are_replaced_or_removed_before_they_are_read(client: JournalClient, folder: Path) -> None:
+    for number in range(3):
+        put(folder, f"{number}.jsonl", range(number * 10, number * 10 + 10))
+    source = FileSource(OPTIONS, folder.parent)
+    real = source.open
+
+    async def opened(after: Positions, *, follow: bool) -> str:
+        found = await real(after, follow=follow)
+        put(folder, "1.jsonl", range(100, 110))
+        (folder / "2.jsonl").unlink()
+        return found
+
+    source.open = opened  # type: ignore[method-assign]
+    report = await ingest(client, source, given=FILES).run()
+    assert sorted(report.progress.splits) == ["0.jsonl", "1.jsonl"]
+    assert await numbers(client) == [*range(10), *range(100, 110)]
 
 
 async def test_csv_continues_in_the_middle_of_a_file(client: JournalClient, folder: Path) -> None:
