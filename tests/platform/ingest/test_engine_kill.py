@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import random
-import sys
-from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ from coranto.client import JournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import StreamNotFound
 from coranto.streams.control.lifecycle import Streams, default_template
-from coranto.streams.model.stream import transactions_journal
-from tests.platform.ingest.lists import events, until
+from tests.platform.ingest.killing import live, moment
+from tests.platform.ingest.lists import events
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -25,7 +23,6 @@ KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "6"))
 """The least number of processes to kill."""
 STREAM = "kill/orders"
 FILES, ROWS = 12, 1500 * KILLS
-COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 SPEC = """
 name: killed
 stream: {stream}
@@ -54,44 +51,6 @@ async def rows_of(client: JournalClient) -> list[tuple[int, int]]:
         return []
 
 
-async def grown(client: JournalClient) -> None:
-    """Return once another batch is decided."""
-    journal = transactions_journal(STREAM)
-    before = await client.head(journal)
-
-    async def has_grown() -> bool:
-        return await client.head(journal) > before
-
-    await until(has_grown)
-
-
-async def live(file: Path, endpoint: str, moment: Awaitable[object] | None) -> int | None:
-    """Run a process of the ingest, and kill it at a moment. Returns its exit code, or None if it was killed."""
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND,
-        *("ingest", "run", str(file), "--endpoint", endpoint),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    ended = asyncio.ensure_future(process.communicate())
-    if moment is not None:
-        await asyncio.wait([ended, asyncio.ensure_future(moment)], return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            process.kill()
-            await ended
-            return None
-    _, errors = await ended
-    assert process.returncode == 0, errors.decode()
-    return process.returncode
-
-
-async def moment(client: JournalClient, chance: random.Random) -> None:
-    seconds = chance.uniform(0, 0.5)
-    if chance.random() < 0.75:
-        await grown(client)
-    await asyncio.sleep(seconds)
-
-
 @pytest.mark.parametrize("seed", [int(os.environ.get("CORANTO_INGEST_SEED", "1"))])
 async def test_each_row_is_there_once_and_each_key_in_order(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -105,7 +64,7 @@ async def test_each_row_is_there_once_and_each_key_in_order(tmp_path: Path, seed
             killed = 0
             while killed < KILLS:
                 # Some die while they start, most while they commit; two at a time compete.
-                lives = [live(file, endpoint, moment(client, chance)) for _ in range(chance.choice((1, 2)))]
+                lives = [live(file, endpoint, moment(client, STREAM, chance)) for _ in range(chance.choice((1, 2)))]
                 if killed == KILLS // 2:
                     await asyncio.to_thread(cluster.kill_broker, 1)
                 ends = await asyncio.gather(*lives)

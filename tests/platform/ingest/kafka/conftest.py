@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-collect_ignore = (
-    [] if os.environ.get("CORANTO_TEST_INGEST") else ["test_source.py", "test_cluster.py", "test_schemas.py"]
-)
+WITH_CLIENT = ["test_cluster.py", "test_schemas.py", "test_source.py", "test_source_kill.py"]
+collect_ignore = [] if os.environ.get("CORANTO_TEST_INGEST") else WITH_CLIENT
 
 
 @pytest.fixture(scope="session")
