@@ -82,7 +82,7 @@ def status(
     output: Annotated[Output, typer.Option("--output", "-o", help="Output format.")] = Output.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
-    """Show how far an ingest is: the position of each split, and what is behind it."""
+    """Show how far an ingest is: the position of each split, and the rows or bytes behind it."""
     spec = _spec(file)
 
     async def work(client: JournalClient) -> tuple[IngestProgress, dict[str, int] | None, str]:
@@ -110,7 +110,7 @@ def status(
         print_table(["SPLIT", "POSITION", "BEHIND"], rows)
         typer.echo(f"{spec.name}: {progress.rows} rows and {progress.letters} dead letters are in stream {spec.stream}")
     if problem:
-        note(f"what is behind is not known: {problem}")
+        note(f"the rows behind are not known: {problem}")
 
 
 def _shown(position: object) -> str:
@@ -133,7 +133,7 @@ def _serve(address: str, registry: Any) -> None:
 
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        raise InvalidInput(f"{address!r} is no address; give [host:]port", field="--metrics")
+        raise InvalidInput(f"{address!r} is not an address; give [host:]port", field="--metrics")
     start_http_server(int(port), host or "127.0.0.1", registry)
 
 

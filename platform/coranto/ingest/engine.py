@@ -103,14 +103,14 @@ class Ingest:
         self._measured = -math.inf
 
     def stop(self) -> None:
-        """End the run after what is read is committed. A later run continues there."""
+        """End the run once the rows that were read are committed. A later run continues there."""
         self._stop.set()
 
     async def run(self, *, follow: bool = False) -> IngestReport:
-        """Ingest until the source has no more, or with `follow` until `stop`. Returns what was committed.
+        """Ingest until the source has no more, or with `follow` until `stop`. Returns a report of it.
 
         Failures that may pass are waited for, by default for ten minutes, with `follow` without a limit. Raises
-        PoisonRow, SourceChanged, InvalidInput, and the last error after the timeout. What was committed stays so.
+        PoisonRow, SourceChanged, InvalidInput, and the last error after the timeout. Committed rows stay committed.
         """
         timeout = math.inf if follow else JOB_SECONDS
         policy = self._policy or RetryPolicy(timeout, seed=int.from_bytes(os.urandom(4)))

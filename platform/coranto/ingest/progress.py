@@ -98,7 +98,7 @@ async def load(writer: BatchWriter[Any], name: str, *, accept_loss: bool = False
     """Return the last batch and the progress of an ingest, once all of it is readable.
 
     Raises CorruptData if the stream has lost a part of what it knew. With `accept_loss`, the ingest continues from
-    what is left.
+    the records that are left.
     """
     known, progress, last = await writer.last_batch(name), IngestProgress(), 0
     async for record in writer.records(known, name):
@@ -112,7 +112,7 @@ async def load(writer: BatchWriter[Any], name: str, *, accept_loss: bool = False
         raise CorruptData(
             f"stream {writer.stream} knows {known.number} batches of ingest {name}, and has records of {last}: its "
             "brokers have lost registers or content. Compare the stream with the source. With --accept-loss the ingest "
-            "continues from what is left, and rows may be there twice"
+            "continues from the records that are left, and rows may be there twice"
         )
     _log.warning("ingest.loss_accepted", ingest=name, stream=writer.stream, batch=known.number, recorded=last)
     return replace(known, number=max(last, known.number)), progress

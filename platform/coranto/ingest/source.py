@@ -63,8 +63,8 @@ class RowSource(Protocol):
     async def open(self, after: Positions, *, follow: bool) -> str:
         """Begin to read after positions. Returns the identity of the other system.
 
-        Unless it is to `follow`, it reads until it has what is there now. Raises InvalidInput for settings that cannot
-        work, SourceChanged if what is there does not fit the positions, and Unavailable.
+        Unless it is to `follow`, it reads the rows that are there now. Raises InvalidInput for settings that cannot
+        work, SourceChanged if the rows that are there do not fit the positions, and Unavailable.
         """
         ...
 

@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read(run: CommandLine, tmp_path: Path) -> None:
     assert f"{file} is not UTF-8" in run("ingest", "status", str(file)).errors
     assert "No such file" in run("ingest", "run", str(tmp_path / "missing.yaml")).errors
     good, _ = written(tmp_path, "shop/three")
-    assert "'x' is no address; give [host:]port" in run("ingest", "run", good, "--metrics", "x").errors
+    assert "'x' is not an address; give [host:]port" in run("ingest", "run", good, "--metrics", "x").errors
     assert "there is no stream shop/three" in run("ingest", "status", good).errors
 
 

@@ -174,7 +174,7 @@ def _typed(name: str, value: str, kind: str) -> Any:
             return json.loads(value)
     except (ValueError, KeyError, RecursionError):
         pass
-    raise InvalidInput(f"has {value[:40]!r} in column {name}, which is no {kind}")
+    raise InvalidInput(f"has {value[:40]!r} in column {name}, which is not a valid {kind}")
 
 
 class ParquetFileRows(FileRows):

@@ -110,7 +110,7 @@ class FileSource:
         self._waiting = deque(sorted(path for path in unread if self._current is None or path != self._current[0].path))
 
     def _read(self, room: int) -> Read | None:
-        """Return the next rows; None if a file is gone of which nothing was read."""
+        """Return the next rows, or None if a file was removed before it was read."""
         if self._current is None and not self._begin(self._waiting.popleft()):
             return None
         assert self._current is not None
@@ -124,7 +124,7 @@ class FileSource:
         return Read(file.path, found, position)
 
     def _begin(self, path: str) -> bool:
-        """Begin to read a file behind its position. Returns False if it is gone, and nothing of it was read."""
+        """Begin to read a file behind its position. Returns False if it was removed before it was read."""
         known = self._positions.get(path)
         try:
             file = self._head(path)
@@ -183,7 +183,7 @@ _ADVICE: Final = (
 
 @contextlib.contextmanager
 def _errors(action: str, subject: str, url: str) -> Iterator[None]:
-    """Turn errors of the object store into Unavailable, and those of a file that is gone into SourceChanged."""
+    """Turn errors of the object store into Unavailable, and the error for a missing file into SourceChanged."""
     try:
         yield
     except FileNotFoundError as error:

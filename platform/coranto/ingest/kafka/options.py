@@ -39,7 +39,7 @@ OWN_OPTIONS: Final = frozenset(
         "enable.partition.eof",
     )
 )
-"""Options of the client on which exactly once depends."""
+"""Options of the client that exactly once needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class KafkaOptions:
     """A recreated topic is read from its beginning."""
     look_seconds: float = 10.0
     client: Mapping[str, str] = field(default_factory=dict)
-    """More options of the client, such as those of SASL and TLS."""
+    """More options of the client, such as the options of SASL and TLS."""
 
 
 def read_kafka(node: yaml.Node) -> KafkaOptions:

@@ -150,7 +150,7 @@ class KafkaSource:
         self._looked = time.monotonic()
 
     def _begin(self, place: _Place, offsets: Offsets, after: Positions, *, is_start: bool) -> int:
-        """Return the offset at which a partition is to be read from."""
+        """Return the first offset of a partition that is to be read."""
         split = _split(place)
         if after.get(split) is None:
             # Partitions that come later are new, and so are their records.
@@ -178,7 +178,7 @@ class KafkaSource:
         if not self._options.accepts_loss:
             raise SourceChanged(
                 f"{_split(place)} was read to offset {position}, and begins at {first} now: its retention has removed "
-                f"{first - position} offsets before they were read. `lost: continue` goes on there, and counts them"
+                f"{first - position} offsets before they were read. `lost: continue` continues there, and counts them"
             )
         self._first.append(Read(_split(place), (), first, first - position))
 
@@ -255,8 +255,8 @@ class KafkaSource:
         if self._options.restarts:
             raise Unavailable(f"topic {name} was recreated, and is read from its beginning")
         raise SourceChanged(
-            f"topic {name} was deleted and created again: its id was {kept}, and is {now}. Its offsets begin anew. "
-            "`recreated: restart` reads it from its beginning, behind what is in the stream"
+            f"topic {name} was deleted and created again: its id was {kept}, and is {now}. Its offsets begin again "
+            "at 0. `recreated: restart` reads it from its beginning, after the events that are in the stream"
         )
 
     def _lag(self, positions: Positions) -> dict[str, int]:

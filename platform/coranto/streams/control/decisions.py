@@ -212,7 +212,7 @@ class Decisions:
     ) -> int:
         """Commit a transaction with these acknowledgements, by journal, if the gate still has this `token`.
 
-        Returns the offset at which the decision ends.
+        Returns the end offset of the decision.
 
         `use` is its lane. `done` are earlier transactions whose acknowledgements are in their segments. `before` are
         registers that must have these values too ("" if they must be missing), and `after` their next values. Without
@@ -309,7 +309,7 @@ class Decisions:
         )
 
     async def records(self, begin: int, end: int) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the records in [begin, end) with the offsets at which they begin. Raises CorruptData."""
+        """Yield the records in [begin, end) with their begin offsets. Raises CorruptData."""
         if begin >= end:
             return
         lines, at = RecordLines(), begin

@@ -29,7 +29,7 @@ class BatchWriter(MultiKeyWriter[E], Generic[E]):
 
         A batch without events is decided, too. Commit the next one only if the result is `visible`; otherwise call
         `last_batch` first. Raises Fenced if another process has decided the batch: nothing of this one is or will be
-        committed. After CommitUnknown, and after a cancellation, `last_batch` tells which batch is decided. Raises
+        committed. After CommitUnknown, and after a cancellation, `last_batch` returns the batch that is decided. Raises
         StreamSealed, TransactionTimeout and errors of the client, after which nothing is committed.
         """
         result = await self._attempts(events, batch)

@@ -6,9 +6,9 @@ A register of the journal of decisions holds the number of the writer's last bat
     `coranto.dev/progress/<writer>`  =  an offset at or before the writer's last complete record of progress
 
 The decision, the record of progress and the registers are one append, on the condition that the first register is as
-the writer read it. So of several processes that decide the same number one wins, and whoever continues the writer reads
-what the winner recorded. The same append is repeated if its answer is lost, because it can be applied only once. A
-numbered batch is never made void: the register would count a transaction that is not committed.
+the writer read it. So of several processes that decide the same number one wins, and a process that continues the
+writer reads the record of the winner. The same append is repeated if its answer is lost, because it can be applied only
+once. A numbered batch is never made void: the register would count a transaction that is not committed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LastBatch:
 
 @dataclass(frozen=True, slots=True)
 class NumberedBatch:
-    """The next batch of a writer: `number` is above that of `behind` by one.
+    """The next batch of a writer: `number` is the one of `behind`, plus one.
 
     `record` is kept beside the decision; it `is_complete` if no earlier record is needed. `letters` are messages for
     the stream's journal of dead letters, in the same transaction.
