@@ -38,7 +38,7 @@ from coranto.ingest.progress import IngestProgress, load, next_batch
 from coranto.ingest.rows import RowEncoder, letter_of
 from coranto.ingest.source import Poison, Position, Read, RowSource, SourceRow
 from coranto.ingest.spec import IngestSpec
-from coranto.labels import JSON_LINES
+from coranto.labels import JSON_LINES, MESSAGE_TYPE, with_value
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.model.stream import dead_letters_journal
 from coranto.streams.writer.multi_key.batch_writer import BatchWriter
@@ -320,7 +320,10 @@ async def prepare(client: JournalClient, spec: IngestSpec) -> None:
                 "`create: {segments: 4}` to the file"
             ) from None
         new = spec.create
-        template = default_template(replication=new.replication, stores=list(new.stores))
+        template = default_template(replication=new.replication, stores=new.stores)
+        if spec.type:
+            name, _, _ = spec.type.partition("@")
+            template.labels.CopyFrom(with_value(template.labels, MESSAGE_TYPE, name))
         try:
             stream = await streams.create(spec.stream, new.segments, template=template)
         except StreamExists as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coranto import labels
 from coranto.client import JournalClient
 from coranto.errors import (
     AppendOutcomeUnknown,
@@ -20,6 +21,7 @@ from coranto.errors import (
     StreamNotFound,
     Unavailable,
 )
+from coranto.ingest.engine import prepare
 from coranto.labels import FIXED_FRAMES, label_set
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Split
@@ -200,6 +202,12 @@ async def test_a_field_can_be_the_key_and_rows_are_checked_by_their_type(client:
         await ingest(client, Lists({"a": [1]}), given=typed).run()
     with pytest.raises(PoisonRow, match="has no field 'customer', which is the key of the stream"):
         await ingest(client, Lists({"a": [1]}), given=spec(key="customer")).run()
+
+
+async def test_a_stream_that_is_created_names_its_type(client: JournalClient) -> None:
+    await prepare(client, spec(type="shop.N@3", registry="types/registry"))
+    names = {labels.value_of(each.spec.labels, labels.MESSAGE_TYPE) for each in (await client.list()).journals}
+    assert "shop.N" in names
 
 
 async def test_letters_of_rows_that_do_not_fit_have_their_key_and_value(client: JournalClient) -> None:
