@@ -274,8 +274,7 @@ class Ingest:
         except CorantoError as error:
             _log.info("ingest.lag_unknown", ingest=self.spec.name, error=str(error))
             return
-        for split, lag in found.items():
-            self.metrics.lag.labels(self.spec.name, split).set(lag)
+        self.metrics.lag.labels(self.spec.name).set(sum(found.values()))
 
     async def _encoder(self) -> RowEncoder:
         spec = self.spec

@@ -23,7 +23,7 @@ class IngestMetrics:
         self.lost = counter("coranto_ingest_lost_rows", "Rows that the source had removed before they were read.")
         self.overtaken = counter("coranto_ingest_overtaken", "Batches that another process had decided.")
         self.failures = counter("coranto_ingest_failures", "Failures after which the ingest tried again.")
-        self.lag = gauge("coranto_ingest_lag", "Rows or bytes that are not committed yet.", ["ingest", "split"])
+        self.lag = gauge("coranto_ingest_lag", "Rows or bytes of all splits that are not committed yet.", ["ingest"])
         self.committed_at = gauge(
             "coranto_ingest_last_commit_timestamp_seconds", "When the last transaction was committed.", ["ingest"]
         )

@@ -271,7 +271,7 @@ async def test_metrics_count_what_was_committed(client: JournalClient) -> None:
     assert value("coranto_ingest_rows_total", mine) == 2
     assert value("coranto_ingest_dead_letters_total", mine) == 1
     assert value("coranto_ingest_batches_total", mine) == 1
-    assert value("coranto_ingest_lag", {**mine, "split": "a"}) in (0, 3)
+    assert value("coranto_ingest_lag", mine) in (0, 3)
     assert (value("coranto_ingest_last_commit_timestamp_seconds", mine) or 0) > 0
 
 

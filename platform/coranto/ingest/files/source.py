@@ -52,6 +52,7 @@ class FileSource:
         self._touched: dict[str, str] = {}  # The identities of files that were read since the last `confirm`.
         self._follow = False
         self._listed = 0.0
+        self._files: dict[str, _File] = {}
 
     async def open(self, after: Positions, *, follow: bool) -> str:
         self._positions, self._follow = dict(after), follow
@@ -71,7 +72,10 @@ class FileSource:
             await self._look()
             return []
         found = await asyncio.to_thread(self._read, room)
-        return [] if found is None else [found]
+        if found is None:
+            return []
+        self._touched[found.split] = found.position[0]
+        return [found]
 
     async def confirm(self) -> None:
         """Check that the files that were read since have not changed meanwhile."""
@@ -86,7 +90,7 @@ class FileSource:
 
     async def lag(self, positions: Positions) -> Mapping[str, int]:
         """Return the bytes of files that are not read at all, and the bytes of one that is read in part."""
-        files = await asyncio.to_thread(self._list)
+        files = self._files or await asyncio.to_thread(self._list)
         return {path: file.size for path, file in files.items() if not (path in positions and positions[path][2])}
 
     async def close(self) -> None:
@@ -96,7 +100,7 @@ class FileSource:
 
     async def _look(self) -> None:
         """List the files, and note those to be read. Raises SourceChanged."""
-        files = await asyncio.to_thread(self._list)
+        files = self._files = await asyncio.to_thread(self._list)
         self._listed = time.monotonic()
         for path, (identity, at, done) in self._positions.items():
             found = files.get(path)
@@ -117,7 +121,6 @@ class FileSource:
         file, rows = self._current
         with _errors("read", file.path, self._options.url):
             found, at, done = rows.read(min(room, _READ_BYTES))
-        self._touched[file.path] = file.identity
         position = self._positions[file.path] = [file.identity, at, done]
         if done:
             self._current = None

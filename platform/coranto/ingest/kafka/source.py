@@ -73,7 +73,9 @@ class KafkaSource:
             return first
         if not self._follow and not self._ends:
             return None
-        return await asyncio.to_thread(self._read, room)
+        found = await asyncio.to_thread(self._read, room)
+        self._touched |= {each.split.partition("/")[0] for each in found}
+        return found
 
     async def confirm(self) -> None:
         """Check that the topics of the records that were read are the same as before."""
@@ -226,7 +228,6 @@ class KafkaSource:
             self._passed(place, record.offset() + 1, found)
         if size:
             self._record_bytes = max(1, size // len(records))
-        self._touched |= {topic for topic, _ in found}
         first, self._first = self._first, []
         return [*first, *(Read(_split(place), rows, self._next[place]) for place, rows in found.items())]
 
