@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import structlog
@@ -19,6 +20,7 @@ from coranto.errors import (
     EtcdTransactionFailed,
     InvalidInput,
     JournalNotFound,
+    MessageTypeNotFound,
     OffsetJump,
     RegisterMismatch,
     WrongAppendOffset,
@@ -28,6 +30,7 @@ from coranto.names import validate_journal
 from coranto.types.catalog import Catalog, TypeVersion
 from coranto.types.compatibility import Compatibility, FieldProblem
 from coranto.types.definitions import MessageType
+from coranto.types.merging import merged_fields
 from coranto.types.references import parse_reference
 from coranto.wire import protocol_pb2 as pb
 
@@ -82,12 +85,41 @@ class TypeRegistry:
         were lost for the client's retry timeout: register it again then. Raises CorruptData if the brokers have lost
         the evidence that no record is missing; `accept_loss` continues nevertheless.
         """
+        return await self._register(lambda: definition, compatibility, like, accept_loss)
+
+    async def extend(self, definition: MessageType, *, like: str = "") -> Registration:
+        """Register fields that the latest version of a type lacks, and return the version that has them.
+
+        The next version holds the messages of the latest one and those of `definition` (`merged_fields`). If the latest
+        one does so already, nothing is registered. `like` is that of `register`. Raises InvalidInput for fields whose
+        types no type holds, and the errors of `register`.
+        """
+
+        def extended() -> MessageType:
+            try:
+                latest = self._catalog.find(parse_reference(definition.name)).definition
+            except MessageTypeNotFound:
+                return definition
+            if latest.form != definition.form:
+                raise InvalidInput(
+                    f"type {latest.name} is registered for messages of framing {latest.form.name}, and these are of "
+                    f"{definition.form.name}: give them a type of another name"
+                )
+            return replace(latest, fields=merged_fields(latest.fields, definition.fields))
+
+        return await self._register(extended, None, like, False)
+
+    async def _register(
+        self, wish: Callable[[], MessageType], compatibility: Compatibility | None, like: str, accept_loss: bool
+    ) -> Registration:
+        """Register the definition that `wish` returns for what the registry has."""
         await self._require(like)
         await self._require_held(accept_loss)
         mine: TypeVersion | None = None
         is_unknown = False
         while True:
             await self._refresh()
+            definition = wish()
             wanted = self._catalog.next_version(definition, compatibility, self._clock.now())
             if wanted is None:
                 found = self._catalog.version_of(definition)

@@ -26,7 +26,7 @@ from coranto.errors import (
 from coranto.labels import label_set
 from coranto.testing import Cluster
 from coranto.testing.sync_cluster import SyncCluster
-from coranto.types import Compatibility, JsonForm, MessageType, SyncTypeRegistry, TypeRegistry, parse_fields
+from coranto.types import Compatibility, CsvForm, JsonForm, MessageType, SyncTypeRegistry, TypeRegistry, parse_fields
 from coranto.wire import protocol_pb2 as pb
 
 LIKE = "shop/orders"
@@ -357,3 +357,21 @@ def test_blocking_code_has_the_same_registry() -> None:
             assert registry.register(order("id INT"), like=LIKE).is_new
             assert registry.find("shop.Order").definition == order("id INT")
             assert registry.catalog().names == ("shop.Order",)
+
+
+async def test_extending_a_type_keeps_the_fields_of_all(cluster: Cluster, client: JournalClient, name: str) -> None:
+    registry = TypeRegistry(client, name)
+    first = await registry.extend(order("id INT NOT NULL"), like=LIKE)
+    assert (first.is_new, first.version.number) == (True, 1)
+    # Each names another field. So one that was registered between a read and an append must not be dropped.
+    names = [f"field_{number}" for number in range(6)]
+    await asyncio.gather(*(TypeRegistry(cluster.client(), name).extend(order(f"id BIGINT, {n} INT")) for n in names))
+    latest = (await registry.find("shop.Order")).definition
+    assert {field.name for field in latest.fields} == {"id", *names}
+    same = await registry.extend(order("id INT, field_3 INT"))
+    assert (same.is_new, same.version.number) == (False, 7)
+    with pytest.raises(InvalidInput, match="id is BIGINT, and STRING, and no type holds both"):
+        await registry.extend(order("id STRING"))
+    with pytest.raises(InvalidInput, match="registered for messages of framing json, and these are of csv"):
+        await registry.extend(MessageType("shop.Order", CsvForm(), parse_fields("id INT")))
+    assert (await registry.find("shop.Order")).number == 7

@@ -34,6 +34,10 @@ class TypeRegistryFace(Face):
             self._inner.register(definition, compatibility=compatibility, like=like, accept_loss=accept_loss)
         )
 
+    def extend(self, definition: MessageType, *, like: str = "") -> Registration:
+        """Register fields that the latest version of a type lacks, and return the version that has them."""
+        return self._run(self._inner.extend(definition, like=like))
+
     def problems(
         self, definition: MessageType, *, compatibility: Compatibility | None = None
     ) -> tuple[FieldProblem, ...]:
