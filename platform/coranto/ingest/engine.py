@@ -33,6 +33,7 @@ from coranto.errors import (
     StreamNotFound,
     TransactionTimeout,
 )
+from coranto.ingest.encoders import Encoders
 from coranto.ingest.metrics import IngestMetrics
 from coranto.ingest.progress import IngestProgress, load, next_batch
 from coranto.ingest.rows import RowEncoder, letter_of
@@ -43,7 +44,6 @@ from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.model.stream import dead_letters_journal
 from coranto.streams.writer.multi_key.batch_writer import BatchWriter
 from coranto.streams.writer.multi_key.numbered import LastBatch
-from coranto.types.registry import TypeRegistry
 
 LAG_SECONDS: Final = 10.0
 """The time between two measurements of the lag."""
@@ -92,7 +92,7 @@ class Ingest:
     ) -> None:
         self.spec = spec
         self.metrics = metrics or IngestMetrics()
-        self._client = client
+        self.client = client
         self._source = source
         self._clock: Clock = clock or SystemClock()
         self._policy = policy
@@ -100,7 +100,13 @@ class Ingest:
         self._stop = asyncio.Event()
         self._report = IngestReport()
         self._identity = ""
+        self._encoders = Encoders(client, spec)
         self._measured = -math.inf
+
+    @property
+    def report(self) -> IngestReport:
+        """The report of the run so far. It changes while the run continues."""
+        return self._report
 
     def stop(self) -> None:
         """End the run once the rows that were read are committed. A later run continues there."""
@@ -145,11 +151,11 @@ class Ingest:
 
     async def _session(self, *, follow: bool) -> None:
         spec = self.spec
-        await prepare(self._client, spec)
-        async with BatchWriter[Any](self._client, spec.stream) as writer:
+        await prepare(self.client, spec)
+        async with BatchWriter[Any](self.client, spec.stream) as writer:
             last, progress = await load(writer, spec.name, accept_loss=self._accept_loss)
             self._report.progress = progress
-            encoder = await self._encoder()
+            await self._encoders.load()
             try:
                 self._identity = await self._source.open(progress.splits, follow=follow)
                 if progress.source and progress.source != self._identity:
@@ -157,18 +163,18 @@ class Ingest:
                         f"ingest {spec.name} has read {progress.source} into stream {spec.stream}, and is to read "
                         f"{self._identity} now: give the ingest another name"
                     )
-                await self._batches(writer, encoder, last)
+                await self._batches(writer, last)
             finally:
                 await self._source.close()
 
-    async def _batches(self, writer: BatchWriter[Any], encoder: RowEncoder, last: LastBatch) -> None:
+    async def _batches(self, writer: BatchWriter[Any], last: LastBatch) -> None:
         """Fill and commit batches. While one is committed, the next one is filled."""
         committing: asyncio.Task[LastBatch] | None = None
         try:
             is_last = False
             while not is_last:
                 batch = _Batch()
-                is_last = await self._fill(batch, encoder, committing) or batch.poison is not None
+                is_last = await self._fill(batch, committing) or batch.poison is not None
                 if committing is not None:
                     last = await committing
                     committing = None
@@ -185,7 +191,7 @@ class Ingest:
         if batch.poison is not None:
             raise batch.poison
 
-    async def _fill(self, batch: _Batch, encoder: RowEncoder, committing: asyncio.Task[LastBatch] | None) -> bool:
+    async def _fill(self, batch: _Batch, committing: asyncio.Task[LastBatch] | None) -> bool:
         """Read rows until there are enough, or the time is over. Returns True if there are no more to read."""
         spec, deadline = self.spec, self._clock.monotonic() + _IDLE_SECONDS
         while batch.size < spec.batch_bytes and self._clock.monotonic() < deadline:
@@ -198,7 +204,9 @@ class Ingest:
                 return True
             if reads and not batch.positions:
                 deadline = self._clock.monotonic() + spec.batch_seconds
-            await asyncio.to_thread(self._add, batch, encoder, reads)
+            if spec.registers:
+                await self._encoders.register(await self._source.fields())
+            await asyncio.to_thread(self._add, batch, self._encoders.encoder, reads)
             if batch.poison is not None:
                 break
         return False
@@ -275,13 +283,6 @@ class Ingest:
             _log.info("ingest.lag_unknown", ingest=self.spec.name, error=str(error))
             return
         self.metrics.lag.labels(self.spec.name).set(sum(found.values()))
-
-    async def _encoder(self) -> RowEncoder:
-        spec = self.spec
-        if not spec.type:
-            return RowEncoder(spec.key)
-        version = await TypeRegistry(self._client, spec.registry).find(spec.type)
-        return RowEncoder(spec.key, version.definition.fields, str(version))
 
     async def _wait(self, seconds: float) -> None:
         """Wait, but not after `stop`."""

@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import decimal
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from coranto.types.writing import require_message
 MAX_ROW_BYTES: Final = 16 << 20
 """The most bytes of an event."""
 _KNOWN_KEYS: Final = 1 << 16
-_META: Final = "_meta"
+META: Final = "_meta"
 _EVENTS: Final = JsonEvents()
 _BLANK: Final = _EVENTS.encode({})[: -len(b"}}\n")]  # {"_meta":{"uuid":"0…0"
 _decode: Final = msgspec.json.Decoder().decode
@@ -41,7 +42,7 @@ class RowEncoder:
         """Return the place of a row's key, and the event. Raises InvalidInput for a row that cannot be an event."""
         if self._fields is not None and not row.is_deletion:
             try:
-                require_message(row.fields, self._fields, (_META, "uuid"))
+                require_message(row.fields, self._fields, (META, "uuid"))
             except InvalidInput as error:
                 raise InvalidInput(f"does not fit {self._type_name}: {error.message}") from error
         key = self._key_of(row.fields) if self._key_field else row.key
@@ -65,12 +66,12 @@ class RowEncoder:
 
     def _line(self, row: SourceRow) -> bytes:
         fields, text = row.fields, row.text
-        if _META in fields:
-            theirs = fields[_META]
+        if META in fields:
+            theirs = fields[META]
             if not isinstance(theirs, dict):
-                raise InvalidInput(f"has a field {_META}, which is reserved for metadata, and not an object in it")
+                raise InvalidInput(f"has a field {META}, which is reserved for metadata, and not an object in it")
             ours = _decode(b"{%b}" % row.meta)
-            return _EVENTS.encode({**fields, _META: {**theirs, **ours}})
+            return _EVENTS.encode({**fields, META: {**theirs, **ours}})
         if text is None:
             try:
                 text = encode_json(fields)
@@ -107,7 +108,7 @@ def plain(value: Any) -> Any:
         return text.isoformat() + ("Z" if value.tzinfo else "")
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal):
+    if isinstance(value, decimal.Decimal | uuid.UUID):
         return str(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()

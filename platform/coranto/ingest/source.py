@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from coranto.types.kinds import TypeField
+
 Position: TypeAlias = Any
 """A position in a split: a JSON value."""
 Positions: TypeAlias = Mapping[str, Position]
@@ -72,6 +74,14 @@ class RowSource(Protocol):
         """Return the reads that have come, of about `room` bytes. None means that no more will come.
 
         Waits a part of a second for something, and returns nothing if nothing has come. Raises as `open` does.
+        """
+        ...
+
+    async def fields(self) -> tuple[TypeField, ...] | None:
+        """Return the fields that hold all rows that were read, or None if the rows have no schema.
+
+        The same tuple is returned until there are more. Raises InvalidInput for a schema that no fields hold, and
+        Unavailable.
         """
         ...
 

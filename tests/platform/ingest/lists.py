@@ -20,6 +20,7 @@ from coranto.streams.model.events import JsonEvents
 from coranto.streams.model.stream import dead_letters_journal
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.testing.cluster import STORE_URL
+from coranto.types.kinds import TypeField
 
 STREAM = "shop/orders"
 QUICK = RetryPolicy(5.0, seed=1, scale=0.02)
@@ -39,6 +40,7 @@ class Lists:
     at_once: int = 3
     outages: int = 0
     changed: bool = False
+    schema: tuple[TypeField, ...] | None = None
     opened: int = 0
     follow: bool = False
     positions: dict[str, int] = field(default_factory=dict)
@@ -65,6 +67,9 @@ class Lists:
             return []
         return None
 
+    async def fields(self) -> tuple[TypeField, ...] | None:
+        return self.schema
+
     async def confirm(self) -> None:
         if self.changed:
             raise SourceChanged("the source changed")
@@ -90,9 +95,9 @@ def ingest(client: JournalClient, source: Any, *, given: IngestSpec | None = Non
     return Ingest(client, given or spec(), source, **{"policy": QUICK} | options)
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
     """Wait for a condition, which may be asynchronous."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(seconds):
         while True:
             found = condition()
             if await found if inspect.isawaitable(found) else found:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from coranto.errors import InvalidInput
@@ -68,3 +70,37 @@ def test_one_source_is_needed() -> None:
         read_spec("", {})
     with pytest.raises(InvalidInput, match="line 1: give one source, of the kind kafka or files"):
         read_spec("{name: a, stream: b, source: {}}", {})
+
+
+REGISTER = FILES.replace("type: shop.Order", "type: shop.Order\nregister: true")
+
+
+def test_a_schema_that_is_to_be_registered() -> None:
+    assert "register: true" in REGISTER
+    assert read_spec(REGISTER, {}).registers
+    assert not read_spec(FILES, {}).registers
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("register: true", "register: yes please"), "register is 'yes please'; it may be false, true"),
+        (("type: shop.Order\n", ""), "give both a type and the registry that has it, or neither"),
+        (("type: shop.Order\n", "type: shop.Order@2\n"), "the type is named without one: leave @ and it out"),
+        (("format: csv", "format: json"), "files: files of JSON have no schema: leave `register` out"),
+    ],
+)
+def test_schemas_that_cannot_be_registered(change: tuple[str, str], problem: str) -> None:
+    text = REGISTER.replace(*change)
+    assert text != REGISTER
+    with pytest.raises(InvalidInput, match=re.escape(problem)):
+        read_spec(text, {})
+
+
+def test_register_needs_a_type() -> None:
+    text = "{name: a, stream: b, source: {files: {url: 'file:///x/', format: csv}}, register: true}"
+    with pytest.raises(InvalidInput, match="`register` needs the name of a type and its registry"):
+        read_spec(text, {})
+    text = "{name: a, stream: b, source: {kafka: {brokers: b, topics: [t]}}, register: true, type: T, registry: r}"
+    with pytest.raises(InvalidInput, match="kafka: values that are json have no schema"):
+        read_spec(text, {})

@@ -31,6 +31,11 @@ class FileOptions:
     look_seconds: float = 10.0
     """The time between two listings, when new files are looked for."""
 
+    @property
+    def without_schema(self) -> str:
+        """The files without a schema, for texts; empty if they have one."""
+        return "files of JSON" if self.format == "json" else ""
+
 
 def read_files(node: yaml.Node) -> FileOptions:
     """Read the options of files. Raises InvalidInput, with the line."""

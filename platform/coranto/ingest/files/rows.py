@@ -14,8 +14,10 @@ from typing import Any, Final
 
 from coranto.errors import InvalidInput, SourceChanged
 from coranto.ingest.files.options import FileOptions
+from coranto.ingest.files.schemas import fields_of_csv, fields_of_parquet
 from coranto.ingest.rows import MAX_ROW_BYTES, parse_object, plain
 from coranto.ingest.source import Poison, SourceRow
+from coranto.types.kinds import TypeField
 
 _BOM: Final = b"\xef\xbb\xbf"
 _ROWS: Final = 1024
@@ -33,6 +35,10 @@ class FileRows(ABC):
     @abstractmethod
     def read(self, room: int) -> tuple[list[SourceRow | Poison], int, bool]:
         """Return rows of about `room` bytes, the position after them, and True at the end of the file. Blocks."""
+
+    def fields(self) -> tuple[TypeField, ...]:
+        """Return the fields of the rows. Raises InvalidInput if no fields hold them, or if the rows have no schema."""
+        raise InvalidInput("its rows have no schema")
 
     def row(self, at: int, fields: Mapping[str, Any], text: bytes | None = None) -> SourceRow:
         return SourceRow(self._path, dict(fields), text, b'"file":%b,"position":%d' % (self._name, at))
@@ -135,6 +141,9 @@ class CsvFileRows(FileRows):
                 rows.append(Poison(f"row {at}", error.message, None, content))
         return rows, self._at, False
 
+    def fields(self) -> tuple[TypeField, ...]:
+        return fields_of_csv(self._header, self._types)
+
     def _next(self) -> list[str] | str | None:
         """Return the next row that is not empty, the problem of one that cannot be parsed, or None at the end."""
         while True:
@@ -198,7 +207,9 @@ class ParquetFileRows(FileRows):
             end = begin + metadata.row_group(number).num_rows
             if end > after:
                 rows = (
-                    row for batch in self._parquet.iter_batches(_ROWS, row_groups=[number]) for row in batch.to_pylist()
+                    row
+                    for batch in self._parquet.iter_batches(_ROWS, row_groups=[number])
+                    for row in batch.to_pylist(maps_as_pydicts="strict")
                 )
                 yield from itertools.islice(rows, max(after - begin, 0), None)
             begin = end
@@ -211,6 +222,9 @@ class ParquetFileRows(FileRows):
         except self._problems as error:
             raise SourceChanged(f"{self._path} cannot be read behind row {self._at}: {str(error)[:200]}") from error
         return rows, self._at, len(rows) < _ROWS
+
+    def fields(self) -> tuple[TypeField, ...]:
+        return fields_of_parquet(self._parquet.schema_arrow)
 
     def _row(self, values: Mapping[str, Any]) -> SourceRow | Poison:
         at, self._at = self._at, self._at + 1

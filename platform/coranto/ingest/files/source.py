@@ -24,7 +24,9 @@ from coranto.fragments.store_errors import store_error
 from coranto.fragments.stores import open_objects
 from coranto.ingest.files.options import FileOptions
 from coranto.ingest.files.rows import FileRows, rows_of
+from coranto.ingest.seen_fields import SeenFields
 from coranto.ingest.source import Positions, Read
+from coranto.types.kinds import TypeField
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -49,6 +51,8 @@ class FileSource:
         self._positions: dict[str, Any] = {}
         self._waiting: deque[str] = deque()
         self._current: tuple[_File, FileRows] | None = None
+        self._last: tuple[_File, FileRows] | None = None
+        self._fields = SeenFields()
         self._touched: dict[str, str] = {}  # The identities of files that were read since the last `confirm`.
         self._follow = False
         self._listed = 0.0
@@ -76,6 +80,12 @@ class FileSource:
             return []
         self._touched[found.split] = found.position[0]
         return [found]
+
+    async def fields(self) -> tuple[TypeField, ...] | None:
+        if self._last is None or self._options.without_schema:
+            return None
+        file, rows = self._last
+        return await asyncio.to_thread(self._fields.of, [file], lambda _: rows.fields(), lambda each: each.path)
 
     async def confirm(self) -> None:
         """Check that the files that were read since have not changed meanwhile."""
@@ -139,7 +149,7 @@ class FileSource:
             raise SourceChanged(f"{self._options.url}{path} changed after it was read to {known[1]}: {_ADVICE}")
         with _errors("read", path, self._options.url):
             opened = obstore.open_reader(self._store, self._prefix + path)
-            self._current = file, rows_of(self._options, path, opened, 0 if known is None else known[1])
+            self._current = self._last = file, rows_of(self._options, path, opened, 0 if known is None else known[1])
         return True
 
     def _list(self) -> dict[str, _File]:

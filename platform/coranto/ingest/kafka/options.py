@@ -63,6 +63,11 @@ class KafkaOptions:
     client: Mapping[str, str] = field(default_factory=dict)
     """More options of the client, such as the options of SASL and TLS."""
 
+    @property
+    def without_schema(self) -> str:
+        """The values without a schema, for texts; empty if they have one."""
+        return f"values that are {self.value}" if self.value in ("json", "text") else ""
+
 
 def read_kafka(node: yaml.Node) -> KafkaOptions:
     """Read the options of topics. Raises InvalidInput, with the line."""

@@ -5,22 +5,30 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from coranto.errors import InvalidInput
 from coranto.ingest.kafka.options import KafkaOptions
 from coranto.ingest.rows import parse_object
 from coranto.ingest.source import Poison, SourceRow
+from coranto.types.kinds import TypeField
 
-Decode = Callable[[bytes], tuple[Mapping[str, Any], bytes | None]]
+
+class Values(NamedTuple):
+    """A decoder of the values of records, and their fields."""
+
+    decode: Callable[[bytes], tuple[Mapping[str, Any], bytes | None]]
+    """Raises InvalidInput, and Unavailable if the schema of a value cannot be read."""
+    fields: Callable[[], tuple[TypeField, ...]] | None = None
+    """The fields that hold all values so far; None if they have no schema."""
 
 
 class RecordRows:
-    """Makes rows of records. `decode` makes fields of their values."""
+    """Makes rows of records."""
 
-    def __init__(self, options: KafkaOptions, decode: Decode) -> None:
+    def __init__(self, options: KafkaOptions, values: Values) -> None:
         self._options = options
-        self._decode = decode
+        self._decode = values.decode
         self._heads: dict[tuple[str, int], bytes] = {}
         self._with_offset = "offset" in options.meta
         self._with_time = "timestamp" in options.meta
@@ -93,15 +101,16 @@ def _key_fields(key: bytes | None) -> Mapping[str, Any]:
         return {}
 
 
-def decoder_of(options: KafkaOptions) -> Decode:
-    """Return a function that makes fields of values. Raises MissingExtra if a library is missing."""
+def values_of(options: KafkaOptions) -> Values:
+    """Return the decoder of values. Raises MissingExtra if a library is missing."""
     if options.value == "json":
-        return parse_object
+        return Values(parse_object)
     if options.value == "text":
-        return _text_value
+        return Values(_text_value)
     from coranto.ingest.kafka.schemas import AvroValues, ProtobufValues
 
-    return (AvroValues if options.value == "avro" else ProtobufValues)(options.registry)
+    found = AvroValues(options.registry) if options.value == "avro" else ProtobufValues(options.registry)
+    return Values(found, found.fields)
 
 
 def _text_value(content: bytes) -> tuple[Mapping[str, Any], bytes | None]:

@@ -8,7 +8,9 @@ answer does not.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import confluent_kafka.schema_registry as registries
@@ -26,11 +28,14 @@ from google.protobuf import (
     timestamp_pb2,
     wrappers_pb2,
 )
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from coranto.errors import InvalidInput, Unavailable
+from coranto.ingest.kafka.avro_fields import fields_of_avro, names_of_avro
+from coranto.ingest.kafka.protobuf_json import json_fields, json_of
 from coranto.ingest.rows import plain
+from coranto.ingest.seen_fields import SeenFields
+from coranto.types.kinds import TypeField
 
 _HEAD_BYTES: Final = 5
 _NOT_FOUND: Final = 404
@@ -41,11 +46,14 @@ class AvroValues:
     """Records of Avro as fields, with the names of their types left out."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._decode = AvroDeserializer(registries.SchemaRegistryClient(dict(options)))
+        self._registry = registries.SchemaRegistryClient(dict(options))
+        self._decode = AvroDeserializer(self._registry)
+        self._seen: dict[int, None] = {}  # Schemas of values, in their order.
+        self._fields = SeenFields()
 
     def __call__(self, content: bytes) -> tuple[Mapping[str, Any], bytes | None]:
         """Return the fields of a value. Raises InvalidInput for one that has none, and Unavailable."""
-        _schema_of(content)
+        number = _schema_of(content)
         try:
             fields = self._decode(content)
         except SchemaRegistryError as error:
@@ -56,15 +64,35 @@ class AvroValues:
             raise Unavailable(f"the Schema Registry does not answer: {str(error)[:200]}") from error
         if not isinstance(fields, dict):
             raise InvalidInput(f"is Avro, but {type(fields).__name__} and not a record")
+        self._seen[number] = None
         return {name: plain(value) for name, value in fields.items()}, None
+
+    def fields(self) -> tuple[TypeField, ...]:
+        """Return the fields of all values so far. Raises InvalidInput if no fields hold them, and Unavailable."""
+        return self._fields.of(list(self._seen), self._fields_of, "schema {}".format)
+
+    def _fields_of(self, number: int) -> tuple[TypeField, ...]:
+        with _registry_errors():
+            schema = self._registry.get_schema(number)
+            return fields_of_avro(schema.schema_str, lambda: self._referenced(schema))
+
+    def _referenced(self, schema: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        with _registry_errors():
+            for reference in schema.references or ():
+                other = self._registry.get_version(reference.subject, reference.version).schema
+                found |= {**self._referenced(other), **names_of_avro(json.loads(other.schema_str))}
+        return found
 
 
 class ProtobufValues:
-    """Messages of Protobuf as fields, with the names of the schema, in the JSON form of Protobuf."""
+    """Messages of Protobuf as fields, with the names of the schema."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._registry = registries.SchemaRegistryClient(dict(options))
         self._files: dict[int, tuple[Any, Any]] = {}  # The pools and descriptors of schemas.
+        self._seen: dict[tuple[int, str], Any] = {}  # The descriptors of values, by their schemas and names.
+        self._fields = SeenFields()
 
     def __call__(self, content: bytes) -> tuple[Mapping[str, Any], bytes | None]:
         """Return the fields of a value. Raises InvalidInput for one that has none, and Unavailable."""
@@ -83,25 +111,26 @@ class ProtobufValues:
         message = message_factory.GetMessageClass(pool.FindMessageTypeByName(".".join(path)))()
         try:
             message.ParseFromString(content[at:])
-            return MessageToDict(message, preserving_proto_field_name=True), None
+            found = json_of(message)
         except (DecodeError, ValueError, TypeError) as error:
             raise InvalidInput(f"is not Protobuf of its schema: {str(error)[:200]}") from error
+        self._seen.setdefault((number, message.DESCRIPTOR.full_name), message.DESCRIPTOR)
+        return found, None
+
+    def fields(self) -> tuple[TypeField, ...]:
+        """Return the fields of all values so far. Raises InvalidInput if no fields hold them."""
+        return self._fields.of(
+            list(self._seen), lambda key: json_fields(self._seen[key]), "{0[1]} of schema {0[0]}".format
+        )
 
     def _file(self, number: int) -> tuple[Any, Any]:
         """Return a pool with the files of a schema, and the descriptor of its own."""
         pool = descriptor_pool.DescriptorPool()
         for known in _WELL_KNOWN:
             pool.AddSerializedFile(known.serialized_pb)
-        try:
+        with _registry_errors(f"has schema {number}, which cannot be used"):
             schema = self._registry.get_schema(number, fmt="serialized")
-            added = {known.name for known in _WELL_KNOWN}
-            file = self._add(pool, schema, f"schema-{number}.proto", added)
-        except SchemaRegistryError as error:
-            raise _problem(error) from error
-        except (DecodeError, ValueError, TypeError) as error:
-            raise InvalidInput(f"has schema {number}, which cannot be used: {str(error)[:200]}") from error
-        except Exception as error:
-            raise Unavailable(f"the Schema Registry does not answer: {str(error)[:200]}") from error
+            file = self._add(pool, schema, f"schema-{number}.proto", {known.name for known in _WELL_KNOWN})
         return pool, file
 
     def _add(self, pool: Any, schema: Any, name: str, added: set[str]) -> Any:
@@ -152,6 +181,21 @@ def _indexes(content: bytes) -> tuple[list[int], int]:
         if len(numbers) == count + 1:
             return numbers[1:], at
     raise InvalidInput("does not say which message of its schema it is")
+
+
+@contextlib.contextmanager
+def _registry_errors(problem: str = "has a schema that cannot be used") -> Iterator[None]:
+    """Turn errors of the registry's client into InvalidInput where the schema is the cause, and into Unavailable."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except SchemaRegistryError as error:
+        raise _problem(error) from error
+    except (DecodeError, ValueError, TypeError) as error:
+        raise InvalidInput(f"{problem}: {str(error)[:200]}") from error
+    except Exception as error:
+        raise Unavailable(f"the Schema Registry does not answer: {str(error)[:200]}") from error
 
 
 def _problem(error: Any) -> Exception:

@@ -21,8 +21,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from coranto.errors import SourceChanged, Unavailable
 from coranto.ingest.kafka.cluster import KafkaCluster, Offsets, Topic, client_options, problem_of
 from coranto.ingest.kafka.options import KafkaOptions
-from coranto.ingest.kafka.records import RecordRows, decoder_of
+from coranto.ingest.kafka.records import RecordRows, values_of
 from coranto.ingest.source import Poison, Positions, Read, SourceRow
+from coranto.types.kinds import TypeField
 
 _POLL_SECONDS: Final = 0.1
 _MOST_RECORDS: Final = 5000
@@ -50,7 +51,8 @@ class KafkaSource:
 
     def __init__(self, options: KafkaOptions) -> None:
         self._options = options
-        self._rows = RecordRows(options, decoder_of(options))
+        self._values = values_of(options)
+        self._rows = RecordRows(options, self._values)
         self._cluster: KafkaCluster | None = None
         self._consumer: Consumer | None = None
         self._topics: dict[str, Topic] = {}
@@ -76,6 +78,9 @@ class KafkaSource:
         found = await asyncio.to_thread(self._read, room)
         self._touched |= {each.split.partition("/")[0] for each in found}
         return found
+
+    async def fields(self) -> tuple[TypeField, ...] | None:
+        return None if self._values.fields is None else await asyncio.to_thread(self._values.fields)
 
     async def confirm(self) -> None:
         """Check that the topics of the records that were read are the same as before."""

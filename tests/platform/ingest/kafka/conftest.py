@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-WITH_CLIENT = ["test_cluster.py", "test_schemas.py", "test_source.py", "test_source_kill.py"]
+from tests.platform.ingest.kafka.registry import Registry, running
+
+WITH_CLIENT = [
+    "test_cluster.py",
+    "test_schemas.py",
+    "test_source.py",
+    "test_source_kill.py",
+    "test_source_outages.py",
+    "test_source_secured.py",
+]
 collect_ignore = [] if os.environ.get("CORANTO_TEST_INGEST") else WITH_CLIENT
 
 
@@ -18,3 +27,9 @@ def kafka() -> Iterator[str]:
 
     with KafkaServer(fetched(), partitions=1) as server:
         yield server.address
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with running() as registry:
+        yield registry

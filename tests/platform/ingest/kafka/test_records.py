@@ -10,7 +10,7 @@ import pytest
 
 from coranto.errors import InvalidInput
 from coranto.ingest.kafka.options import META, KafkaOptions
-from coranto.ingest.kafka.records import RecordRows, decoder_of
+from coranto.ingest.kafka.records import RecordRows, values_of
 from coranto.ingest.source import Poison, SourceRow
 
 
@@ -45,7 +45,7 @@ class Record:
 
 def row(record: Record, **options: Any) -> SourceRow | Poison | None:
     given = KafkaOptions("k:9092", ("orders",), **options)
-    return RecordRows(given, decoder_of(given)).row(record)
+    return RecordRows(given, values_of(given)).row(record)
 
 
 def meta(found: SourceRow | Poison | None) -> Any:
@@ -109,4 +109,4 @@ def test_texts() -> None:
     assert (found.fields, found.text) == ({"value": "a line"}, None)
     assert row(Record(b"\xff"), value="text") == Poison("offset 8", "is not UTF-8", b"k", b"\xff")
     with pytest.raises(InvalidInput):
-        decoder_of(KafkaOptions("k", ("t",)))(b"1")
+        values_of(KafkaOptions("k", ("t",))).decode(b"1")

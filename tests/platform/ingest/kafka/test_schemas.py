@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
 import decimal
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import uuid
 from typing import Any
 
 import pytest
@@ -20,6 +17,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 from coranto.cluster.processes import free_port
 from coranto.errors import InvalidInput, Unavailable
 from coranto.ingest.kafka.schemas import AvroValues, ProtobufValues
+from coranto.types.kinds import format_fields
+from coranto.types.writing import require_message
+from tests.platform.ingest.kafka.registry import Registry
 
 AVRO = json.dumps(
     {
@@ -37,72 +37,8 @@ AVRO = json.dumps(
 )
 
 
-class Registry:
-    """The part of a Schema Registry's interface that clients use, with schemas in memory."""
-
-    def __init__(self) -> None:
-        self.schemas: dict[int, dict[str, Any]] = {}
-        self.subjects: dict[str, int] = {}
-        self.status = 200
-        registry = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                return None
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                number = len(registry.schemas) + 1
-                registry.schemas[number] = body
-                self.answer(200, {"id": number})
-
-            def do_GET(self) -> None:
-                parts = self.path.partition("?")[0].strip("/").split("/")
-                if registry.status != 200:
-                    self.answer(registry.status, {"error_code": registry.status, "message": "not now"})
-                elif parts[:2] == ["schemas", "ids"] and int(parts[2]) in registry.schemas:
-                    self.answer(200, registry.schemas[int(parts[2])])
-                elif parts[0] == "subjects" and parts[1] in registry.subjects:
-                    number = registry.subjects[parts[1]]
-                    self.answer(200, {"subject": parts[1], "id": number, "version": 1, **registry.schemas[number]})
-                else:
-                    self.answer(404, {"error_code": 40403, "message": "Schema not found"})
-
-            def answer(self, status: int, body: dict[str, Any]) -> None:
-                content = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.options = {"url": f"http://127.0.0.1:{self.server.server_address[1]}"}
-
-    def add(self, file: descriptor_pb2.FileDescriptorProto, **references: str) -> int:
-        """Register a file of Protobuf; `references` are the subjects of files that it imports, by name."""
-        number = len(self.schemas) + 1
-        self.schemas[number] = {
-            "schema": base64.b64encode(file.SerializeToString()).decode(),
-            "schemaType": "PROTOBUF",
-            "references": [{"name": name, "subject": subject, "version": 1} for name, subject in references.items()],
-        }
-        return number
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    registry = Registry()
-    thread = threading.Thread(target=registry.server.serve_forever)
-    thread.start()
-    yield registry
-    registry.server.shutdown()
-    thread.join()
-    registry.server.server_close()
-
-
-def avro(registry: Registry, value: dict[str, Any]) -> bytes:
-    serialize = AvroSerializer(SchemaRegistryClient(registry.options), AVRO)
+def avro(registry: Registry, value: dict[str, Any], schema: str = AVRO) -> bytes:
+    serialize = AvroSerializer(SchemaRegistryClient(registry.options), schema)
     content = serialize(value, SerializationContext("orders", MessageField.VALUE))
     assert isinstance(content, bytes)
     return content
@@ -127,6 +63,89 @@ def test_avro_with_logical_types(registry: Registry) -> None:
         "lines": [{"a": 1}],
         "raw": "AP8=",
     }
+
+
+WIDE = {
+    "type": "record",
+    "name": "shop.Wide",
+    "fields": [
+        {"name": "id", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "hour", "type": {"type": "int", "logicalType": "time-millis"}},
+        {"name": "local", "type": {"type": "long", "logicalType": "local-timestamp-micros"}},
+        {"name": "color", "type": {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE"]}},
+        {"name": "again", "type": "Color"},
+        {"name": "mark", "type": {"type": "fixed", "name": "Mark", "size": 2}},
+        {"name": "size", "type": ["null", "int", "long"]},
+        {"name": "ratio", "type": ["float", "double"]},
+        {"name": "place", "type": {"type": "record", "name": "Place", "fields": [{"name": "town", "type": "string"}]}},
+        {"name": "others", "type": ["null", {"type": "array", "items": ["null", "Place"]}]},
+        {"name": "ok", "type": {"type": "map", "values": "boolean"}},
+        {"name": "none", "type": "null"},
+    ],
+}
+WIDE_FIELDS = (
+    "id STRING NOT NULL, day DATE NOT NULL, hour STRING NOT NULL, local TIMESTAMP_NTZ NOT NULL, color STRING NOT NULL, "
+    "again STRING NOT NULL, mark STRING NOT NULL, size BIGINT, ratio DOUBLE NOT NULL, "
+    "place STRUCT<town: STRING NOT NULL> NOT NULL, others ARRAY<STRUCT<town: STRING NOT NULL>>, "
+    "ok MAP<STRING, BOOLEAN> NOT NULL, none STRING"
+)
+
+
+def test_fields_of_avro_hold_its_values(registry: Registry) -> None:
+    value = {
+        "id": uuid.UUID(int=7),
+        "day": dt.date(2026, 3, 1),
+        "hour": dt.time(12, 0, 1),
+        "local": dt.datetime(2026, 3, 1, 12, 0, 0, 5),
+        "color": "RED",
+        "again": "BLUE",
+        "mark": b"\0\xff",
+        "size": 2**40,
+        "ratio": float("nan"),
+        "place": {"town": "Bonn"},
+        "others": [None, {"town": "Ulm"}],
+        "ok": {"a": True},
+        "none": None,
+    }
+    values = AvroValues(registry.options)
+    found, _ = values(avro(registry, value, json.dumps(WIDE)))
+    assert (found["id"], found["hour"], found["ratio"]) == ("00000000-0000-0000-0000-000000000007", "12:00:01", "NaN")
+    assert format_fields(values.fields()) == WIDE_FIELDS
+    require_message(found, values.fields())
+    first = values.fields()
+    values(avro(registry, {"town": "Bonn"}, json.dumps(WIDE["fields"][9]["type"])))  # type: ignore[index]
+    assert values.fields() is not first
+    assert values.fields()[-1].name == "town"
+    assert values.fields() is values.fields()
+
+
+def test_schemas_of_avro_that_refer_to_others(registry: Registry) -> None:
+    place = {"type": "record", "name": "shop.Place", "fields": [{"name": "town", "type": "string"}]}
+    order = {"type": "record", "name": "shop.Order", "fields": [{"name": "to", "type": "Place"}]}
+    registry.schemas = {
+        1: {"schema": json.dumps(place)},
+        2: {
+            "schema": json.dumps(order),
+            "references": [{"name": "shop.Place", "subject": "place", "version": 1}],
+        },
+    }
+    registry.subjects["place"] = 1
+    values = AvroValues(registry.options)
+    assert values(b"\0\0\0\0\2\x08Bonn")[0] == {"to": {"town": "Bonn"}}
+    assert format_fields(values.fields()) == "to STRUCT<town: STRING NOT NULL> NOT NULL"
+
+
+def test_schemas_that_no_type_holds_are_named(registry: Registry) -> None:
+    values = AvroValues(registry.options)
+    for number, (kind, content) in enumerate((("int", b"\x0e"), ("string", b"\x02a")), 1):
+        fields = [{"name": "a", "type": kind}]
+        registry.schemas[number] = {"schema": json.dumps({"type": "record", "name": "R", "fields": fields})}
+        values(b"\0\0\0\0" + bytes([number]) + content)
+    with pytest.raises(
+        InvalidInput, match=r"schema 2 cannot be registered: a is INT, and STRING.*leave `register` out"
+    ):
+        values.fields()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\0\0", b'{"n": 1}', b"\1\0\0\0\1abc"])
@@ -188,7 +207,10 @@ def test_protobuf_with_references_and_nested_messages(registry: Registry) -> Non
     values = ProtobufValues(registry.options)
     # The numbers are zigzag: one index, 1; then two indexes, 1 and 0; then the short form of the first message.
     fields, _ = values(head + b"\x02\x02" + order.SerializeToString())
-    assert fields == {"order_id": 7, "price": {"cents": "5"}, "placed": "1970-01-01T00:00:01Z"}
+    assert fields == {"order_id": 7, "price": {"cents": 5}, "placed": "1970-01-01T00:00:01Z"}
+    assert format_fields(values.fields()) == (
+        "order_id INT NOT NULL, price STRUCT<cents: BIGINT NOT NULL>, placed TIMESTAMP"
+    )
     assert values(head + b"\x04\x02\x00" + line.SerializeToString())[0] == {"item": "lamp"}
     assert values(head + b"\x00")[0] == {}
     with pytest.raises(InvalidInput, match="which has no message"):

@@ -7,11 +7,18 @@ import json
 from typing import Any
 
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import descriptor_pb2
 
 from coranto.client import JournalClient
 from coranto.errors import PoisonRow, SourceChanged, Unavailable
 from coranto.ingest.engine import IngestReport
 from coranto.ingest.kafka.source import KafkaSource
+from coranto.types.kinds import format_fields
+from coranto.types.registry import TypeRegistry
+from tests.platform.ingest.kafka.registry import Registry
 from tests.platform.ingest.kafka.topics import Topics
 from tests.platform.ingest.lists import events, ingest, letters, spec, until
 
@@ -271,3 +278,49 @@ async def test_the_lag_is_the_offsets_behind(client: JournalClient, topics: Topi
     source = KafkaSource(topics.options(name))
     assert await source.lag({}) == {f"{name}/0": 5, f"{name}/1": 0}
     assert await source.lag({f"{name}/0": 3}) == {f"{name}/0": 2, f"{name}/1": 0}
+
+
+SCHEMAS = [
+    {"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}, *more]}
+    for more in ([], [{"name": "note", "type": ["null", "string"], "default": None}])
+]
+
+
+async def test_avro_of_a_registry_becomes_events_of_a_type(
+    client: JournalClient, topics: Topics, registry: Registry
+) -> None:
+    name = topics.new(2)
+    written = []
+    for partition, schema in enumerate(SCHEMAS):
+        serialize = AvroSerializer(SchemaRegistryClient(registry.options), json.dumps(schema))
+        for n in range(partition * 10, partition * 10 + 3):
+            order = {"n": n, **({"note": f"note {n}"} if partition else {})}
+            topics.put(name, serialize(order, SerializationContext(name, MessageField.VALUE)), b"k", partition)
+            written.append(order)
+    topics.put(name, b"\0\0\0\0\x63x", b"k", 1)
+    given = spec(kind="kafka", type="shop.Order", registry="types/registry", registers=True, keeps_poison=True)
+    report = await run(client, topics, name, given=given, value="avro", registry=registry.options)
+    assert (report.rows, report.letters) == (6, 1)
+    found = [{name: value for name, value in each.items() if name != "_meta"} for each in await events(client)]
+    assert sorted(found, key=lambda each: each["n"]) == written
+    latest = await TypeRegistry(client, "types/registry").find("shop.Order")
+    assert {(each.name, each.kind.value, each.nullable) for each in latest.definition.fields} == {  # type: ignore[union-attr]
+        ("n", "INT", False),
+        ("note", "STRING", True),
+    }
+
+
+async def test_protobuf_of_a_registry_becomes_events_of_a_type(
+    client: JournalClient, topics: Topics, registry: Registry
+) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")
+    file.message_type.add(name="Order").field.add(name="n", number=1, type=3, label=1)
+    head = b"\0" + registry.add(file).to_bytes(4, "big") + b"\0"
+    name = topics.new()
+    for content in (b"\x08\x07", b"", b"\x08\x80\x80\x80\x80\x80\x01"):
+        topics.put(name, head + content, b"k")
+    given = spec(kind="kafka", type="shop.Order", registry="types/registry", registers=True)
+    await run(client, topics, name, given=given, value="protobuf", registry=registry.options)
+    assert await numbers(client) == [0, 7, 2**35]
+    latest = await TypeRegistry(client, "types/registry").find("shop.Order")
+    assert format_fields(latest.definition.fields) == "n BIGINT NOT NULL"
