@@ -23,12 +23,21 @@ except ModuleNotFoundError as error:
     raise explained(error) from error
 
 from coranto.client.groups import JournalGroup
-from dagster_coranto.components import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
+from dagster_coranto.components import (
+    IngestComponent,
+    JournalCollectionComponent,
+    ShardConsumerComponent,
+    SparkConsumerComponent,
+)
 from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.consumers.automation import on_new_content
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumers.left_out import build_left_out_check
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
+from dagster_coranto.ingests.assets import build_ingest_asset
+from dagster_coranto.ingests.definition import IngestMode
+from dagster_coranto.ingests.freshness import build_ingest_check
+from dagster_coranto.ingests.sensor import build_ingest_sensor
 from dagster_coranto.journals.assets import Publication, PublishContext, journal_assets
 from dagster_coranto.journals.compaction import build_compaction_asset
 from dagster_coranto.journals.io_manager import JournalIOManager
@@ -64,6 +73,8 @@ __all__ = [
     "ConsumerMode",
     "ConsumerSettings",
     "DagsterJournalTranslator",
+    "IngestComponent",
+    "IngestMode",
     "JournalCollectionComponent",
     "JournalGroup",
     "JournalIOManager",
@@ -82,6 +93,9 @@ __all__ = [
     "build_consumer_observation_sensor",
     "build_failed_check_sensor",
     "build_fragment_check",
+    "build_ingest_asset",
+    "build_ingest_check",
+    "build_ingest_sensor",
     "build_journal_asset_specs",
     "build_journal_observation_sensor",
     "build_journal_polling_sensor",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dagster_coranto.components.collection import JournalCollectionComponent
+from dagster_coranto.components.ingest import IngestComponent
 from dagster_coranto.components.shard_consumer import ShardConsumerComponent
 from dagster_coranto.components.spark_consumer import SparkConsumerComponent
 
-__all__ = ["JournalCollectionComponent", "ShardConsumerComponent", "SparkConsumerComponent"]
+__all__ = ["IngestComponent", "JournalCollectionComponent", "ShardConsumerComponent", "SparkConsumerComponent"]

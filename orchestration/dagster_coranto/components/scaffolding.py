@@ -122,5 +122,38 @@ class ShardConsumerScaffolder(dg.Scaffolder[ConsumerParams]):
             document.write_text(_SHARDS.format(application=params.application, asset=asset, app=app, source=source))
 
 
+_INGEST = """\
+# Rows of these files become events of the stream {stream}, each once. `source` may be `kafka`, too.
+name: {name}
+stream: {stream}
+source:
+  files: {{url: "{url}", pattern: "*.jsonl"}}
+create: {{segments: 4}}
+"""
+
+
+class IngestParams(BaseModel):
+    """Options of `dg scaffold defs dagster_coranto.IngestComponent`."""
+
+    stream: str = Field(description="The stream that is written, such as shop/orders. It is created if it is missing.")
+    url: str = Field(default="file:///data/", description="The folder of the files that are read.")
+
+
+class IngestScaffolder(dg.Scaffolder[IngestParams]):
+    """Writes an ingest of files of JSON into one stream."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[IngestParams]:
+        return IngestParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[IngestParams]) -> None:
+        stream = request.params.stream.strip("/")
+        name = _identifier(stream)[:40]
+        dg.scaffold_component(request, {"file": "ingest.yaml", "sensor_seconds": 30})
+        file = Path(request.target_path) / "ingest.yaml"
+        if not file.exists():
+            file.write_text(_INGEST.format(name=name, stream=stream, url=request.params.url))
+
+
 def _identifier(name: str) -> str:
     return "".join(each if each.isalnum() else "_" for each in name)

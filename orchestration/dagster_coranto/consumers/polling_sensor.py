@@ -6,7 +6,6 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from time import time
 from typing import cast
 
 import dagster as dg
@@ -17,13 +16,7 @@ from coranto.client.positions import JournalPosition, grown_bytes, present_posit
 from coranto.errors import ClusterError, Unavailable
 from coranto.telemetry import amount
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS
-from dagster_coranto.instance.requests import (
-    digest_of,
-    failed_at,
-    latest_run,
-    pause_after,
-    unused_run_key,
-)
+from dagster_coranto.instance.requests import FollowUp, digest_of, unused_run_key
 from dagster_coranto.instance.underway import NamedJob, Target, runs_under_way
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import bound
@@ -139,19 +132,13 @@ def build_journal_polling_sensor(
                 first = under_way[0]
                 waiting = f"{amount(grown, 'bytes')} wait for it to end" if grown else "no content waits"
                 return dg.SkipReason(f"Run {first.run_id} is under way ({first.status.value.lower()}); {waiting}.")
-        latest = latest_run(context.instance, sensor_name, before.run_key) if before.run_key else None
-        failed = failed_at(latest) if latest is not None else None
-        failures = before.failures + 1 if failed is not None else 0
-        if failed is not None:
-            left = failed + pause_after(failures, minimum_interval_seconds) - time()
-            if left > 0:
-                return dg.SkipReason(
-                    f"The last runs have failed ({failures} in a row); the next one follows in {left:.0f} s."
-                )
-        elif not grown and (latest is not None or not before.run_key):
+        last = FollowUp.of(context.instance, sensor_name, before.run_key, before.failures, minimum_interval_seconds)
+        if last.seconds:
+            return dg.SkipReason(last.skip_reason)
+        if not last.failures and not grown and (last.run is not None or not before.run_key):
             return dg.SkipReason(f"None of {len(now.positions)} journals {names} has grown.")
         run_key = unused_run_key(context.instance, sensor_name, now.digest)
-        following = JournalPollingSensorCursor(positions=now.positions, run_key=run_key, failures=failures)
+        following = JournalPollingSensorCursor(positions=now.positions, run_key=run_key, failures=last.failures)
         shown = ", ".join(resource.group(each).name for each in groups)
         request = dg.RunRequest(run_key=run_key, tags={"coranto/group": shown, **(tags or {})})
         return dg.SensorResult(run_requests=[request], cursor=following.to_text())

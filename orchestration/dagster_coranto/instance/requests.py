@@ -79,6 +79,36 @@ class Requests:
         return digest_of(f"{self._generation}/{purpose}")
 
 
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """The state of the last run that a sensor requested by a key, and whether another one has to follow it."""
+
+    run: dg.DagsterRun | None
+    """The run. None if it was deleted, was never created, or if there was no request."""
+    failures: int
+    """The number of runs that have failed one after another, this one included."""
+    seconds: float
+    """The seconds until another run may follow a failed one; 0 if it may follow now, or if the run did not fail."""
+
+    @staticmethod
+    def of(instance: dg.DagsterInstance, sensor: str, run_key: str, failures: int, interval: float) -> FollowUp:
+        """Return the state of the run of a key. `failures` is the number of those that failed before it."""
+        latest = latest_run(instance, sensor, run_key) if run_key else None
+        failed = failed_at(latest) if latest is not None else None
+        run = latest.dagster_run if latest is not None else None
+        if failed is None:
+            return FollowUp(run, 0, 0.0)
+        left = failed + pause_after(failures + 1, interval) - time.time()
+        return FollowUp(run, failures + 1, max(0.0, left))
+
+    @property
+    def skip_reason(self) -> str:
+        """The reason to wait after a failed run; empty if none is needed."""
+        if not self.seconds:
+            return ""
+        return f"The last runs have failed ({self.failures} in a row); the next one follows in {self.seconds:.0f} s."
+
+
 def unused_run_key(instance: dg.DagsterInstance, sensor: str, purpose: str) -> str:
     """Return the purpose, or the purpose and a number, as a run key that none of the sensor's runs has.
 

@@ -71,6 +71,22 @@ class ConsumerMetadataSet(MetadataSet):
     journals: dg.TableMetadataValue | None = None
 
 
+class IngestMetadataSet(MetadataSet):
+    """Metadata of a stream that an ingest writes, when it was materialised or observed. Namespace `dagster-coranto`."""
+
+    rows: int | None = None
+    """The rows of a run, or since the ingest began if it was observed."""
+    dead_letters: int | None = None
+    transactions: int | None = None
+    lag: int | None = None
+    """The rows or bytes of the source that are not in the stream yet."""
+    lost_rows: int | None = None
+    """The rows that the source had removed before they were read, since the ingest began."""
+    source: str | None = None
+    splits: dg.TableMetadataValue | None = None
+    """The position and the lag of each split."""
+
+
 class WindowMetadataSet(MetadataSet):
     """Metadata of a window of a consumer's tables when it was materialised. Namespace `dagster-coranto`."""
 

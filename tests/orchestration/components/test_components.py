@@ -21,7 +21,12 @@ from coranto.labels import label_set
 from coranto.testing.fake_broker import FakeBroker
 from coranto_consumers.runtime.shard_set import parse_shards
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from dagster_coranto import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
+from dagster_coranto import (
+    IngestComponent,
+    JournalCollectionComponent,
+    ShardConsumerComponent,
+    SparkConsumerComponent,
+)
 from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import CollectionParams, ConsumerParams
 
@@ -226,6 +231,7 @@ def test_components_of_one_project_share_resources_with_equal_settings(
             {"application": "totals:Totals", "source": "shop/orders", "table": "revenue"},
             {"specs": "shards.yaml", "sources": ["shop/orders"], "prune_selector": "app=revenue"},
         ),
+        (IngestComponent, {"stream": "shop/orders"}, {"file": "ingest.yaml", "sensor_seconds": 30}),
     ],
 )
 def test_what_is_scaffolded_loads(
@@ -299,6 +305,32 @@ def test_what_contradicts_windows_is_refused(
     with pytest.raises(ComponentTreeException) as raised, loaded(sandbox, path):
         pytest.fail("it was loaded")
     assert f"consume_orders has windows, so {name} has no meaning" in str(raised.value.__cause__)
+
+
+def ingest(sandbox: DefsFolderSandbox, broker: FakeBroker, **attributes: Any) -> Any:
+    return sandbox.scaffold_component(
+        component_cls=IngestComponent,
+        scaffold_params={"stream": "shop/orders"},
+        defs_yaml_contents={
+            "type": "dagster_coranto.IngestComponent",
+            "attributes": {"cluster": {"endpoint": broker.endpoint}, "file": "ingest.yaml", **attributes},
+        },
+    )
+
+
+def test_an_ingest_is_its_stream_with_a_job_a_check_and_a_sensor(
+    sandbox: DefsFolderSandbox, broker: FakeBroker
+) -> None:
+    with loaded(sandbox, ingest(sandbox, broker, sensor_seconds=15)) as (_, defs):
+        graph = defs.resolve_asset_graph()
+        assert graph.get(dg.AssetKey(["shop", "orders"])).kinds == {"journal", "file"}
+        assert {key.to_user_string() for key in graph.asset_check_keys} == {"shop/orders:is_fresh"}
+        sensor = defs.resolve_sensor_def("ingest_shop_orders_sensor")
+        assert (sensor.job.name, sensor.minimum_interval_seconds) == ("ingest_shop_orders_job", 15)
+    assert broker.requests == []
+    with loaded(sandbox, ingest(sandbox, broker, sensor_seconds=0, fresh_seconds=0, mode="service")) as (_, defs):
+        assert not defs.resolve_asset_graph().asset_check_keys
+        assert not list(defs.sensors or ())
 
 
 IN_PYTHON = """

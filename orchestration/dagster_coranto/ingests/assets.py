@@ -1,0 +1,184 @@
+"""The asset of an ingest: the stream that it writes. A run of it ingests until the source has no more, or serves."""
+
+import concurrent.futures
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, Unpack
+from weakref import WeakKeyDictionary
+
+import dagster as dg
+from pydantic import Field
+
+from coranto.client import JournalClient
+from coranto.client.loop import shared_loop
+from coranto.errors import CorantoError, InvalidInput
+from coranto.ingest.engine import Ingest, IngestReport
+from coranto.ingest.opening import open_source
+from dagster_coranto.ingests.definition import IngestDefinition, IngestMode, IngestState
+from dagster_coranto.instance.log import DagsterLog
+from dagster_coranto.instance.one_at_a_time import OneAtATime
+from dagster_coranto.instance.underway import CONSUMER_TAG
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.resources.typed import resource_of
+from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options
+from dagster_coranto.translation.translator import DagsterJournalTranslator, JournalTranslatorData
+
+_KINDS: Final = {"files": "file"}
+"""The kinds of assets for sources of other names."""
+_POLL_SECONDS: Final = 0.5
+_STOP_SECONDS: Final = 60.0
+"""The time in which an ingest that is terminated commits what it has read."""
+REPORT_SECONDS: Final = 30.0
+
+
+class IngestRun(dg.Config):
+    """The configuration of one run of an ingest."""
+
+    mode: str = Field(
+        default="",
+        description="drain: until the source has no more. service: until it is terminated. Empty: as defined.",
+    )
+    for_seconds: float = Field(
+        default=0, ge=0, description="End a service by itself after so many seconds; 0: never. Then it succeeds."
+    )
+    accept_loss: bool = Field(
+        default=False, description="Continue although brokers have lost a part of what they knew of the ingest."
+    )
+
+    def mode_or(self, default: IngestMode) -> IngestMode:
+        """Return the mode. Raises InvalidInput for an unknown one."""
+        try:
+            return IngestMode(self.mode) if self.mode else default
+        except ValueError:
+            known = " or ".join(mode.value for mode in IngestMode)
+            raise InvalidInput(f"{self.mode!r} is no mode of an ingest; write {known}", field="mode") from None
+
+
+@dataclass(frozen=True, slots=True)
+class IngestStep:
+    """One run of an ingest, for `IngestComponent.execute`. Use `run`, once."""
+
+    definition: IngestDefinition
+    context: dg.AssetExecutionContext
+    config: IngestRun
+    mode: IngestMode = IngestMode.DRAIN
+    report_seconds: float = REPORT_SECONDS
+
+    def run(self) -> Iterator[dg.MaterializeResult[None]]:
+        """Ingest, and yield the result of the stream's asset.
+
+        A run that is terminated commits what it has read. Raises the errors of `Ingest.run`: a row that cannot be an
+        event, a source that changed, and in the mode DRAIN brokers or a source that do not answer for ten minutes.
+        """
+        context, name = self.context, self.definition.names.name
+        mode = self.config.mode_or(self.mode)
+        with OneAtATime(context.instance, context.run.run_id, f"coranto_{name}", context.log.info):
+            journals = resource_of(context.resources, self.definition.resource_key, JournalResource)
+            report = self._ingest(journals, follow=mode is IngestMode.SERVICE)
+            state = self.definition.state(journals)
+            yield dg.MaterializeResult(
+                asset_key=self.definition.key,
+                data_version=dg.DataVersion(state.version),
+                metadata=self._metadata(state, report),
+            )
+
+    def _ingest(self, journals: JournalResource, *, follow: bool) -> IngestReport:
+        """Run the ingest on the loop of this process, and report meanwhile. An interruption stops it."""
+        spec, loop, log = self.definition.spec(journals), shared_loop(), DagsterLog(self.context.log)
+        ingest = Ingest(
+            JournalClient.of(journals.client_config()), spec, open_source(spec), accept_loss=self.config.accept_loss
+        )
+        running = loop.submit(_closing(ingest, follow=follow))
+        end = monotonic() + self.config.for_seconds if follow and self.config.for_seconds else math.inf
+        due, said = monotonic() + self.report_seconds, 0
+        try:
+            while not concurrent.futures.wait([running], _POLL_SECONDS).done:
+                if monotonic() >= end:
+                    loop.call(ingest.stop)
+                if monotonic() < due or ingest.report.batches == said:
+                    continue
+                due, said = monotonic() + self.report_seconds, ingest.report.batches
+                log.info("Ingesting", rows=ingest.report.rows, transactions=said)
+                if follow:
+                    self._tell(journals, ingest.report)
+            return running.result()
+        except BaseException:
+            loop.call(ingest.stop)
+            concurrent.futures.wait([running], _STOP_SECONDS)
+            running.cancel()
+            raise
+
+    def _tell(self, journals: JournalResource, report: IngestReport) -> None:
+        """Report a materialisation while a service continues. It continues if that fails."""
+        try:
+            state = self.definition.state(journals)
+        except CorantoError as error:
+            self.context.log.warning(f"How far {self.definition.names.name} has come is not known: {error}")
+            return
+        tags = {"dagster/data_version": state.version}
+        metadata = self._metadata(state, report)
+        self.context.log_event(dg.AssetMaterialization(self.definition.key, metadata=metadata, tags=tags))
+
+    @staticmethod
+    def _metadata(state: IngestState, report: IngestReport) -> dict[str, Any]:
+        return state.metadata(rows=report.rows, dead_letters=report.letters, transactions=report.batches)
+
+
+async def _closing(ingest: Ingest, *, follow: bool) -> IngestReport:
+    async with ingest.client:
+        return await ingest.run(follow=follow)
+
+
+def build_ingest_asset(
+    file: Path,
+    *,
+    resource_key: str = "journals",
+    mode: IngestMode = IngestMode.DRAIN,
+    report_seconds: float = REPORT_SECONDS,
+    dagster_journal_translator: DagsterJournalTranslator | None = None,
+    execute: Callable[[dg.AssetExecutionContext, IngestStep], Iterator[Any]] = lambda context, step: step.run(),
+    **options: Unpack[AssetOptions],
+) -> dg.AssetsDefinition:
+    """Return the asset of the stream that an ingest writes. `file` is that of `coranto ingest run`.
+
+    The file is read when this is called, for the names in it, and again when the asset runs. Variables such as
+    `${KAFKA_PASSWORD}` are looked up when it runs. Runs wait for one another in the pool `coranto_` and the name of the
+    ingest. Each row is written once, whatever happens to a run. `execute` runs the step.
+
+    Metadata: IngestMetadataSet. The data version is a digest of the positions in the source.
+    """
+    names = IngestDefinition.names_of(file)
+    translator = dagster_journal_translator or DagsterJournalTranslator()
+    added: SpecOptions = {
+        **spec_options(options),
+        "kinds": {_KINDS.get(names.kind, names.kind), *options.get("kinds", ())},
+        "tags": {CONSUMER_TAG: names.name, **options.get("tags", {})},
+    }
+    spec = filled(translator.get_asset_spec(JournalTranslatorData(names.stream)), added)
+    definition = IngestDefinition(file, names, spec.key, resource_key)
+
+    @dg.multi_asset(
+        name=f"ingest_{names.name.replace('-', '_')}",
+        specs=[spec],
+        required_resource_keys={resource_key},
+        **op_options(options),
+    )
+    def ingest(context: dg.AssetExecutionContext, config: IngestRun) -> Iterator[Any]:
+        yield from execute(context, IngestStep(definition, context, config, mode, report_seconds))
+
+    _definitions[ingest.op] = definition
+    return ingest
+
+
+_definitions: WeakKeyDictionary[dg.OpDefinition, IngestDefinition] = WeakKeyDictionary()
+
+
+def ingest_of(asset: dg.AssetsDefinition) -> IngestDefinition:
+    """Return the ingest of an asset that `build_ingest_asset` made. Raises InvalidInput for another one."""
+    try:
+        return _definitions[asset.op]
+    except KeyError:
+        raise InvalidInput(f"{asset.key} is not an asset of build_ingest_asset", field="ingest") from None

@@ -1,0 +1,133 @@
+"""An ingest of a file in Dagster, and what is said of it."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dagster as dg
+
+from coranto.client import ClientConfig, JournalClient
+from coranto.client.loop import run_blocking
+from coranto.errors import InvalidInput, StreamNotFound
+from coranto.ingest.opening import open_source
+from coranto.ingest.progress import IngestProgress, load
+from coranto.ingest.spec import IngestNames, IngestSpec, read_names, read_spec
+from coranto.streams.writer.multi_key.batch_writer import BatchWriter
+from dagster_coranto.instance.requests import digest_of
+from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.translation.metadata import IngestMetadataSet, JournalRow, table
+
+
+class IngestMode(enum.Enum):
+    """The end of an ingest's run."""
+
+    DRAIN = "drain"
+    """Until the source has no more."""
+    SERVICE = "service"
+    """Until it is stopped, reporting materialisations meanwhile."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class IngestDefinition:
+    """An ingest that a file describes. Variables in the file are looked up when it runs."""
+
+    file: Path
+    names: IngestNames
+    key: dg.AssetKey
+    resource_key: str
+
+    @staticmethod
+    def names_of(file: Path) -> IngestNames:
+        """Return the names in a file. Raises InvalidInput, with the file and the line."""
+        return _read(file, read_names)
+
+    def spec(self, journals: JournalResource) -> IngestSpec:
+        """Return what the file says, with the prefix of the resource. Raises InvalidInput, with the file and line."""
+        spec = _read(self.file, read_spec)
+        return replace(spec, stream=journals.name(spec.stream))
+
+    def state(self, journals: JournalResource) -> IngestState:
+        """Return how far the ingest is. Waits for brokers for seconds only. Raises Unavailable and InvalidInput."""
+        spec, config = self.spec(journals), journals.audit_config()
+        return run_blocking(self._state(spec, config))
+
+    async def _state(self, spec: IngestSpec, config: ClientConfig) -> IngestState:
+        async with JournalClient.of(config) as client:
+            try:
+                async with BatchWriter[Any](client, spec.stream) as writer:
+                    _, progress = await load(writer, spec.name)
+            except StreamNotFound:
+                if spec.create is None:
+                    raise
+                progress = IngestProgress()
+        return IngestState(progress, await open_source(spec).lag(progress.splits))
+
+
+@dataclass(frozen=True, slots=True)
+class IngestState:
+    """The committed part of an ingest, and what is behind it."""
+
+    progress: IngestProgress
+    behind: Mapping[str, int]
+    """The rows or bytes behind the position of each split."""
+
+    @property
+    def lag(self) -> int:
+        """The sum of what is behind."""
+        return sum(self.behind.values())
+
+    @property
+    def version(self) -> str:
+        """The digest of the positions: the data version of the stream."""
+        return digest_of(json.dumps(self.progress.splits, sort_keys=True))
+
+    @property
+    def digest(self) -> str:
+        """A text that is equal for equal positions with equal lag."""
+        return digest_of(json.dumps([self.progress.splits, dict(self.behind)], sort_keys=True))
+
+    def metadata(self, **more: Any) -> dict[str, Any]:
+        """Return metadata of the stream."""
+        progress = self.progress
+        rows: list[JournalRow] = [
+            {
+                "split": split,
+                "position": _shown(progress.splits.get(split)),
+                "behind": self.behind.get(split, 0),
+                "lost": progress.lost.get(split, 0),
+            }
+            for split in sorted({*progress.splits, *self.behind})
+        ]
+        given = {"rows": progress.rows, "dead_letters": progress.letters} | more
+        return dict(
+            IngestMetadataSet(
+                **given,
+                lag=self.lag,
+                lost_rows=sum(progress.lost.values()),
+                source=progress.source,
+                splits=table(rows, {"split": "string", "position": "string", "behind": "int", "lost": "int"}),
+            )
+        )
+
+
+def _shown(position: object) -> str:
+    return "" if position is None else position if isinstance(position, str) else json.dumps(position)
+
+
+def _read(file: Path, read: Callable[[str], T]) -> T:
+    try:
+        return read(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InvalidInput(f"there is no file {file}: write the ingest's file there", field="file") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{file} is not UTF-8: {error}", field="file") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{file}: {error}", field="file") from error

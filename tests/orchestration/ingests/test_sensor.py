@@ -1,0 +1,134 @@
+"""The sensor of an ingest: runs when rows wait, one at a time, after failures later; and reports of the lag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_coranto import JournalResource, build_ingest_asset, build_ingest_check, build_ingest_sensor
+from dagster_coranto.instance.tags import RUN_KEY, SENSOR
+from tests.orchestration.ingests.conftest import Place
+
+pytestmark = pytest.mark.integration
+
+
+class Ticks:
+    """Ticks of a sensor, whose cursor is kept, and runs of what it requests."""
+
+    def __init__(self, place: Place, instance: dg.DagsterInstance) -> None:
+        self.asset = build_ingest_asset(place.file)
+        self.now = 1000.0
+        self.sensor = build_ingest_sensor(self.asset, journals=place.journals, wall=lambda: self.now)
+        self.check = build_ingest_check(self.asset)
+        self.defs = dg.Definitions(
+            assets=[self.asset],
+            asset_checks=[self.check],
+            sensors=[self.sensor],
+            resources={"journals": place.journals},
+        )
+        self.instance = instance
+        self.cursor: str | None = None
+
+    def tick(self) -> Any:
+        context = dg.build_sensor_context(
+            instance=self.instance, repository_def=self.defs.get_repository_def(), cursor=self.cursor
+        )
+        found: Any = self.sensor(context)
+        if isinstance(found, dg.SensorResult) and found.cursor is not None:
+            self.cursor = found.cursor
+        return found
+
+    def run(self, request: dg.RunRequest, status: dg.DagsterRunStatus | None = None) -> None:
+        """Carry out a request, or report a run that ended otherwise."""
+        tags = {RUN_KEY: request.run_key or "", SENSOR: self.sensor.name}
+        job = self.defs.resolve_implicit_global_asset_job_def()
+        if status is None:
+            assert job.execute_in_process(instance=self.instance, tags=tags).success
+        else:
+            self.instance.create_run_for_job(job, tags=tags, status=status, asset_selection=frozenset([self.asset.key]))
+
+
+@pytest.fixture
+def ticks(place: Place) -> Iterator[Ticks]:
+    with dg.instance_for_test() as instance:
+        yield Ticks(place, instance)
+
+
+def requested(found: Any) -> dg.RunRequest:
+    [request] = found.run_requests
+    assert isinstance(request, dg.RunRequest)
+    return request
+
+
+def reason(found: Any) -> str:
+    skipped = found if isinstance(found, dg.SkipReason) else found.skip_reason
+    return str(skipped.skip_message if isinstance(skipped, dg.SkipReason) else skipped)
+
+
+def test_a_run_is_requested_when_rows_wait(place: Place, ticks: Ticks) -> None:
+    assert reason(ticks.tick()) == "The source has no more rows."
+    place.put("a", {"n": 1})
+    first = requested(ticks.tick())
+    ticks.run(first)
+    assert reason(ticks.tick()) == "The source has no more rows."
+    place.put("b", {"n": 2})
+    second = requested(ticks.tick())
+    assert second.run_key != first.run_key
+    ticks.run(second)
+    assert place.events() == [1, 2]
+
+
+def test_one_run_at_a_time(place: Place, ticks: Ticks) -> None:
+    place.put("a", {"n": 1})
+    ticks.run(requested(ticks.tick()), dg.DagsterRunStatus.STARTED)
+    place.put("b", {"n": 2})
+    assert "is under way; 18 rows or bytes wait" in reason(ticks.tick())
+
+
+def test_a_run_that_was_deleted_is_requested_again(place: Place, ticks: Ticks) -> None:
+    place.put("a", {"n": 1})
+    requested(ticks.tick())
+    requested(ticks.tick())
+
+
+def test_a_failed_run_is_followed_after_a_while(place: Place, ticks: Ticks) -> None:
+    place.put("a", {"n": 1})
+    ticks.run(requested(ticks.tick()), dg.DagsterRunStatus.FAILURE)
+    place.put("b", {"n": 2})
+    assert "The last runs have failed (1 in a row); the next one follows in" in reason(ticks.tick())
+
+
+def test_no_run_follows_a_canceled_one_until_more_waits(place: Place, ticks: Ticks) -> None:
+    place.put("a", {"n": 1})
+    ticks.run(requested(ticks.tick()), dg.DagsterRunStatus.CANCELED)
+    assert reason(ticks.tick()) == "The last run was canceled. The next one follows when more than 9 wait."
+    place.put("b", {"n": 2})
+    ticks.run(requested(ticks.tick()))
+    assert place.events() == [1, 2]
+
+
+def test_the_lag_and_the_freshness_are_reported(place: Place, ticks: Ticks) -> None:
+    place.put("a", {"n": 1})
+    observed, verdict = ticks.tick().asset_events
+    assert isinstance(observed, dg.AssetObservation)
+    assert observed.metadata["dagster-coranto/lag"].value == 9
+    assert (verdict.check_name, verdict.passed) == ("is_fresh", False)
+    assert verdict.description == "9 rows or bytes wait, and the stream was never materialised."
+    assert not ticks.tick().asset_events, "once a minute"
+    ticks.now += 60
+    assert len(ticks.tick().asset_events) == 2
+    ticks.run(requested(ticks.tick()))
+    ticks.now += 60
+    _, verdict = ticks.tick().asset_events
+    assert (verdict.passed, verdict.description) == (True, "The source has no more rows.")
+    ticks.now += 600
+    assert not ticks.tick().asset_events, "nothing has changed"
+
+
+def test_ticks_are_skipped_while_the_cluster_or_the_source_is_away(place: Place) -> None:
+    place.journals = JournalResource(endpoint="127.0.0.1:1")
+    with dg.instance_for_test() as instance:
+        assert "How much waits is not known" in reason(Ticks(place, instance).tick())
