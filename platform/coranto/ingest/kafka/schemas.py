@@ -40,13 +40,17 @@ from coranto.types.kinds import TypeField
 _HEAD_BYTES: Final = 5
 _NOT_FOUND: Final = 404
 _MOST_INDEXES: Final = 64
+_NUMBERS: Final = frozenset(
+    ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity", "cache.latest.ttl.sec")
+)
+"""The options of the client that are numbers."""
 
 
 class AvroValues:
     """Records of Avro as fields, with the names of their types left out."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._registry = registries.SchemaRegistryClient(dict(options))
+        self._registry = _client(options)
         self._decode = AvroDeserializer(self._registry)
         self._seen: dict[int, None] = {}  # Schemas of values, in their order.
         self._fields = SeenFields()
@@ -89,7 +93,7 @@ class ProtobufValues:
     """Messages of Protobuf as fields, with the names of the schema."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._registry = registries.SchemaRegistryClient(dict(options))
+        self._registry = _client(options)
         self._files: dict[int, tuple[Any, Any]] = {}  # The pools and descriptors of schemas.
         self._seen: dict[tuple[int, str], Any] = {}  # The descriptors of values, by their schemas and names.
         self._fields = SeenFields()
@@ -148,6 +152,19 @@ class ProtobufValues:
 _WELL_KNOWN: Final[tuple[Any, ...]] = tuple(
     module.DESCRIPTOR for module in (any_pb2, duration_pb2, empty_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
 )
+
+
+def _client(options: Mapping[str, str]) -> Any:
+    """Return a client of a registry. Raises InvalidInput for options that it refuses, without their values."""
+    given: dict[str, object] = dict(options)
+    try:
+        for name in _NUMBERS & options.keys():
+            given[name] = float(options[name]) if "." in options[name] else int(options[name])
+        return registries.SchemaRegistryClient(given)
+    except (ValueError, TypeError, OSError) as error:
+        raise InvalidInput(
+            f"the client of the Schema Registry refuses its options: {error}", field="source.kafka.registry"
+        ) from error
 
 
 def _schema_of(content: bytes) -> int:

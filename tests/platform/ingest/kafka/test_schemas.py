@@ -167,6 +167,28 @@ def test_a_schema_that_is_missing_is_poison_and_a_registry_that_is_away_is_not(r
         AvroValues(registry.options)(missing)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"basic.auth.user.inf": "a:geheim"}, r"Unrecognized properties: basic\.auth\.user\.inf"),
+        ({"url": "ftp://r"}, "Invalid url ftp://r"),
+        ({"basic.auth.user.info": "geheim"}, "must be in the form of"),
+        ({"timeout": "soon"}, "refuses its options"),
+        ({"ssl.ca.location": "/nowhere"}, "No such file"),
+    ],
+)
+def test_options_that_the_client_refuses(changes: dict[str, str], problem: str) -> None:
+    for kind in (AvroValues, ProtobufValues):
+        with pytest.raises(InvalidInput, match=problem) as raised:
+            kind({"url": "http://r"} | changes)
+        assert "geheim" not in str(raised.value)
+
+
+def test_numbers_among_the_options(registry: Registry) -> None:
+    values = AvroValues(registry.options | {"timeout": "2.5", "max.retries": "1"})
+    assert values(avro(registry, {"town": "Bonn"}, json.dumps(WIDE["fields"][9]["type"])))[0] == {"town": "Bonn"}  # type: ignore[index]
+
+
 def test_avro_that_does_not_fit_its_schema_is_poison(registry: Registry) -> None:
     registry.schemas[1] = {"schema": AVRO}
     with pytest.raises(InvalidInput, match="is not Avro of its schema"):
