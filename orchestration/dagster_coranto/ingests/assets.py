@@ -75,7 +75,7 @@ class IngestStep:
         """
         context, name = self.context, self.definition.names.name
         mode = self.config.mode_or(self.mode)
-        with OneAtATime(context.instance, context.run.run_id, f"coranto_{name}", context.log.info):
+        with OneAtATime(context.instance, context.run.run_id, f"coranto_ingest_{name}", context.log.info):
             journals = resource_of(context.resources, self.definition.resource_key, JournalResource)
             report = self._ingest(journals, follow=mode is IngestMode.SERVICE)
             state = self.definition.state(journals)
@@ -145,8 +145,8 @@ def build_ingest_asset(
     """Return the asset of the stream that an ingest writes. `file` is that of `coranto ingest run`.
 
     The file is read when this is called, for the names in it, and again when the asset runs. Variables such as
-    `${KAFKA_PASSWORD}` are looked up when it runs. Runs wait for one another in the pool `coranto_` and the name of the
-    ingest. Each row is written once, whatever happens to a run. `execute` runs the step.
+    `${KAFKA_PASSWORD}` are looked up when it runs. Runs wait for one another in the pool `coranto_ingest_` and the name
+    of the ingest. Each row is written once, whatever happens to a run. `execute` runs the step.
 
     Metadata: IngestMetadataSet. The data version is a digest of the positions in the source.
     """

@@ -333,6 +333,14 @@ def test_an_ingest_is_its_stream_with_a_job_a_check_and_a_sensor(
         assert not list(defs.sensors or ())
 
 
+def test_a_collection_leaves_the_stream_of_an_ingest_to_it(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+    collection(sandbox, broker, specs="journals.yaml")
+    ingest(sandbox, broker)
+    with sandbox.build_all_defs() as defs:
+        assert keys_of(defs) == {"journal_specs", "shop/orders"}
+        assert defs.resolve_asset_graph().get(dg.AssetKey(["shop", "orders"])).kinds == {"journal", "file"}
+
+
 IN_PYTHON = """
 import dagster as dg
 from dagster_coranto import (

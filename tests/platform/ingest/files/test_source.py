@@ -8,16 +8,20 @@ import os
 from pathlib import Path
 
 import obstore
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from coranto.client import JournalClient
-from coranto.errors import SourceChanged, Unavailable
+from coranto.errors import InvalidInput, SourceChanged, Unavailable
 from coranto.fragments.stores import open_objects
 from coranto.ingest.engine import IngestReport
 from coranto.ingest.files.options import FileOptions
 from coranto.ingest.files.source import FileSource
 from coranto.ingest.source import Positions
 from coranto.ingest.spec import IngestSpec
+from coranto.types.kinds import format_fields
+from coranto.types.registry import TypeRegistry
 from tests.platform.ingest.lists import events, ingest, spec, until
 from tests.servers.s3 import S3Server
 
@@ -160,6 +164,21 @@ async def test_csv_continues_in_the_middle_of_a_file(client: JournalClient, fold
         await ingest(client, Half(options, folder.parent), given=spec(kind="files", batch_bytes=1)).run()
     await run(client, folder, options)
     assert await numbers(client) == list(range(1000))
+
+
+async def test_the_schemas_of_files_are_registered(client: JournalClient, folder: Path) -> None:
+    given = spec(kind="files", type="shop.Order", registry="types/registry", registers=True)
+    options = FileOptions("file:///in/", "*.parquet", "parquet")
+    parquet.write_table(pa.table({"n": pa.array([1, 2], pa.int32())}), folder / "a.parquet")
+    await run(client, folder, options, given=given)
+    parquet.write_table(pa.table({"n": pa.array([2**40]), "note": ["x"]}), folder / "b.parquet")
+    await run(client, folder, options, given=given)
+    latest = await TypeRegistry(client, "types/registry").find("shop.Order")
+    assert (latest.number, format_fields(latest.definition.fields)) == (2, "n BIGINT, note STRING")
+    parquet.write_table(pa.table({"n": ["text"]}), folder / "c.parquet")
+    with pytest.raises(InvalidInput, match=r"cannot be registered.*n is BIGINT, and STRING"):
+        await run(client, folder, options, given=given)
+    assert await numbers(client) == [1, 2, 2**40]
 
 
 async def test_objects_of_a_bucket(client: JournalClient, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
