@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import create_test_daemon_workspace_context
+from dagster._core.workspace.load_target import PythonFileTarget
+from dagster._daemon.sensor import execute_sensor_iteration
 
 from dagster_coranto import JournalResource, build_ingest_asset, build_ingest_check, build_ingest_sensor
 from dagster_coranto.instance.tags import RUN_KEY, SENSOR
@@ -132,3 +139,58 @@ def test_ticks_are_skipped_while_the_cluster_or_the_source_is_away(place: Place)
     place.journals = JournalResource(endpoint="127.0.0.1:1")
     with dg.instance_for_test() as instance:
         assert "How much waits is not known" in reason(Ticks(place, instance).tick())
+
+
+DEFINITIONS = """
+from pathlib import Path
+import dagster as dg
+from dagster_coranto import JournalResource, build_ingest_asset, build_ingest_check, build_ingest_sensor
+
+journals = JournalResource(endpoint={endpoint!r})
+asset = build_ingest_asset(Path({file!r}))
+sensor = build_ingest_sensor(asset, journals=journals, minimum_interval_seconds=1, report_seconds=0.01)
+defs = dg.Definitions(
+    assets=[asset],
+    asset_checks=[build_ingest_check(asset)],
+    sensors=[sensor],
+    resources={{"journals": journals}},
+    executor=dg.in_process_executor,
+)
+"""
+LAUNCH_AT_ONCE = {
+    "run_launcher": {
+        "module": "dagster._core.launcher.sync_in_memory_run_launcher",
+        "class": "SyncInMemoryRunLauncher",
+    },
+    "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
+}
+
+
+def test_dagsters_daemon_keeps_an_ingest_at_work(place: Place, tmp_path: Path) -> None:
+    source = tmp_path / "ingest_definitions.py"
+    source.write_text(DEFINITIONS.format(endpoint=place.cluster.endpoint, file=str(place.file)))
+    target = PythonFileTarget(str(source), None, str(tmp_path), "shop")
+    with (
+        dg.instance_for_test(overrides=LAUNCH_AT_ONCE) as instance,
+        create_test_daemon_workspace_context(target, instance) as workspace,
+    ):
+        due = itertools.count(time.time(), 100.0)
+
+        def evaluate() -> int:
+            for problem in execute_sensor_iteration(workspace, logging.getLogger("sensors"), None, next(due)):
+                assert problem is None, problem
+            return instance.get_runs_count()
+
+        assert evaluate() == 0
+        place.put("a", {"n": 1})
+        assert evaluate() == 1
+        assert evaluate() == 1, "nothing waits"
+        place.put("b", {"n": 2})
+        assert evaluate() == 2
+        assert evaluate() == 2
+        assert {run.status for run in instance.get_runs()} == {dg.DagsterRunStatus.SUCCESS}
+        assert len(instance.fetch_observations(place.key, limit=20).records) >= 3
+        key = dg.AssetCheckKey(place.key, "is_fresh")
+        latest = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+        assert latest.status.value == "SUCCEEDED"
+    assert place.events() == [1, 2]
