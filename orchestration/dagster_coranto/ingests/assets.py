@@ -1,6 +1,5 @@
 """The asset of an ingest: the stream that it writes. A run of it ingests until the source has no more, or serves."""
 
-import concurrent.futures
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,11 +11,9 @@ from weakref import WeakKeyDictionary
 import dagster as dg
 from pydantic import Field
 
-from coranto.client import JournalClient
-from coranto.client.loop import shared_loop
 from coranto.errors import CorantoError, InvalidInput
-from coranto.ingest.engine import Ingest, IngestReport
-from coranto.ingest.opening import open_source
+from coranto.ingest.blocking import run_ingest
+from coranto.ingest.engine import IngestReport
 from dagster_coranto.ingests.definition import IngestDefinition, IngestMode, IngestState
 from dagster_coranto.instance.log import DagsterLog
 from dagster_coranto.instance.one_at_a_time import OneAtATime
@@ -28,9 +25,6 @@ from dagster_coranto.translation.translator import DagsterJournalTranslator, Jou
 
 _KINDS: Final = {"files": "file"}
 """The kinds of assets for sources of other names."""
-_POLL_SECONDS: Final = 0.5
-_STOP_SECONDS: Final = 60.0
-"""The time in which an ingest that is terminated commits what it has read."""
 REPORT_SECONDS: Final = 30.0
 
 
@@ -86,30 +80,28 @@ class IngestStep:
             )
 
     def _ingest(self, journals: JournalResource, *, follow: bool) -> IngestReport:
-        """Run the ingest on the loop of this process, and report meanwhile. An interruption stops it."""
-        spec, loop, log = self.definition.spec(journals), shared_loop(), DagsterLog(self.context.log)
-        ingest = Ingest(
-            JournalClient.of(journals.client_config()), spec, open_source(spec), accept_loss=self.config.accept_loss
-        )
-        running = loop.submit(_closing(ingest, follow=follow))
+        """Run the ingest, and report meanwhile."""
+        log = DagsterLog(self.context.log)
         end = monotonic() + self.config.for_seconds if follow and self.config.for_seconds else math.inf
         due, said = monotonic() + self.report_seconds, 0
-        try:
-            while not concurrent.futures.wait([running], _POLL_SECONDS).done:
-                if monotonic() >= end:
-                    loop.call(ingest.stop)
-                if monotonic() < due or ingest.report.batches == said:
-                    continue
-                due, said = monotonic() + self.report_seconds, ingest.report.batches
-                log.info("Ingesting", rows=ingest.report.rows, transactions=said)
-                if follow:
-                    self._tell(journals, ingest.report)
-            return running.result()
-        except BaseException:
-            loop.call(ingest.stop)
-            concurrent.futures.wait([running], _STOP_SECONDS)
-            running.cancel()
-            raise
+
+        def show(report: IngestReport) -> None:
+            nonlocal due, said
+            if monotonic() < due or report.batches == said:
+                return
+            due, said = monotonic() + self.report_seconds, report.batches
+            log.info("Ingesting", rows=report.rows, transactions=said)
+            if follow:
+                self._tell(journals, report)
+
+        return run_ingest(
+            journals.client_config(),
+            self.definition.spec(journals),
+            follow=follow,
+            accept_loss=self.config.accept_loss,
+            on_progress=show,
+            stop=lambda: monotonic() >= end,
+        )
 
     def _tell(self, journals: JournalResource, report: IngestReport) -> None:
         """Report a materialisation while a service continues. It continues if that fails."""
@@ -125,11 +117,6 @@ class IngestStep:
     @staticmethod
     def _metadata(state: IngestState, report: IngestReport) -> dict[str, Any]:
         return state.metadata(rows=report.rows, dead_letters=report.letters, transactions=report.batches)
-
-
-async def _closing(ingest: Ingest, *, follow: bool) -> IngestReport:
-    async with ingest.client:
-        return await ingest.run(follow=follow)
 
 
 def build_ingest_asset(

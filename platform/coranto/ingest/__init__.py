@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from coranto.ingest.blocking import run_ingest
     from coranto.ingest.engine import Ingest, IngestReport
     from coranto.ingest.metrics import IngestMetrics
     from coranto.ingest.opening import open_source
@@ -29,6 +30,7 @@ __getattr__ = lazy_names(
         "RowSource": "coranto.ingest.source",
         "open_source": "coranto.ingest.opening",
         "read_spec": "coranto.ingest.spec",
+        "run_ingest": "coranto.ingest.blocking",
     },
 )
 
@@ -43,4 +45,5 @@ __all__ = [
     "SourceRow",
     "open_source",
     "read_spec",
+    "run_ingest",
 ]
