@@ -18,7 +18,7 @@ from dagster_coranto.translation.translator import ComponentTranslator
 
 @dg.scaffold_with(IngestScaffolder)
 class IngestComponent(dg.Component, dg.Model, dg.Resolvable):
-    """Rows of Kafka topics or files as events of a stream, each once. The file is that of `coranto ingest run`.
+    """Rows of Kafka topics or files as events of a stream, each once. The file is one for `coranto ingest run`.
 
     Loading it asks neither the source nor a broker.
     """

@@ -48,7 +48,7 @@ class IngestRun(dg.Config):
             return IngestMode(self.mode) if self.mode else default
         except ValueError:
             known = " or ".join(mode.value for mode in IngestMode)
-            raise InvalidInput(f"{self.mode!r} is no mode of an ingest; write {known}", field="mode") from None
+            raise InvalidInput(f"{self.mode!r} is not a mode of an ingest; write {known}", field="mode") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def build_ingest_asset(
     execute: Callable[[dg.AssetExecutionContext, IngestStep], Iterator[Any]] = lambda context, step: step.run(),
     **options: Unpack[AssetOptions],
 ) -> dg.AssetsDefinition:
-    """Return the asset of the stream that an ingest writes. `file` is that of `coranto ingest run`.
+    """Return the asset of the stream that an ingest writes. `file` is one for `coranto ingest run`.
 
     The file is read when this is called, for the names in it, and again when the asset runs. Variables such as
     `${KAFKA_PASSWORD}` are looked up when it runs. Runs wait for one another in the pool `coranto_ingest_` and the name

@@ -93,7 +93,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         return reach(self.endpoint, data_dir=self.data_dir, file_root=self.file_root, settings=settings)
 
     def audit_config(self) -> ClientConfig:
-        """Return `client_config` for audits and recoveries, which report brokers that do not answer, and continue."""
+        """Return `client_config` for audits, recoveries and sensors, which report brokers that do not answer."""
         config = self.client_config()
         return replace(config, patience=min(config.patience, AUDIT_PATIENCE_S))
 

@@ -13,7 +13,7 @@ K = TypeVar("K")
 
 
 class SeenFields:
-    """Merged fields of schemas, each of which is looked at once."""
+    """Merged fields of schemas. Each schema is read once."""
 
     def __init__(self) -> None:
         self._known: set[object] = set()

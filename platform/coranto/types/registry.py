@@ -90,9 +90,9 @@ class TypeRegistry:
     async def extend(self, definition: MessageType, *, like: str = "") -> Registration:
         """Register fields that the latest version of a type lacks, and return the version that has them.
 
-        The next version holds the messages of the latest one and those of `definition` (`merged_fields`). If the latest
-        one does so already, nothing is registered. `like` is that of `register`. Raises InvalidInput for fields whose
-        types no type holds, and the errors of `register`.
+        The next version holds the messages of the latest one and of `definition` (`merged_fields`). If the latest one
+        does so already, nothing is registered. `like` has the meaning that it has in `register`. Raises InvalidInput
+        if no type holds both types of a field, and the errors of `register`.
         """
 
         def extended() -> MessageType:

@@ -126,7 +126,7 @@ def test_a_mode_that_is_not_known_is_refused(place: Place) -> None:
     with dg.instance_for_test() as instance:
         done = materialize(place, instance, mode="forever")
         [failure] = done.get_step_failure_events()
-        assert "'forever' is no mode of an ingest; write drain or service" in str(
+        assert "'forever' is not a mode of an ingest; write drain or service" in str(
             failure.event_specific_data.error  # type: ignore[union-attr]
         )
 

@@ -138,7 +138,7 @@ async def test_partitions_that_are_added_are_read(client: JournalClient, topics:
     await until(lambda: count(client, 5))
     one.stop()
     assert (await running).progress.splits[f"{name}/2"] == 5
-    assert await numbers(client) == [5, 6, 7, 8, 9]  # Those of partition 0 were there before the first start.
+    assert await numbers(client) == [5, 6, 7, 8, 9]  # Records of partition 0 are older than the first start.
 
 
 async def count(client: JournalClient, least: int) -> bool:
