@@ -16,9 +16,10 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import pyspark
@@ -30,6 +31,7 @@ from coranto.process.java import java_program
 _WRITER: Final = Path(__file__).with_name("kafka_writer.py")
 _PATIENCE: Final = 120.0
 _FETCH_SECONDS: Final = 900.0
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 _POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -43,10 +45,11 @@ _POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 _PROPERTIES: Final = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=CLIENTS://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=CLIENTS://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+inter.broker.listener.name=CLIENTS
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,CLIENTS:{protocol}
 log.dirs={data}
 num.partitions={partitions}
 offsets.topic.replication.factor=1
@@ -191,12 +194,17 @@ def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> N
 class KafkaServer:
     """A broker of Kafka, which is its own controller, on free loopback ports. Leaving the context ends it.
 
-    Topics that are written to are made, with as many partitions.
+    Topics that are written to are made, with as many partitions. `protocol` is what clients speak, and `properties`
+    are more settings of the broker, such as TLS and SASL.
     """
 
-    def __init__(self, kafka: Kafka, *, partitions: int) -> None:
+    def __init__(
+        self, kafka: Kafka, *, partitions: int, protocol: str = "PLAINTEXT", properties: Mapping[str, str] = _NONE
+    ) -> None:
         self._kafka = kafka
         self._partitions = partitions
+        self._protocol = protocol
+        self._properties = properties
         self._folder = tempfile.TemporaryDirectory(prefix="coranto-kafka-")
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
@@ -206,24 +214,43 @@ class KafkaServer:
         return f"127.0.0.1:{self._port}"
 
     def __enter__(self) -> KafkaServer:
-        folder, java = Path(self._folder.name), java_program()
+        self._port = free_port()
+        text = _PROPERTIES.format(
+            port=self._port,
+            controller=free_port(taken=[self._port]),
+            protocol=self._protocol,
+            data=Path(self._folder.name) / "data",
+            partitions=self._partitions,
+        )
+        self._file.write_text(text + "".join(f"{name}={value}\n" for name, value in self._properties.items()))
+        identity = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        _run([*self._program, "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(self._file)])
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _file(self) -> Path:
+        return Path(self._folder.name) / "server.properties"
+
+    @property
+    def _program(self) -> list[str]:
+        java = java_program()
         if java is None:
             raise Unavailable("Kafka needs Java 17 or later: install it, or set JAVA_HOME")
-        self._port = free_port()
-        controller = free_port(taken=[self._port])
-        properties = folder / "server.properties"
-        properties.write_text(
-            _PROPERTIES.format(
-                port=self._port, controller=controller, data=folder / "data", partitions=self._partitions
-            )
-        )
-        program = [str(java), "-Xmx1g", "-cp", f"{self._kafka.broker}/*"]
-        identity = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        _run([*program, "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(properties)])
-        log = folder / "log"
-        with log.open("wb") as output:
+        return [str(java), "-Xmx1g", "-cp", f"{self._kafka.broker}/*"]
+
+    def start(self) -> None:
+        """Start the broker with what it has stored, and return once it answers. Raises Unavailable."""
+        log = self._file.with_name("log")
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*program, "kafka.Kafka", str(properties)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [*self._program, "kafka.Kafka", str(self._file)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
         deadline = time.monotonic() + _PATIENCE
         while is_free(self._port):
@@ -231,10 +258,12 @@ class KafkaServer:
                 self.close()
                 raise Unavailable(f"Kafka's broker did not start: {log.read_text(errors='replace')[-1000:]}")
             time.sleep(0.1)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def kill(self) -> None:
+        """End the broker at once, as a failing machine does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def close(self) -> None:
         if self._process is not None:

@@ -13,6 +13,7 @@ from coranto.errors import CorantoError, InvalidInput, SourceChanged, Unavailabl
 from coranto.ingest.kafka.options import KafkaOptions
 
 CALL_SECONDS: Final = 15.0
+_CRITICAL: Final = 2
 _NONE: Final[Mapping[str, object]] = MappingProxyType({})
 _MISSING: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
 _REFUSED: Final = frozenset(
@@ -22,6 +23,7 @@ _REFUSED: Final = frozenset(
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
         KafkaError._INVALID_ARG,
     )
 )
@@ -46,8 +48,9 @@ class KafkaCluster:
 
     def __init__(self, options: KafkaOptions) -> None:
         self._topics = list(options.topics)
+        self._reported: dict[int, KafkaError] = {}  # The errors of connections since the last failure, by code.
         try:
-            self._admin = AdminClient(client_options(options))
+            self._admin = AdminClient(client_options(options, own={"error_cb": self._report}))
         except (KafkaException, ValueError) as error:
             raise problem_of(error) from error
 
@@ -56,7 +59,7 @@ class KafkaCluster:
         try:
             return str(self._admin.list_topics(timeout=CALL_SECONDS).cluster_id)
         except (KafkaException, TimeoutError) as error:
-            raise problem_of(error) from error
+            raise self._problem(error) from error
 
     def topics(self, names: Iterable[str] = ()) -> dict[str, Topic]:
         """Return topics by their names, by default all. Raises SourceChanged for one that does not exist."""
@@ -68,7 +71,7 @@ class KafkaCluster:
             except (KafkaException, TimeoutError) as error:
                 if isinstance(error, KafkaException) and error.args[0].code() in _MISSING:
                     raise SourceChanged(f"Kafka has no topic {name}: create it, or correct its name") from error
-                raise problem_of(error) from error
+                raise self._problem(error) from error
             found[name] = Topic(str(described.topic_id), len(described.partitions))
         return found
 
@@ -89,7 +92,21 @@ class KafkaCluster:
                 (each.topic, each.partition): future.result(CALL_SECONDS).offset for each, future in futures.items()
             }
         except (KafkaException, TimeoutError) as error:
-            raise problem_of(error) from error
+            raise self._problem(error) from error
+
+    def _report(self, error: KafkaError) -> None:
+        self._reported[error.code()] = error
+
+    def _problem(self, error: Exception) -> CorantoError:
+        """Return the error for one of a call. A call says only that it failed; connections have reported why."""
+        while self._admin.poll(0):
+            pass
+        reported, self._reported = self._reported, {}
+        refused = [each for code, each in reported.items() if code in _REFUSED]
+        causes = [each for code, each in reported.items() if code != KafkaError._ALL_BROKERS_DOWN]
+        if refused or causes:
+            return problem_of(KafkaException((refused or causes)[-1]))
+        return problem_of(error)
 
 
 def client_options(
@@ -97,6 +114,7 @@ def client_options(
 ) -> dict[str, object]:
     """Return the options of a client of Kafka's library: `defaults`, what the file says, and `own`, in this order."""
     return {
+        "log_level": _CRITICAL,  # The errors of connections are in Coranto's log.
         **defaults,
         "client.id": "coranto-ingest",
         **options.client,

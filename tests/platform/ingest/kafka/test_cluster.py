@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from coranto.cluster.processes import free_port
 from coranto.errors import InvalidInput, Unavailable
 from coranto.ingest.kafka.cluster import KafkaCluster, client_options, problem_of
 from coranto.ingest.kafka.options import KafkaOptions
@@ -17,6 +18,7 @@ OPTIONS = KafkaOptions(
 def test_options_of_the_file_are_between_defaults_and_what_an_ingest_needs() -> None:
     found = client_options(OPTIONS, {"fetch.min.bytes": 1, "linger": 1}, {"client.id": "own"})
     assert found == {
+        "log_level": 2,
         "fetch.min.bytes": "2",
         "linger": 1,
         "sasl.password": "geheim",
@@ -46,3 +48,12 @@ def test_options_that_the_client_does_not_know_are_refused_without_values() -> N
     with pytest.raises(InvalidInput, match=r"Kafka refuses.*sasl\.pasword") as raised:
         KafkaCluster(wrong)
     assert "geheim" not in str(raised.value)
+
+
+def test_the_reason_is_that_of_the_connections(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("coranto.ingest.kafka.cluster.CALL_SECONDS", 1.0)
+    with pytest.raises(Unavailable, match=r"Connect to .* failed: Connection refused"):
+        KafkaCluster(KafkaOptions(f"127.0.0.1:{free_port()}", ("t",))).id()
+    assert "FAIL" not in capfd.readouterr().err

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterable
 from typing import Any
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from coranto.ingest.kafka.options import KafkaOptions
@@ -17,13 +18,29 @@ SECONDS = 60.0
 _numbers = itertools.count()
 
 
+def delivered(error: Any, _: Any) -> None:
+    """Raise the error of a record that was not written, from within `flush`."""
+    if error is not None:
+        raise KafkaException(error)
+
+
 class Topics:
     """Makes topics and writes to them."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, client: dict[str, str] | None = None) -> None:
         self.address = address
-        self.admin = AdminClient({"bootstrap.servers": address})
-        self.producer = Producer({"bootstrap.servers": address, "linger.ms": 5})
+        self.client = client or {}
+        self.admin = AdminClient(self.settings())
+        self.producer = self._producer()
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """Return the settings of a client."""
+        given = {name.replace("_", "."): value for name, value in more.items()}
+        return {"bootstrap.servers": self.address, **self.client, **given}
+
+    def _producer(self) -> Producer:
+        # Without idempotence, a batch that is repeated comes after those behind it.
+        return Producer(self.settings(linger_ms=5, enable_idempotence=True))
 
     def new(self, partitions: int = 1, **config: str) -> str:
         """Create a topic of a name of its own."""
@@ -43,6 +60,10 @@ class Topics:
     def add_partitions(self, name: str, count: int) -> None:
         for future in self.admin.create_partitions([NewPartitions(name, count)]).values():
             future.result(SECONDS)
+        deadline = time.monotonic() + SECONDS
+        while len(self.admin.list_topics(name, timeout=SECONDS).topics[name].partitions) < count:
+            assert time.monotonic() < deadline
+        self.producer = self._producer()  # The other one may know the old partitions only.
 
     def remove_before(self, name: str, partition: int, offset: int) -> None:
         for future in self.admin.delete_records([TopicPartition(name, partition, offset)]).values():
@@ -52,19 +73,22 @@ class Topics:
         """Write records `{"n": …}` with one of five keys."""
         for number in numbers:
             self.producer.produce(
-                name, json.dumps({"n": number}).encode(), f"key-{number % 5}".encode(), partition=partition, **more
+                name,
+                json.dumps({"n": number}).encode(),
+                f"key-{number % 5}".encode(),
+                partition=partition,
+                on_delivery=delivered,
+                **more,
             )
         assert self.producer.flush(SECONDS) == 0
 
     def put(self, name: str, value: bytes | None, key: bytes | None = None, partition: int = 0, **more: Any) -> None:
-        self.producer.produce(name, value, key, partition=partition, **more)
+        self.producer.produce(name, value, key, partition=partition, on_delivery=delivered, **more)
         assert self.producer.flush(SECONDS) == 0
 
     def transaction(self, name: str, numbers: Iterable[int], *, commits: bool | None, partition: int = 0) -> Producer:
         """Write a transaction, and commit or abort it, or leave it open (None)."""
-        producer = Producer(
-            {"bootstrap.servers": self.address, "transactional.id": f"test-{os.getpid()}-{next(_numbers)}"}
-        )
+        producer = Producer(self.settings(transactional_id=f"test-{os.getpid()}-{next(_numbers)}"))
         producer.init_transactions(SECONDS)
         producer.begin_transaction()
         for number in numbers:
@@ -79,4 +103,5 @@ class Topics:
         return producer
 
     def options(self, *names: str, **changes: Any) -> KafkaOptions:
-        return KafkaOptions(self.address, names, **{"look_seconds": 0.2} | changes)
+        given: dict[str, Any] = {"look_seconds": 0.2, "client": self.client}
+        return KafkaOptions(self.address, names, **given | changes)
