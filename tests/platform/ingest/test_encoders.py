@@ -9,6 +9,7 @@ import pytest
 
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput, JournalNotFound, PoisonRow
+from coranto.ingest.source import Read
 from coranto.labels import MESSAGE_TYPE, value_of
 from coranto.testing import Cluster
 from coranto.types.definitions import JsonForm, MessageType
@@ -46,6 +47,24 @@ async def test_the_schema_of_a_source_becomes_the_type_of_the_stream(client: Jou
     await ingest(client, source, given=typed()).run()
     assert (await registered(client))[1:] == ["split STRING, n BIGINT NOT NULL, more DATE"]
     assert await numbers(client) == [("a", 1), ("a", 2), ("a", 3), ("a", 4)]
+
+
+async def test_a_source_that_has_read_no_row_has_no_schema_yet(client: JournalClient) -> None:
+    source = Lists({"a": [1]}, schema=())
+    real = source.read
+
+    async def read(room: int) -> Any:
+        found = await real(room)
+        source.schema = FIELDS if source.opened > 1 else ()
+        return [Read("head", (), 1)] if source.opened == 1 and found else found
+
+    source.read = read  # type: ignore[method-assign]
+    await ingest(client, source, given=typed()).run()
+    with pytest.raises(JournalNotFound):
+        await registered(client)
+    await ingest(client, source, given=typed()).run()
+    assert await registered(client) == ["split STRING, n INT NOT NULL"]
+    assert await numbers(client) == [("a", 1)]
 
 
 async def test_fields_that_the_type_has_of_others_stay(client: JournalClient) -> None:
