@@ -23,7 +23,7 @@ class IngestComponent(dg.Component, dg.Model, dg.Resolvable):
     Loading it asks neither the source nor a broker.
     """
 
-    file: str = Field(description="The file of the ingest, beside defs.yaml.", examples=["orders.yaml"])
+    file: str = Field(description="The file of the ingest, in the folder of defs.yaml.", examples=["orders.yaml"])
     mode: Literal["drain", "service"] = Field(
         default="drain", description="When a run ends: once the source has no more, or only when it is terminated."
     )

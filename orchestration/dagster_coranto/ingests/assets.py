@@ -39,7 +39,7 @@ class IngestRun(dg.Config):
         default=0, ge=0, description="End a service by itself after so many seconds; 0: never. Then it succeeds."
     )
     accept_loss: bool = Field(
-        default=False, description="Continue although brokers have lost a part of what they knew of the ingest."
+        default=False, description="Continue although brokers have lost a part of the ingest's progress."
     )
 
     def mode_or(self, default: IngestMode) -> IngestMode:
@@ -64,8 +64,8 @@ class IngestStep:
     def run(self) -> Iterator[dg.MaterializeResult[None]]:
         """Ingest, and yield the result of the stream's asset.
 
-        A run that is terminated commits what it has read. Raises the errors of `Ingest.run`: a row that cannot be an
-        event, a source that changed, and in the mode DRAIN brokers or a source that do not answer for ten minutes.
+        A run that is terminated commits the rows that it has read. Raises the errors of `Ingest.run`: a row that cannot
+        be an event, a source that changed, and in the mode DRAIN brokers or a source that are away for ten minutes.
         """
         context, name = self.context, self.definition.names.name
         mode = self.config.mode_or(self.mode)
@@ -80,7 +80,7 @@ class IngestStep:
             )
 
     def _ingest(self, journals: JournalResource, *, follow: bool) -> IngestReport:
-        """Run the ingest, and report meanwhile."""
+        """Run the ingest, and report its progress."""
         log = DagsterLog(self.context.log)
         end = monotonic() + self.config.for_seconds if follow and self.config.for_seconds else math.inf
         due, said = monotonic() + self.report_seconds, 0

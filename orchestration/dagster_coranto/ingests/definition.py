@@ -1,4 +1,4 @@
-"""An ingest of a file in Dagster, and what is said of it."""
+"""An ingest of a file in Dagster, and the metadata of its stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class IngestMode(enum.Enum):
     DRAIN = "drain"
     """Until the source has no more."""
     SERVICE = "service"
-    """Until it is stopped, reporting materialisations meanwhile."""
+    """Until it is stopped. It reports materialisations from time to time."""
 
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class IngestDefinition:
         return _read(file, read_names)
 
     def spec(self, journals: JournalResource) -> IngestSpec:
-        """Return what the file says, with the prefix of the resource. Raises InvalidInput, with the file and line."""
+        """Return the content of the file, with the prefix of the resource. Raises InvalidInput, with the line."""
         spec = _read(self.file, read_spec)
         return replace(spec, stream=journals.name(spec.stream))
 
@@ -73,7 +73,7 @@ class IngestDefinition:
 
 @dataclass(frozen=True, slots=True)
 class IngestState:
-    """The committed part of an ingest, and what is behind it."""
+    """The committed part of an ingest, and its lag."""
 
     progress: IngestProgress
     behind: Mapping[str, int]
@@ -81,7 +81,7 @@ class IngestState:
 
     @property
     def lag(self) -> int:
-        """The sum of what is behind."""
+        """The rows or bytes behind the positions of all splits."""
         return sum(self.behind.values())
 
     @property

@@ -14,7 +14,7 @@ from coranto.ingest.spec import IngestSpec
 
 _POLL_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 60.0
-"""The time in which an ingest that is interrupted commits what it has read."""
+"""The time in which an ingest that is interrupted commits the rows that it has read."""
 
 
 def run_ingest(
@@ -29,8 +29,8 @@ def run_ingest(
     """Run an ingest on the loop of this process, and return its report, as `Ingest.run` does.
 
     `on_progress` and `stop` are called in this thread, twice a second. If `stop` returns True, or this thread is
-    interrupted, the ingest commits what it has read, and ends. Raises the errors of `Ingest.run`, MissingExtra if a
-    library of the source is missing, and the errors of `on_progress` and `stop`.
+    interrupted, the ingest commits the rows that it has read, and ends. Raises the errors of `Ingest.run`, MissingExtra
+    if a library of the source is missing, and the errors of `on_progress` and `stop`.
     """
     loop = shared_loop()
     ingest = Ingest(JournalClient.of(config), spec, open_source(spec), accept_loss=accept_loss)

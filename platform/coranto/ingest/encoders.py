@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Encoders:
-    """The encoder for rows of what the source has shown so far."""
+    """The encoder for rows of the present version of the type."""
 
     def __init__(self, client: JournalClient, spec: IngestSpec) -> None:
         self.encoder = RowEncoder(spec.key)

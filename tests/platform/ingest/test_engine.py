@@ -198,7 +198,7 @@ async def test_a_field_can_be_the_key_and_rows_are_checked_by_their_type(client:
     definition = MessageType("shop.N", JsonForm(), parse_fields("split STRING"))
     await registry.register(definition, like=like)
     typed = spec(type="shop.N", registry="types/registry", key="split")
-    with pytest.raises(PoisonRow, match=r"does not fit shop.N@1: 'n' is no field of the type"):
+    with pytest.raises(PoisonRow, match=r"does not fit shop.N@1: 'n' is not a field of the type"):
         await ingest(client, Lists({"a": [1]}), given=typed).run()
     with pytest.raises(PoisonRow, match="has no field 'customer', which is the key of the stream"):
         await ingest(client, Lists({"a": [1]}), given=spec(key="customer")).run()
