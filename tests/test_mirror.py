@@ -51,6 +51,7 @@ JOB_OF_AIRFLOW: Final = "orchestration/airflow/installed/test_flights.py", "it t
 NO_AIRFLOW: Final = "it needs no Airflow"
 ELSEWHERE: Final = {
     "coranto_consumers.audit.evidence": ("consumers/audit/test_check.py", "audits judge what it reads"),
+    "coranto_consumers.positions.moves": ("consumers/cli/test_resetting.py", "the commands make them"),
     "coranto_consumers.stores.changing": ("consumers/cli/test_offsets.py", "the command changes what it says"),
     "coranto_consumers.stores.reading": ("consumers/cli/test_offsets.py", "the command prints what it reads"),
     "coranto.audit.findings": ("platform/audit/test_report.py", "the values that reports consist of"),
@@ -146,13 +147,15 @@ def modules() -> dict[str, tuple[Path, Path]]:
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """Return the modules that a module imports, by statements anywhere in it."""
+    """Return the modules that a module imports: by statements anywhere in it, or by name, as `module:name`."""
     names = set()
     for node in ast.walk(ast.parse(modules()[module][0].read_text())):
         if isinstance(node, ast.Import):
             names.update(each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.update((node.module, *(f"{node.module}.{each.name}" for each in node.names)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and ":" in node.value:
+            names.add(node.value.partition(":")[0])
     return frozenset(names & modules().keys())
 
 

@@ -48,16 +48,18 @@ def test_the_command_is_there(page: str, line: str) -> None:
     command = typer.main.get_command(_build(words))
     at = 0
     for word in words:
-        subcommands = getattr(command, "commands", None)
+        subcommands = set(command.list_commands(None)) if hasattr(command, "list_commands") else None
         default = getattr(command, "default_command", None)
         if subcommands is None or (word.startswith("-") and default is None):
             break
         names = word.split("|")
-        if default is not None and not set(names) <= subcommands.keys():
-            command = subcommands[default]  # Such as `coranto audit SELECTOR` and `coranto audit --accept`.
+        if default is not None and not set(names) <= subcommands:
+            command = command.get_command(
+                None, default
+            )  # Such as `coranto audit SELECTOR` and `coranto audit --accept`.
             break
-        assert set(names) <= subcommands.keys(), f"{page}: {line}"
-        command, at = subcommands[names[0]], at + 1
+        assert set(names) <= subcommands, f"{page}: {line}"
+        command, at = command.get_command(None, names[0]), at + 1
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     given = {word.partition("=")[0] for word in words[at:] if re.match(r"--?[a-z]", word)}
     assert given <= known | {"--help", "-h", "--verbose"}, f"{page}: {line}"

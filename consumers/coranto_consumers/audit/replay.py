@@ -50,6 +50,8 @@ class Replayed:
     torn: list[TornMessage] = field(default_factory=list)
     """The first pieces that appends left which ended within a message."""
     torn_count: int = 0
+    partly_delivered: bool = False
+    """True if the checkpoint was taken amid the delivery of the messages that one acknowledgement commits."""
 
 
 class Replay:
@@ -144,6 +146,7 @@ class Replay:
         trigger = await self._message_at(self._expected.read_through)
         if trigger is None or trigger.producer != producer or trigger.flags != Flags.ACK_TXN:
             return
+        self._found.partly_delivered = True
         totals, messages = dict(self._found.totals), self._found.messages
         async with contextlib.aclosing(self._deliver(trigger)) as delivering:
             async for delivered in delivering:

@@ -12,6 +12,7 @@ from coranto.errors import CorantoError, CorruptData, InvalidInput, OffsetJump
 from coranto.journal_ids import held_through, is_same, same_journal, shared_through
 from coranto.labels import CONTENT_TYPE, CONTINUE, DATA_LOSS, JSON_LINES, value_of
 from coranto.messages import Framing, JsonLines, Source
+from coranto.messages.checkpoints import Reset
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit.expectations import Measure, Number
 from coranto_consumers.audit.judging import judge
@@ -54,6 +55,8 @@ class SourceAudit:
     totals: dict[str, Number] = field(default_factory=dict)
     totals_problem: str = ""
     """The reason why `totals` do not cover all messages that the consumer has consumed; empty if they do."""
+    reset: str = ""
+    """The reset since the last audit, by which the consumer repeats or omits messages on purpose; empty if none."""
 
     @property
     def has_errors(self) -> bool:
@@ -106,9 +109,17 @@ class SourceCheck:
     deep: bool = True
     accept: bool = False
     """True if the present state is to be remembered as right."""
+    reset: Reset | None = None
+    """The reset of this source since the last audit."""
 
     async def run(self, info: JournalInfo | None) -> SourceAudit:
         """Audit. `info` is the journal as it is listed, None if it does not exist. Never raises CorantoError."""
+        if self.reset is not None:
+            # What earlier audits know is of the position before. The state is proven from the journal's beginning.
+            audit = await replace(self, known=None, reset=None).run(info)
+            self._find(audit, Kind.CHECKPOINT_RESET, f"{self.reset} on purpose", Severity.INFO)
+            audit.reset = str(self.reset)
+            return audit
         audit = SourceAudit()
         if info is None:
             self._ended(

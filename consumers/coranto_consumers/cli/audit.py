@@ -32,6 +32,7 @@ from coranto_consumers.audit import (
     parse_expectation,
 )
 from coranto_consumers.audit.sources import FramingOf
+from coranto_consumers.cli.arguments import ConsumerName, StoreOrNone
 from coranto_consumers.cli.loading import default_prefix, load_application
 from coranto_consumers.runtime.columns import framing_in
 from coranto_consumers.stores.reading import ICEBERG
@@ -43,15 +44,6 @@ if TYPE_CHECKING:
 NOT_SOUND = 1
 """The exit code of an audit that finds errors."""
 
-_STORE = typer.Option(
-    "--store",
-    envvar="CORANTO_STORE_URL",
-    help="URL of the consumer's store in SQL, or iceberg://CATALOG/namespace.table. Lists of processes show options: "
-    "use $CORANTO_STORE_URL for passwords.",
-    show_default=False,
-)
-Store = Annotated[str, _STORE]
-StoreOrNone = Annotated[str | None, _STORE]
 Remembered = Annotated[
     str | None,
     typer.Option(
@@ -80,13 +72,6 @@ Etcd = Annotated[
         envvar="CORANTO_CONSUMER_ETCD",
         help="etcd with the specs of module:App's shards. Default: the cluster of `coranto up`.",
         show_default=False,
-    ),
-]
-ConsumerName = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="A Spark consumer's name, a shard's full name in the store, or module:App for all shards of one.",
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from coranto.cli.output import Output, print_table
-from coranto_consumers.cli.audit import Store
+from coranto_consumers.cli.arguments import Store
 from coranto_consumers.comparison import TableComparison, compare_tables, table_at
 
 DIFFERENT: Final = 1

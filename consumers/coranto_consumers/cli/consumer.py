@@ -1,73 +1,35 @@
-"""`coranto consumer serve module:App`. The options are the settings: `coranto_consumers.runtime.settings`."""
+"""`coranto consumer …`: commands for consumers, each imported when it is named."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from dataclasses import replace
-from typing import Annotated, Any
-
 import typer
 
-from coranto.cli.connect import Endpoint, find_cluster
-from coranto.client import JournalClient
-from coranto.client.config import DEFAULT_PATIENCE
-from coranto.member.command_line import run_member, show_settings, with_settings
-from coranto.member.configuration import Configuration
-from coranto_consumers.cli import recover
-from coranto_consumers.cli.audit import audit
-from coranto_consumers.cli.compare import compare
-from coranto_consumers.cli.forking import drop_fork, fork, fork_status, promote
-from coranto_consumers.cli.loading import default_prefix, load_application
-from coranto_consumers.cli.offsets import accept_journals, offsets
-from coranto_consumers.runtime.process import run
-from coranto_consumers.runtime.settings import ConsumerProcessSettings
+from coranto.cli.lazy_commands import lazy_group
 
-app = typer.Typer(no_args_is_help=True, help="Run, audit and recover consumers.")
+_HOMES = {
+    "serve": "coranto_consumers.cli.serving:serve_command",
+    "settings": "coranto_consumers.cli.serving:settings_command",
+    "lag": "coranto_consumers.cli.lag:lag",
+    "offsets": "coranto_consumers.cli.offsets:offsets",
+    "reset": "coranto_consumers.cli.resetting:reset",
+    "skip": "coranto_consumers.cli.resetting:skip",
+    "accept-journals": "coranto_consumers.cli.accepting:accept_journals",
+    "audit": "coranto_consumers.cli.audit:audit",
+    "compare": "coranto_consumers.cli.compare:compare",
+    "fork": "coranto_consumers.cli.forking:fork",
+    "fork-status": "coranto_consumers.cli.forking:fork_status",
+    "promote": "coranto_consumers.cli.forking:promote",
+    "drop-fork": "coranto_consumers.cli.forking:drop_fork",
+    "recover": "coranto_consumers.cli.recover:app",
+}
+
+app = typer.Typer(
+    cls=lazy_group(_HOMES),
+    no_args_is_help=True,
+    help="Run, audit and recover consumers.",
+)
 
 
 @app.callback()
 def consumer() -> None:
     """Run, audit and recover consumers."""
-
-
-def serve(
-    configuration: Configuration[ConsumerProcessSettings],
-    application: Annotated[str, typer.Argument(metavar="module:App")],
-    endpoint: Endpoint = None,
-) -> None:
-    """Process the shards of an application until told to stop.
-
-    APPLICATION is `module:App`: a coranto_consumers.runtime.application.Application, or what makes one. Settings
-    without an option come from the environment (CORANTO_CONSUMER_<NAME>), then from the file. Give keys of tokens in
-    CORANTO_CONSUMER_AUTH_KEYS: others could see an option.
-    """
-    settings = configuration.settings
-
-    def start() -> Coroutine[Any, Any, int]:
-        chosen: dict[str, Any] = {"etcd_prefix": settings.etcd_prefix or default_prefix(application)}
-        if not settings.etcd:
-            from coranto.cluster import locate
-
-            chosen["etcd"] = locate().etcd
-        config = replace(find_cluster(endpoint), patience=DEFAULT_PATIENCE)
-        made = load_application(application)
-
-        async def work() -> int:
-            return await run(settings.model_copy(update=chosen), made, JournalClient.of(config))
-
-        return work()
-
-    run_member(configuration, start)
-
-
-app.command("serve")(with_settings(ConsumerProcessSettings, serve))
-app.command("settings")(with_settings(ConsumerProcessSettings, show_settings))
-app.command("audit")(audit)
-app.command("offsets")(offsets)
-app.command("accept-journals")(accept_journals)
-app.command("compare")(compare)
-app.command("fork")(fork)
-app.command("fork-status")(fork_status)
-app.command("promote")(promote)
-app.command("drop-fork")(drop_fork)
-app.add_typer(recover.app, name="recover")

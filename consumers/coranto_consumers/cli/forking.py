@@ -10,7 +10,7 @@ import typer
 from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.output import print_table
 from coranto.errors import InvalidInput
-from coranto_consumers.cli.audit import Store
+from coranto_consumers.cli.arguments import Store
 from coranto_consumers.forks import (
     ForkedConsumer,
     ForkStatus,

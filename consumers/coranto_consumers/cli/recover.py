@@ -14,7 +14,8 @@ from coranto.cli.output import Format
 from coranto.cli.recover import Approved, PlanFormat, carry_out_loudly, show_plan, show_recovery
 from coranto.client import ClientConfig, JournalClient
 from coranto.recovery import Doctor, Plan, Recovery, make_plan
-from coranto_consumers.cli.audit import AuditTarget, ConsumerName, Etcd, Expected, Prefix, Remembered, Store
+from coranto_consumers.cli.arguments import ConsumerName, Store
+from coranto_consumers.cli.audit import AuditTarget, Etcd, Expected, Prefix, Remembered
 from coranto_consumers.recovery import ShardDoctor, StoreDoctor, mended_store
 from coranto_consumers.runtime.client import ShardClient
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -32,6 +33,7 @@ from coranto.reconcile import SpecAction, SpecPlan
 from coranto.reconcile.reconciler import BATCH_CHANGES
 from coranto.telemetry import amount
 from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.cli.arguments import Consumer
 from coranto_consumers.recoverylog import Player, RecoveredFiles
 from coranto_consumers.recoverylog.pruning import Pruned, ShardHints, prune_logs
 from coranto_consumers.runtime.client import ShardClient
@@ -49,15 +51,6 @@ CONSUMER_PATIENCE = 15.0
 
 _HEAD = "# Edit the specs of shards, and save. Shards that are left out stay as they are; `delete: true` deletes.\n"
 
-Consumer = Annotated[
-    str | None,
-    typer.Option(
-        "--consumer",
-        envvar="CORANTO_CONSUMER",
-        help="Any process of the consumer, as host:port. Default: the one consumer of the cluster of `coranto up`.",
-        show_default=False,
-    ),
-]
 Selector = Annotated[
     str,
     typer.Option("--selector", "-l", help="Which shards, such as `app=sums` or `id=sums-001`.", show_default=False),
@@ -286,11 +279,18 @@ def with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable[
     """Run `work` with a client of the consumer."""
 
     async def run() -> T:
-        endpoint = consumer or await find_consumer(patience=CONSUMER_PATIENCE, waiting=_say_waiting)
-        async with ShardClient(ClientConfig.from_environment(endpoint, patience=PATIENCE)) as client:
+        async with consumer_client(consumer) as client:
             return await work(client)
 
     return run_blocking(run())
+
+
+@contextlib.asynccontextmanager
+async def consumer_client(consumer: str | None) -> AsyncIterator[ShardClient]:
+    """Give a client of the consumer with a process at an address; without one, of the cluster's only consumer."""
+    endpoint = consumer or await find_consumer(patience=CONSUMER_PATIENCE, waiting=_say_waiting)
+    async with ShardClient(ClientConfig.from_environment(endpoint, patience=PATIENCE)) as client:
+        yield client
 
 
 def _say_waiting() -> None:

@@ -30,8 +30,9 @@ from coranto.messages.checkpoints import Checkpoint
 from coranto.streams.control.forking import drop_forked_stream, fork_stream
 from coranto_consumers.forks.checkpoints import forked, promoted, require_shared
 from coranto_consumers.forks.rows import copy_row, drop_tables, look_up, promote_row, retire_row
+from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.retired import Retired
-from coranto_consumers.stores.sql import Restored, SqlStore
+from coranto_consumers.stores.sql import SqlStore
 
 _COMPARED_BYTES: Final = 64 << 10
 CONSUMER_LABEL: Final = "coranto.dev/forked-for"

@@ -33,8 +33,9 @@ from coranto.errors import Fenced, InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.durability import commit_durably
 from coranto_consumers.stores.engines import READS_ONLY
+from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.retired import Retired, checkpoint_of
-from coranto_consumers.stores.sql import CHECKPOINTS, Restored, SqlStore
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from coranto_consumers.stores.staging import PREFIX as STAGE_PREFIX
 from coranto_consumers.stores.staging import delete_stale
 

@@ -9,10 +9,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import CorantoError, SqlStoreError
 from coranto.messages import Checkpoint
+from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.merge import STAGE_COLUMNS
 from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.retired import Retired
-from coranto_consumers.stores.sql import CHECKPOINTS, Restored, SqlStore
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from coranto_consumers.stores.staging import stage_tables
 
 

@@ -24,6 +24,7 @@ from coranto.effects import Clock
 from coranto.errors import (
     AppendOutcomeUnknown,
     CorantoError,
+    Fenced,
     InvalidInput,
     JournalNotFound,
     JournalRecreated,
@@ -55,6 +56,9 @@ READ_AHEAD: Final = 8192
 """Messages to read ahead, if the shard's spec does not set the number. Those in columns are limited by bytes only."""
 READ_AHEAD_BYTES: Final = 64 << 20
 """The limit of bytes to read ahead, for any number of messages. Writers choose the size of messages."""
+
+FENCE_SECONDS: Final = 10.0
+"""The time after which a shard that has nothing to do asks its store if it is fenced off."""
 
 ACKNOWLEDGE_SECONDS: Final = 10.0
 """Time for a failed shard to acknowledge its commits."""
@@ -238,9 +242,24 @@ class Primary:
                     return
 
     async def _wait(self, deadline: float | None, now: float) -> None:
-        with contextlib.suppress(TimeoutError):
+        is_idle = not self._transactions.is_open and self._transactions.prior is Prior.DONE
+        if deadline is None and is_idle:
+            deadline = now + FENCE_SECONDS
+        try:
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now)):
                 await self._wake.wait()
+        except TimeoutError:
+            if is_idle:
+                await self._require_fence()
+
+    async def _require_fence(self) -> None:
+        """Raise Fenced if the store has a later owner. A store that does not answer now fails the next commit."""
+        assert self.store is not None
+        try:
+            await self.store.require_fence()
+        except Exception as error:
+            if isinstance(error, Fenced) or not self.store.is_transient(error):
+                raise
 
     def _raise_failures(self) -> None:
         """Raise the error that ended one of the tasks."""

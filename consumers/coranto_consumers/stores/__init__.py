@@ -1,17 +1,34 @@
-"""Stores of consumers. Effects of messages commit there together with the offsets of these messages."""
+"""Stores of consumers. Effects of messages commit there together with the offsets of these messages.
 
-from coranto.extras import explained
+Names are imported at their first use: a command that reads a checkpoint does not wait for recovery logs.
+"""
 
-try:
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coranto.lazy import lazy_names
+
+if TYPE_CHECKING:
     from coranto_consumers.stores.base import Store
+    from coranto_consumers.stores.fencing import Restored
     from coranto_consumers.stores.json_file import JsonFileStore
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
-    from coranto_consumers.stores.sql import Restored, SqlStore, StoreTransaction
+    from coranto_consumers.stores.sql import SqlStore, StoreTransaction
     from coranto_consumers.stores.sql_shard import SqlShardStore
     from coranto_consumers.stores.sqlite_file import SqliteStore
     from coranto_consumers.stores.urls import display_url, parse_store_url
-except ModuleNotFoundError as error:
-    raise explained(error) from error
+
+_HOMES = {
+    "Store": "base",
+    "JsonFileStore": "json_file",
+    **dict.fromkeys(("Add", "Max", "MergeRule", "Min", "Quotient", "Replace"), "merge"),
+    "Restored": "fencing",
+    **dict.fromkeys(("SqlStore", "StoreTransaction"), "sql"),
+    "SqlShardStore": "sql_shard",
+    "SqliteStore": "sqlite_file",
+    **dict.fromkeys(("display_url", "parse_store_url"), "urls"),
+}
 
 __all__ = [
     "Add",
@@ -30,3 +47,5 @@ __all__ = [
     "display_url",
     "parse_store_url",
 ]
+
+__getattr__ = lazy_names(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()})

@@ -10,8 +10,9 @@ off former owners. During one assignment of a shard to a process, the runtime ma
     that, and `start_commit` ends the transaction.
 3.  `destroy`, once, also after a failure.
 
-The runtime makes one call at a time, with two exceptions. A transaction may change the state while the commit of the
-transaction before is pending, and `destroy` may be called while a commit is pending.
+Between transactions, it may call `require_fence`. The runtime makes one call at a time, with two exceptions. A
+transaction may change the state while the commit of the transaction before is pending, and `destroy` may be called
+while a commit is pending.
 
 `coranto_consumers.stores.contract` tests a store against this contract.
 """
@@ -52,6 +53,13 @@ class Store(ABC):
         The awaitable raises Fenced when a later owner has fenced off this one; then nothing was committed. After any
         other error the commit may or may not have taken place (unless the error says more), and the shard restarts
         from `restore_checkpoint`. The caller awaits it once, and calls `start_commit` again only after it is done.
+        """
+
+    async def require_fence(self) -> None:  # noqa: B027 - most stores find it out at a commit only
+        """Raise Fenced if a later owner has fenced off this one, as far as the store finds that out by itself.
+
+        The runtime calls it from time to time while the shard has nothing to do, and no commit is pending. Otherwise
+        it would learn only at its next commit that an operator has moved it. Other errors are as those of a commit.
         """
 
     @abstractmethod

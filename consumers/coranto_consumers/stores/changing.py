@@ -4,27 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sqlalchemy import Connection, update
+
 from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.reading import ICEBERG
-from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
+
+Change = Callable[[Restored], Checkpoint]
+"""Makes a checkpoint of the last committed one, which it gets with the fence that the new one is committed under."""
 
 
-def change_checkpoint(store: str, consumer: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
-    """Commit the result of `change` on the last committed checkpoint. This fences off a running consumer.
+def change_checkpoint(store: str, consumer: str, change: Change) -> Restored:
+    """Raise the fence of a consumer, and commit the result of `change` on its checkpoint, at once. Return that.
 
-    Raises InvalidInput for a URL without a store, Fenced if the consumer starts during the call, CorruptData for a
-    checkpoint that cannot be read or a table that was rolled back, and SqlStoreError.
+    A running consumer is fenced off by that, and cannot come in between. Raises InvalidInput for a URL without a store,
+    CorruptData for a checkpoint that cannot be read or a table that was rolled back, SqlStoreError, and what `change`
+    raises; then nothing has changed.
     """
     if store.startswith(ICEBERG):
-        _change_in_catalog(store, consumer, change)
-        return
-    database = SqlStore(store)
-    fence, checkpoint = database.raise_fence(consumer)
-    with database.transaction(consumer, fence) as transaction:
-        transaction.commit(change(checkpoint))
+        return _change_in_catalog(store, consumer, change)
+    made: list[Restored] = []
+
+    def write(connection: Connection, restored: Restored) -> None:
+        checkpoint = change(restored)
+        row = CHECKPOINTS.c.shard_fqn == consumer
+        connection.execute(update(CHECKPOINTS).where(row).values(checkpoint=checkpoint.to_bytes()))
+        made.append(Restored(restored.fence, checkpoint))
+
+    SqlStore(store).raise_with(consumer, write)
+    return made[-1]
 
 
-def _change_in_catalog(store: str, consumer: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
+def _change_in_catalog(store: str, consumer: str, change: Change) -> Restored:
     from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure  # They take the extra `lake`.
     from coranto_consumers.stores.iceberg.owner import IcebergOwner
     from coranto_consumers.stores.iceberg.urls import IcebergHome
@@ -32,7 +44,7 @@ def _change_in_catalog(store: str, consumer: str, change: Callable[[Checkpoint],
     home = IcebergHome.at(store)
     owner = IcebergOwner(home.catalog, home.table)
     try:
-        before = owner.raise_fence(consumer)
-        owner.commit(change(before.checkpoint), {}, owner.state.committed)
+        owner.raise_fence(consumer, lambda fence, checkpoint: change(Restored(fence, checkpoint)))
     except FAILURES as error:
         raise failure(f"store {home.name}", error) from error
+    return Restored(owner.state.fence, owner.state.checkpoint)

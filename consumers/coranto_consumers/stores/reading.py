@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from coranto_consumers.stores.sql import Restored, SqlStore
+from coranto_consumers.stores.fencing import Restored
+from coranto_consumers.stores.sql import SqlStore
 
 ICEBERG: Final = "iceberg://"
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 import structlog
 from sqlalchemy import (
@@ -35,10 +34,19 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from coranto.client.retry import RetryPolicy
-from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, RejectedRow, SqlStoreError
+from coranto.errors import (
+    CommitOutcomeUnknown,
+    CorantoError,
+    CorruptData,
+    Fenced,
+    InvalidInput,
+    RejectedRow,
+    SqlStoreError,
+)
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.durability import RELAXED, commit_durably, risks
 from coranto_consumers.stores.engines import READS_ONLY, is_denied, is_transient, open_engine, was_rolled_back
+from coranto_consumers.stores.fencing import Restored, fenced_off
 from coranto_consumers.stores.mysql import GUARDED, NAME, create_tables
 from coranto_consumers.stores.rejections import SHOW_VALUES, described, rejection_of
 from coranto_consumers.stores.retired import checkpoint_of
@@ -58,13 +66,6 @@ _log = structlog.get_logger(__name__)
 _RESOLVING = RetryPolicy(timeout=20.0)
 _CONFLICTS = RetryPolicy(timeout=2.0, scale=0.2)
 _DDL_LOCK = 0x636F72616E746F  # An arbitrary number, the same in all processes: "coranto".
-
-
-class Restored(NamedTuple):
-    """A consumer's row in a store: the fence, and the last committed checkpoint (empty before the first)."""
-
-    fence: int
-    checkpoint: Checkpoint
 
 
 class StoreTransaction:
@@ -94,7 +95,7 @@ class StoreTransaction:
         except SQLAlchemyError as error:
             raise self._store.failure("checkpoint could not be written", error) from error
         if updated.rowcount != 1:
-            raise Fenced(f"consumer {self._shard}: fence {self._fence} was raised by a later owner; stop this one")
+            raise self._store.fenced(self.connection, self._shard, self._fence)
         try:
             self._store.do_commit(self.connection)
         except SQLAlchemyError as error:
@@ -202,6 +203,13 @@ class SqlStore:
         On return no earlier owner can commit. Raises SqlStoreError, and InvalidInput for a retired consumer, and when
         the server may lose committed transactions because of its settings, unless the URL allows that.
         """
+        return self.raise_with(shard, lambda connection, restored: None)
+
+    def raise_with(self, shard: str, work: Callable[[Connection, Restored], None]) -> Restored:
+        """Raise the fence, and do work in the same transaction, with its connection and what `raise_fence` returns.
+
+        Raises as `raise_fence` does, and what the work raises; then nothing has changed.
+        """
         if not shard:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it; give one", field="shard")
         self._require_durability()
@@ -209,7 +217,9 @@ class SqlStore:
         for wait in (*_CONFLICTS.waits(), None):
             try:
                 with self.engine.begin() as connection:
-                    return raised(connection, shard)
+                    restored = raised(connection, shard)
+                    work(connection, restored)
+                    return restored
             except SQLAlchemyError as error:
                 # Several processes that raise it concurrently may conflict, in databases that detect conflicts late.
                 if wait is None or not isinstance(error, DBAPIError) or not was_rolled_back(error):
@@ -257,7 +267,7 @@ class SqlStore:
             with self.engine.connect().execution_options(**{GUARDED: True}) as connection:
                 found = row_of(connection, shard)
                 if found is None or found.fence != fence:
-                    raise Fenced(f"consumer {shard}: fence {fence} was raised by a later owner; stop this one")
+                    raise fenced_off(shard, fence, found)
                 yield StoreTransaction(self, connection, shard, fence)
         except SQLAlchemyError as error:
             raise self.failure(f"a transaction of {shard} failed", error) from self.cause(error)
@@ -308,9 +318,23 @@ class SqlStore:
                 "commits, as in a failover to a server that lacks them. Start the consumer again: it continues from "
                 "the existing checkpoint, and later publications are repeated"
             )
+        checkpoint = checkpoint_of(shard, bytes(row.checkpoint))
         if found > fence:
-            raise Fenced(f"consumer {shard}: fence {fence} was raised by a later owner; stop this one")
-        return checkpoint_of(shard, bytes(row.checkpoint))
+            raise fenced_off(shard, fence, Restored(found, checkpoint))
+        return checkpoint
+
+    def require_fence(self, shard: str, fence: int) -> None:
+        """Raise Fenced if a later owner has raised the fence of a consumer since `fence`. Raises SqlStoreError."""
+        found = self.read(shard)
+        if found is not None and found.fence > fence:
+            raise fenced_off(shard, fence, found)
+
+    def fenced(self, connection: Connection, shard: str, fence: int) -> Fenced:
+        """Return the error of an owner whose fence is not that of the row any more, with the reason if it is known."""
+        try:
+            return fenced_off(shard, fence, row_of(connection, shard))
+        except (CorantoError, SQLAlchemyError):
+            return fenced_off(shard, fence, None)
 
     def failure(self, what: str, error: SQLAlchemyError) -> SqlStoreError:
         """Return an error of the database as one of ours: RejectedRow for a row that it rejected.

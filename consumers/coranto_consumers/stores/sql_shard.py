@@ -138,6 +138,9 @@ class SqlShardStore(Store):
         self._commit = asyncio.ensure_future(self._complete(transaction, exits, rows, checkpoint, wait_for))
         return self._commit
 
+    async def require_fence(self) -> None:
+        await asyncio.to_thread(self.database.require_fence, self._shard, self._fence)
+
     async def destroy(self) -> None:
         if self._commit is not None:
             await asyncio.wait([self._commit])

@@ -13,7 +13,8 @@ from coranto.errors import InvalidInput
 from dagster_coranto.resources.hidden import hide, reveal
 
 if TYPE_CHECKING:
-    from coranto_consumers.stores.sql import Restored, SqlStore
+    from coranto_consumers.stores.fencing import Restored
+    from coranto_consumers.stores.sql import SqlStore
 
 STORE_VARIABLE: Final = "CORANTO_STORE_URL"
 

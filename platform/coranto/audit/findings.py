@@ -98,6 +98,8 @@ class Kind(enum.StrEnum):
     """The store has no checkpoint of a consumer, or a new one in place of the one that an earlier audit knew."""
     CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
     """The bytes of a checkpoint are not a checkpoint."""
+    CHECKPOINT_RESET = "checkpoint_reset"
+    """An operator has moved the consumer, so that it repeats or omits messages on purpose."""
     CHECKPOINT_SET_BACK = "checkpoint_set_back"
     """A checkpoint is older than the consumer's progress that journals or an earlier audit know."""
     CHECKPOINT_AHEAD = "checkpoint_ahead"

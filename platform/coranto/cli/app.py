@@ -9,16 +9,29 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-import grpc
 import typer
 
-from coranto.cli import attach_uuids, audit, cluster, doctor, ingest, journals, recover, streams, types
 from coranto.cli.output import Panel, printable
-from coranto.cli.plugins import add_plugins
+from coranto.cli.plugins import GROUP, add_plugins
 from coranto.errors import CorantoError
 from coranto.telemetry import configure_logging
 
 _VERBOSE = "--verbose"
+_OWN_COMMANDS = [
+    importlib.metadata.EntryPoint(name, home, GROUP)
+    for name, home in (
+        ("up", "coranto.cli.cluster:up"),
+        ("doctor", "coranto.cli.doctor:doctor"),
+        ("journals", "coranto.cli.journals:app"),
+        ("streams", "coranto.cli.streams:app"),
+        ("ingest", "coranto.cli.ingest:app"),
+        ("types", "coranto.cli.types:app"),
+        ("attach-uuids", "coranto.cli.attach_uuids:attach_uuids"),
+        ("audit", "coranto.cli.audit:app"),
+        ("recover", "coranto.cli.recover:app"),
+    )
+]
+"""The commands of this package. Only those that a command line names are imported."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,15 +73,7 @@ def _build(words: Sequence[str]) -> typer.Typer:
     ) -> None:
         """Journals: replicated, transactional, append-only logs."""
 
-    app.command("up", rich_help_panel=Panel.CLUSTER)(cluster.up)
-    app.command("doctor", rich_help_panel=Panel.CLUSTER)(doctor.doctor)
-    app.add_typer(journals.app, name="journals", rich_help_panel=Panel.DATA)
-    app.add_typer(streams.app, name="streams", rich_help_panel=Panel.DATA)
-    app.add_typer(ingest.app, name="ingest", rich_help_panel=Panel.DATA)
-    app.add_typer(types.app, name="types", rich_help_panel=Panel.DATA)
-    app.command("attach-uuids", rich_help_panel=Panel.DATA)(attach_uuids.attach_uuids)
-    app.add_typer(audit.app, name="audit", rich_help_panel=Panel.REPAIR)
-    app.add_typer(recover.app, name="recover", rich_help_panel=Panel.REPAIR)
+    add_plugins(app, words, _OWN_COMMANDS)
     add_plugins(app, words)
     app.command("version", rich_help_panel=Panel.OTHER)(version)
     return app
@@ -82,6 +87,8 @@ def _show_version(wanted: bool) -> None:
 
 def version() -> None:
     """Show the versions of Coranto, Python and gRPC."""
+    import grpc
+
     typer.echo(
         f"coranto {importlib.metadata.version('coranto')} "
         f"(Python {platform.python_version()}, grpcio {grpc.__version__}, {platform.system()})"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -16,6 +18,9 @@ from coranto.errors import CorruptData
 from coranto.messages.uuids import ProducerId
 from coranto.offsets import JournalOffset
 from coranto.wire import consumer_pb2
+
+_LATEST: Final = float(1 << 37)
+"""The largest time that is shown: dates have years of four digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,30 @@ def identified(sources: Mapping[str, Source], ids: Mapping[str, str]) -> dict[st
 
 
 @dataclass(frozen=True, slots=True)
+class Reset:
+    """A change of a consumer's position in a journal by an operator, so that messages are repeated or omitted.
+
+    `before` and `after` are the offsets through which the journal was read before, and through which it counts as read
+    since; `before` is -1 if it is of an earlier journal with that name. `fence` is that under which the change was
+    committed, and `time` is in Unix seconds.
+    """
+
+    journal: str
+    before: int
+    after: int
+    fence: int
+    time: float
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="seconds")
+        if self.before < 0:
+            return f"{self.journal} was reset at {when} to {self.after}, from an earlier journal with that name"
+        begin, end = sorted((self.before, self.after))
+        effect = "repeated" if self.after < self.before else "omitted"
+        return f"{self.journal} was reset from {self.before} to {self.after} at {when}: [{begin}, {end}) is {effect}"
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """The sources and outputs of a consumer, and the place of its checkpoint. Empty parts are unknown."""
 
@@ -110,6 +139,8 @@ class Identity:
     """Those that only some of its transactions have."""
     store: str = ""
     """The store's location, without a password."""
+    resets: tuple[Reset, ...] = ()
+    """The last reset of each source, in order of their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +180,14 @@ class Checkpoint:
             wire.identity.outputs.extend(sorted(self.identity.outputs))
             wire.identity.sometimes.extend(sorted(self.identity.sometimes))
             wire.identity.store = self.identity.store
+            for reset in self.identity.resets:
+                wire.identity.resets.add(
+                    journal=reset.journal,
+                    before=reset.before,
+                    after=reset.after,
+                    fence=reset.fence,
+                    time=reset.time,
+                )
         wire.batch = self.batch
         return wire
 
@@ -177,7 +216,13 @@ class Checkpoint:
                 raise CorruptData(f"checkpoint of {journal}: read through offset {entry.read_through}")
             sources[journal] = Source(entry.read_through, producers, entry.journal_id)
         found = wire.identity
-        identity = Identity(found.sources, frozenset(found.outputs), frozenset(found.sometimes), found.store)
+        for each in found.resets:
+            if each.before < -1 or min(each.after, each.fence) < 0 or not 0 <= each.time <= _LATEST:
+                raise CorruptData(
+                    f"checkpoint: a reset of {each.journal} from {each.before} to {each.after} at {each.time}"
+                )
+        resets = tuple(Reset(each.journal, each.before, each.after, each.fence, each.time) for each in found.resets)
+        identity = Identity(found.sources, frozenset(found.outputs), frozenset(found.sometimes), found.store, resets)
         return cls(sources, dict(sorted(wire.ack_intents.items())), identity, wire.batch)
 
     def to_bytes(self) -> bytes:

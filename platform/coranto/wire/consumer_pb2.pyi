@@ -353,6 +353,7 @@ class Checkpoint(_message.Message):
         OUTPUTS_FIELD_NUMBER: _builtins.int
         SOMETIMES_FIELD_NUMBER: _builtins.int
         STORE_FIELD_NUMBER: _builtins.int
+        RESETS_FIELD_NUMBER: _builtins.int
         sources: _builtins.str
         """A label selector, or the name of another source."""
         store: _builtins.str
@@ -362,6 +363,10 @@ class Checkpoint(_message.Message):
         def sometimes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
             """Outputs that only some of its transactions have."""
 
+        @_builtins.property
+        def resets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Checkpoint.Reset]:
+            """The last reset of each source, in order of their names."""
+
         def __init__(
             self,
             *,
@@ -369,10 +374,47 @@ class Checkpoint(_message.Message):
             outputs: _abc.Iterable[_builtins.str] | None = ...,
             sometimes: _abc.Iterable[_builtins.str] | None = ...,
             store: _builtins.str = ...,
+            resets: _abc.Iterable[Global___Checkpoint.Reset] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "sometimes", b"sometimes", "sources", b"sources", "store", b"store"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "resets", b"resets", "sometimes", b"sometimes", "sources", b"sources", "store", b"store"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Reset(_message.Message):
+        """Coranto's own: an operator has moved the consumer in a journal, so that messages are repeated or omitted."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        JOURNAL_FIELD_NUMBER: _builtins.int
+        BEFORE_FIELD_NUMBER: _builtins.int
+        AFTER_FIELD_NUMBER: _builtins.int
+        FENCE_FIELD_NUMBER: _builtins.int
+        TIME_FIELD_NUMBER: _builtins.int
+        journal: _builtins.str
+        before: _builtins.int
+        """The offsets through which the journal was read before, and as it counts since. `before` is -1 if it is of an earlier
+        journal with that name.
+        """
+        after: _builtins.int
+        fence: _builtins.int
+        """The fence under which this was committed."""
+        time: _builtins.float
+        """In Unix seconds."""
+        def __init__(
+            self,
+            *,
+            journal: _builtins.str = ...,
+            before: _builtins.int = ...,
+            after: _builtins.int = ...,
+            fence: _builtins.int = ...,
+            time: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "fence", b"fence", "journal", b"journal", "time", b"time"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

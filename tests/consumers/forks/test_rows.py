@@ -11,8 +11,9 @@ from coranto.errors import CorruptData, Fenced, InvalidInput
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.forks.checkpoints import forked
 from coranto_consumers.forks.rows import copy_row, drop_tables, promote_row, retire_row
+from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.retired import Retired
-from coranto_consumers.stores.sql import Restored, SqlStore
+from coranto_consumers.stores.sql import SqlStore
 
 TOTALS = Table(
     "totals",

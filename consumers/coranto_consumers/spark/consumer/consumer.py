@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from coranto.extras import explained
@@ -91,6 +91,9 @@ from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.journals.segments import gone_segments, not_read
 from coranto_consumers.spark.outputs.output_stores import OutputStore
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
+
+_FENCE_SECONDS: Final = 5.0
+"""The time after which a service that has nothing to read asks its store if it is fenced off."""
 
 
 class SparkConsumer:
@@ -229,7 +232,7 @@ class SparkConsumer:
         the application's selector only later. Retries unavailable stores and brokers without a limit. Raises other
         errors as `run_until_caught_up` does.
         """
-        pace = Pace(self._min_transaction_seconds)
+        pace, fence_checks = Pace(self._min_transaction_seconds), Pace(_FENCE_SECONDS)
         outages = self._run(RetryPolicy())
 
         def serve() -> ConsumeReport:
@@ -246,6 +249,9 @@ class SparkConsumer:
                         present = self._present(client)
                     if ends_of(present) == caught_up:
                         self._progressed(report)
+                        if fence_checks.is_due:  # Otherwise only a commit would find out.
+                            fence_checks.took()
+                            self._store.require_fence(self._application.name, report.fence)
                         wait()
                         continue
                     pace.took()

@@ -40,6 +40,7 @@ from coranto_consumers.spark.outputs.iceberg_tasks import FILES, WriteFilesTask
 from coranto_consumers.spark.outputs.output_stores import OutputStore
 from coranto_consumers.spark.outputs.staging import CARRIED_TO_APPEND, CARRIED_TO_MERGE, require_deletes
 from coranto_consumers.spark.session.jobs import described
+from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure
 from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions, require_partitioning
 from coranto_consumers.stores.iceberg.files import sweep
@@ -49,7 +50,6 @@ from coranto_consumers.stores.iceberg.tables import find_or_create, plan_for, re
 from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from coranto_consumers.stores.merge import MergePlan
-from coranto_consumers.stores.sql import Restored
 
 _log = structlog.get_logger(__name__)
 _SWEPT_TRANSACTIONS: Final = 2

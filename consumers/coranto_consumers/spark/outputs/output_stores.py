@@ -12,14 +12,15 @@ from typing import Generic, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from coranto.errors import InvalidInput, RejectedRow
+from coranto.errors import InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application.application import Outputs, SqlOutput, TableOutput
 from coranto_consumers.spark.inputs.frames import ExpectedRows
 from coranto_consumers.spark.inputs.packed import PackedInput
 from coranto_consumers.spark.outputs.staging import Staged, compare_table_output, stage_sql_output, stage_table_output
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
-from coranto_consumers.stores.sql import Restored, SqlStore, check_deferred
+from coranto_consumers.stores.fencing import Restored, fenced_off
+from coranto_consumers.stores.sql import SqlStore, check_deferred
 from coranto_consumers.stores.staged_sql import StagedSql
 from coranto_consumers.stores.staging import delete_staged, delete_stale
 
@@ -52,6 +53,20 @@ class OutputStore(ABC, Generic[W]):
         """
         found = self.read(shard)
         return Checkpoint() if found is None else found.checkpoint
+
+    def require_fence(self, shard: str, fence: int) -> None:
+        """Raise Fenced if a later owner has raised the fence of a consumer since `fence`.
+
+        A store that does not answer now is left to the next transaction. Raises InvalidInput for a retired consumer.
+        """
+        try:
+            found = self.read(shard)
+        except SqlStoreError as error:
+            if not error.retriable:
+                raise
+            return
+        if found is not None and found.fence > fence:
+            raise fenced_off(shard, fence, found)
 
     @abstractmethod
     def raise_fence(self, shard: str) -> Restored:

@@ -30,6 +30,7 @@ from sqlalchemy import make_url
 from coranto.client.retry import RetryPolicy
 from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.stores.fencing import Restored, fenced_off
 from coranto_consumers.stores.iceberg.catalogs import commits_of, is_transient
 from coranto_consumers.stores.iceberg.files import sweep, sweep_committed
 from coranto_consumers.stores.iceberg.state import (
@@ -112,9 +113,10 @@ class IcebergOwner:
         if found:
             _log.warning("iceberg.relaxed_durability", table=self.home, risks=found)
 
-    def raise_fence(self, shard: str) -> ShardState:
+    def raise_fence(self, shard: str, change: Callable[[int, Checkpoint], Checkpoint] | None = None) -> ShardState:
         """Raise the fence, and return the state before. On return no earlier owner can commit.
 
+        `change` makes the checkpoint that is committed with that, of the new fence and the present checkpoint.
         Raises CorruptData if a table of the shard was rolled back or is gone, and SqlStoreError.
         """
         self.shard = shard
@@ -125,7 +127,10 @@ class IcebergOwner:
             for name, known in state.tables.items():
                 if name != self.home:
                     self._require_table(name, known)
-            self.raise_to(table, self.successor_of(state))
+            raised = self.successor_of(state)
+            if change is not None:
+                raised = replace(raised, checkpoint=change(raised.fence, state.checkpoint))
+            self.raise_to(table, raised)
             return state
 
         return self.attempt(raise_it)
@@ -190,10 +195,7 @@ class IcebergOwner:
         """
         found = state_of(table, self.shard)
         if found.fence != self.state.fence:
-            raise Fenced(
-                f"shard {self.shard}: a later owner has raised the fence to {found.fence}; this one had "
-                f"{self.state.fence}"
-            )
+            raise fenced_off(self.shard, self.state.fence, Restored(found.fence, found.checkpoint))
         if found.files != self.state.files:
             raise Fenced(
                 f"shard {self.shard}: the state in {self.home} was deleted, and a later owner has started over with "

@@ -121,6 +121,9 @@ class IcebergShardStore(Store):
         self._commit = asyncio.ensure_future(self._complete(rows, checkpoint, wait_for))
         return self._commit
 
+    async def require_fence(self) -> None:
+        await asyncio.to_thread(lambda: self._owner.require_fence(self._owner.load()))
+
     async def destroy(self) -> None:
         if self._commit is not None:
             await asyncio.wait([self._commit])

@@ -14,11 +14,11 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from coranto.errors import InvalidInput
+from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure
 from coranto_consumers.stores.iceberg.rest import limit_questions, limit_times, limit_tokens
 from coranto_consumers.stores.iceberg.state import names_in, state_of
 from coranto_consumers.stores.reading import ICEBERG
-from coranto_consumers.stores.sql import Restored
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from sqlalchemy import BigInteger, Column, Double, MetaData, String, Table, func
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
+from coranto.cli import main
 from coranto.errors import CorruptData, CorruptMessage, Fenced, InvalidInput, NotAllowed
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.publisher import SyncPublisher
@@ -244,6 +245,24 @@ def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark,
     envelopes = [each for name in ALERTS for each in iter_messages(JsonLines(), name, [world.broker.content(name)], 0)]
     assert len({envelope.producer for envelope in envelopes}) == 1
     assert report.lag_bytes == len(b'{"unfinished')
+
+
+def test_a_service_that_is_reset_ends_as_fenced_and_says_why_and_the_next_repeats_all(
+    spark, world, sqlite_url, monkeypatch
+):
+    monkeypatch.setattr("coranto_consumers.spark.consumer.consumer._FENCE_SECONDS", 0.0)
+    world.publish(20)
+    words = ["reset", "delays", "--to", "earliest", "--yes", "--store", sqlite_url, "--endpoint", world.broker.endpoint]
+    runner = consumer(spark, world, sqlite_url)
+    reason = (
+        r"by `coranto consumer reset` or `skip`: delays/events/one was reset from \d+ to 0 at .* \(and 1 more journals"
+    )
+    with pytest.raises(Fenced, match=reason):  # It has nothing to read, and finds out nevertheless.
+        runner.run_until_stopped(lambda: False, wait=lambda: main(["consumer", *words]))
+
+    assert consumer(spark, world, sqlite_url).run_until_caught_up().messages == len(world.committed)
+    world.committed *= 2
+    world.check(sqlite_url)
 
 
 def test_transactions_are_bounded_by_messages_and_a_service_by_time(spark, world, sqlite_url, monkeypatch):

@@ -193,7 +193,7 @@ def test_a_driver_that_hung_commits_nothing(spark, world, lake, monkeypatch):
     world.publish(20)
     zombie = lake.store()
     trap = Trap(monkeypatch, lake.catalogs[0], "_write_metadata", Step.MERGED, lambda: run(spark, world, lake.store()))
-    with pytest.raises(Fenced, match="a later owner has raised the fence"):
+    with pytest.raises(Fenced, match="was raised by a later owner"):
         run(spark, world, zombie, trap)
     assert trap.sprung
     run(spark, world, lake.store())

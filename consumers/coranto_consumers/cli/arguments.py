@@ -1,0 +1,33 @@
+"""Arguments and options that commands for consumers share. It imports little: commands that answer at once use it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_STORE = typer.Option(
+    "--store",
+    envvar="CORANTO_STORE_URL",
+    help="URL of the consumer's store in SQL, or iceberg://CATALOG/namespace.table. Lists of processes show options: "
+    "use $CORANTO_STORE_URL for passwords.",
+    show_default=False,
+)
+Store = Annotated[str, _STORE]
+StoreOrNone = Annotated[str | None, _STORE]
+ConsumerName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A Spark consumer's name, a shard's full name in the store, or module:App for all shards of one.",
+    ),
+]
+Consumer = Annotated[
+    str | None,
+    typer.Option(
+        "--consumer",
+        envvar="CORANTO_CONSUMER",
+        help="Any process of the consumer, as host:port. Default: the one consumer of the cluster of `coranto up`.",
+        show_default=False,
+    ),
+]

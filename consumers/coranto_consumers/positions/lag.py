@@ -1,0 +1,122 @@
+"""The lag of a consumer: what its journals have behind its checkpoint. It reads a sample of that, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from coranto import labels
+from coranto.client import JournalClient
+from coranto.client.heads import JournalHead
+from coranto.errors import CorantoError
+from coranto.journal_ids import is_same
+from coranto.messages.framing import JsonLines
+from coranto.messages.reading import AsyncReadUncommitted
+from coranto.messages.uuids import Flags, clock_to_ns
+from coranto.offsets import id_of
+
+_SAMPLE_BYTES: Final = 256 << 10
+"""The unread content of a journal that is read to count its messages."""
+_SAMPLES: Final = 32
+"""The most journals whose content is read: those with the most unread bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLag:
+    """The lag of a consumer in one journal. Offsets and sizes are in bytes, times in seconds; None is unknown."""
+
+    journal: str
+    position: int | None
+    """The offset through which the consumer has committed. None if it has not begun to read the journal."""
+    head: int | None
+    behind: int | None
+    """The bytes between both, as far as the journal still has them."""
+    messages: int | None = None
+    """The messages in these bytes, without acknowledgements."""
+    is_estimate: bool = False
+    """True if `messages` follows from the mean size of the first ones."""
+    seconds: float | None = None
+    """The age of the first of these messages."""
+    problem: str = ""
+    """The reason why the lag is unknown, or what prevents the consumer from reading on."""
+
+    @property
+    def written_per_second(self) -> float | None:
+        """The bytes per second at which the unread content was written; None if it has no times."""
+        return self.behind / self.seconds if self.behind and self.seconds else None
+
+
+async def lag_of(
+    client: JournalClient,
+    offsets: Mapping[str, int],
+    sources: str = "",
+    *,
+    wall: Callable[[], float] = time.time,
+) -> list[JournalLag]:
+    """Return the lag behind a checkpoint's offsets in each journal, in order of their names.
+
+    Journals that the label selector `sources` matches and that have no offset count as unread. Raises InvalidInput for
+    a selector that is none, and errors of the client.
+    """
+    heads: dict[str, JournalHead] = {}
+    if offsets:
+        heads.update(
+            (await client.heads(labels.label_selector(include=[(labels.NAME, each) for each in offsets]))).by_name
+        )
+    if sources:
+        heads.update((await client.heads(sources)).by_name)
+    found = {
+        journal: _without_messages(journal, offsets.get(journal), heads.get(journal)) for journal in {*offsets, *heads}
+    }
+    most = sorted((each for each in found.values() if each.behind), key=lambda each: -(each.behind or 0))[:_SAMPLES]
+    now = wall()
+    for each in await asyncio.gather(*(_with_messages(client, each, now) for each in most)):
+        found[each.journal] = each
+    return [found[journal] for journal in sorted(found)]
+
+
+def _without_messages(journal: str, position: int | None, head: JournalHead | None) -> JournalLag:
+    if head is None:
+        return JournalLag(journal, position, None, None, problem="there is no such journal")
+    if not head.known:
+        return JournalLag(journal, position, None, None, problem=f"its head is not known: {head.problem}")
+    end = head.head
+    if position is not None and not is_same(id_of(position), position, head.journal_id):
+        return JournalLag(journal, position, end, None, problem="it was deleted and created again, or its head fell")
+    if position is not None and position > end:
+        return JournalLag(journal, position, end, None, problem="it ends before the position")
+    first = min(head.begin if head.begin or head.listed else 0, end)
+    begin = max(position or 0, first)
+    gone = f"content [{position}, {begin}) is gone" if position is not None and position < begin else ""
+    return JournalLag(journal, position, end, end - begin, 0 if begin == end else None, problem=gone)
+
+
+async def _with_messages(client: JournalClient, lag: JournalLag, now: float) -> JournalLag:
+    """Return a lag with its messages, counted in a sample. Content that cannot be read leaves them unknown."""
+    assert lag.head is not None
+    assert lag.behind is not None
+    begin = lag.head - lag.behind
+    end = min(lag.head, begin + _SAMPLE_BYTES)
+    count, first, reached = 0, 0, begin
+    try:
+        chunks = client.read(lag.journal, begin, end_offset=end)
+        async with contextlib.aclosing(chunks):
+            reader = AsyncReadUncommitted(
+                JsonLines(tolerant=True), lag.journal, chunks, begin, on_corrupt=lambda error: None
+            )
+            async for message in reader:
+                count += message.flags != Flags.ACK_TXN or message.clock == 0
+                first = first or message.clock
+                reached = message.end
+    except CorantoError as error:
+        return JournalLag(lag.journal, lag.position, lag.head, lag.behind, problem=lag.problem or str(error))
+    seconds = max(0.0, now - clock_to_ns(first) / 1e9) if first else None
+    whole = end == lag.head
+    messages = count if whole else round(count * lag.behind / (reached - begin)) if reached > begin else None
+    return JournalLag(
+        lag.journal, lag.position, lag.head, lag.behind, messages, not whole and bool(messages), seconds, lag.problem
+    )
