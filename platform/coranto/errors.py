@@ -417,6 +417,11 @@ class CommitOutcomeUnknown(CorantoError):
 class Fenced(CorantoError):
     """A later owner raised the fence. This process must stop: its transaction did not commit and never will."""
 
+    def __init__(self, text: str, *, is_moved: bool = False) -> None:
+        """`is_moved` says that an operator has moved the consumer, so that no other process runs because of that."""
+        super().__init__(text)
+        self.is_moved = is_moved
+
 
 class BatchChanged(CorantoError):
     """A query comes with a batch whose number is committed, but whose content differs from what was committed.

@@ -33,6 +33,14 @@ Journals = Annotated[
     list[str] | None,
     typer.Option("--journal", help="Only this journal. May repeat. Default: all that it has read.", show_default=False),
 ]
+Sources = Annotated[
+    str,
+    typer.Option(
+        "--sources",
+        help="Label selector of the consumer's journals: also those that it has not begun. A new consumer needs it.",
+        show_default=False,
+    ),
+]
 Sure = Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where nobody can answer.")]
 To = Annotated[
     str,
@@ -46,26 +54,38 @@ To = Annotated[
 
 
 def reset(
-    name: ConsumerName, to: To, store: Store, journal: Journals = None, yes: Sure = False, endpoint: Endpoint = None
+    name: ConsumerName,
+    to: To,
+    store: Store,
+    journal: Journals = None,
+    sources: Sources = "",
+    yes: Sure = False,
+    endpoint: Endpoint = None,
 ) -> None:
     """Move a consumer to other positions, so that it repeats or omits messages. Asks before it changes anything.
 
     It prints what will be repeated or omitted. A running instance is fenced off, and ends with the reason; started
     again, the consumer continues from the new positions. Its tables stay as they are. A transaction that is open at a
-    position is delivered as a whole once it is acknowledged. Journals that are not in the checkpoint are not moved.
+    position is delivered as a whole once it is acknowledged. With --sources, a consumer that never ran begins there.
     """
-    _move(name, store, parse_target(to), journal or (), endpoint, sure=yes, only_forward=False)
+    _move(name, store, parse_target(to), journal or (), sources, endpoint, sure=yes, only_forward=False)
 
 
 def skip(
-    name: ConsumerName, to: To, store: Store, journal: Journals = None, yes: Sure = False, endpoint: Endpoint = None
+    name: ConsumerName,
+    to: To,
+    store: Store,
+    journal: Journals = None,
+    sources: Sources = "",
+    yes: Sure = False,
+    endpoint: Endpoint = None,
 ) -> None:
     """Move a consumer forward only, so that it omits messages. Asks before it changes anything.
 
     As `reset`, but journals in which it is further already stay, so that nothing is repeated. To omit a message, skip
     behind the acknowledgement of its transaction.
     """
-    _move(name, store, parse_target(to), journal or (), endpoint, sure=yes, only_forward=True)
+    _move(name, store, parse_target(to), journal or (), sources, endpoint, sure=yes, only_forward=True)
 
 
 def parse_target(text: str) -> Target:
@@ -100,15 +120,16 @@ def _move(
     store: str,
     target: Target,
     journals: Sequence[str],
+    sources: str,
     endpoint: str | None,
     *,
     sure: bool,
     only_forward: bool,
 ) -> None:
-    checkpoint = _checkpoint(store, name)
+    checkpoint = _checkpoint(store, name, is_new=bool(sources))
 
     async def plan(client: JournalClient) -> list[Move]:
-        return await plan_moves(client, checkpoint, target, journals, only_forward=only_forward)
+        return await plan_moves(client, checkpoint, target, journals, sources=sources, only_forward=only_forward)
 
     moves = with_client(endpoint, plan)
     if not moves:
@@ -124,12 +145,19 @@ def _move(
     typer.echo(f"{name}: moved in {len(moves)} journals, under fence {done.fence}; it continues there when it starts")
 
 
-def _checkpoint(store: str, name: str) -> Checkpoint:
+def _checkpoint(store: str, name: str, *, is_new: bool) -> Checkpoint:
+    """Return the checkpoint of a consumer; with `is_new`, it may have none yet. Raises InvalidInput."""
     found = read_checkpoint(store, name)
     if found is None or not found.checkpoint.sources:
-        windows = read_checkpoint(store, f"{name}@")
-        why = "is a consumer by windows: materialise its windows again" if windows else "has no checkpoint in the store"
-        raise InvalidInput(f"consumer {name!r} {why}", field="NAME")
+        if read_checkpoint(store, f"{name}@"):
+            raise InvalidInput(f"{name!r} is a consumer by windows: materialise its windows again", field="NAME")
+        if not is_new:
+            raise InvalidInput(
+                f"consumer {name!r} has no checkpoint in the store; if it is new, name its journals with --sources",
+                field="NAME",
+            )
+    if found is None:
+        return Checkpoint()
     if found.checkpoint.batch:
         raise InvalidInput(
             f"{name!r} is a streaming query, whose position is in Spark's checkpoint: start a query of another name, "

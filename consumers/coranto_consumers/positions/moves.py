@@ -45,6 +45,8 @@ class Move:
     """The messages that are repeated or omitted: those of transactions that are acknowledged in between."""
     is_other_journal: bool = False
     """True if `known` is of an earlier journal with that name, so that nothing says what is repeated or omitted."""
+    is_begun: bool = False
+    """True if the consumer has not begun to read the journal: `known` is its beginning."""
 
     @property
     def repeats(self) -> bool:
@@ -67,25 +69,32 @@ async def plan_moves(
     target: Target,
     journals: Sequence[str] = (),
     *,
+    sources: str = "",
     only_forward: bool = False,
     framing: FramingOf = framing_of,
 ) -> list[Move]:
     """Return the moves of a checkpoint's journals to a target, in order of their names.
 
     `journals` limits them; offsets do so too. A journal that is at its target is left out, and with `only_forward` one
-    that is beyond it. To find the state at an offset before the present one, a journal is read from its beginning.
+    that is beyond it. Journals that the label selector `sources` matches and the checkpoint does not have count as read
+    up to their beginning, so that a new consumer can begin anywhere. To find the state at an offset before the present
+    one, a journal is read from its beginning.
 
     Raises InvalidInput for journals that the checkpoint does not have or that do not exist, for offsets beyond a
     journal's end, below its content or within a message, and for a move forward from amid a transaction;
     JournalRecreated for offsets of an earlier journal, ContentGone for a time before a journal's content, Unavailable,
     and errors of the client.
     """
-    wanted = sorted(set(journals) or (set(target) if isinstance(target, Mapping) else set(checkpoint.sources)))
-    if strange := sorted(set(wanted) - checkpoint.sources.keys()):
+    new = set((await client.list(sources)).names) - checkpoint.sources.keys() if sources else set()
+    wanted = sorted(set(journals) or (set(target) if isinstance(target, Mapping) else {*checkpoint.sources, *new}))
+    if strange := sorted(set(wanted) - checkpoint.sources.keys() - new):
         raise InvalidInput(
-            f"{strange[0]} is no journal of the consumer's checkpoint; it has {', '.join(sorted(checkpoint.sources))}",
+            f"{strange[0]} is no journal that the consumer reads; these are "
+            f"{', '.join(sorted({*checkpoint.sources, *new})) or 'none'}",
             field="journal",
         )
+    if not wanted:
+        raise InvalidInput(f"no journal matches {sources!r}", field="sources")
     if isinstance(target, Mapping) and (missing := sorted(set(wanted) - target.keys())):
         raise InvalidInput(f"has no offset of {missing[0]}", field="--to")
     selector = labels.label_selector(include=[(labels.NAME, name) for name in wanted])
@@ -100,7 +109,8 @@ async def plan_moves(
         target = dict((await moment_at(client, [infos[name] for name in wanted], target)).ends)
     found = []
     for name in wanted:
-        one = _JournalMove(client, infos[name], heads[name], checkpoint.sources[name], framing(infos[name].spec))
+        known = checkpoint.sources.get(name)
+        one = _JournalMove(client, infos[name], heads[name], known, framing(infos[name].spec))
         move = await one.plan(target if isinstance(target, str) else target[name], only_forward)
         if move is not None:
             found.append(move)
@@ -111,19 +121,20 @@ class _JournalMove:
     """Plans the move in one journal."""
 
     def __init__(
-        self, client: JournalClient, info: JournalInfo, head: JournalHead, known: Source, framing: Framing[Any]
+        self, client: JournalClient, info: JournalInfo, head: JournalHead, known: Source | None, framing: Framing[Any]
     ) -> None:
         self._name = info.name
         self._head = head
-        self._known = known
         self._walk = JournalWalk(client, framing, info.name)
-        self._id = latest_id(known.journal_id, head.journal_id) if known.journal_id else head.journal_id
-        self._is_other = not is_same(known.expected_id, known.read_through, head.journal_id)
         self._first = head.head if head.status == pb.SUSPENDED else head.begin
         if labels.value_of(info.spec.labels, labels.STREAM):
             from coranto.streams.model.stream import decode_segment  # Not for those who read no stream.
 
             self._first = max(self._first, decode_segment(info).begin)
+        self._is_begun = known is None
+        self._known = known = known or Source(self._first, journal_id=head.journal_id)
+        self._id = latest_id(known.journal_id, head.journal_id) if known.journal_id else head.journal_id
+        self._is_other = not is_same(known.expected_id, known.read_through, head.journal_id)
 
     async def plan(self, target: str | int, only_forward: bool) -> Move | None:
         at = await self._offset(target)
@@ -137,7 +148,8 @@ class _JournalMove:
             source, messages = await self._forward(at)
         else:
             source, messages = await self._back(at)
-        return Move(self._name, self._known, replace(source, journal_id=self._id), messages)
+        source = replace(source, journal_id=self._id)
+        return Move(self._name, self._known, source, messages, is_begun=self._is_begun)
 
     async def _offset(self, target: str | int) -> int:
         head, first = self._head.head, self._first
@@ -199,7 +211,7 @@ def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restor
         sources = dict(checkpoint.sources)
         resets = {each.journal: each for each in checkpoint.identity.resets if each.journal in sources}
         for move in moves:
-            present = sources.get(move.journal)
+            present = sources.get(move.journal, move.known if move.is_begun else None)
             if present is None or not is_same(move.known.journal_id, move.known.read_through, present.journal_id):
                 raise InvalidInput(f"the consumer has another checkpoint of {move.journal} by now: run this again")
             if present != move.known and not move.repeats:

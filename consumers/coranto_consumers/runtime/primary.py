@@ -144,6 +144,7 @@ class Primary:
                 )
             checkpoint = await store.restore_checkpoint(self._shard.fqn)
             self._compare(store, checkpoint)
+            self._progress.restored(checkpoint.identity.resets)
             await self._require_unread(checkpoint.sources.keys())
             if self._restored is not None:
                 await self._restored()

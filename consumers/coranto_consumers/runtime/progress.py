@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+
+from coranto.messages.checkpoints import Reset
 
 
 class Progress:
@@ -17,10 +19,11 @@ class Progress:
         self.publish_at: dict[str, int] = {}
         self.journal_ids: Mapping[str, str] = {}
         """The ids of the journals that were read, as far as they are known."""
+        self._resets: frozenset[Reset] = frozenset()
         self._changed = asyncio.Event()
 
     def advance(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
-        """Raise offsets, all together. Offsets never go back."""
+        """Raise offsets, all together. Offsets go back only by a reset."""
         for known, given in ((self.read_through, read_through), (self.publish_at, publish_at)):
             for journal, offset in given.items():
                 known[journal] = max(offset, known.get(journal, 0))
@@ -30,6 +33,12 @@ class Progress:
     def begin_again(self, journal: str) -> None:
         """Forget how far a source was read, because another journal has its name now."""
         self.read_through.pop(journal, None)
+
+    def restored(self, resets: Collection[Reset]) -> None:
+        """Forget how far sources were read that an operator has reset since the last time, by a checkpoint's resets."""
+        for reset in self._resets ^ frozenset(resets):
+            self.begin_again(reset.journal)
+        self._resets = frozenset(resets)
 
     async def wait_for(self, read_through: Mapping[str, int]) -> None:
         """Wait until all of these offsets have been read through."""

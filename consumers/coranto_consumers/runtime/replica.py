@@ -223,7 +223,7 @@ class ShardReplica:
                 now = self._clock.monotonic()
                 if self.progress.read_through != completed or now - begun >= REPORT_SECONDS:
                     retry.progressed()
-                fencings += isinstance(error, Fenced)
+                fencings += isinstance(error, Fenced) and not error.is_moved
                 if fencings > FENCINGS or not await self._may_start_again(error):
                     raise
                 pause = retry.failed(now)

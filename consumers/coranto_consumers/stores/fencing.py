@@ -24,5 +24,6 @@ def fenced_off(shard: str, fence: int, found: Restored | None) -> Fenced:
     return Fenced(
         f"consumer {shard}: fence {fence} was raised by `coranto consumer reset` or `skip`: {resets[0]}{more}. This "
         "instance has ended, and nothing of its transaction was committed. Start the consumer again to continue from "
-        "the new position"
+        "the new position",
+        is_moved=True,
     )

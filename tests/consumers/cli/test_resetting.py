@@ -281,7 +281,7 @@ async def test_hostile_arguments_change_nothing(scene: Scene, tmp_path: Path) ->
     for to, reason in {
         f"in/one={end + 1}": f"offset {end + 1} is beyond the end of in/one, which is {end}",
         "in/one=5": "offset 5 of in/one is within a message: give 0, where it begins, or",
-        "in/three=0": "in/three is no journal of the consumer's checkpoint",
+        "in/three=0": "in/three is no journal that the consumer reads",
         "in/one=-1": "is not JOURNAL=OFFSET",
         "in/one": "is not a time",
         "1024": "names no journal",
@@ -291,7 +291,7 @@ async def test_hostile_arguments_change_nothing(scene: Scene, tmp_path: Path) ->
         str(tmp_path / "missing.json"): "there is no file",
     }.items():
         assert reason in await scene.refused("reset", NAME, "--to", to, "--yes"), to
-    assert "no journal of the consumer's checkpoint" in await scene.refused(
+    assert "no journal that the consumer reads" in await scene.refused(
         "skip", NAME, "--to", "latest", "--journal", "in/three", "--yes"
     )
 
@@ -364,6 +364,34 @@ async def test_lag_counts_bytes_and_messages(scene: Scene) -> None:
     assert "3 messages behind, in 2 journals" in said
     code, said = await scene.command("lag", "stranger")
     assert (code, "consumer 'stranger' has no checkpoint in the store" in said) == (1, True)
+
+
+async def test_a_new_consumer_begins_where_it_is_told(scene: Scene) -> None:
+    open_one = scene.producer()
+    await scene.pend(open_one, "in/one", 1)
+    await scene.publish("in/one", 2)
+    await scene.publish("in/two", 10)
+    said = await scene.refused("reset", NAME, "--to", "latest", "--sources", "name:prefix=nothing/", "--yes")
+    assert "no journal matches" in said
+    said = await scene.refused("reset", NAME, "--to", "latest", "--sources", "name:prefix=in/")
+    assert "omitted" in said
+    code, said = await scene.command("reset", NAME, "--to", "latest", "--sources", "name:prefix=in/", "--yes")
+    assert code == 0, said
+    await scene.commit(open_one)
+    await scene.publish("in/two", 11)
+    assert await scene.consume() == [1, 11], "a transaction that was open is delivered as a whole"
+    assert (await scene.audit()).sound
+
+
+async def test_a_new_consumer_begins_at_a_time(scene: Scene) -> None:
+    scene.seconds_ago = 7200
+    await scene.publish("in/one", 1)
+    scene.seconds_ago = 0
+    await scene.publish("in/one", 2)
+    await scene.publish("in/two", 10)
+    code, said = await scene.command("reset", NAME, "--to", "1h", "--sources", "name:prefix=in/", "--yes")
+    assert code == 0, said
+    assert await scene.consume() == [2, 10]
 
 
 async def test_a_checkpoint_of_a_query_or_of_windows_is_not_moved(scene: Scene) -> None:

@@ -16,13 +16,18 @@ from coranto.effects import SystemClock
 from coranto.errors import Fenced, InvalidInput, SqlStoreError
 from coranto.labels import label_selector, label_set
 from coranto.messages import Checkpoint, Source
+from coranto.messages.checkpoints import Reset
 from coranto.security.call_tokens import CallTokens
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import Capability, Keys
 from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.positions.moves import Move, moved
 from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.process import ConsumerProcess
+from coranto_consumers.runtime.progress import Progress
+from coranto_consumers.runtime.replica import FENCINGS
 from coranto_consumers.runtime.testing import shard_spec
+from coranto_consumers.stores.changing import change_checkpoint
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 
 KEY = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHMsIGxvbmcgZW5vdWdo"
@@ -205,6 +210,41 @@ async def test_a_shard_is_not_lost_to_a_process_that_raised_the_fence_too_late(j
     assert [each["n"] for each in journals.committed("out/one")] == [1, 2]
     with pytest.raises(Fenced), sums.database.transaction(fqn, late):
         pytest.fail("the late one must be fenced off in turn")
+
+
+async def test_an_assigned_shard_follows_any_number_of_resets(journals, consumer, sums, store_url, monkeypatch):
+    """Each of them fences it off, though it has nothing to do, and it starts again where it was moved to."""
+    monkeypatch.setattr("coranto_consumers.runtime.primary.FENCE_SECONDS", 0.01)
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec())
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(process, one=head)
+    fqn = f"{consumer.settings.etcd_prefix}/items/shard-sums"
+    (replica,) = process.consumer.resolver.replicas
+    for number in range(1, FENCINGS + 2):
+        known = (await asyncio.to_thread(sums.database.read, fqn)).checkpoint.sources["in/one"]
+        move = Move("in/one", known, Source(0, journal_id=known.journal_id))
+        await asyncio.to_thread(change_checkpoint, store_url, fqn, moved([move]))
+        async with asyncio.timeout(120):
+            # In a thread: the shard's transaction, which has the lock of the database, needs this loop.
+            while await asyncio.to_thread(sums.sums) != {"a": (number + 1, number + 1)}:
+                assert not replica.stopped.is_set()
+        assert (await consumer.stat(process, one=head)).status == pc.OK
+    await consumer.status(process, "PRIMARY")
+
+
+async def test_progress_goes_back_with_a_reset_only(journals):
+    progress = Progress()
+    progress.advance({"in/one": 10}, {})
+    progress.advance({"in/one": 5}, {})
+    reset = Reset("in/one", 10, 0, 2, 1.0)
+    progress.restored(())
+    assert progress.read_through == {"in/one": 10}
+    progress.restored([reset])
+    assert progress.read_through == {}
+    progress.advance({"in/one": 3}, {})
+    progress.restored([reset])
+    assert progress.read_through == {"in/one": 3}
 
 
 async def test_a_process_that_lost_a_shard_leaves_it_when_fenced_off(journals, consumer, sums):

@@ -32,7 +32,7 @@ def test_a_zombie_does_not_commit_after_its_checkpoint_was_written_back(
     assert restore(owner_of(catalog), SHARD, 2, checkpoint(100)) == 3
     found = state_of(catalog.load_table(ONE), SHARD)
     assert (found.fence, found.checkpoint) == (3, checkpoint(100))
-    with pytest.raises(Fenced, match="raised the fence to 3"):
+    with pytest.raises(Fenced, match="fence 2 was raised by a later owner"):
         commit(zombie, 200, ONE)
     assert restore(owner_of(catalog), SHARD, 2, checkpoint(100)) == 4, "above the fence that is there, too"
     following = owner_of(catalog)
