@@ -56,7 +56,7 @@ class SourceAudit:
     totals_problem: str = ""
     """The reason why `totals` do not cover all messages that the consumer has consumed; empty if they do."""
     reset: str = ""
-    """The reset since the last audit, by which the consumer repeats or omits messages on purpose; empty if none."""
+    """The reset since the last audit; empty if there was none. The consumer repeats or omits messages on purpose."""
 
     @property
     def has_errors(self) -> bool:

@@ -84,7 +84,7 @@ async def _position(name: str, store: str | None, consumer: str | None) -> tuple
 
 
 async def _position_of_shard(name: str, consumer: str | None) -> Mapping[str, int]:
-    from coranto_consumers.cli.shards import consumer_client  # Not for those who name a store.
+    from coranto_consumers.cli.shards import consumer_client  # A store needs no client of shards.
 
     async with consumer_client(consumer) as client:
         shard = next((each for each in await client.list(f"id={name}")), None)

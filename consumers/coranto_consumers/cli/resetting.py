@@ -41,7 +41,7 @@ Sources = Annotated[
         show_default=False,
     ),
 ]
-Sure = Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where nobody can answer.")]
+Sure = Annotated[bool, typer.Option("--yes", help="Do not ask. Scripts need it.")]
 To = Annotated[
     str,
     typer.Option(
@@ -82,8 +82,8 @@ def skip(
 ) -> None:
     """Move a consumer forward only, so that it omits messages. Asks before it changes anything.
 
-    As `reset`, but journals in which it is further already stay, so that nothing is repeated. To omit a message, skip
-    behind the acknowledgement of its transaction.
+    As `reset`, but it moves no journal back, so that nothing is repeated. To omit a message, skip behind the
+    acknowledgement of its transaction.
     """
     _move(name, store, parse_target(to), journal or (), sources, endpoint, sure=yes, only_forward=True)
 

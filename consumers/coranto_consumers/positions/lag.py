@@ -46,7 +46,7 @@ class JournalLag:
 
     @property
     def written_per_second(self) -> float | None:
-        """The bytes per second at which the unread content was written; None if it has no times."""
+        """The rate of the unread content, in bytes per second; None if it has no times."""
         return self.behind / self.seconds if self.behind and self.seconds else None
 
 

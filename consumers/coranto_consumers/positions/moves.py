@@ -42,9 +42,9 @@ class Move:
     known: Source
     source: Source
     messages: int = 0
-    """The messages that are repeated or omitted: those of transactions that are acknowledged in between."""
+    """The messages that are repeated or omitted: all of transactions with acknowledgements in between."""
     is_other_journal: bool = False
-    """True if `known` is of an earlier journal with that name, so that nothing says what is repeated or omitted."""
+    """True if `known` is of an earlier journal with that name, so the repeated or omitted messages are unknown."""
     is_begun: bool = False
     """True if the consumer has not begun to read the journal: `known` is its beginning."""
 
@@ -128,7 +128,7 @@ class _JournalMove:
         self._walk = JournalWalk(client, framing, info.name)
         self._first = head.head if head.status == pb.SUSPENDED else head.begin
         if labels.value_of(info.spec.labels, labels.STREAM):
-            from coranto.streams.model.stream import decode_segment  # Not for those who read no stream.
+            from coranto.streams.model.stream import decode_segment  # Only streams need it.
 
             self._first = max(self._first, decode_segment(info).begin)
         self._is_begun = known is None
@@ -176,7 +176,7 @@ class _JournalMove:
     async def _forward(self, at: int) -> tuple[Source, int]:
         if await self._walk.is_amid_delivery(self._known, self._first):
             raise InvalidInput(
-                f"the consumer has processed a part of a transaction in {self._name}, and to go on from "
+                f"the consumer has processed a part of a transaction in {self._name}, and to continue from "
                 f"{self._known.read_through} to {at} would omit the rest: let it complete that transaction first",
                 field="journal",
             )
@@ -201,8 +201,8 @@ class _JournalMove:
 def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restored], Checkpoint]:
     """Return the change of a checkpoint that makes moves: for `change_checkpoint`. `at` is the time; default: now.
 
-    It raises InvalidInput if the consumer has meanwhile committed in a journal that is to move forward, or is not the
-    one any more for which the moves were planned.
+    It raises InvalidInput if the consumer has meanwhile committed in a journal that is to move forward, or has
+    another checkpoint by now.
     """
     when = time.time() if at is None else at
 
@@ -216,7 +216,7 @@ def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restor
                 raise InvalidInput(f"the consumer has another checkpoint of {move.journal} by now: run this again")
             if present != move.known and not move.repeats:
                 raise InvalidInput(
-                    f"the consumer has gone on in {move.journal} from {move.known.read_through} to "
+                    f"the consumer has continued in {move.journal} from {move.known.read_through} to "
                     f"{present.read_through} meanwhile, and nothing has changed: stop it, and run this again"
                 )
             sources[move.journal] = move.source

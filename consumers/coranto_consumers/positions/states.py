@@ -1,8 +1,8 @@
-"""The state of a reader at an offset of a journal: that of one which has read everything before it.
+"""The state of a reader that has read everything before an offset of a journal.
 
 A position is more than an offset. Transactions that are open there have messages before it, and are committed by an
 acknowledgement behind it. A reader that begins with the state at an offset delivers such a transaction as a whole, and
-nothing of those that were acknowledged before. So no transaction is ever delivered in half.
+none that was acknowledged before. So no transaction is ever delivered in half.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JournalWalk:
         return (await Replay(self._client, self._framing, self._journal, start, end).run()).messages
 
     async def boundary(self, begin: int, end: int) -> int:
-        """Return the last offset up to `end` at which a message may begin. One begins at `begin`."""
+        """Return the last offset up to `end` where a message may begin. One begins at `begin`."""
         if begin >= end:
             return begin
         async with contextlib.aclosing(self._client.read(self._journal, begin, end_offset=end)) as chunks:

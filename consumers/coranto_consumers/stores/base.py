@@ -59,7 +59,7 @@ class Store(ABC):
         """Raise Fenced if a later owner has fenced off this one, as far as the store finds that out by itself.
 
         The runtime calls it from time to time while the shard has nothing to do, and no commit is pending. Otherwise
-        it would learn only at its next commit that an operator has moved it. Other errors are as those of a commit.
+        it would learn only at its next commit that an operator has moved it. Other errors are as from a commit.
         """
 
     @abstractmethod

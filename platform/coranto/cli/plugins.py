@@ -1,4 +1,4 @@
-"""Commands that are imported when they are named: ours, and those of packages above the platform.
+"""Commands that are imported when they are named: our own, and the commands of packages above the platform.
 
 The latter are found by the entry point group `coranto.commands`.
 
