@@ -176,7 +176,7 @@ def _row(move: Move) -> Sequence[str]:
         str(move.known.read_through),
         str(move.source.read_through),
         effect,
-        str(move.messages) if is_known else "-",
+        str(move.messages) if is_known and move.messages is not None else "-",
         str(end - begin) if is_known else "-",
         str(sum(state.is_pending for state in move.source.producers.values())),
     ]

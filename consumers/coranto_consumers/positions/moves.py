@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from coranto import labels
 from coranto.client import JournalClient, JournalInfo
@@ -32,6 +32,8 @@ Target: TypeAlias = str | float | Mapping[str, int]
 """`EARLIEST`, `LATEST`, a time in Unix seconds, or offsets by journal."""
 FramingOf: TypeAlias = Callable[[pb.JournalSpec], Framing[Any]]
 _ADVICE = "Give offsets of the present journal."
+_COUNTED_BYTES: Final = 64 << 20
+"""The largest repeated range whose messages are counted. Nothing else needs its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,9 @@ class Move:
     journal: str
     known: Source
     source: Source
-    messages: int = 0
-    """The messages that are repeated or omitted: all of transactions with acknowledgements in between."""
+    messages: int | None = 0
+    """The repeated or omitted messages: all of transactions with acknowledgements in between. None: there are too many
+    to count."""
     is_other_journal: bool = False
     """True if `known` is of an earlier journal with that name, so the repeated or omitted messages are unknown."""
     is_begun: bool = False
@@ -144,10 +147,7 @@ class _JournalMove:
         if self._is_other:
             source = (await self._walk.to(Source(self._first), at)).source if at > self._first else Source(at)
             return Move(self._name, self._known, replace(source, journal_id=self._head.journal_id), 0, True)
-        if at > known:
-            source, messages = await self._forward(at)
-        else:
-            source, messages = await self._back(at)
+        source, messages = await (self._forward(at) if at > known else self._back(at))
         source = replace(source, journal_id=self._id)
         return Move(self._name, self._known, source, messages, is_begun=self._is_begun)
 
@@ -173,7 +173,7 @@ class _JournalMove:
             )
         return int(target)
 
-    async def _forward(self, at: int) -> tuple[Source, int]:
+    async def _forward(self, at: int) -> tuple[Source, int | None]:
         if await self._walk.is_amid_delivery(self._known, self._first):
             raise InvalidInput(
                 f"the consumer has processed a part of a transaction in {self._name}, and to continue from "
@@ -190,12 +190,13 @@ class _JournalMove:
         found = await self._walk.to(Source(self._first), at)
         return found.source, found.messages
 
-    async def _back(self, at: int) -> tuple[Source, int]:
+    async def _back(self, at: int) -> tuple[Source, int | None]:
         state = (await self._walk.to(Source(self._first), at)).source if at > self._first else Source(at)
         if self._known.read_through > self._head.head:
             return state, 0
-        repeated = await self._walk.count(state, self._known)
-        return state, repeated
+        if self._known.read_through - at > _COUNTED_BYTES:
+            return state, None
+        return state, await self._walk.count(state, self._known)
 
 
 def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restored], Checkpoint]:

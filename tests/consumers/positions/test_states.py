@@ -59,6 +59,15 @@ async def test_the_rest_of_a_transaction_that_is_partly_processed_is_not_omitted
     assert back.source == Source(0), "all of it is delivered again"
 
 
+async def test_the_messages_of_a_large_range_are_not_counted(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _, _, ack = written.messages
+    read = Source(ack.end, {first.producer: ProducerState(ack.clock, -1, ack.end)})
+    (counted,) = await plan_moves(written.client, Checkpoint({JOURNAL: read}), "earliest")
+    monkeypatch.setattr("coranto_consumers.positions.moves._COUNTED_BYTES", ack.end - 1)
+    (large,) = await plan_moves(written.client, Checkpoint({JOURNAL: read}), "earliest")
+    assert (counted.messages, large.messages, large.source) == (3, None, Source(0))
+
+
 async def test_a_transaction_that_is_pending_is_omitted_as_a_whole(written: Written) -> None:
     first, _, third, ack = written.messages
     pending = Source(ack.begin, {first.producer: ProducerState(first.clock - 1, first.begin, third.end)})
