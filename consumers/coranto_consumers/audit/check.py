@@ -18,7 +18,7 @@ from coranto.audit.sealing import Seal
 from coranto.audit.witness import BrokerWitness
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData
-from coranto.messages.checkpoints import Checkpoint, Reset, Source
+from coranto.messages.checkpoints import Checkpoint, Source, SourceReset
 from coranto_consumers.audit.acknowledgements import PATIENCE_S, AcknowledgementCheck, list_journals
 from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row, StagedRows
 from coranto_consumers.audit.expectations import Expectation, Measure, Number
@@ -263,7 +263,7 @@ class ConsumerCheck:
         sources: Mapping[str, Source],
         known: KnownShard | None,
         journals: Mapping[str, JournalInfo],
-        resets: Mapping[str, Reset],
+        resets: Mapping[str, SourceReset],
     ) -> dict[str, SourceAudit]:
         begins = self._min_offsets.get(shard, {})
         audits: dict[str, SourceAudit] = {}

@@ -12,7 +12,7 @@ from coranto.errors import CorantoError, CorruptData, InvalidInput, OffsetJump
 from coranto.journal_ids import held_through, is_same, same_journal, shared_through
 from coranto.labels import CONTENT_TYPE, CONTINUE, DATA_LOSS, JSON_LINES, value_of
 from coranto.messages import Framing, JsonLines, Source
-from coranto.messages.checkpoints import Reset
+from coranto.messages.checkpoints import SourceReset
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit.expectations import Measure, Number
 from coranto_consumers.audit.judging import judge
@@ -109,7 +109,7 @@ class SourceCheck:
     deep: bool = True
     accept: bool = False
     """True if the present state is to be remembered as right."""
-    reset: Reset | None = None
+    reset: SourceReset | None = None
     """The reset of this source since the last audit."""
 
     async def run(self, info: JournalInfo | None) -> SourceAudit:

@@ -2,7 +2,7 @@
 
 A plan has the state of each journal at its new position (`states.py`), and what the move repeats or omits. The commit
 keeps all else of the checkpoint. Its acknowledgements stay, and the next start appends them again, so what the
-consumer has published before is committed as a whole. A record of the move stays in the checkpoint (`Reset`): the
+consumer has published before is committed as a whole. A record of the move stays in the checkpoint (`SourceReset`): the
 instance that is fenced off names it as the reason, and audits take it for intended.
 """
 
@@ -20,7 +20,7 @@ from coranto.client.moments import moment_at
 from coranto.errors import InvalidInput, JournalRecreated, OffsetJump, Unavailable
 from coranto.journal_ids import is_same, latest_id
 from coranto.messages import Checkpoint, Framing, Source
-from coranto.messages.checkpoints import Reset
+from coranto.messages.checkpoints import SourceReset
 from coranto.offsets import id_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit.sources import framing_of
@@ -222,7 +222,7 @@ def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restor
                 )
             sources[move.journal] = move.source
             before = -1 if move.is_other_journal else present.read_through
-            resets[move.journal] = Reset(move.journal, before, move.source.read_through, restored.fence, when)
+            resets[move.journal] = SourceReset(move.journal, before, move.source.read_through, restored.fence, when)
         identity = replace(checkpoint.identity, resets=tuple(resets[name] for name in sorted(resets)))
         return replace(checkpoint, sources=sources, identity=identity)
 

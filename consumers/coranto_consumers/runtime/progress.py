@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
-from coranto.messages.checkpoints import Reset
+from coranto.messages.checkpoints import SourceReset
 
 
 class Progress:
@@ -19,7 +19,7 @@ class Progress:
         self.publish_at: dict[str, int] = {}
         self.journal_ids: Mapping[str, str] = {}
         """The ids of the journals that were read, as far as they are known."""
-        self._resets: frozenset[Reset] = frozenset()
+        self._resets: frozenset[SourceReset] = frozenset()
         self._changed = asyncio.Event()
 
     def advance(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
@@ -34,7 +34,7 @@ class Progress:
         """Forget how far a source was read, because another journal has its name now."""
         self.read_through.pop(journal, None)
 
-    def restored(self, resets: Collection[Reset]) -> None:
+    def restored(self, resets: Collection[SourceReset]) -> None:
         """Forget how far sources were read that an operator has reset since the last time, by a checkpoint's resets."""
         for reset in self._resets ^ frozenset(resets):
             self.begin_again(reset.journal)

@@ -16,7 +16,7 @@ Change = Callable[[Restored], Checkpoint]
 
 
 def change_checkpoint(store: str, consumer: str, change: Change) -> Restored:
-    """Raise the fence of a consumer, and commit the result of `change` on its checkpoint, at once. Return that.
+    """Raise the fence of a consumer, and commit the result of `change` on its checkpoint with it. Return the new row.
 
     A running consumer is fenced off by that, and cannot come in between. Raises InvalidInput for a URL without a store,
     CorruptData for a checkpoint that cannot be read or a table that was rolled back, SqlStoreError, and what `change`

@@ -104,7 +104,7 @@ def identified(sources: Mapping[str, Source], ids: Mapping[str, str]) -> dict[st
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class SourceReset:
     """A change of a consumer's position in a journal by an operator, so that messages are repeated or omitted.
 
     `before` and `after` are the offsets through which the journal was read before, and through which it counts as read
@@ -139,7 +139,7 @@ class Identity:
     """Those that only some of its transactions have."""
     store: str = ""
     """The store's location, without a password."""
-    resets: tuple[Reset, ...] = ()
+    resets: tuple[SourceReset, ...] = ()
     """The last reset of each source, in order of their names."""
 
 
@@ -221,7 +221,9 @@ class Checkpoint:
                 raise CorruptData(
                     f"checkpoint: a reset of {each.journal} from {each.before} to {each.after} at {each.time}"
                 )
-        resets = tuple(Reset(each.journal, each.before, each.after, each.fence, each.time) for each in found.resets)
+        resets = tuple(
+            SourceReset(each.journal, each.before, each.after, each.fence, each.time) for each in found.resets
+        )
         identity = Identity(found.sources, frozenset(found.outputs), frozenset(found.sometimes), found.store, resets)
         return cls(sources, dict(sorted(wire.ack_intents.items())), identity, wire.batch)
 

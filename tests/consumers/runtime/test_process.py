@@ -16,7 +16,7 @@ from coranto.effects import SystemClock
 from coranto.errors import Fenced, InvalidInput, SqlStoreError
 from coranto.labels import label_selector, label_set
 from coranto.messages import Checkpoint, Source
-from coranto.messages.checkpoints import Reset
+from coranto.messages.checkpoints import SourceReset
 from coranto.security.call_tokens import CallTokens
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import Capability, Keys
@@ -237,7 +237,7 @@ async def test_progress_goes_back_with_a_reset_only(journals):
     progress = Progress()
     progress.advance({"in/one": 10}, {})
     progress.advance({"in/one": 5}, {})
-    reset = Reset("in/one", 10, 0, 2, 1.0)
+    reset = SourceReset("in/one", 10, 0, 2, 1.0)
     progress.restored(())
     assert progress.read_through == {"in/one": 10}
     progress.restored([reset])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.errors import CorruptData
-from coranto.messages.checkpoints import Checkpoint, Identity, ProducerState, Reset, Source
+from coranto.messages.checkpoints import Checkpoint, Identity, ProducerState, Source, SourceReset
 from coranto.messages.uuids import ProducerId
 from coranto.wire import consumer_pb2
 
@@ -70,25 +70,25 @@ def test_invalid_checkpoints_are_corrupt() -> None:
 
 
 def test_resets_survive_the_wire_and_say_what_they_do() -> None:
-    back, forward = Reset("a", 20, 5, 3, 1_795_845_600.0), Reset("b", 5, 20, 3, 1_795_845_600.0)
+    back, forward = SourceReset("a", 20, 5, 3, 1_795_845_600.0), SourceReset("b", 5, 20, 3, 1_795_845_600.0)
     made = Checkpoint(identity=Identity(resets=(back, forward)))
     assert Checkpoint.from_bytes(made.to_bytes()) == made
     assert str(back) == "a was reset from 20 to 5 at 2026-11-28T06:00:00+00:00: [5, 20) is repeated"
     assert str(forward).endswith("[5, 20) is omitted")
-    assert str(Reset("c", -1, 0, 3, 0.0)).endswith("to 0, from an earlier journal with that name")
+    assert str(SourceReset("c", -1, 0, 3, 0.0)).endswith("to 0, from an earlier journal with that name")
 
 
 @pytest.mark.parametrize(
     "reset",
     [
-        Reset("a", -2, 0, 1, 0.0),
-        Reset("a", 0, -1, 1, 0.0),
-        Reset("a", 0, 0, -1, 0.0),
-        Reset("a", 0, 0, 1, float("nan")),
-        Reset("a", 0, 0, 1, 1e300),
+        SourceReset("a", -2, 0, 1, 0.0),
+        SourceReset("a", 0, -1, 1, 0.0),
+        SourceReset("a", 0, 0, -1, 0.0),
+        SourceReset("a", 0, 0, 1, float("nan")),
+        SourceReset("a", 0, 0, 1, 1e300),
     ],
 )
-def test_impossible_resets_are_corrupt(reset: Reset) -> None:
+def test_impossible_resets_are_corrupt(reset: SourceReset) -> None:
     with pytest.raises(CorruptData, match="checkpoint: a reset of a"):
         Checkpoint.from_bytes(Checkpoint(identity=Identity(resets=(reset,))).to_bytes())
 
