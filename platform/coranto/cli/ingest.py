@@ -43,15 +43,15 @@ def run(
         bool,
         typer.Option(
             "--accept-loss",
-            help="Continue although the stream's brokers have lost a part of what it knew of the ingest.",
+            help="Continue although the stream's brokers have lost a part of the ingest's progress.",
         ),
     ] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Write what a source has into its stream, each row once, and end when nothing is left.
+    """Write the rows of a source to its stream, each once, and end when there are no more.
 
     The stream knows how far the ingest is. So it may be interrupted at any moment, started again, and run twice at the
-    same time. After Ctrl-C and SIGTERM it commits what it has read, and ends.
+    same time. After Ctrl-C and SIGTERM it commits the rows that it has read, and ends.
     """
     spec = _spec(file)
 

@@ -112,7 +112,7 @@ class TypeRegistry:
     async def _register(
         self, wish: Callable[[], MessageType], compatibility: Compatibility | None, like: str, accept_loss: bool
     ) -> Registration:
-        """Register the definition that `wish` returns for what the registry has."""
+        """Register the definition that `wish` returns for the present content of the registry."""
         await self._require(like)
         await self._require_held(accept_loss)
         mine: TypeVersion | None = None

@@ -15,7 +15,7 @@ The journal is JSON lines:
 `{"settled": offset}`                 so are the acknowledgements of all transactions decided below the offset
 `{"gate": state}`                     the gate was opened or closed
 `{"writer": name}`                    a writer of numbered batches got its register (`bulk.py`)
-`{"progress": name, …}`               what a writer recorded with the batch that is decided by the same append
+`{"progress": name, …}`               a writer's record of the batch that is decided by the same append
                                       (`numbered.py`)
 ====================================  ===============================================================================
 
@@ -207,7 +207,7 @@ class Decisions:
         done: Iterable[str] = (),
         before: Mapping[str, str] | None = None,
         after: Mapping[str, str] | None = None,
-        beside: Mapping[str, object] | None = None,
+        extra: Mapping[str, object] | None = None,
         again: bool = False,
     ) -> int:
         """Commit a transaction with these acknowledgements, by journal, if the gate still has this `token`.
@@ -216,7 +216,7 @@ class Decisions:
 
         `use` is its lane. `done` are earlier transactions whose acknowledgements are in their segments. `before` are
         registers that must have these values too ("" if they must be missing), and `after` their next values. Without
-        them, transactions that wait together share an append. `beside` is another record of the same append. With
+        them, transactions that wait together share an append. `extra` is another record of the same append. With
         `again`, which needs `before`, it is repeated if its answer is lost: the registers of a RegisterMismatch tell if
         it was applied. Otherwise RegisterMismatch means that nothing was decided. Raises AppendOutcomeUnknown if that
         is not known; then call `was_decided`.
@@ -224,7 +224,7 @@ class Decisions:
         encoded = {journal: base64.b64encode(ack).decode() for journal, ack in acks.items()}
         lane = {} if use is None else {"lane": [use.producer.hex(), use.begin]}
         records: list[Mapping[str, object]] = [{"decided": txn, "acks": encoded, **lane}]
-        records += [*([] if beside is None else [beside]), *({"done": each} for each in done)]
+        records += [*([] if extra is None else [extra]), *({"done": each} for each in done)]
         content = b"".join(map(_line, records))
         required, append = {GATE_LABEL: token, **(before or {})}, self._client.append
         check = labels.label_selector(

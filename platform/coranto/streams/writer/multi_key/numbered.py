@@ -50,7 +50,7 @@ class LastBatch:
 class NumberedBatch:
     """The next batch of a writer: `number` is the one of `behind`, plus one.
 
-    `record` is kept beside the decision; it `is_complete` if no earlier record is needed. `letters` are messages for
+    `record` is kept with the decision; it `is_complete` if no earlier record is needed. `letters` are messages for
     the stream's journal of dead letters, in the same transaction.
     """
 

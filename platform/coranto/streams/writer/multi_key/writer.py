@@ -91,7 +91,7 @@ _log = structlog.get_logger(__name__)
 class _Part:
     """A transaction's part in one journal: the events, and the acknowledgements that commit or drop them.
 
-    The number of the segment is -1 for a journal beside the stream.
+    The number of the segment is -1 for a journal outside the segments.
     """
 
     number: int
@@ -303,7 +303,7 @@ class MultiKeyWriter(Generic[E]):
                 done=done,
                 before=before,
                 after=after,
-                beside=batch.line(),
+                extra=batch.line(),
                 again=True,
             )
         except RegisterMismatch as error:
