@@ -1,4 +1,4 @@
-"""An IO manager for records and tables in journals. Outputs count once, and inputs are committed messages."""
+"""An IO manager for records and tables in journals. Outputs are exactly once, and inputs are committed messages."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEY_METADATA = "dagster-coranto/key_field"
-"""Metadata of an asset: the field of its records whose value chooses the journal. Equal values stay in order."""
+"""An asset's metadata with the field of its records that selects the journal. Equal values stay in order."""
 _META = "_meta"
 _DEFAULT_INPUT_BYTES = 1 << 30
 
 
 class JournalIOManager(dg.ConfigurableIOManager):
-    """Keeps assets in journals, as JSON messages.
+    """Stores assets in journals, as JSON messages.
 
-    An asset's journals form the group in its metadata `dagster-coranto/journal`, else the group that its key
-    names. A step may return an iterable of mappings, a pyarrow Table or a pandas DataFrame; each record becomes one
-    message. Messages are published in one transaction, which commits with a row in the SQL store: however a step ends,
-    its output counts once, also when the step, or a run that resumes this one, tries it again. Without the metadata
-    `dagster-coranto/key_field` an output goes to one journal, in order.
+    An asset's journals are the group in its metadata `dagster-coranto/journal`, or else the group named by its key. A
+    step may return an iterable of mappings, a pyarrow Table or a pandas DataFrame; each record becomes one message. A
+    transaction publishes the messages, and commits with a row in the SQL store. So an output is stored exactly once,
+    even if the step, or a run that resumes this one, retries it. Without the metadata `dagster-coranto/key_field` an
+    output goes to one journal, in order.
 
-    The row is forgotten `keep_outputs_days` after its output's commit. A run that began before that cannot continue,
-    and its outputs are refused.
+    The row is deleted `keep_outputs_days` after its output was committed. A run that began so long ago cannot continue,
+    and its outputs are rejected.
 
     An input is a list of records, or a `pyarrow.Table` or `pandas.DataFrame` if the parameter has that type. It has
-    every committed message up to the heads of the moment, in order within each journal. `max_input_bytes` guards the
-    step's memory; use a Spark consumer for more.
+    every committed message up to the present heads, in order within each journal. `max_input_bytes` limits the step's
+    memory; use a Spark consumer for more.
     """
 
     journals: JournalResource
     store: SqlStoreResource
     max_input_bytes: int = Field(
-        default=_DEFAULT_INPUT_BYTES, gt=0, description="Refuse inputs with more bytes of journal content."
+        default=_DEFAULT_INPUT_BYTES, gt=0, description="Reject inputs with more bytes of journal content."
     )
     keep_outputs_days: int = Field(
-        default=90, gt=0, description="Remember committed outputs for so many days, and refuse outputs of older runs."
+        default=90, gt=0, description="Days to remember committed outputs. Outputs of older runs are rejected."
     )
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Publish the output, unless it is committed already.
 
-        Raises JournalNotFound for a group without journals, and InvalidInput when its run began before outputs that are
-        forgotten.
+        Raises JournalNotFound for a group without journals, and InvalidInput if its run began before the oldest
+        remembered output.
         """
         from coranto_consumers.outputs.log import OutputLog
         from coranto_consumers.outputs.publishing import publish_output
@@ -115,12 +115,12 @@ class JournalIOManager(dg.ConfigurableIOManager):
 
 
 def group_of(key: dg.AssetKey, metadata: Mapping[str, Any]) -> JournalGroup:
-    """Return the group of journals that an asset stands for."""
+    """Return the group of journals of an asset."""
     return JournalGroup(JournalMetadataSet.extract(metadata).journal or "/".join(key.path))
 
 
 def first_run(context: dg.OutputContext) -> tuple[str, float]:
-    """Return the run that this one resumes, if it does, else itself, and when that began (Unix seconds)."""
+    """Return the first of the runs that this one resumes, or itself, and its start (Unix seconds)."""
     instance, run = context.step_context.instance, context.step_context.dagster_run
     run_id = run.run_id
     while run.tags.get(RESUMES) == "true" and (parent := run.tags.get(PARENT_RUN)):
@@ -150,18 +150,18 @@ def records_of(obj: Any) -> Iterator[Mapping[str, Any]]:
     elif isinstance(obj, Iterable) and not isinstance(obj, str | bytes | Mapping):
         yield from _checked(obj)
     else:
-        raise InvalidInput(f"an output is records, a pyarrow Table or a DataFrame, and not a {type(obj).__name__}")
+        raise InvalidInput(f"an output is records, a pyarrow Table or a DataFrame, not a {type(obj).__name__}")
 
 
 def _checked(records: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
     for index, record in enumerate(records):
         if not isinstance(record, Mapping):
-            raise InvalidInput(f"record {index} of the output is a {type(record).__name__}, and not a mapping")
+            raise InvalidInput(f"record {index} of the output is a {type(record).__name__}, not a mapping")
         yield record
 
 
 def as_type(records: list[dict[str, Any]], kind: Any) -> "list[dict[str, Any]] | pa.Table | pd.DataFrame":
-    """Return records in the type that a step's parameter has."""
+    """Convert records to the type of a step's parameter."""
     module, _, name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}".rpartition(".")
     if module.startswith("pyarrow") and name == "Table":
         import pyarrow as pa

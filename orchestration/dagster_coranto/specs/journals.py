@@ -37,19 +37,18 @@ def build_journal_specs_asset(
 
     `specs` is the path of a YAML file, its text, or a function that returns the text. Applying is idempotent: the tree
     is compared with the existing journals, and only differences are applied, in transactions of at most `BATCH_CHANGES`
-    journals. A run that was interrupted continues when it is repeated. If another process changes one of the journals
-    during the run, the comparison is repeated. Suspended journals stay suspended. Journals outside the tree are not
-    changed:
-    a run deletes journals of `prune_groups` only when its config says `prune: true`.
+    journals. Repeating an interrupted run continues it. If a journal is changed concurrently, the comparison is
+    repeated. Suspended journals stay suspended. Journals outside the tree are not changed; only a run with
+    `prune: true` in its config deletes those in `prune_groups`.
 
-    Metadata: counts, and a table of journals, those that change first. The data version is a digest of the tree.
+    Metadata: counts, and a table of journals, changed ones first. The data version is a digest of the tree.
     """
 
     @dg.asset(
         name=name,
         key_prefix=key_prefix,
         group_name=group_name,
-        description=description or "The specs of journals, kept as a tree of YAML says.",
+        description=description or "The specs of journals, applied from a YAML tree.",
         kinds={"journal", "yaml"},
         required_resource_keys={resource_key},
     )
@@ -71,16 +70,16 @@ def build_journal_specs_check(
     blocking: bool = False,
     resource_key: str = "journals",
 ) -> dg.AssetChecksDefinition:
-    """Return a check that journals match a tree. It changes nothing, so run it to preview applying.
+    """Return a check that journals match a tree. It changes nothing, so it also previews what applying would change.
 
-    It fails with a warning when journals differ from the tree, or when there are journals of `prune_groups` that the
-    tree does not name; with `blocking`, with an error, which holds back downstream assets. Metadata: the plan, as of
-    the specs asset. While no broker answers, it fails with an error.
+    It fails with a warning if journals differ from the tree, or if `prune_groups` have journals that the tree does not
+    name. With `blocking`, it fails with an error, which stops downstream assets. Metadata: the plan, as of the specs
+    asset. While no broker answers, it fails with an error.
     """
 
     @dg.asset_check(asset=asset, name=name, blocking=blocking, required_resource_keys={resource_key})
     def journals_are_as_specified(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """Compare journals with their specs' tree: what would applying it do?"""
+        """Compare journals with their specs' tree, and report the changes that applying it would make."""
         journals: JournalResource = getattr(context.resources, resource_key)
         return drift(_opening(journals, specs, prune_groups, patient=False), blocking=blocking)
 

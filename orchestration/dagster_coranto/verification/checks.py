@@ -101,7 +101,7 @@ def _examined_before(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> s
 def _forgotten(report: Report, before: set[str]) -> Report | None:
     """Return findings about journals that were examined before, and have no audit record any more, if any.
 
-    Only the first evaluation after that can find it, because it creates a new record.
+    Only the next evaluation can find this: it creates a new record.
     """
     findings = [
         Finding(

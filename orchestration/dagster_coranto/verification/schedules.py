@@ -1,4 +1,4 @@
-"""Scheduled verification: the cheap audit hourly, and the deep one in turns over all content."""
+"""Scheduled verification: the cheap audit hourly, and the deep one in rotation over all content."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,11 +45,10 @@ def build_verification(
     dagster_journal_translator: DagsterJournalTranslator | None = None,
     resource_key: str = "journals",
 ) -> Verification:
-    """Return two checks of a group, `audit` and `deep_audit`, each with a job and a schedule (as cron has them).
+    """Return two checks of a group, `audit` and `deep_audit`, each with a job and a cron schedule.
 
-    A deep audit reads up to `budget` bytes and continues with the content read longest ago. So give it a budget that
-    covers everything in your target time for noticing damage. For the other parameters see
-    `build_audit_check`.
+    A deep audit reads up to `budget` bytes, least recently read content first. Choose the budget so that it covers all
+    content within your time limit for detecting damage. The other parameters are as in `build_audit_check`.
     """
     name = group.name.replace("/", "__").replace("-", "_").replace(".", "_")
     checks, jobs, schedules = [], [], []

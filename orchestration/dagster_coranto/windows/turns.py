@@ -39,7 +39,7 @@ def materialize_in_turn(
     """Materialise a window while no other run of it does. `turn` waits for a slot in a pool and holds it.
 
     If the window is merged in between, this waits for a slot of the larger one. Raises the errors of
-    `WindowConsumer.materialize`, including Fenced, for a run outside Dagster or one that was presumed dead.
+    `WindowConsumer.materialise`, including Fenced, for a run outside Dagster or one that was presumed dead.
     """
     window = consumer.window(name)
     while True:
