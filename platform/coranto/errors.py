@@ -4,6 +4,7 @@
 
     CorantoError
     ├── InvalidInput                    a name, spec, selector, URL, option or request that cannot be accepted
+    ├── VersionTooOld                   the installed version of a package lacks a feature
     ├── CorruptData                     stored or received bytes that contradict themselves
     │   ├── CorruptFragment             content whose length or SHA-1 is not what its name says
     │   ├── JournalRecreated            a position is of content that its journal does not have any more
@@ -137,6 +138,20 @@ class MissingExtra(CorantoError, ModuleNotFoundError):
             f"{module} is not installed; it comes with an extra: pip install 'coranto[{extra}]'", name=module
         )
         self.extra = extra
+
+
+class VersionTooOld(CorantoError):
+    """The installed version of a package lacks a feature."""
+
+    def __init__(self, feature: str, package: str, found: str, needed: str) -> None:
+        super().__init__(
+            f"{feature} needs {package} {needed} or later, and {package} {found} is installed: use a later version, "
+            f"or do without {feature}"
+        )
+        self.feature = feature
+        self.package = package
+        self.found = found
+        self.needed = needed
 
 
 class CorruptData(CorantoError):

@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -40,6 +39,7 @@ from coranto.messages import column_parser
 from coranto.messages.columnar import Mask
 from coranto_consumers.spark.decoding.json_limits import may_be_beyond
 from coranto_consumers.spark.decoding.text_values import mask_of, settled_texts
+from coranto_consumers.spark.session.versions import arrow_schema
 
 TYPES: Final = (
     (StringType(), pa.string()),
@@ -69,7 +69,7 @@ class ColumnParser(column_parser.LineParser):
     def __init__(self, schema: StructType, zone: tzinfo | None = None) -> None:
         self._kinds = [field.dataType for field in schema.fields]
         self._plain = all(map(is_parsed, self._kinds))
-        self._final = to_arrow_schema(schema, timezone="UTC")
+        self._final = arrow_schema(schema)
         self._zone = zone
         self._has_maps = any(map(_has_maps, self._kinds))
         fields = [] if self._has_maps else [(field.name, _parsed_as(field.dataType)) for field in schema.fields]

@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -37,6 +36,7 @@ from coranto_consumers.spark.decoding.csv_columns import text_columns, typed_col
 from coranto_consumers.spark.decoding.json_columns import TYPES, ColumnParser, is_parsed
 from coranto_consumers.spark.decoding.json_values import MISFIT, LineValues
 from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming
+from coranto_consumers.spark.session.versions import arrow_schema
 
 Values: TypeAlias = tuple[Sequence[object], bool]
 """The values of a message for columns, null for those that do not fit, and True if all fit."""
@@ -106,7 +106,7 @@ class _OneByOne:
     decides = True
 
     def __init__(self, schema: StructType, values: Callable[[bytes], Values]) -> None:
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = arrow_schema(schema)
         self.values_of = values
 
     def parse(self, content: Any) -> tuple[Any, Mask]:

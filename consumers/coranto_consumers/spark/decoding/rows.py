@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -32,6 +31,7 @@ from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE
 from coranto_consumers.spark.decoding.parsers import parser_of
 from coranto_consumers.spark.journals.framings import FixedRecords, ReadFraming
 from coranto_consumers.spark.journals.reading import Lines
+from coranto_consumers.spark.session.versions import arrow_schema
 
 ROWS_PER_BATCH: Final = 32_768
 UUID_FIELDS: Final = ("producer", "clock", "flags")
@@ -189,7 +189,7 @@ class BatchBuilder:
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
-        self._schema: Any = to_arrow_schema(layout.schema, timezone="UTC")
+        self._schema: Any = arrow_schema(layout.schema)
         self._parser = parser_of(layout.framing, layout.message, layout.zone)
         self._head_bytes = 0
         if isinstance(layout.framing, JsonLines) and not set(layout.framing.path[:1]) & set(layout.message.names):

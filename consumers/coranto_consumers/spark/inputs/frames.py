@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from coranto.client import ClientConfig
@@ -41,6 +40,7 @@ from coranto_consumers.spark.journals.placing import numbered_partitions
 from coranto_consumers.spark.journals.ranges import Range, ReadPlan
 from coranto_consumers.spark.options.client_options import client_options
 from coranto_consumers.spark.options.options import Isolation
+from coranto_consumers.spark.session.versions import arrow_schema
 from coranto_consumers.spark.source.batch_reader import JournalPartition, JournalReader
 from coranto_consumers.spark.source.source import JournalDataSource
 
@@ -104,7 +104,7 @@ class PlannedRows(NamedTuple):
 
     def read_here(self) -> Any:
         """Return the rows as an Arrow table, read by this process."""
-        return pa.Table.from_batches(self.task.read(), to_arrow_schema(self.schema, timezone="UTC"))
+        return pa.Table.from_batches(self.task.read(), arrow_schema(self.schema))
 
 
 def planned_rows(

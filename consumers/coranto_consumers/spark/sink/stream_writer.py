@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import structlog
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from coranto.client import JournalClient, SyncJournalClient
@@ -35,6 +35,7 @@ from coranto.streams.writer.multi_key.bulk import BulkCommitter, KeptBatches
 from coranto.streams.writer.multi_key.bulk_parts import BulkPart, roll_back
 from coranto_consumers.spark.session.access import for_selector
 from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
 from coranto_consumers.spark.sink.row_digest import RowDigest
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 from coranto_consumers.spark.sink.stream_publishing import SegmentPublisher

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import structlog
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig, SyncJournalClient
@@ -41,6 +41,7 @@ from coranto.security.tokens import Capability
 from coranto_consumers.spark.journals.fetching import executor_folder
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
 from coranto_consumers.spark.sink.producer_ids import IdPool, Use
 from coranto_consumers.spark.sink.publishing import Pending, PendingPublisher
 from coranto_consumers.spark.sink.row_digest import RowDigest

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.routes import KnownRoute
@@ -27,6 +27,7 @@ from coranto_consumers.spark.options.options import Isolation, SourceOptions
 from coranto_consumers.spark.options.times import TimeSpan
 from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.versions import Filter, push_filters
 from coranto_consumers.spark.source.filters import Narrowing
 from coranto_consumers.spark.source.joined_rows import SequencedRows
 from coranto_consumers.spark.source.planning import plan_read
@@ -69,7 +70,7 @@ class _TakesFilters:
     hand filters over. Reads of such sessions shall go on as they are, so it looks here as if it was not overridden.
     """
 
-    __func__ = staticmethod(DataSourceReader.pushFilters)
+    __func__ = staticmethod(push_filters())
 
     def __init__(self, take: Callable[[list[Filter]], list[Filter]]) -> None:
         self._take = take

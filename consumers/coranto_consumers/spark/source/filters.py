@@ -12,7 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from pyspark.sql.datasource import (
+
+from coranto.client.moments import LARGEST_SKEW_SECONDS
+from coranto.messages.columnar import Int64s, Mask, UInt64s
+from coranto.messages.uuids import clock_to_ns
+from coranto_consumers.spark.session.versions import (
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -28,10 +32,6 @@ from pyspark.sql.datasource import (
     StringEndsWith,
     StringStartsWith,
 )
-
-from coranto.client.moments import LARGEST_SKEW_SECONDS
-from coranto.messages.columnar import Int64s, Mask, UInt64s
-from coranto.messages.uuids import clock_to_ns
 
 _MOST: Final = (1 << 63) - 1
 

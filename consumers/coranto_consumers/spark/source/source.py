@@ -26,7 +26,7 @@ from coranto.extras import explained
 
 try:
     from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader
     from pyspark.sql.types import BinaryType, StructField, StructType
 except ModuleNotFoundError as error:
     raise explained(error) from error
@@ -48,6 +48,7 @@ from coranto_consumers.spark.journals.framings import FixedRecords, made_toleran
 from coranto_consumers.spark.journals.ranges import ReadPlan
 from coranto_consumers.spark.options.options import Isolation, SourceOptions
 from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.versions import register_source, stream_reader
 from coranto_consumers.spark.source.batch_reader import JournalReader, Shares
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 from coranto_consumers.spark.streaming.stream_options import StreamOptions, refuse_stream_options
@@ -95,11 +96,11 @@ class JournalDataSource(DataSource):
                 return JournalReader(options, layout, Shares({}, ReadPlan.loads(options.slices).numbered()))
             return JournalReader(options, layout)
 
-    def streamReader(self, schema: StructType) -> JournalStreamReader:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         with told_to_driver():
             options = StreamOptions.parse(self.options)
             source, layout = _layout(schema, self._typed(options.source))
-            return JournalStreamReader(replace(options, source=source), layout)
+            return stream_reader(JournalStreamReader(replace(options, source=source), layout))
 
     def _typed(self, options: SourceOptions) -> SourceOptions:
         """Return the options with the framing of the registered type, if there is a registry."""
@@ -158,4 +159,4 @@ def _with_commits(layout: RowLayout, options: SourceOptions) -> RowLayout:
 
 def register(spark: SparkSession) -> None:
     """Make `format("journal")` known to a session without `pyspark_coranto` on its Python path."""
-    spark.dataSource.register(JournalDataSource)
+    register_source(spark, JournalDataSource)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coranto.offsets import offset_of_json
+from coranto_consumers.spark.session.versions import require_spark
 from coranto_consumers.spark.streaming.offsets import loads
 
 
@@ -14,7 +15,9 @@ def bytes_behind(progress: Any) -> dict[str, int]:
     """Return the bytes of each journal that a query has not read yet, as of a report of its progress.
 
     `progress` is an item of `query.recentProgress`, or its JSON. Journals of all of the query's sources are counted.
+    Raises VersionTooOld before Spark 4.2, whose reports do not have the journals' heads.
     """
+    require_spark("bytes_behind", (4, 2))
     raw = progress if isinstance(progress, Mapping) else json.loads(progress.json)
     behind = {}
     for source in raw["sources"]:

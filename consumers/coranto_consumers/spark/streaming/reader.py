@@ -17,12 +17,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    SupportsTriggerAvailableNow,
-)
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput
@@ -37,6 +31,12 @@ from coranto_consumers.spark.journals.segments import open_journals
 from coranto_consumers.spark.journals.small_ranges import read_together
 from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.task_errors import told_to_driver
+from coranto_consumers.spark.session.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
 from coranto_consumers.spark.streaming.batches import JournalBatch
 from coranto_consumers.spark.streaming.journals import QueryJournals
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads

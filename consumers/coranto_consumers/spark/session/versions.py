@@ -1,0 +1,223 @@
+"""The differences between the versions of PySpark that Coranto supports, 4.0 to 4.3.
+
+Other modules import from here what some version lacks or spells in another way. What a version cannot do raises
+VersionTooOld (`require_spark`).
+
+=======  ===============================================================================================================
+before   what is missing
+=======  ===============================================================================================================
+4.1      filters of batch reads; `DataSourceStreamArrowWriter`, whose place a writer of batches takes
+4.2      `latestOffset` with a start and a limit, so `PositionedReader` remembers the start; a reader's part in
+         `Trigger.AvailableNow`; heads in the progress of queries
+=======  ===============================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pyspark
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from coranto.errors import VersionTooOld
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructType
+
+SPARK: Final = (int(pyspark.__version__.split(".")[0]), int(pyspark.__version__.split(".")[1]))
+"""The version of PySpark: major and minor."""
+
+if TYPE_CHECKING or SPARK >= (4, 1):
+    from pyspark.sql.datasource import (
+        DataSourceStreamArrowWriter,
+        EqualNullSafe,
+        EqualTo,
+        Filter,
+        GreaterThan,
+        GreaterThanOrEqual,
+        In,
+        IsNotNull,
+        IsNull,
+        LessThan,
+        LessThanOrEqual,
+        Not,
+        StringContains,
+        StringEndsWith,
+        StringStartsWith,
+    )
+else:
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
+
+    class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):
+        """A writer of a query's batches. Spark 4.0 gives Arrow batches to each instance of DataSourceArrowWriter."""
+
+    class Filter:
+        """A filter. Spark 4.0 makes none."""
+
+    class EqualNullSafe(Filter): ...
+
+    class EqualTo(Filter): ...
+
+    class GreaterThan(Filter): ...
+
+    class GreaterThanOrEqual(Filter): ...
+
+    class In(Filter): ...
+
+    class IsNotNull(Filter): ...
+
+    class IsNull(Filter): ...
+
+    class LessThan(Filter): ...
+
+    class LessThanOrEqual(Filter): ...
+
+    class Not(Filter): ...
+
+    class StringContains(Filter): ...
+
+    class StringEndsWith(Filter): ...
+
+    class StringStartsWith(Filter): ...
+
+
+if TYPE_CHECKING or SPARK >= (4, 2):
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        SupportsTriggerAvailableNow,
+    )
+else:
+
+    class ReadLimit:
+        """The limit of a batch, which a reader asks itself to keep."""
+
+    class ReadAllAvailable(ReadLimit):
+        """No limit. A reader gets it from no version before 4.2."""
+
+    class ReadMaxBytes(ReadLimit):
+        """A limit of bytes."""
+
+        def __init__(self, max_bytes: int) -> None:
+            self.max_bytes = max_bytes
+
+    class SupportsTriggerAvailableNow:
+        """A mark that means nothing before 4.2."""
+
+
+__all__ = [
+    "SPARK",
+    "DataSourceStreamArrowWriter",
+    "EqualNullSafe",
+    "EqualTo",
+    "Filter",
+    "GreaterThan",
+    "GreaterThanOrEqual",
+    "In",
+    "IsNotNull",
+    "IsNull",
+    "LessThan",
+    "LessThanOrEqual",
+    "Not",
+    "PositionedReader",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxBytes",
+    "StringContains",
+    "StringEndsWith",
+    "StringStartsWith",
+    "SupportsTriggerAvailableNow",
+    "arrow_schema",
+    "push_filters",
+    "register_source",
+    "require_spark",
+    "stream_reader",
+]
+
+
+def require_spark(feature: str, needed: tuple[int, int]) -> None:
+    """Raise VersionTooOld if this version of PySpark lacks a feature that came with version `needed`."""
+    if needed > SPARK:
+        raise too_old(feature, needed)
+
+
+def too_old(feature: str, needed: tuple[int, int]) -> VersionTooOld:
+    """Return the error about a feature that came with version `needed`."""
+    return VersionTooOld(feature, "PySpark", pyspark.__version__, f"{needed[0]}.{needed[1]}")
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of rows that tasks give to Spark, with timestamps in UTC."""
+    if SPARK >= (4, 2):
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
+
+
+def push_filters() -> Any:
+    """Return the method by which a batch reader takes filters; None where there is no such method."""
+    return getattr(DataSourceReader, "pushFilters", None)
+
+
+def register_source(spark: SparkSession, *sources: type[DataSource]) -> None:
+    """Make data sources known to a session. One that is known already stays as it is."""
+    for source in sources:
+        spark.dataSource.register(source)
+
+
+class PositionedReader(DataSourceStreamReader):
+    """A stream reader for Spark before 4.2, which tells a reader neither where a batch begins nor how long it may be.
+
+    The first batch begins at the initial offset. Before the first batch of a query with a checkpoint, Spark asks for
+    the empty batch at the query's offset, and before any batch that it repeats, for that batch. Each other one begins
+    where the last one ends.
+
+    `Trigger.AvailableNow` would end a query after a single batch, and of a query with a checkpoint it asks where that
+    batch ends before it says where it begins. So it is refused. It shows in what is asked between the end of the first
+    batch and its partitions: otherwise the initial offset once; here nothing with a checkpoint, and twice without.
+    """
+
+    def __init__(self, reader: DataSourceStreamReader) -> None:
+        self._reader: Any = reader
+        self._position: dict[str, Any] | None = None
+        self._guessed = False
+        """True from when the first batch was planned from the initial offset until Spark asks for its partitions."""
+        self._asked = 0
+        """The number of times that Spark has asked for the initial offset."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        self._asked += 1
+        return cast(dict[str, Any], self._reader.initialOffset())
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        if self._position is None:
+            self._position = self._reader.initialOffset()
+            self._guessed = True
+        self._position = self._reader.latestOffset(self._position, self._reader.getDefaultReadLimit())
+        return cast(dict[str, Any], self._position)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._guessed and self._asked != 1:
+            raise too_old("Trigger.AvailableNow", (4, 2))
+        self._guessed = False
+        self._position = end
+        return cast(Sequence[InputPartition], () if start == end else self._reader.partitions(start, end))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return cast(Iterator[Any], self._reader.read(partition))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._reader.commit(end)
+
+    def stop(self) -> None:
+        self._reader.stop()
+
+
+def stream_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
+    """Return a reader of streaming queries in the form that this version of Spark calls."""
+    return reader if SPARK >= (4, 2) else PositionedReader(reader)
