@@ -20,6 +20,7 @@ PACKAGES = (
     "broker/coranto_broker",
     "consumers/coranto_consumers",
     "consumers/pyspark_coranto",
+    "consumers/pyspark_coranto_name",
     "orchestration/coranto_flights",
     "orchestration/airflow_coranto",
     "orchestration/dagster_coranto",

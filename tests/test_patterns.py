@@ -14,7 +14,15 @@ import pytest
 from tests.possessive import version_dependent_parts
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("coranto", "coranto_broker", "coranto_consumers", "pyspark_coranto", "coranto_flights", "dagster_coranto")
+PACKAGES = (
+    "coranto",
+    "coranto_broker",
+    "coranto_consumers",
+    "pyspark_coranto",
+    "pyspark_coranto_name",
+    "coranto_flights",
+    "dagster_coranto",
+)
 SOURCES = ("platform", "broker", "consumers", "orchestration")
 
 # What Python 3.11.2 makes of these texts differs from 3.13, or from what the pattern says.

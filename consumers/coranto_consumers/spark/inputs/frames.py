@@ -39,10 +39,9 @@ from coranto_consumers.spark.journals.framings import ReadFraming, name_of, opti
 from coranto_consumers.spark.journals.placing import numbered_partitions
 from coranto_consumers.spark.journals.ranges import Range, ReadPlan
 from coranto_consumers.spark.options.client_options import client_options
-from coranto_consumers.spark.options.options import Isolation
 from coranto_consumers.spark.session.versions import arrow_schema
 from coranto_consumers.spark.source.batch_reader import JournalPartition, JournalReader
-from coranto_consumers.spark.source.source import JournalDataSource
+from coranto_consumers.spark.source.source import planned_reader
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""
@@ -118,8 +117,6 @@ def planned_rows(
     """
     options = {
         **client_options(client),
-        "isolation": Isolation.SEQUENCED.value,
-        "slices": plan.dumps(),
         "parse": name_of(framing),
         **options_of(framing),
         "timeZone": zone,
@@ -134,7 +131,7 @@ def planned_rows(
     ]
     asked = StructType([*needed, *map(required, schema.fields)])
     rows = StructType([*needed, *_nullable(schema.fields).fields])
-    reader = JournalDataSource(options).reader(asked)
+    reader = planned_reader(options, plan, asked)
     return PlannedRows(ReadTask(reader, tuple(reader.partitions())), rows, plan.places)
 
 
@@ -142,8 +139,6 @@ def read_lines(client: ClientConfig, plan: ReadPlan, framing: ReadFraming, zone:
     """Read the lines that begin in a plan's ranges in this process. Return them by journal and offset."""
     options = {
         **client_options(client),
-        "isolation": Isolation.SEQUENCED.value,
-        "slices": plan.dumps(),
         "parse": name_of(framing),
         **options_of(framing),
         "timeZone": zone,
@@ -151,7 +146,7 @@ def read_lines(client: ClientConfig, plan: ReadPlan, framing: ReadFraming, zone:
     names = [PARSED_PREFIX + name for name in ("journal", "offset", "value")]
     kinds = (StringType(), LongType(), BinaryType())
     asked = StructType([*map(StructField, names, kinds), StructField(_PIECE, LongType())])
-    reader = JournalDataSource(options).reader(asked)
+    reader = planned_reader(options, plan, asked)
     found: dict[tuple[str, int], bytes] = {}
     for batch in ReadTask(reader, tuple(reader.partitions())).read():
         for row in batch.to_pylist():

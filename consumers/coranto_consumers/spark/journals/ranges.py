@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -189,30 +188,3 @@ class ReadPlan:
             )
             for slice_ in self.slices
         ]
-
-    def dumps(self) -> str:
-        """Return the plan as text, for an option."""
-        slices = [
-            [(part.journal, part.begin, part.end, part.limit, part.aligned, part.journal_id) for part in slice_]
-            for slice_ in self.slices
-        ]
-        fields = {
-            "slices": slices,
-            "first_number": self.first_number,
-            "replay": {journal: dict(begins) for journal, begins in self.replay.items()},
-            "commits": self.commits,
-            "places": self.places,
-        }
-        return json.dumps(fields, separators=(",", ":"))
-
-    @classmethod
-    def loads(cls, text: str) -> ReadPlan:
-        """Parse a text of `dumps`. Raises InvalidInput."""
-        try:
-            raw = json.loads(text)
-            slices = tuple(tuple(Range(*part) for part in slice_) for slice_ in raw["slices"])
-            return cls(slices, raw["first_number"], raw["replay"], raw["commits"], tuple(raw["places"]))
-        except (TypeError, ValueError, KeyError) as error:
-            raise InvalidInput(
-                f"not a plan of slices: {error}; pass on the planner's text", field="option slices"
-            ) from error

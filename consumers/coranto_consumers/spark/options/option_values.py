@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import enum
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from coranto.errors import InvalidInput
-
-E = TypeVar("E", bound=enum.StrEnum)
 
 SPARK_OPTIONS: Final = frozenset(("checkpointlocation", "queryname", "path"))
 """The options that Spark adds to a source or sink, in lower case. They mean nothing here."""
@@ -68,12 +65,3 @@ def flag_option(given: Mapping[str, str], name: str, default: bool) -> bool:
     if text not in ("true", "false"):
         raise InvalidInput(f"{text!r} is neither true nor false; write one of them", field=f"option {name}")
     return text == "true"
-
-
-def choice_option(given: Mapping[str, str], name: str, kind: type[E], default: E) -> E:
-    """Return the member of `kind` that an option names. Raises InvalidInput."""
-    text = given.get(name.lower(), default.value)
-    try:
-        return kind(text.lower())
-    except ValueError as error:
-        raise InvalidInput(f"{text!r} is not one of {', '.join(kind)}", field=f"option {name}") from error

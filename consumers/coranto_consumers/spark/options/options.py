@@ -23,7 +23,6 @@ from coranto_consumers.spark.journals.framings import ReadFraming, labels_of
 from coranto_consumers.spark.options import bounds, client_options, selections, times
 from coranto_consumers.spark.options.option_values import (
     bytes_option,
-    choice_option,
     count_option,
     flag_option,
     require_known,
@@ -56,7 +55,6 @@ OPTIONS = {
     "metadataColumns": "columns of the source's own beside those of a registered type, as _journal,_offset: none",
     "includeHeaders": "false (default): as in Spark's Kafka source, but no framing has headers",
     "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
-    "slices": "what each task reads, planned by a consumer; excludes all options that say what to read",
     "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
     "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
     "minOffsetsPerTrigger": "messages for which a micro-batch waits (default: none)",
@@ -82,7 +80,7 @@ class Isolation(enum.StrEnum):
     READ_UNCOMMITTED = "read_uncommitted"
     """Every message as it is written, with duplicates, pending messages and acknowledgements."""
     SEQUENCED = "sequenced"
-    """For consumers: every message with the number of its segment, and summaries to resolve segments in the driver."""
+    """Only for consumers: every message with the number of its segment, and summaries to resolve segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,6 @@ class SourceOptions:
     """The time zone of texts with a time that name none. None: such texts are an error."""
     fail_on_data_loss: bool
     times: TimeOptions
-    slices: str
     labels: JournalLabels
     """The labels of journals that can be read."""
     registry: str = ""
@@ -128,20 +125,16 @@ class SourceOptions:
     """The columns besides those of the type, if the user gives no schema."""
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
+    def parse(cls, options: Mapping[str, str], *, planned: bool = False) -> SourceOptions:
+        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput.
+
+        With `planned`, a consumer knows what is to be read: the options select no journals, and the isolation is
+        `sequenced`.
+        """
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
             require_known(key, OPTIONS)
-        slices = given.get("slices", "")
-        isolation = choice_option(given, "isolation", Isolation, Isolation.READ_COMMITTED)
-        if (isolation is Isolation.SEQUENCED) != bool(slices):
-            raise InvalidInput(
-                "slices and the isolation `sequenced` go together; give both or neither", field="option slices"
-            )
-        if slices and (other := [name for name in selections.OPTIONS if name.lower() in given]):
-            raise InvalidInput("is given beside slices: leave it out", field=f"option {other[0]}")
-        selected = selections.SelectedJournals() if slices else selections.SelectedJournals.parse(given)
+        selected = selections.SelectedJournals() if planned else selections.SelectedJournals.parse(given)
         # Lines as they are have no nulls for what is wrong with them, so that has to be asked for.
         tolerant = "mode" in given and _misfits(given) is Misfits.PERMISSIVE
         if flag_option(given, "includeHeaders", False):
@@ -159,7 +152,7 @@ class SourceOptions:
             starting=bounds.starting_offsets(given),
             ending=bounds.ending_offsets(given),
             as_of=bounds.as_of(given),
-            isolation=isolation,
+            isolation=Isolation.SEQUENCED if planned else _isolation(given),
             max_bytes=bytes_option(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
             max_records=count_option(given, "maxRecordsPerPartition", "10000")
             if "maxrecordsperpartition" in given
@@ -168,13 +161,12 @@ class SourceOptions:
             cache_bytes=bytes_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
             include_uuid=flag_option(given, "includeUuid", True),
             parses=bool(registry) or _parse(given),
-            misfits=Misfits.KEPT if slices else _misfits(given),
+            misfits=Misfits.KEPT if planned else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framing,
             zone=_zone(given),
             times=TimeOptions.parse(given),
             fail_on_data_loss=flag_option(given, "failOnDataLoss", True),
-            slices=slices,
             labels=labels_of(framing),
             registry=registry,
             type_reference=type_reference(given) if registry else "",
@@ -233,6 +225,14 @@ def _zone(given: Mapping[str, str]) -> tzinfo | None:
     if (zone := zone_of(name)) is None:
         raise InvalidInput(f"{name!r} is no time zone: write it as Europe/Paris or +01:00", field="option timeZone")
     return zone
+
+
+def _isolation(given: Mapping[str, str]) -> Isolation:
+    offered = (Isolation.READ_COMMITTED, Isolation.READ_UNCOMMITTED)
+    text = given.get("isolation", Isolation.READ_COMMITTED.value)
+    if text.lower() not in offered:
+        raise InvalidInput(f"{text!r} is not one of {', '.join(offered)}", field="option isolation")
+    return Isolation(text.lower())
 
 
 def _misfits(given: Mapping[str, str]) -> Misfits:

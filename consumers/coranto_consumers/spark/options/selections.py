@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from coranto.errors import InvalidInput
-from coranto.labels import format_selector
+from coranto.labels import format_selector, label_selector
 from coranto.names import validate_journal
 
 OPTIONS: Final = {
     "assign": 'journals, as a JSON list: ["flights/events/part-000"]',
+    "journal": "one journal: flights/events/part-000",
+    "prefix": "the journals whose names begin so: flights/events/",
     "subscribe": "journals, separated by commas",
     "subscribePattern": "regular expression for whole names of journals: flights/.*",
     "selector": "label selector of journals: name:prefix=flights/events/",
@@ -38,9 +40,7 @@ class SelectedJournals:
             raise InvalidInput(
                 f"exactly one of {', '.join(OPTIONS)} must be given, not {', '.join(names) or 'none'}", field="options"
             )
-        stream = given.get("stream")
-        selector = given.get("selector", "") if stream is None else stream_selector(stream, field="option stream")
-        return cls(_journals(given), _pattern(given), selector)
+        return cls(_journals(given), _pattern(given), _selector(given))
 
 
 def _journals(given: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -51,6 +51,8 @@ def _journals(given: Mapping[str, str]) -> tuple[str, ...] | None:
             raise InvalidInput(f"not JSON: {error}", field="option assign") from error
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InvalidInput('not a JSON list of journal names, such as ["a/one", "a/two"]', field="option assign")
+    elif "journal" in given:
+        names = [validate_journal(given["journal"], kind="option journal")]
     elif "subscribe" in given:
         names = [name.strip() for name in given["subscribe"].split(",")]
     else:
@@ -69,6 +71,19 @@ def _pattern(given: Mapping[str, str]) -> str:
     if "subscribepattern" in given and not text:
         raise InvalidInput("matches no journal; to match all, write .*", field="option subscribePattern")
     return text
+
+
+def _selector(given: Mapping[str, str]) -> str:
+    if "stream" in given:
+        return stream_selector(given["stream"], field="option stream")
+    if "prefix" not in given:
+        return given.get("selector", "")
+    if not given["prefix"]:
+        raise InvalidInput("is empty; to match all journals, set subscribePattern to .*", field="option prefix")
+    try:
+        return format_selector(label_selector(include=[("name:prefix", given["prefix"])]))
+    except InvalidInput as error:
+        raise InvalidInput(error.message, field="option prefix") from error
 
 
 def stream_selector(stream: str, *, field: str = "stream") -> str:

@@ -23,8 +23,9 @@ _MARK: Final = "coranto-error: "
 _LINE: Final = re.compile(re.escape(_MARK) + r"([0-9A-Za-z_=-]+)")
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 """Spark's variable that omits the traceback of a worker that ends with an error."""
-_LACKING: Final = re.compile(r"No module named '(coranto|coranto_consumers|pyspark_coranto)[.']")
+_LACKING: Final = re.compile(r"No module named '(coranto|coranto_consumers|pyspark_coranto|pyspark_coranto_name)[.']")
 """The words of executors that have no Coranto to tell it by."""
+_NOT_DISCOVERED: Final = re.compile(r"\[DATA_SOURCE_NOT_FOUND\][^\n]*\b(journal|coranto)\b")
 
 
 @contextmanager
@@ -73,6 +74,13 @@ def error_of_task(error: BaseException) -> CorantoError | None:
             f"executors have no package {lacking[1]}: install coranto[spark] in their environment, or give it to the "
             "session (docs/spark.md, On a cluster)",
             field="cluster",
+        )
+    if found := _NOT_DISCOVERED.search(str(error)):
+        return InvalidInput(
+            f"Spark's workers do not know the data source {found[1]}. They run on the interpreter that PYSPARK_PYTHON "
+            f"names ({os.environ.get('PYSPARK_PYTHON', 'not set: python3 of the PATH')}), and this process runs on "
+            f"{sys.executable}: install coranto[spark] there, or set PYSPARK_PYTHON to this one and start again",
+            field="PYSPARK_PYTHON",
         )
     return None
 

@@ -35,8 +35,8 @@ SINK_OPTIONS: Final[Mapping[str, str]] = {
     "one that the journals' labels name, are refused",
     "messageType": "with a registry: name of a message type there, as shop.Order or shop.Order@3",
     "stream": "name of a stream, to whose segments messages go by their keys, through splits and merges: shop/orders",
-    "ledger": "journal that records which writes are decided; it is created if it is missing (required, for a stream "
-    "only with writerId)",
+    "ledger": "journal that records which writes are decided; it is created if it is missing. Default: the name that "
+    "journal or prefix gives, below ledgers/; required beside other options, for a stream only with writerId",
     "mapping": "journal of a message by its key: rendezvous (default), modulo or random",
     "keyColumn": "column that messages are mapped by: key (default)",
     "writerId": "name of a batch write; a write of a name that was written already adds nothing",
@@ -89,7 +89,8 @@ class SinkOptions:
                 )
             if given.get("ledger", "").startswith(f"{given['stream']}/"):
                 raise InvalidInput("is among the stream's own journals: name another", field="option ledger")
-        if not given.get("ledger") and ("stream" not in given or "writerid" in given):
+        ledger = given.get("ledger") or _default_ledger(given)
+        if not ledger and ("stream" not in given or "writerid" in given):
             raise InvalidInput(f"is required: {SINK_OPTIONS['ledger']}", field="option ledger")
         mapping = given.get("mapping", "rendezvous").lower()
         names = get_args(MappingName)
@@ -103,7 +104,7 @@ class SinkOptions:
             target.client,
             target,
             given.get("stream", ""),
-            given.get("ledger", ""),
+            ledger,
             cast(MappingName, mapping),
             given.get("keycolumn", "key"),
             checked_writer_id(given["writerid"]) if "writerid" in given else "",
@@ -143,6 +144,12 @@ class SinkOptions:
             info.name
             for info in select_journals(client, target.journals, target.pattern, target.selector, target.labels)
         )
+
+
+def _default_ledger(given: Mapping[str, str]) -> str:
+    """Return the ledger of the one journal or folder that is written to; empty if other options select journals."""
+    target = (given.get("journal") or given.get("prefix", "")).rstrip("/")
+    return f"ledgers/{target}" if target else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,16 @@ Python sources no other way) and may declare `value` as BINARY.
 
 With a schema of the messages' fields, such as `carrier STRING, arr_delay DOUBLE`, lines are parsed into these columns
 as by Spark's reader of JSON files. The source's own columns then begin with an underscore: `_journal`, `_offset`,
-`_value`. See `options.py` for the options.
+`_value`. See `options.py` for the options. `format("coranto")` is the same source.
 
 Spark plans a read in one process and runs it in others, so `coranto` must be installed in all of them. The package
-`pyspark_coranto` beside this one makes the name `journal` known without registration. Call `register` where Spark does
-not discover it.
+`pyspark_coranto` and `pyspark_coranto_name` beside this one make the names `journal` and `coranto` known without
+registration. Call `register` where Spark does not discover them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,6 @@ from coranto.errors import InvalidInput
 from coranto_consumers.spark.decoding.rows import (
     COMMIT_OFFSET,
     FIELDS,
-    PIECE,
     UUID_FIELDS,
     Misfits,
     RowLayout,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class JournalDataSource(DataSource):
-    """The data source. `options.OPTIONS` describes its options."""
+    """The data source `journal`. `options.OPTIONS` describes its options."""
 
     @classmethod
     def name(cls) -> str:
@@ -83,18 +83,13 @@ class JournalDataSource(DataSource):
         fields = [FIELDS[name] for name in names]
         if isinstance(options.framing, FixedRecords):
             fields = [StructField("value", BinaryType()) if each.name == "value" else each for each in fields]
-        if options.isolation is Isolation.SEQUENCED:
-            fields.append(PIECE)
         return StructType(fields)
 
     def reader(self, schema: StructType) -> JournalReader:
         with told_to_driver():
             refuse_stream_options(self.options)
             options = self._typed(SourceOptions.parse(self.options))
-            options, layout = _layout(schema, options)
-            if options.isolation is Isolation.SEQUENCED:
-                return JournalReader(options, layout, Shares({}, ReadPlan.loads(options.slices).numbered()))
-            return JournalReader(options, layout)
+            return JournalReader(*_layout(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         with told_to_driver():
@@ -137,6 +132,21 @@ class JournalDataSource(DataSource):
             return (StreamQueryWriter if options.stream else JournalStreamWriter)(options, schema, overwrite)
 
 
+class CorantoDataSource(JournalDataSource):
+    """The same data source by the name `coranto`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "coranto"
+
+
+def planned_reader(options: Mapping[str, str], plan: ReadPlan, schema: StructType) -> JournalReader:
+    """Return a reader of what a consumer has planned, whose rows tell the segment of each message."""
+    with told_to_driver():
+        parsed, layout = _layout(schema, SourceOptions.parse(options, planned=True))
+        return JournalReader(parsed, layout, Shares({}, plan.numbered()))
+
+
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
     """Return the layout of a schema, and the options with the framing that suits it."""
     if not options.parses and is_raw(schema):
@@ -158,5 +168,5 @@ def _with_commits(layout: RowLayout, options: SourceOptions) -> RowLayout:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("journal")` known to a session without `pyspark_coranto` on its Python path."""
-    register_source(spark, JournalDataSource)
+    """Make `format("journal")` and `format("coranto")` known to a session that has not discovered them."""
+    register_source(spark, JournalDataSource, CorantoDataSource)

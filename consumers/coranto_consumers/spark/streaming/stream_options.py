@@ -40,15 +40,13 @@ class StreamOptions:
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
-        for name in ("endingOffsets", "asOf"):
+        for name in ("endingOffsets", "asOf", "timestampAsOf"):
             if name.lower() in given:
                 raise InvalidInput(
                     "a streaming query has no end; use trigger(availableNow=True) to read what there is now",
                     field=f"option {name}",
                 )
         source = SourceOptions.parse({key: value for key, value in options.items() if key.lower() != "startingoffsets"})
-        if source.isolation is Isolation.SEQUENCED:
-            raise InvalidInput("is for consumers; leave it out", field="option slices")
         if source.times.ending is not None:
             raise InvalidInput(
                 "a streaming query has no end; use trigger(availableNow=True) to read what there is now",

@@ -56,7 +56,7 @@ class OnlyFromArchives:
     """Finds Coranto's packages in archives only, as in an environment without them."""
 
     def find_spec(self, name, path=None, target=None):
-        if path is not None or name not in ("coranto", "coranto_consumers", "pyspark_coranto"):
+        if path is not None or name not in ("coranto", "coranto_consumers", "pyspark_coranto", "pyspark_coranto_name"):
             return None
         archives = [entry for entry in sys.path if entry.endswith(".zip")]
         found = importlib.machinery.PathFinder.find_spec(name, archives)
@@ -83,10 +83,11 @@ def archive(tmp_path_factory) -> Path:
     import coranto
     import coranto_consumers
     import pyspark_coranto
+    import pyspark_coranto_name
 
     path = tmp_path_factory.mktemp("archive") / "coranto.zip"
     with zipfile.ZipFile(path, "w") as packed:
-        for package in (coranto, coranto_consumers, pyspark_coranto):
+        for package in (coranto, coranto_consumers, pyspark_coranto, pyspark_coranto_name):
             folder = Path(package.__file__).parent
             for file in folder.rglob("*"):
                 if file.is_file() and "__pycache__" not in file.parts:

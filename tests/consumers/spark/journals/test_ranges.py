@@ -97,20 +97,13 @@ def test_little_is_not_worth_splitting():
     assert len(plan_slices(ranges, max_bytes=1 << 20, max_slices=4, worthwhile_bytes=10_000)) == 3
 
 
-def test_a_plan_survives_being_an_option_and_numbers_its_ranges_in_order():
+def test_a_plan_numbers_its_ranges_in_order():
     ranges = [Range("j/b", 3, 500, 600), Range("j/a", 0, 100, 100)]
     slices = plan_slices(ranges, max_bytes=200, max_slices=9)
     plan = ReadPlan(tuple(slices), 7, {"j/a": {"010203040506": 5}})
 
-    assert ReadPlan.loads(plan.dumps()) == plan
     assert list(plan.numbers.values()) == list(range(7, 7 + len(plan.numbers)))
     assert list(plan.numbers) == sorted(plan.numbers)
-
-
-@pytest.mark.parametrize("text", ["", "{}x", "{}", '{"slices": [[{"journal": "j"}]], "first_number": 0}', "[1]"])
-def test_a_broken_plan_is_refused(text):
-    with pytest.raises(InvalidInput, match="slices"):
-        ReadPlan.loads(text)
 
 
 def test_sizes_must_be_positive():

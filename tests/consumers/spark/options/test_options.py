@@ -47,7 +47,10 @@ def test_keys_are_in_any_case():
     ("options", "problem"),
     [
         ({"selector": "name"}, "option endpoint: is required"),
-        (ENDPOINT, "exactly one of assign, subscribe, subscribePattern, selector, stream must be given, not none"),
+        (
+            ENDPOINT,
+            "one of assign, journal, prefix, subscribe, subscribePattern, selector, stream must be given, not none",
+        ),
         ({**ENDPOINT, "assign": "[]", "selector": "x"}, "not assign, selector"),
         ({**ENDPOINT, "assign": "a/one"}, "option assign: not JSON"),
         ({**ENDPOINT, "assign": '"a/one"'}, "not a JSON list"),
@@ -63,9 +66,16 @@ def test_keys_are_in_any_case():
         ({**ENDPOINT, "selector": "x", "startingOffsets": '{"a/one": -1}'}, "-1 is not an offset for a/one"),
         ({**ENDPOINT, "selector": "x", "endingOffsets": '{"a/one": true}'}, "True is not an offset for a/one"),
         ({**ENDPOINT, "selector": "x", "isolation": "serializable"}, "not one of read_committed, read_uncommitted"),
-        ({**ENDPOINT, "selector": "x", "isolation": "sequenced"}, "slices and the isolation `sequenced` go together"),
+        ({**ENDPOINT, "selector": "x", "isolation": "sequenced"}, "not one of read_committed, read_uncommitted"),
         ({**ENDPOINT, "selector": "x", "patience": "long"}, "option patience: 'long' is not a number of seconds"),
-        ({**ENDPOINT, "slices": "[]"}, "slices and the isolation `sequenced` go together"),
+        ({**ENDPOINT, "selector": "x", "slices": "[]"}, "option slices: there is no such option"),
+        ({**ENDPOINT, "journal": "a//one"}, "option journal"),
+        ({**ENDPOINT, "prefix": ""}, "option prefix: is empty"),
+        ({**ENDPOINT, "prefix": "a b/"}, "option prefix: "),
+        ({**ENDPOINT, "journal": "a/one", "prefix": "a/"}, "not journal, prefix"),
+        ({**ENDPOINT, "journal": "a/one", "timestampAsOf": "soon"}, "option timestampAsOf: 'soon' is not a time"),
+        ({**ENDPOINT, "journal": "a/one", "timestampAsOf": "{}"}, "give JSON of journals' ends to asOf"),
+        ({**ENDPOINT, "journal": "a/one", "timestampAsOf": "5", "asOf": "5"}, "timestampAsOf: asOf is given, too"),
         ({**ENDPOINT, "selector": "x", "maxBytesPerPartition": "0"}, "not a positive number of bytes"),
         ({**ENDPOINT, "selector": "x", "minPartitions": "0"}, "option minPartitions: '0' is not a positive number"),
         ({**ENDPOINT, "selector": "x", "maxRecordsPerPartition": "-1"}, "not a positive number, such as 8"),
@@ -84,3 +94,20 @@ def test_invalid_options_are_reported(options, problem):
     with pytest.raises(InvalidInput) as caught:
         SourceOptions.parse(options)
     assert problem in str(caught.value)
+
+
+def test_one_journal_or_the_journals_of_a_folder_are_selected():
+    assert SourceOptions.parse({**ENDPOINT, "journal": "a/one"}).journals == ("a/one",)
+    folder = SourceOptions.parse({**ENDPOINT, "Prefix": "a/topic/"})
+    assert (folder.journals, folder.selector) == (None, "name:prefix=a/topic/")
+
+
+def test_a_moment_may_be_named_as_delta_and_iceberg_name_it():
+    given = {**ENDPOINT, "journal": "a/one"}
+    for text in ("2026-03-01", "2026-03-01 00:00:00", "2026-03-01T01:00+01:00", "1772323200000"):
+        assert SourceOptions.parse({**given, "timestampAsOf": text}).as_of == 1772323200
+
+
+def test_what_a_consumer_has_planned_selects_no_journals():
+    options = SourceOptions.parse(ENDPOINT, planned=True)
+    assert (options.isolation, options.journals, options.selector) == (Isolation.SEQUENCED, None, "")

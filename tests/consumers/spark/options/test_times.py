@@ -102,7 +102,7 @@ def test_content_of_a_moment_that_is_gone_is_an_error_unless_it_may_be(journals)
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"asOf": "yesterday"}, "is neither a time"),
+        ({"asOf": "yesterday"}, "is not a time"),
         ({"asOf": "{"}, "nor JSON"),
         ({"asOf": json.dumps({ONE: -1})}, "is not an offset"),
         ({"asOf": json.dumps({"x": 1})}, "names x, which is not read"),
@@ -112,8 +112,9 @@ def test_content_of_a_moment_that_is_gone_is_an_error_unless_it_may_be(journals)
 def test_moments_that_make_no_sense_are_refused(journals, options, problem):
     with pytest.raises(InvalidInput, match=problem):
         read(journals, **options)
-    with pytest.raises(InvalidInput, match="a streaming query has no end"):
-        StreamOptions.parse({"endpoint": "a:1", "subscribe": ONE, "asOf": "5"})
+    for name in ("asOf", "timestampAsOf"):
+        with pytest.raises(InvalidInput, match="a streaming query has no end"):
+            StreamOptions.parse({"endpoint": "a:1", "subscribe": ONE, name: "5"})
 
 
 def test_times_by_journal(journals):

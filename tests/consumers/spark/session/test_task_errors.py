@@ -49,10 +49,21 @@ def test_an_error_has_its_type_and_fields_behind_any_text(error):
     assert found.outcome in Outcome
 
 
+@pytest.mark.parametrize("name", ["journal", "coranto"])
+def test_workers_that_do_not_know_the_source_are_explained(name, monkeypatch):
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/bin/python")
+    text = f"[DATA_SOURCE_NOT_FOUND] Failed to find the data source: {name}. Make sure the provider name is correct"
+    found = error_of_task(PySparkException(text))
+    assert isinstance(found, InvalidInput)
+    assert f"do not know the data source {name}. They run on the interpreter that PYSPARK_PYTHON" in str(found)
+    assert "(/opt/other/bin/python), and this process runs on " in str(found)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
+        "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: delta. Make sure the provider name is correct",
         "CorruptMessage: journal a at offset 3: x",
         "coranto-error: " + base64.urlsafe_b64encode(b'{"type": "Nothing"}').decode(),
         "coranto-error: e30=",

@@ -169,6 +169,14 @@ def test_what_cannot_be_written_is_refused(spark: SparkSession, sink: Sink, ddl,
     assert sink.messages() == []
 
 
+def test_a_folder_has_a_ledger_of_its_own(spark: SparkSession, sink: Sink):
+    for _ in range(2):
+        writer = spark.createDataFrame([(1, "a"), (2, "b")], "n INT, key STRING").write.format("coranto").mode("append")
+        writer.options(endpoint=sink.endpoint, prefix=f"{sink.folder}/", writerId="two").save()
+    assert sorted(message["n"] for message in sink.messages()) == [1, 2]
+    assert sink.client.head(f"ledgers/{sink.folder}") > 0
+
+
 def test_values_that_are_no_messages_are_refused_and_show_nothing(spark: SparkSession, sink: Sink):
     for value in ("[1]", "{", None):
         rows = spark.createDataFrame([('{"n":1}', "a"), (value, "b")], "value STRING, key STRING")

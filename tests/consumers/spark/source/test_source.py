@@ -80,6 +80,14 @@ def test_a_read_yields_committed_messages_once(spark, topic):
         assert all(content[row.offset : row.next_offset] == row.value.encode() + b"\n" for row in mine)
 
 
+def test_the_source_has_two_names_and_short_options_for_its_journals(spark, topic):
+    rows = sorted(load(spark, topic).collect())
+    for options in ({"prefix": "a/topic/"}, {"selector": "name:prefix=a/topic/"}):
+        assert sorted(spark.read.format("coranto").options(endpoint=topic.endpoint, **options).load().collect()) == rows
+    one = spark.read.format("coranto").options(endpoint=topic.endpoint, journal=ONE).load()
+    assert sorted(one.collect()) == [row for row in rows if row.journal == ONE]
+
+
 def test_an_uncommitted_read_yields_every_line_over_many_tasks(spark, topic):
     frame = load(spark, topic, isolation="read_uncommitted", maxBytesPerPartition="300", assign=json.dumps([ONE]))
 

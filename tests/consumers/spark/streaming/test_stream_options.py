@@ -49,7 +49,7 @@ def test_starting_offsets_are_words_or_json(text, starting):
         ("maxTriggerDelay", "soon", "maxTriggerDelay: 'soon' is not a duration"),
         ("maxTriggerDelay", "-1s", "is negative"),
         ("maxBytesPerTriger", "1", "did you mean maxBytesPerTrigger"),
-        ("isolation", "sequenced", "go together"),
+        ("isolation", "sequenced", "not one of read_committed, read_uncommitted"),
         ("maxRecordsPerPartition", "5", "is for spark.read"),
     ],
 )
