@@ -128,7 +128,7 @@ class SourceOptions:
     def parse(cls, options: Mapping[str, str], *, planned: bool = False) -> SourceOptions:
         """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput.
 
-        With `planned`, a consumer knows what is to be read: the options select no journals, and the isolation is
+        With `planned`, a consumer has planned the ranges: the options select no journals, and the isolation is
         `sequenced`.
         """
         given = {key.lower(): value for key, value in options.items()}

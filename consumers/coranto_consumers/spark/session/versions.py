@@ -4,7 +4,7 @@ Other modules import from here what some version lacks or spells in another way.
 VersionTooOld (`require_spark`).
 
 =======  ===============================================================================================================
-before   what is missing
+before   missing
 =======  ===============================================================================================================
 4.1      filters of batch reads; `DataSourceStreamArrowWriter`, whose place a writer of batches takes
 4.2      `latestOffset` with a start and a limit, so `PositionedReader` remembers the start; a reader's part in
@@ -160,7 +160,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def push_filters() -> Any:
-    """Return the method by which a batch reader takes filters; None where there is no such method."""
+    """Return the method of batch readers that takes filters; None in a version without it."""
     return getattr(DataSourceReader, "pushFilters", None)
 
 
@@ -178,8 +178,8 @@ class PositionedReader(DataSourceStreamReader):
     where the last one ends.
 
     `Trigger.AvailableNow` would end a query after a single batch, and of a query with a checkpoint it asks where that
-    batch ends before it says where it begins. So it is refused. It shows in what is asked between the end of the first
-    batch and its partitions: otherwise the initial offset once; here nothing with a checkpoint, and twice without.
+    batch ends before it says where it begins. So it is refused. Between the end of the first batch and
+    its partitions, Spark asks for the initial offset once; with this trigger, twice in a new query and never in others.
     """
 
     def __init__(self, reader: DataSourceStreamReader) -> None:

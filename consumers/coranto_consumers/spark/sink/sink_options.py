@@ -36,7 +36,7 @@ SINK_OPTIONS: Final[Mapping[str, str]] = {
     "messageType": "with a registry: name of a message type there, as shop.Order or shop.Order@3",
     "stream": "name of a stream, to whose segments messages go by their keys, through splits and merges: shop/orders",
     "ledger": "journal that records which writes are decided; it is created if it is missing. Default: the name that "
-    "journal or prefix gives, below ledgers/; required beside other options, for a stream only with writerId",
+    "journal or prefix gives, below ledgers/; required with other options, for a stream only with writerId",
     "mapping": "journal of a message by its key: rendezvous (default), modulo or random",
     "keyColumn": "column that messages are mapped by: key (default)",
     "writerId": "name of a batch write; a write of a name that was written already adds nothing",

@@ -141,7 +141,7 @@ class CorantoDataSource(JournalDataSource):
 
 
 def planned_reader(options: Mapping[str, str], plan: ReadPlan, schema: StructType) -> JournalReader:
-    """Return a reader of what a consumer has planned, whose rows tell the segment of each message."""
+    """Return a reader of the ranges that a consumer has planned, whose rows tell the segment of each message."""
     with told_to_driver():
         parsed, layout = _layout(schema, SourceOptions.parse(options, planned=True))
         return JournalReader(parsed, layout, Shares({}, plan.numbered()))
