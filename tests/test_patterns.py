@@ -23,6 +23,8 @@ PACKAGES = (
     "coranto_flights",
     "dagster_coranto",
 )
+NOT_INSTALLED = {"confluent_kafka"}
+"""Modules of extras that may be missing here. Of modules that import them, only literal patterns are checked."""
 SOURCES = ("platform", "broker", "consumers", "orchestration")
 
 # What Python 3.11.2 makes of these texts differs from 3.13, or from what the pattern says.
@@ -48,7 +50,13 @@ def module_patterns() -> Iterator[tuple[str, re.Pattern[str] | re.Pattern[bytes]
     for package in PACKAGES:
         for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if not found.name.endswith("__main__"):
-                for name, value in vars(importlib.import_module(found.name)).items():
+                try:
+                    module = importlib.import_module(found.name)
+                except ModuleNotFoundError as error:
+                    if error.name not in NOT_INSTALLED:
+                        raise
+                    continue
+                for name, value in vars(module).items():
                     if isinstance(value, re.Pattern):
                         yield f"{found.name}.{name}", value
 
