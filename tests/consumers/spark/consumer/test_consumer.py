@@ -254,9 +254,7 @@ def test_a_service_that_is_reset_ends_as_fenced_and_says_why_and_the_next_repeat
     world.publish(20)
     words = ["reset", "delays", "--to", "earliest", "--yes", "--store", sqlite_url, "--endpoint", world.broker.endpoint]
     runner = consumer(spark, world, sqlite_url)
-    reason = (
-        r"by `coranto consumer reset` or `skip`: delays/events/one was reset from \d+ to 0 at .* \(and 1 more journals"
-    )
+    reason = r"by `coranto consumer reset` or `skip`: delays/events/one was reset from \d+ to 0 at .* \(and 1 more\)"
     with pytest.raises(Fenced, match=reason):  # It has nothing to read, and finds out nevertheless.
         runner.run_until_stopped(lambda: False, wait=lambda: main(["consumer", *words]))
 
@@ -274,7 +272,7 @@ def test_transactions_are_bounded_by_messages_and_a_service_by_time(spark, world
 
     report = runner.run_until_stopped(lambda: len(idle) == 3, wait=lambda: (world.publish(1), idle.append(1)))
 
-    read = [after.rows - before.rows for before, after in pairwise(reports)]
+    read = [after.records_read - before.records_read for before, after in pairwise(reports)]
     assert len(read) >= 3
     assert max(read) <= 20
     assert sum(taken) >= len(read) - 2, "but for the first, and one that may be planned again, they were read ahead"
