@@ -470,7 +470,7 @@ def test_a_transaction_that_stays_open_over_many_is_delivered_once_it_commits(sp
     rest = bounded.run_until_caught_up()
 
     world.check(sqlite_url)
-    assert (first.messages + rest.messages, first.rows, rest.rows) == (30, 0, 1)
+    assert (first.messages + rest.messages, first.records_read, rest.records_read) == (30, 0, 1)
     assert world.broker.fake.count("Read") > before
 
 
