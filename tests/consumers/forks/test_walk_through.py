@@ -25,7 +25,7 @@ DIFFERENT = "compare"
 def test_the_walk_through_does_what_it_says(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = PAGE.read_text().partition("## A changed application beside the old one\n")[2].partition("\n### ")[0]
+    text = PAGE.read_text().partition("## A changed application next to the old one\n")[2].partition("\n### ")[0]
     monkeypatch.chdir(tmp_path)
     shell = Shell(capsys, monkeypatch, [DIFFERENT])
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "data"))
