@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import time as time_of_day
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -290,7 +291,8 @@ def at_that_time(wall: Any) -> Any:
 def test_a_failed_run_is_followed_by_another_without_new_heads(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
     passed = 0.0
-    monkeypatch.setattr("dagster_coranto.consumers.polling_sensor.time", lambda: time_of_day() + passed)
+    clock = SimpleNamespace(time=lambda: time_of_day() + passed, time_ns=time.time_ns)
+    monkeypatch.setattr("dagster_coranto.instance.requests.time", clock)
     for failures, pause in ((1, 30), (2, 60), (3, 120)):
         request = shop.tick()
         assert isinstance(request, dg.RunRequest)

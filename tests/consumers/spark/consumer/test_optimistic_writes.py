@@ -120,8 +120,8 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
     )  # Staged, so that it has to be deleted.
     monkeypatch.setattr("coranto_consumers.spark.outputs.staging.CARRIED_TO_MERGE", 0)
     told = []
-    tell = ExpectedRows.tell
-    monkeypatch.setattr(ExpectedRows, "tell", lambda rows, texts: (told.append(texts), tell(rows, texts)))
+    add = ExpectedRows.add_summaries
+    monkeypatch.setattr(ExpectedRows, "add_summaries", lambda rows, texts: (told.append(texts), add(rows, texts)))
     broker.create(JOURNAL)
     publish(broker, 1, 2, 3)
     publish(broker, 4, 5)
