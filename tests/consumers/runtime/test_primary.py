@@ -389,7 +389,7 @@ async def test_a_shard_of_another_application_or_in_a_copied_database_is_refused
     copied = type(sums)(SqlStore(f"sqlite:///{place}"))
     async with running_shard(copied, SPEC, client) as shard:
         with pytest.raises(
-            ConsumerChanged, match=r"store: recorded sqlite:///.*, now sqlite:///.*copy\.db; what"
+            ConsumerChanged, match=r"store: recorded sqlite:///.*, now sqlite:///.*copy\.db; commits there"
         ) as no:
             await shard.task
     code = str(no.value).rpartition("--accept-changes ")[2].partition(" ")[0]
