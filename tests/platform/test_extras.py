@@ -34,7 +34,7 @@ except ImportError as error:
         ("pyspark", "spark", "from coranto_consumers.spark.session.session import new_session"),
         ("pyspark", "spark", "import pyspark_coranto"),
         ("sqlalchemy", "consumers", "from coranto_consumers.stores import SqlStore"),
-        ("sqlalchemy", "consumers", "from coranto_consumers.stores.sqlite_file import SqliteStore"),
+        ("sqlalchemy", "consumers", "from coranto_consumers.stores import SqlShardStore"),
         ("pyspark", "spark", "from coranto_consumers.spark.consumer.windows import WindowConsumer"),
         ("sqlalchemy", "consumers", "from coranto_consumers.audit import ConsumerCheck"),
         (
