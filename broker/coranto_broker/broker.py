@@ -28,9 +28,10 @@ from coranto.specs.durability import fsync_of
 from coranto.specs.validation import validate_broker_spec
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.frames_pb2 import FramePort
-from coranto_broker.append.fsm import AppendFsm
+from coranto_broker.append.queue import JournalQueue, run_buffered
+from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
 from coranto_broker.append.receiving import ReceiveBudget
-from coranto_broker.append.states import State, Way
+from coranto_broker.append.states import ProposalPath, State
 from coranto_broker.append.stream_bounds import REASONS, AnswerWatch
 from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.fragments.backlog import Backlog
@@ -285,7 +286,12 @@ class Broker:
         """Return the header for a response that is not about one journal."""
         return unrouted_header(self.member, state.header)
 
-    # -- For the append state machine ----------------------------------------------------------------------------------
+    def journal_not_found(self) -> bytes:
+        """Return the encoded response to an append to a journal that does not exist, or that its sender may not see."""
+        header = self.unrouted_header(self.keyspace.state)
+        return pb.AppendResponse(status=pb.JOURNAL_NOT_FOUND, header=header).SerializeToString()
+
+    # -- For appends ------------------------------------------------------------------------------------------
 
     async def verify(self, resolution: Resolution, spool: DurableSpool) -> StoredRecord:
         """Return the in-sync record if our spool may take part in a pipeline.
@@ -325,16 +331,24 @@ class Broker:
             peer.replace = pipeline.replace
         return pipeline
 
-    def proposed(self, way: Way, appends: int) -> None:
-        if way is not Way.STREAMED:
+    def proposed(self, path: ProposalPath, appends: int) -> None:
+        if path is not ProposalPath.STREAMED:
             self.metrics.group_appends.observe(appends)
+
+    def append_ended(self, append: QueuedAppend) -> None:
+        """Count an append that is answered, or whose client has left."""
+        self.metrics.appends.count(append.state)
+        outcome = append.outcome
+        if isinstance(outcome, AppendOutcome) and outcome.state is State.FINISHED:
+            self.metrics.append_bytes.value += outcome.end - outcome.begin
+            self.metrics.append_seconds.observe(self.clock.monotonic() - append.begun)
 
     def acknowledged_below_demand(self, appends: int) -> None:
         self.metrics.acknowledged_below_demand.inc(appends)
 
     @property
-    def limits_rates(self) -> bool:
-        return self.settings.max_append_rate > 0
+    def max_append_rate(self) -> int:
+        return self.settings.max_append_rate
 
     def held_back(self, journal: str, url: str) -> str:
         """Return the reason why appends to a journal with this first store are held back; empty if they are not."""
@@ -378,6 +392,7 @@ class Broker:
             persister=self.persister,
             records=self.in_sync,
             pulse=self._pulse,
+            queue=lambda replica: JournalQueue(self, replica),
             distrusted=item.id in self._failed,
             on_failure=self._spool_failed,
             on_listed=self._retention.listed if self.settings.retention else lambda *_: None,
@@ -586,26 +601,20 @@ class Broker:
         Raises PulseFailed if the pulse should be repeated soon.
         """
         no_resume = pb.AppendRequest.SUSPEND_NO_RESUME
-        fsm = AppendFsm(self, pb.AppendRequest(journal=replica.journal, do_not_proxy=True, suspend=no_resume))
+        request = pb.AppendRequest(journal=replica.journal, do_not_proxy=True, suspend=no_resume)
+        append = QueuedAppend(request, content=BufferedContent(b"", 0))
+        append.is_pulse = True
         try:
             async with self._pulses.turn(replica.journal), asyncio.timeout(PULSE_SECONDS):
-                if await fsm.run():
-                    await fsm.prepare_stream()
-                    if fsm.client_sent(pb.AppendRequest()):
-                        fsm.client_ended()
-                    await fsm.finish()
-            if fsm.error is not None:
-                raise fsm.error
-            replica.answer = fsm.status, self.clock.now()
-            if fsm.state is State.ERROR and fsm.status not in _QUIET:
-                failure: StatusError = status_error(fsm.status, f"pulse of {replica.journal}")
+                outcome = await run_buffered(self, append)
+            replica.answer = outcome.status, self.clock.now()
+            if outcome.status not in (pb.OK, *_QUIET):
+                failure: StatusError = status_error(outcome.status, f"pulse of {replica.journal}")
                 raise failure
         except (CorantoError, OSError, TimeoutError) as error:
-            changed = fsm.resolution.invalidated if fsm.resolution is not None else None
+            changed = append.resolution.invalidated if append.resolution is not None else None
             raise PulseFailed(str(error) or "timeout", changed) from error
-        finally:
-            fsm.release()
-        return fsm.resolution.invalidated if fsm.resolution is not None else None
+        return outcome.resolution.invalidated
 
     async def _judge(self, sealed: Sealed) -> Judgement:
         if sealed.settled:

@@ -103,12 +103,15 @@ class Slot(Generic[T]):
         """The object while nobody owns it or waits for it. A caller may use it without owning it until it suspends."""
         return self._things[0] if self._things else None
 
-    async def take(self, until: Signal | None = None, taker: asyncio.Future[object] | None = None) -> T:
+    def take_at_rest(self) -> T:
+        """Take ownership of the object while nobody owns it (`at_rest`)."""
+        return self._things.pop()
+
+    async def take(self, until: Signal | None = None) -> T:
         """Take ownership of the object; give it back with `put`. Raises Invalidated if `until` fires first.
 
-        Does not suspend if the object is here and nobody waits for it. Otherwise it waits on `taker`. Others may fail
-        `taker` meanwhile, and that error is then raised. Raises Unavailable if the object was refused (`refuse`).
-        A take that is cancelled does not keep the object.
+        Does not suspend if the object is here and nobody waits for it. Raises Unavailable if the object was refused
+        (`refuse`). A take that is cancelled does not keep the object.
         """
         if until is not None and until.fired:
             raise Invalidated
@@ -116,8 +119,7 @@ class Slot(Generic[T]):
             return self._things.pop()
         if self._refusal:
             raise Unavailable(self._refusal)
-        if taker is None:
-            taker = asyncio.get_running_loop().create_future()
+        taker: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._takers.append(taker)
         if until is not None:
             until.add(taker)

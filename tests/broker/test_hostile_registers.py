@@ -18,6 +18,7 @@ from coranto.streams.model import registers as streams
 from coranto.streams.model.registers import Fence, WriterEntry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import registers
+from coranto_broker.append.queue import queue_of
 from coranto_broker.append.registers import MAX_REGISTERS_BYTES
 from coranto_broker.replication.replica import Replica
 from coranto_broker.server.process import BrokerProcess
@@ -61,9 +62,9 @@ class Way:
         """Along with a plain append that has the pipeline first."""
         pipeline = await self._replica.pipeline.take()
         leader = asyncio.create_task(self._client.append(J, b"x"))
-        await eventually(lambda: len(list(self._replica.line)) == 1)
+        await eventually(lambda: len(queue_of(self._replica)) == 1)
         member = asyncio.create_task(self.alone(registers))
-        await eventually(lambda: len(list(self._replica.line)) == 2)
+        await eventually(lambda: len(queue_of(self._replica)) == 2)
         self._replica.pipeline.put(pipeline)
         assert (await leader).status == pb.OK
         return await member

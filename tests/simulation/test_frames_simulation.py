@@ -12,7 +12,6 @@ import pytest
 
 from coranto.client.append_stream import AppendStream, NotSent
 from coranto.client.append_streams import AppendStreams
-from coranto.errors import CorantoError
 from coranto.fragments.fragment import Fragment
 from coranto.specs.durability import Durability
 from coranto.transport.calls import FrameCall
@@ -20,7 +19,7 @@ from coranto.transport.connection import FrameConnection
 from coranto.transport.frames import Frame, FrameDecoder
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
-from coranto_broker.append import fast_path
+from coranto_broker.append.batch import Batch
 from coranto_broker.replication.peers import PeerStream
 from coranto_broker.replication.pipeline import Extension, Pipeline
 from coranto_broker.server.frames import FrameContext
@@ -105,15 +104,16 @@ def test_sound_code_is_not_taken_for_one_of_these() -> None:
 
 
 def test_an_answer_to_another_append_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = FrameContext.write
+    real, real_now = FrameContext.write, FrameContext.write_now
 
-    async def write(context: FrameContext, message: Any) -> None:
+    def swapped(message: Any) -> Any:
         if isinstance(message, AppendAnswers) and len(message.answers) > 1:
             one, other = message.answers[0], message.answers[-1]
             one.id, other.id = other.id, one.id
-        await real(context, message)
+        return message
 
-    monkeypatch.setattr(FrameContext, "write", write)
+    monkeypatch.setattr(FrameContext, "write", lambda context, message: real(context, swapped(message)))
+    monkeypatch.setattr(FrameContext, "write_now", lambda context, message: real_now(context, swapped(message)))
     assert found(4, **ALONE)
 
 
@@ -276,22 +276,21 @@ def test_a_decoder_that_joins_a_cut_header_wrongly_is_caught(monkeypatch: pytest
     assert found(4, **ALONE) & {"broken-frames", "unanswered"}
 
 
-# -- Planted bugs of the fast path of replicated appends ---------------------------------------------------------------
+# -- Planted bugs of batches ---------------------------------------------------------------
 
 CONGESTED = REPLICATED | {"congestion": 0.1}
 
 
-def test_a_fast_path_that_answers_before_all_replicas_have_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = fast_path.gather
-    gathering: set[asyncio.Future[Any]] = set()
+def test_a_batch_that_answers_before_all_replicas_have_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Batch._await_acks
 
-    async def gather(proposed: fast_path.Proposed) -> Durability | CorantoError:
-        gathering.add(asyncio.ensure_future(real(proposed)))
-        return Durability(3, 1)
+    async def await_acks(batch: Batch, *arguments: Any) -> None:
+        batch._settle(Durability(3, 1))
+        batch.members, batch.refused = [], []
+        await real(batch, *arguments)
 
-    monkeypatch.setattr(fast_path, "gather", gather)
+    monkeypatch.setattr(Batch, "_await_acks", await_acks)
     assert "under-replicated-ack" in found(12, **CONGESTED)
-    assert gathering
 
 
 def garble_some(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

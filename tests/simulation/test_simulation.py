@@ -30,14 +30,16 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer
 from coranto_broker.append import decision
 from coranto_broker.append import registers as of_registers
+from coranto_broker.append.batch import Batch
 from coranto_broker.append.decision import JournalSnapshot
-from coranto_broker.append.fsm import AppendFsm
-from coranto_broker.append.states import TRANSITIONS, AppendEvent, State, Way
+from coranto_broker.append.queue import JournalQueue
+from coranto_broker.append.queued_append import QueuedAppend
+from coranto_broker.append.states import TRANSITIONS, AppendEvent, ProposalPath, State
+from coranto_broker.append.streaming import ContentStream
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
-from coranto_broker.handlers.append_lane import AppendLane
 from coranto_broker.recovery import residence, spool_recovery
 from coranto_broker.recovery.adoption import Adoption
 from coranto_broker.recovery.identity import ClusterIdentity
@@ -72,7 +74,7 @@ INTERESTING = {
     "an etcd that was restored was adopted",
     "an unknown append was applied",
     "an unknown append was not applied",
-    *(f"append was proposed: {way.value}" for way in Way),
+    *(f"append was proposed: {path.value}" for path in ProposalPath),
     "append: AppendOutcomeUnknown",
     "append: RegisterMismatch",
     "append: Unavailable",
@@ -131,13 +133,13 @@ OPERATORS = {
 
 @functools.cache
 def report_of(seed: int) -> RunReport:
-    real = AppendFsm._on
+    real = QueuedAppend.on
 
-    def noted(self: AppendFsm, event: AppendEvent) -> None:
+    def noted(self: QueuedAppend, event: AppendEvent) -> None:
         TAKEN.add((self.state, event))
         real(self, event)
 
-    with patch.object(AppendFsm, "_on", noted):
+    with patch.object(QueuedAppend, "on", noted):
         return run(options_of(seed))
 
 
@@ -217,17 +219,41 @@ POWER: dict[str, Any] = {"brokers": 1, "replication": 1, "fsync": Fsync.COMMIT, 
 STREAMS: dict[str, Any] = {"append_streams": True, "shuffle": False, "brokers": 3, "replication": 3}
 
 
-def test_a_lane_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def follow(lane: AppendLane, *_: object) -> None:
-        lane._queue.reverse()
+def test_a_queue_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = JournalQueue._run
 
-    monkeypatch.setattr(AppendLane, "_follow", follow)
+    def run_reversed(queue: JournalQueue) -> None:
+        queue._waiting = dict(reversed(queue._waiting.items()))
+        real(queue)
+
+    monkeypatch.setattr(JournalQueue, "_run", run_reversed)
     assert is_caught("out-of-order", faults=(), **STREAMS)
 
 
-def test_a_leader_that_stays_in_line_as_a_follower_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AppendLane, "_leave_line", lambda lane: None)
+def test_a_batch_that_stays_in_the_queue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = JournalQueue._take
+
+    def take(queue: JournalQueue, batch: Batch, *arguments: Any) -> None:
+        waiting = dict(queue._waiting)
+        real(queue, batch, *arguments)
+        if len(batch.members) > 1:  # Its last append stays.
+            last = batch.members[-1][0]
+            queue._waiting = {append: None for append in waiting if append is last or append in queue._waiting}
+
+    monkeypatch.setattr(JournalQueue, "_take", take)
     assert is_caught("duplicate", "lost-write", "out-of-order", "inconsistent-offsets", faults=(), **STREAMS)
+
+
+def test_a_batch_that_answers_its_members_out_of_turn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Batch._settle
+
+    def settle(batch: Batch, durability: Durability) -> None:
+        places = [place for _, place in reversed(batch.members)]
+        batch.members = [(append, place) for (append, _), place in zip(batch.members, places, strict=True)]
+        real(batch, durability)
+
+    monkeypatch.setattr(Batch, "_settle", settle)
+    assert is_caught("lost-write", "out-of-order", "inconsistent-offsets", "torn-append", faults=(), **STREAMS)
 
 
 def test_an_answer_to_another_append_of_the_stream_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,10 +392,10 @@ def test_a_spool_that_is_lost_with_its_process_is_caught(monkeypatch: pytest.Mon
 
 def test_aborts_that_become_visible_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A broker that takes the end of a client's stream for its commit.
-    def commit_anyway(self: AppendFsm) -> bool:
-        return self._end_of_input(None)
+    def commit_anyway(self: ContentStream) -> None:
+        return
 
-    monkeypatch.setattr(AppendFsm, "client_ended", commit_anyway)
+    monkeypatch.setattr(ContentStream, "client_ended", commit_anyway)
     assert is_caught("aborted-read", "torn-append", brokers=3, replication=1, faults=("break calls",))
 
 

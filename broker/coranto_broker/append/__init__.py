@@ -1,1 +1,1 @@
-"""The append: its decision, its state machine, group commit, the fast path, and receiving content."""
+"""The append: receiving it, the queue of its journal, batches, the decision, the state machine, and the response."""

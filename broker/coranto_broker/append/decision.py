@@ -1,13 +1,9 @@
 """The decision on an append, made by the primary from a snapshot of the journal. Pure.
 
 `decide` is the only place that knows what must hold before an append commits, and in which order (seed 001, "validate
-preconditions"). Three ways lead an append to its commit, and all of them obey it:
-
-* the state machine (`coranto_broker.append.fsm`) does what `decide` says, and asks again when something has changed;
-* a group (`coranto_broker.append.group_commit`) admits the appends that `decide` lets commit as things will then be;
-* the fast path (`coranto_broker.append.fast_path`) takes the appends of which `decide` would say so without a wait.
-
-The last two save most calls: within a `Steady` range, `extend` gives the same answer for far less work.
+preconditions"). The state machine (`coranto_broker.append.fsm`) does what it says, and asks again when something has
+changed. Batches (`coranto_broker.append.plan`) hold the appends that it lets commit as things will then be. Within a
+`Steady` range, `apply_registers` gives the same answer for far less work.
 """
 
 from __future__ import annotations
@@ -217,8 +213,10 @@ def steady(snapshot: JournalSnapshot) -> Steady | None:
     return Steady(fragment.begin, fragment.begin + spec.fragment.length, until)
 
 
-def extend(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | None:
+def apply_registers(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | None:
     """Return the registers after an append with content in a steady range, or None if `decide` has to decide it."""
+    if is_plain(request):
+        return registers
     if request.offset or request.at_start or request.suspend or not of_registers.match(request, registers):
         return None
     try:

@@ -1,7 +1,7 @@
 """The states of an append, and the table of events that take it from one to the next (seed 001, "State machine").
 
 `TRANSITIONS` is the machine: the method that acts in a state only names the event that ended it. An event that the
-table does not have for a state is a bug.
+table does not have for a state is a bug. An append that commits inline passes no state (`coranto_broker.append.queue`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class State(enum.Enum):
     AWAIT_DESIRED_REPLICAS = "await desired replicas"
     VALIDATE_PRECONDITIONS = "validate preconditions"
     UPDATE_SUSPEND = "update suspend"
-    FOLLOW = "follow"
     STREAM_CONTENT = "stream content"
     READ_ACKNOWLEDGEMENTS = "read acknowledgements"
     ERROR = "error"
@@ -42,7 +41,6 @@ class AppendEvent(enum.Enum):
     PRIMARY_IS_ELSEWHERE = "another broker is the journal's primary"
     INVALIDATED = "the resolution was invalidated, or the journal's flags changed"
     PIPELINE_ACQUIRED = "the append owns the replica's pipeline"
-    TAKEN_ALONG = "the append that owns the pipeline commits this one with itself"
     PIPELINE_FITS = "an earlier append found this pipeline to be right for the resolution"
     PIPELINE_FOLLOWS_ROUTE = "the pipeline is good, but etcd may need an update"
     PIPELINE_BUILT = "there was no pipeline, or it followed an older Route"
@@ -63,12 +61,12 @@ class AppendEvent(enum.Enum):
     FAILED = "the work of the state failed"
 
 
-class Way(enum.Enum):
-    """The way in which an append came to its proposal."""
+class ProposalPath(enum.Enum):
+    """The way in which appends came to their proposal."""
 
-    FAST_PATH = "fast path"
-    ALONE = "whole, alone"
-    GROUP = "whole, in a group"
+    INLINE = "inline"
+    ALONE = "batch of one"
+    BATCH = "batch"
     STREAMED = "streamed"
 
 
@@ -84,17 +82,12 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
         AppendEvent.REFUSED: State.ERROR,
         AppendEvent.FAILED: State.ERROR,
     },
-    # One append at a time sends to the replicas, so that their order is the journal's order.
+    # The append waits in the journal's queue, whose order is the journal's order.
     State.ACQUIRE_PIPELINE: {
         AppendEvent.PIPELINE_ACQUIRED: State.START_PIPELINE,
-        AppendEvent.TAKEN_ALONG: State.FOLLOW,
+        AppendEvent.PROPOSED: State.READ_ACKNOWLEDGEMENTS,  # In a batch, which needs no more for it than a decision.
         AppendEvent.INVALIDATED: State.RESOLVE,
-        AppendEvent.FAILED: State.ERROR,
-    },
-    # Not of the seed: the append commits in the group of another.
-    State.FOLLOW: {
-        AppendEvent.COMMITTED: State.FINISHED,
-        AppendEvent.REFUSED: State.ERROR,
+        AppendEvent.REFUSED: State.ERROR,  # In a batch, too.
         AppendEvent.FAILED: State.ERROR,
     },
     State.START_PIPELINE: {

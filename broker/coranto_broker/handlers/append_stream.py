@@ -13,9 +13,12 @@ import grpc
 from coranto.errors import InvalidInput
 from coranto.member import call_errors
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, bearer_of
-from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
-from coranto_broker.append import fast_path
+from coranto_broker.append.forwarding import forward_buffered
+from coranto_broker.append.queue import recognize
+from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
+from coranto_broker.append.response_encoder import AppendResponseEncoder
+from coranto_broker.append.states import State
 from coranto_broker.append.stream_bounds import (
     ITEM_BYTES,
     STREAM_APPENDS,
@@ -23,14 +26,12 @@ from coranto_broker.append.stream_bounds import (
     HoldsTooMuch,
     TooMuchHeld,
 )
+from coranto_broker.append.stream_order import StreamOrder
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.handlers.admission import Admission
-from coranto_broker.handlers.append_answers import Answers
-from coranto_broker.handlers.append_lane import Answer, AppendLane, LaneAppend
 from coranto_broker.handlers.errors import Context, log_failure
 from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.refusals import is_acceptable
-from coranto_broker.replication.waiting_appends import Whole
 from coranto_broker.rpc.source import require_readable
 
 if TYPE_CHECKING:
@@ -43,28 +44,28 @@ ANSWER_BYTES: Final = 256 << 10
 _NOW_BYTES: Final = 32 << 10
 """Bytes of answers in one message that is sent without waiting, and so is no longer counted as held."""
 MAX_TOKENS: Final = 1024
-MAX_LANES: Final = 1024
+MAX_ORDERS: Final = 1024
 _TURN_APPENDS: Final = 64
 
 
-async def serve(broker: Broker, context: Context, admission: Admission, answers: Answers) -> None:
+async def serve(broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
     """Serve a stream until its client ends it. Without its client, appends that are not proposed are given up.
 
     Raises HoldsTooMuch when the client makes this broker hold too much (`coranto_broker.append.stream_bounds`).
     """
     try:
-        await _serve(broker, context, admission, answers)
+        await _serve(broker, context, admission, encoder)
     except HoldsTooMuch as error:
         broker.metrics.append_streams_ended.labels(error.reason).inc()
         raise
 
 
-async def _serve(broker: Broker, context: Context, admission: Admission, answers: Answers) -> None:
+async def _serve(broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
     first = await first_message(context, broker.receive_budget.first_message_deadlines)
     require_readable(first)
     if not isinstance(first, AppendBatch) or first.appends:
         raise InvalidInput("the first message of the stream must be empty", field="AppendBatch.appends")
-    stream = _Stream(broker, context, admission, answers)
+    stream = _Stream(broker, context, admission, encoder)
     stream.authorize()
     broker.append_streams[stream] = None
     await context.write(AppendAnswers(closing=broker.is_stopping, frames=broker.frames))
@@ -124,15 +125,15 @@ class _Ready(NamedTuple):
 class _Stream:
     """The appends and answers of one stream."""
 
-    def __init__(self, broker: Broker, context: Context, admission: Admission, answers: Answers) -> None:
+    def __init__(self, broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
         self._broker = broker
         self._context = context
         self._admission = admission
-        self._answers = answers
+        self._encoder = encoder
         self._tokens = _Tokens(broker, context)
-        self._lanes: dict[str, AppendLane] = {}
-        self._waiting: dict[AppendLane, None] = {}  # Those with appends that wait for `go`.
-        self._ids: set[int] = set()  # Of unanswered appends.
+        self._orders: dict[str, StreamOrder] = {}  # By journal.
+        self._appends: dict[int, QueuedAppend | None] = {}  # Those without an answer, by id; None: not valid yet.
+        self._forwarding: set[asyncio.Task[None]] = set()
         self._ready: deque[_Ready] = deque()
         # Of calls over frames: sends a message if that takes no wait.
         self._write_now: Callable[[AppendAnswers], bool] | None = getattr(context, "write_now", None)
@@ -164,72 +165,88 @@ class _Stream:
         self._broker.answer_watch.require_room(self)
         for number, append in enumerate(batch.appends, 1):
             if self._admission.is_full:
-                self.go()
                 await self._wait_for_turn()
             self.take(append, sizes[number - 1])
             if number % _TURN_APPENDS == 0:
-                self.go()
                 await asyncio.sleep(0)
                 await self.wait_for_room(sum(sizes[number:]))
-        self.go()
         await self.wait_for_room()
 
     def take(self, append: StreamedAppend, size: int) -> None:
         """Begin an append of `size` held bytes. It is answered in any case. Raises InvalidInput for an id in use."""
-        if append.id in self._ids:
+        if append.id in self._appends:
             raise InvalidInput(f"append {append.id} of this stream is not answered yet", field="StreamedAppend.id")
-        self._ids.add(append.id)
+        self._appends[append.id] = None
         begun = self._broker.clock.monotonic()
-        answer = partial(self._answer, append.id, append.request.journal, size)
         self._admission.enter_in_turn()
         try:
-            self._begin(append, begun, answer)
+            self._begin(append, begun, size)
         except Exception as error:  # noqa: BLE001  # Only this append ends with it.
-            answer(error)
+            self._answer(append.id, append.request.journal, size, error)
 
-    def _begin(self, append: StreamedAppend, begun: float, answer: partial[None]) -> None:
-        """Validate an append and add it to its lane. Raises the error with which it ends."""
-        request, broker = append.request, self._broker
+    def _begin(self, append: StreamedAppend, begun: float, size: int) -> None:
+        """Validate an append and have it placed in its journal's queue. Raises the error with which it ends."""
+        request, broker, content = append.request, self._broker, append.content
         if request.content:
             raise InvalidInput("content belongs beside the request", field="StreamedAppend.content")
-        if len(append.content) > MAX_CONTENT_BYTES:
+        if len(content) > MAX_CONTENT_BYTES:
             raise InvalidInput(
-                f"{len(append.content)} bytes are too many for a stream, which takes {MAX_CONTENT_BYTES}; use Append",
+                f"{len(content)} bytes are too many for a stream, which takes {MAX_CONTENT_BYTES}; use Append",
                 field="StreamedAppend.content",
             )
         claims = self._tokens.claims_of(append.authorization)
-        found = fast_path.candidate(broker, request) if claims.covers_all else None
-        if found is None or found.after is None:
+        buffered = BufferedContent(content, 1 if content else 0)
+        queued = QueuedAppend(request, claims, buffered, begun, partial(self._settled, append.id, size))
+        if not recognize(broker, queued):
             if not is_acceptable(broker, request, request.journal, claims):
-                header = broker.unrouted_header(broker.keyspace.state)
-                answer(pb.AppendResponse(status=pb.JOURNAL_NOT_FOUND, header=header).SerializeToString())
+                self._answer(append.id, request.journal, size, broker.journal_not_found())
                 return
             if not request.journal:
                 raise InvalidInput("an append must name its journal", field="AppendRequest.journal")
-        lane = self._lanes.get(request.journal)
-        if lane is None:
-            self._forget_idle_lanes()
-            lane = self._lanes[request.journal] = AppendLane(broker, self._answers)
-        content = append.content
-        if lane.add(LaneAppend(request, Whole(content, 1 if content else 0), claims, begun, answer), found):
-            self._waiting[lane] = None
+        order = self._orders.get(request.journal)
+        if order is None:
+            self._forget_idle_orders()
+            order = self._orders[request.journal] = StreamOrder(broker)
+        self._appends[append.id] = queued
+        order.add(queued)
 
-    def go(self) -> None:
-        """Have the lanes begin with the appends that came together."""
-        waiting, self._waiting = self._waiting, {}
-        for lane in waiting:
-            lane.go()
+    def _forget_idle_orders(self) -> None:
+        """Make room for another journal: journals are many, and those in use at a time are few."""
+        if len(self._orders) >= MAX_ORDERS:
+            self._orders = {journal: order for journal, order in self._orders.items() if not order.is_idle}
 
-    def _forget_idle_lanes(self) -> None:
-        """Make room for another lane: journals are many, and those in use at a time are few."""
-        if len(self._lanes) >= MAX_LANES:
-            self._lanes = {journal: lane for journal, lane in self._lanes.items() if not lane.is_idle}
+    def _settled(self, number: int, size: int, append: QueuedAppend) -> None:
+        """Answer an append that has its outcome, or forward it."""
+        outcome = append.outcome
+        if isinstance(outcome, Exception):
+            self._end(number, size, append, outcome)
+        elif outcome is not None and outcome.state is State.PROXY:
+            if self._closed:
+                return
+            task = asyncio.create_task(self._forward(number, size, append))
+            self._forwarding.add(task)
+            task.add_done_callback(self._forwarding.discard)
+        elif outcome is not None:
+            self._end(number, size, append, self._encoder.encode(outcome))
 
-    def _answer(self, number: int, journal: str, size: int, outcome: Answer) -> None:
+    async def _forward(self, number: int, size: int, append: QueuedAppend) -> None:
+        try:
+            answer: bytes | Exception = await forward_buffered(self._broker, append)
+        except Exception as error:  # noqa: BLE001  # The append ends with it, as a call of its own would.
+            append.state = State.ERROR
+            answer = error
+        self._end(number, size, append, answer)
+
+    def _end(self, number: int, size: int, append: QueuedAppend, answer: bytes | Exception) -> None:
+        self._broker.append_ended(append)
+        self._orders[append.request.journal].ended()
+        self._answer(number, append.request.journal, size, answer)
+
+    def _answer(self, number: int, journal: str, size: int, outcome: bytes | Exception) -> None:
         if self._closed:
             return
         self._admission.leave()
-        self._ids.discard(number)
+        self._appends.pop(number, None)
         if isinstance(outcome, bytes):
             ready = _Ready(number, outcome)
         else:
@@ -251,10 +268,10 @@ class _Stream:
 
     async def _wait_for_turn(self) -> None:
         """Wait while too many appends are under way and some are of this stream."""
-        if not (self._ids and self._admission.is_full):
+        if not (self._appends and self._admission.is_full):
             return
         with self._admission.line(self._room):
-            while self._ids and self._admission.is_full:
+            while self._appends and self._admission.is_full:
                 self._room.clear()
                 await self._room.wait()
 
@@ -267,9 +284,9 @@ class _Stream:
 
         `to_come` are the held bytes of appends that were received and not begun.
         """
-        while (self._ids or self._ready) and (
-            self.held - to_come + len(self._ids) * self._largest > STREAM_BYTES
-            or len(self._ids) + len(self._ready) > STREAM_APPENDS
+        while (self._appends or self._ready) and (
+            self.held - to_come + len(self._appends) * self._largest > STREAM_BYTES
+            or len(self._appends) + len(self._ready) > STREAM_APPENDS
             or self._broker.answer_watch.is_full
         ):
             self._room.clear()
@@ -278,7 +295,7 @@ class _Stream:
     async def send(self) -> None:
         """Send answers as they come, those of one turn of the event loop together, until all is answered."""
         watch = self._broker.answer_watch
-        while self._ids or not self._ended or self._ready:
+        while self._appends or not self._ended or self._ready:
             await self._is_ready.wait()
             self._is_ready.clear()
             self._sending = True
@@ -334,9 +351,14 @@ class _Stream:
     def close(self) -> None:
         """Give up what is not proposed."""
         self._closed = True
-        for _ in self._ids:
+        for _ in self._appends:
             self._admission.leave()
-        for lane in self._lanes.values():
-            lane.close()
+        for order in self._orders.values():
+            order.close()
+        for append in list(self._appends.values()):
+            if append is not None:
+                append.leave()
+        for task in self._forwarding:
+            task.cancel()
         self._broker.answer_watch.end(self)
         self._hold(-self.held)

@@ -264,6 +264,10 @@ class PeerStream:
             answers = f"answers of {member.zone}#{member.suffix}"
             self._tasks.append(asyncio.create_task(self._read_all(), name=answers))
 
+    @property
+    def is_open(self) -> bool:
+        return self._ended is None and not self._failed
+
     def write(self, content_delta: int, content: Bytes) -> None:
         self._send(pb.ReplicateRequest(content=bytes(content), content_delta=content_delta), len(content))
 
@@ -297,9 +301,11 @@ class PeerStream:
 
     def extend(self, extension: Extension) -> None:
         framed, waits = self._framed, self._queue or self._writing or self._closing or self._failed
-        if framed is None or waits or not self._takes_joined or not framed.write_now(extension.encoded()):
+        knows_ask = extension.ask == Ask.NOTHING or self.tells_synced
+        in_one = framed is not None and not waits and self._takes_joined and knows_ask
+        if framed is None or not in_one or not framed.write_now(extension.encoded()):
             self.write(0, extension.content)
-            self.propose(extension.proposal, extension.registers, header=None, acknowledge=True)
+            self.propose(extension.proposal, extension.registers, header=None, acknowledge=True, ask=extension.ask)
             return
         self._requested += 1
         self._take_readable()  # The message tells it.

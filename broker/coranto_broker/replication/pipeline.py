@@ -59,14 +59,17 @@ def rolled_back(problem: Exception, what: str = "nothing was applied") -> Rolled
 class Extension:
     """Content that extends the fragment, and the proposal that commits it: one message for all peers, encoded once."""
 
-    __slots__ = ("_encoded", "content", "proposal", "readable", "registers")
+    __slots__ = ("_encoded", "ask", "content", "proposal", "readable", "registers")
 
-    def __init__(self, content: Bytes, proposal: Fragment, registers: pb.LabelSet, readable: int) -> None:
+    def __init__(
+        self, content: Bytes, proposal: Fragment, registers: pb.LabelSet, readable: int, ask: Ask.ValueType
+    ) -> None:
         """`readable` is the offset up to which all replicas have the journal; 0 if that is not known."""
         self.content = content
         self.proposal = proposal
         self.registers = registers
         self.readable = readable
+        self.ask = ask
         self._encoded = b""
 
     def encoded(self) -> bytes:
@@ -75,6 +78,8 @@ class Extension:
             request = pb.ReplicateRequest(content=bytes(self.content), acknowledge=True, readable=self.readable)
             self.proposal.fill(request.proposal)
             request.registers.CopyFrom(self.registers)
+            if self.ask != _NOTHING:
+                request.ask = self.ask
             self._encoded = request.SerializeToString()
         return self._encoded
 
@@ -84,6 +89,11 @@ class ReplicaStream(Protocol):
 
     def write(self, content_delta: int, content: Bytes) -> None:
         """Send content."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """False once it is known that nothing more can be sent."""
         ...
 
     @property
@@ -165,7 +175,7 @@ async def complete(
 class LocalStream:
     """The broker's own spool as a replica of the pipeline."""
 
-    tells_synced = True
+    is_open = tells_synced = True
 
     def __init__(self, spool: DurableSpool, replica: LocalReplica | None = None) -> None:
         """`replica` knows the completed fragments beside the spool. Without it there are none."""
@@ -201,7 +211,7 @@ class LocalStream:
 
     def extend(self, extension: Extension) -> None:
         """Only expect the response: the pipeline has had the spool commit the content."""
-        self._responses.append((pb.ReplicateResponse(status=pb.OK), self._spool.version, _NOTHING))
+        self._responses.append((pb.ReplicateResponse(status=pb.OK), self._spool.version, extension.ask))
 
     def readable(self, offset: int) -> None:
         self._spool.publish_through(offset)
@@ -318,7 +328,7 @@ class Pipeline:
         """True if the in-sync record names this pipeline's replicas, so that it may take content."""
         self._fits: Callable[[], object] = lambda: None
         self.steady: SteadyPipeline | None = None
-        """The range in which appends that this pipeline fits need no decision (`coranto_broker.append.fast_path`)."""
+        """The range in which appends that this pipeline fits need no decision (`coranto_broker.append.plan`)."""
         self._streams = list(zip(names, streams, strict=True))
         self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
         """True if acknowledgements need no wait for another broker or the disk."""
@@ -373,7 +383,11 @@ class Pipeline:
 
     def is_usable(self, monotonic: float) -> bool:
         """Return True if no replica has failed, and the pipeline need not be replaced yet."""
-        return self.error is None and monotonic < self.renew_at
+        return self.error is None and monotonic < self.renew_at and (self.local_only or self._closed_stream() is None)
+
+    def _closed_stream(self) -> str | None:
+        """Return the name of a replica to which nothing can be sent any more, or None."""
+        return next((name for name, stream in self._streams if not stream.is_open), None)
 
     def found_to_fit(self, resolution: object) -> None:
         """Note that an append found Route, assignments and number of replicas to be correct for this resolution.
@@ -460,26 +474,29 @@ class Pipeline:
         spool.settle(proposal.end)
         return proposal
 
-    def extend(self, content: Bytes, registers: pb.LabelSet) -> tuple[Fragment, Turn]:
-        """Send content and the proposal that commits it to all replicas. Returns the proposal, and the turn to gather.
+    def extend(self, content: Bytes, registers: pb.LabelSet, ask: Ask.ValueType = Ask.NOTHING) -> Fragment:
+        """Send content and the proposal that commits it to all replicas. Returns the proposal.
 
-        For a pipeline at rest that `fits`, and without a demand. Raises RolledBack if this broker's spool fails: then
-        no other replica was asked, and the pipeline is useless. Other failures are in `error`.
+        For a pipeline that `fits` and has no other content. Raises RolledBack if this broker's spool fails, or if it is
+        known that another replica cannot be asked: then none was, and the pipeline is useless. Other failures are in
+        `error`.
         """
         spool = self.spool
         begin = spool.fragment.begin
+        if (closed := self._closed_stream()) is not None:
+            raise rolled_back(self._failed_to_send(closed, ReplicationFailed("the stream is broken")))
         try:
             proposal = spool.commit(content, registers, self._revision)
         except (OSError, CorantoError) as error:
             raise rolled_back(self._failed_to_send(self._local, error)) from error
         spool.settle(begin)  # A pipeline takes content only once everybody has what lies before it.
-        extension = Extension(content, proposal, registers, max(self._told_readable, 0))
+        extension = Extension(content, proposal, registers, max(self._told_readable, 0), ask)
         for name, stream in self._streams:
             try:
                 stream.extend(extension)
             except CorantoError as error:
                 self._failed_to_send(name, error)
-        return proposal, self.turn()
+        return proposal
 
     def has_room(self, limit: int) -> bool:
         """Return True if fewer than `limit` proposals wait for acknowledgements."""

@@ -30,7 +30,6 @@ from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.recovery.spool_recovery import recover_spool
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import Pipeline
-from coranto_broker.replication.waiting_appends import Line
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder
 from coranto_broker.spool.in_sync import Stamp
 from coranto_broker.spool.shared_file import SharedFile
@@ -101,6 +100,7 @@ class Replica:
         persister: Persister,
         records: InSyncRecords,
         pulse: Callable[[Replica], Awaitable[Signal | None]],
+        queue: Callable[[Replica], object] = lambda _: None,
         distrusted: bool = False,
         on_failure: Callable[[Replica], None] = lambda _: None,
         on_listed: Callable[[pb.JournalSpec, Sequence[Fragment], FragmentIndex], None] = lambda *_: None,
@@ -109,16 +109,18 @@ class Replica:
         """`spec` reads the journal's present spec.
 
         `pulse` makes an empty append and returns a signal that fires once the Route has changed. It raises PulseFailed
-        if it should be repeated soon. `distrusted` says that a sync of the folder has failed before. `on_failure` is
-        called when a sync fails now: another replica must replace this one. `on_listed` is called with each listing of
-        the stores, once the index has it. `set_aside` disposes of the folder of a deleted journal.
+        if it should be repeated soon. `queue` makes the queue of appends. `distrusted` says that a sync of the folder
+        has failed before. `on_failure` is called when a sync fails now: another replica must replace this one.
+        `on_listed` is called with each listing of the stores, once the index has it. `set_aside` disposes of the folder
+        of a deleted journal.
         """
         self.folder = folder
         self.journal = folder.journal
         self.index = FragmentIndex(folder.clock, on_gap=self._gap)
         self.spool: Slot[DurableSpool] = Slot()
         self.pipeline: Slot[Pipeline | None] = Slot()
-        self.line = Line()
+        self.queue = queue(self)
+        """The journal's appends (`coranto_broker.append.queue`)."""
         self.flow_control = FlowControl()
         self.stopped = asyncio.Event()
         self.stranded = False

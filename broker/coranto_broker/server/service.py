@@ -18,6 +18,7 @@ from coranto.security.tokens import Claims
 from coranto.wire import append_stream_pb2, append_stream_pb2_grpc, heads_pb2, heads_pb2_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.authorization import RULES, UNRESTRICTED
 from coranto_broker.handlers import (
     append,
@@ -31,7 +32,6 @@ from coranto_broker.handlers import (
     store_health,
 )
 from coranto_broker.handlers.admission import Admission
-from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Context, report, reported
 from coranto_broker.rpc.batches import batch_reader
 from coranto_broker.rpc.content import append_reader, replicate_reader
@@ -73,7 +73,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._answers = Answers()
+        self._encoder = AppendResponseEncoder()
         self._under_way = {method: broker.metrics.under_way(method) for method in RULES}
         self._admission = Admission(
             broker.settings.max_appends,
@@ -124,9 +124,9 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
             await report(error, "Append", context)
         try:
             if broker.authorizer.admits_all:
-                return await append.serve_encoded(broker, context, UNRESTRICTED, self._answers)
+                return await append.serve_encoded(broker, context, UNRESTRICTED, self._encoder)
             async with broker.authorizer.admitted("Append", context) as claims:
-                return await append.serve_encoded(broker, context, claims, self._answers)
+                return await append.serve_encoded(broker, context, claims, self._encoder)
         except (CorantoError, OSError) as error:
             await report(error, "Append", context)
         finally:
@@ -136,7 +136,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
         # Each append has its own token and is counted by itself, so that a stream may outlive the token of its call.
         with self._under_way["AppendStream"]:
             async with reported("AppendStream", context):
-                await append_stream.serve(self._broker, context, self._admission, self._answers)
+                await append_stream.serve(self._broker, context, self._admission, self._encoder)
 
     async def Replicate(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         context = self._endable(context)

@@ -22,16 +22,15 @@ from coranto_broker.append.decision import (
     Refuse,
     Synchronize,
     Wait,
+    apply_registers,
     decide,
-    extend,
     is_plain,
     judge_content,
     next_fragment,
     steady,
 )
-from coranto_broker.append.group_commit import GroupPlan
+from coranto_broker.append.plan import AppendRange, BatchPlan, Refusal
 from coranto_broker.fragments.index_summary import IndexSummary
-from coranto_broker.replication.waiting_appends import AppendRange, Refusal
 from coranto_broker.spool.spool import CommittedState, empty_at
 
 JOURNAL = "a/journal"
@@ -74,7 +73,7 @@ def test_content_that_could_not_be_acknowledged_as_demanded_is_refused_and_empty
     snapshot = JournalSnapshot(SPEC, committed(50, 100), IndexSummary(0, 100, False, 0), NOW, refusal="one zone")
     assert decide(request(), snapshot, 1) == Refuse(pb.INSUFFICIENT_JOURNAL_BROKERS, pb.LabelSet(), "one zone")
     assert steady(snapshot) is None
-    assert GroupPlan(snapshot).admit(request(), 1) is None
+    assert BatchPlan(snapshot).admit(request(), 1) is None
     for length in (0, None):  # The first content is judged when it comes.
         assert decide(request(), snapshot, length) == Commit(pb.LabelSet())
     assert judge_content(request(), SPEC, 1, "one zone") == pb.INSUFFICIENT_JOURNAL_BROKERS
@@ -116,8 +115,8 @@ def test_an_append_at_the_start_finds_an_empty_journal() -> None:
     for spool_end, index_end in ((1, 0), (0, 1), (1, 1)):
         refused = check(first, SPEC, committed(0, spool_end), 0, index_end)
         assert refused == Refuse(pb.WRONG_APPEND_OFFSET, pb.LabelSet())
-    assert extend(first, pb.LabelSet()) is None
-    assert extend(request(), pb.LabelSet()) is not None
+    assert apply_registers(first, pb.LabelSet()) is None
+    assert apply_registers(request(), pb.LabelSet()) is not None
 
 
 @pytest.mark.parametrize(
@@ -287,7 +286,7 @@ def test_a_loss_is_confirmed_by_an_empty_append_at_the_journals_end() -> None:
     assert isinstance(decide(request(offset=150), replace(synchronized, recorded=True)), Commit)
 
 
-# ------------------------------------------------------------------------------------------ three ways, one decision
+# ------------------------------------------------------------------------------------------ one decision
 
 NAMES = ["author", "epoch"]
 PAIRS = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["1", "2"]), max_size=2)
@@ -359,12 +358,12 @@ def grown(snapshot: JournalSnapshot, length: int, registers: pb.LabelSet) -> Jou
 def test_in_a_steady_range_the_short_answer_is_the_decision(
     asked: pb.AppendRequest, snapshot: JournalSnapshot, growth: int, length: int
 ) -> None:
-    """The fast path and groups ask `extend` instead of `decide`."""
+    """Inline commits and batches ask `apply_registers` instead of `decide`."""
     found = steady(snapshot)
     if found is None:
         return
     later = grown(snapshot, growth, snapshot.committed.registers) if growth else snapshot
-    after = extend(asked, later.committed.registers)
+    after = apply_registers(asked, later.committed.registers)
     if after is None or not found.holds(later.committed.fragment, NOW):
         return
     assert decide(asked, later, length) == Commit(after)
@@ -382,18 +381,18 @@ def test_a_steady_range_ends_with_the_flush_interval(snapshot: JournalSnapshot, 
 @given(requests(), snapshots())
 @settings(max_examples=200, deadline=None)
 def test_an_entry_that_is_replaced_ahead_is_decided_alike(asked: pb.AppendRequest, snapshot: JournalSnapshot) -> None:
-    """The fast path computes some registers when an append begins."""
+    """Some registers are computed when an append begins."""
     foreseen = of_registers.replaced(asked, snapshot.committed.registers)
     if foreseen is not None and not asked.offset and not asked.suspend:
-        assert extend(asked, snapshot.committed.registers) == foreseen
+        assert apply_registers(asked, snapshot.committed.registers) == foreseen
 
 
 @given(st.lists(st.tuples(requests(), st.integers(0, 20)), min_size=1, max_size=6), snapshots())
 @settings(max_examples=300, deadline=None)
-def test_a_group_admits_and_refuses_as_single_decisions_do(
+def test_a_batch_admits_and_refuses_as_single_decisions_do(
     appends: list[tuple[pb.AppendRequest, int]], snapshot: JournalSnapshot
 ) -> None:
-    plan = GroupPlan(snapshot)
+    plan = BatchPlan(snapshot)
     for asked, length in appends:
         try:
             expected: AppendDecision | None = decide(asked, snapshot, length)

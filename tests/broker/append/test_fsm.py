@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -18,22 +19,24 @@ from coranto.coordination.etcd import Compare, CompareTarget, EtcdHeader, KeyVal
 from coranto.coordination.keyspace_state import Assignment, Item
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.effects import LocalDisk
-from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
+from coranto.errors import CorantoError, InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.journal_ids import shared_through
 from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, Durability
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.fsm import _HANDLERS, AppendFsm
-from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT
-from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, State, Way
+from coranto_broker.append.fsm import _HANDLERS
+from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT
+from coranto_broker.append.queue import JournalQueue, queue_of, resolve
+from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
+from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, ProposalPath, State
+from coranto_broker.append.streaming import ContentStream
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
 from coranto_broker.recovery.saved_records import SavedRecords
 from coranto_broker.replication.flow_control import FlowControl
-from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicationFailed
+from coranto_broker.replication.pipeline import Extension, LocalStream, Pipeline, ReplicationFailed
 from coranto_broker.replication.resolver import Resolution
-from coranto_broker.replication.waiting_appends import Line, Whole
 from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
@@ -55,7 +58,7 @@ class Peer:
         self.sent: list[str] = []
         self.told: list[int] = []
         self.asked: list[int] = []
-        self.tells_synced = True
+        self.is_open = self.tells_synced = True
         self.gate = asyncio.Event()
         self.gate.set()
         self.closed_send = False
@@ -66,6 +69,10 @@ class Peer:
     def propose(self, proposal: Fragment, registers: pb.LabelSet, *, header: Any, acknowledge: bool, ask: int) -> None:
         self.asked.append(ask)
         self.sent.append(f"[{proposal.begin},{proposal.end}){'?' if acknowledge else ''}")
+
+    def extend(self, extension: Extension) -> None:
+        self.write(0, bytes(extension.content))
+        self.propose(extension.proposal, extension.registers, header=None, acknowledge=True, ask=extension.ask)
 
     def readable(self, offset: int) -> None:
         self.told.append(offset)
@@ -91,6 +98,21 @@ class Peer:
         self.gate.set()
 
 
+class Result:
+    """The end of an append."""
+
+    def __init__(self, append: QueuedAppend) -> None:
+        self.state = append.state
+        found = append.outcome
+        self.error = found if isinstance(found, Exception) else None
+        outcome = found if isinstance(found, AppendOutcome) else None
+        self.status = outcome.status if outcome is not None else pb.OK
+        self.commit = outcome.commit if outcome is not None else None
+        self.registers = outcome.registers if outcome is not None else pb.LabelSet()
+        self.durability = outcome.durability if outcome is not None else Durability(0, 0)
+        self.reason = outcome.reason if outcome is not None else ""
+
+
 class World:
     """One journal and its broker, as the state machine sees them; the Route's members are `self` and `peers`."""
 
@@ -105,12 +127,15 @@ class World:
             journal=JOURNAL,
             pipeline=Slot(),
             spool=Slot(),
-            line=Line(),
+            flow_control=FlowControl(),
             index=self.index,
             folder=spool_folder,
             wait_refreshed=self._wait_refreshed,
             acknowledged_below_demand=0,
         )
+        environment: Any = self
+        self.replica.queue = JournalQueue(environment, self.replica)  # type: ignore[arg-type]
+        self.max_append_rate = 0
         self.health = ""
         self.on_txn: Callable[[], None] = lambda: None
         self.replica.pipeline.put(None)
@@ -131,12 +156,12 @@ class World:
         self.txns: list[Any] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.resolver = self
+        self.known_resolution: Resolution | None = None  # What the resolver knows without a wait.
         self.coordinator = self
         self.record: KeyValue | None = None
         self.conflicts = 0
         self.groups: list[int] = []
         self.below_demand = 0
-        self.tokens = FlowControl()
         coordinator: Any = self
         self.in_sync = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "self"))
 
@@ -203,8 +228,8 @@ class World:
                 self.consistent = True
         return TxnResult(True, EtcdHeader(1, 1, self.revision, 1))
 
-    def proposed(self, way: Way, appends: int) -> None:
-        if way is not Way.STREAMED:
+    def proposed(self, path: ProposalPath, appends: int) -> None:
+        if path is not ProposalPath.STREAMED:
             self.groups.append(appends)
 
     def acknowledged_below_demand(self, appends: int) -> None:
@@ -212,6 +237,15 @@ class World:
 
     async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
         return self.health
+
+    def is_healthy(self, journal: str, url: str) -> bool:
+        return not self.health
+
+    def is_current(self, resolution: Resolution) -> bool:
+        return self.known_resolution is resolution
+
+    def known(self, journal: str, min_revision: int = 0) -> Resolution | None:
+        return self.known_resolution
 
     def spool_commit(self, fragment: Fragment, content: Any) -> None:
         self.index.spool_commit(fragment, content)
@@ -233,40 +267,47 @@ class World:
 
     # -- For tests
 
-    def fsm(self, **request: Any) -> AppendFsm:
+    def queued(self, content: bytes | None = None, **request: Any) -> QueuedAppend:
+        buffered = BufferedContent(content, 1) if content is not None else None
+        return QueuedAppend(pb.AppendRequest(journal=JOURNAL, **request), content=buffered)
+
+    async def run(self, append: QueuedAppend, *contents: bytes) -> Result:
+        """Take an append to its outcome. `contents` are streamed, if its content is not buffered."""
         environment: Any = self
-        return AppendFsm(environment, pb.AppendRequest(journal=JOURNAL, **request))
-
-    async def append(self, *contents: bytes, **request: Any) -> AppendFsm:
-        """A whole append."""
-        fsm = self.fsm(**request)
         try:
-            if await fsm.run():
-                await fsm.prepare_stream()
-                for content in (*contents, b""):
-                    if not fsm.client_sent(pb.AppendRequest(content=content)):
-                        break
-                else:
-                    fsm.client_ended()
-                await fsm.finish()
+            outcome = await resolve(environment, append)
+            if outcome is not None:
+                append.settle(outcome)
+            else:
+                queue_of(append.resolved.require_replica).enqueue(append)
+            if append.content is None and (fsm := await append.may_stream()) is not None:
+                await self.stream(ContentStream(fsm), *contents)
+            with contextlib.suppress(Exception):
+                await append.settled()
         finally:
-            fsm.release()
-        return fsm
+            append.leave()
+        return Result(append)
 
-    async def whole(self, content: bytes = b"", **request: Any) -> AppendFsm:
+    async def stream(self, stream: ContentStream, *contents: bytes) -> None:
+        try:
+            for content in (*contents, b""):
+                if not stream.client_sent(pb.AppendRequest(content=content)):
+                    break
+            else:
+                stream.client_ended()
+        except CorantoError as problem:
+            stream.problem = problem
+        await self.replica.queue.end_stream(stream)
+
+    async def append(self, *contents: bytes, **request: Any) -> Result:
+        """An append whose content is streamed."""
+        return await self.run(self.queued(None, **request), *contents)
+
+    async def whole(self, content: bytes = b"", **request: Any) -> Result:
         """An append that was received before it asks for the pipeline."""
-        fsm = self.fsm(**request)
-        fsm.whole = Whole(content, 1)
-        try:
-            if await fsm.run():
-                await fsm.prepare_stream()
-                fsm.commit_whole(self.tokens)
-                await fsm.finish()
-        finally:
-            fsm.release()
-        return fsm
+        return await self.run(self.queued(content, **request))
 
-    async def together(self, *appends: tuple[bytes, dict[str, Any]]) -> list[AppendFsm]:
+    async def together(self, *appends: tuple[bytes, dict[str, Any]]) -> list[Result]:
         """Whole appends that wait for the pipeline at the same time, in this order."""
         pipeline = await self.replica.pipeline.take()
         tasks = []
@@ -301,7 +342,7 @@ def mismatch(begin: int, end: int, registers: pb.LabelSet | None = None) -> pb.R
 def test_every_state_is_in_the_table_and_has_a_handler() -> None:
     assert {state for state, _ in TRANSITIONS} == set(State) - TERMINAL
     assert {event for _, event in TRANSITIONS} == set(AppendEvent)
-    assert set(_HANDLERS) == set(State) - TERMINAL - {State.STREAM_CONTENT}
+    assert set(_HANDLERS) == set(State) - TERMINAL - {State.STREAM_CONTENT, State.READ_ACKNOWLEDGEMENTS}
     assert all(TRANSITIONS[state, AppendEvent.FAILED] is State.ERROR for state in _HANDLERS)
 
 
@@ -322,15 +363,15 @@ def test_every_state_can_be_reached_and_can_end() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_only_the_events_of_the_table_move_an_append(world: World, state: State) -> None:
-    fsm = world.fsm()
+    append = world.queued()
     for event in AppendEvent:
-        fsm.state = state
+        append.state = state
         if (state, event) in TRANSITIONS:
-            fsm._on(event)
-            assert fsm.state is TRANSITIONS[state, event]
+            append.on(event)
+            assert append.state is TRANSITIONS[state, event]
         else:
             with pytest.raises(RuntimeError, match="must not occur in state"):
-                fsm._on(event)
+                append.on(event)
 
 
 # ----------------------------------------------------------------------------------------------- to where content flows
@@ -493,11 +534,11 @@ async def test_cancelling_a_synchronization_ends_the_pipeline(world: World) -> N
     world.peers, world.spec.replication = [Peer()], 2
     world.peers[0].gate.clear()
     waiting = asyncio.create_task(world.append(b"abc"))
-    await asyncio.sleep(0)
+    await eventually(lambda: world.peers[0].sent == ["[0,0)?"])
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert world.peers[0].closed_send
+    await eventually(lambda: world.peers[0].closed_send)
     world.peers = [Peer()]
     assert await world.is_free()
     assert (await world.append(b"abc")).state is State.FINISHED
@@ -615,7 +656,7 @@ async def test_an_unhealthy_store_refuses_appends(world: World) -> None:
     world.spec.fragment.stores.append("file:///frags/")
     fsm = await world.append(b"abc")
     assert (fsm.state, fsm.status) == (State.ERROR, pb.FRAGMENT_STORE_UNHEALTHY)
-    assert fsm.store_health_error == "no such bucket"
+    assert fsm.reason == "no such bucket"
     world.health = ""
     assert (await world.append(b"abc")).state is State.FINISHED
 
@@ -640,7 +681,7 @@ async def test_a_store_that_cannot_be_listed_refuses_appends(world: World, monke
     world.index = world.replica.index = FragmentIndex(world.clock)
     monkeypatch.setattr(world.replica, "wait_refreshed", fail)
     fsm = await world.append(b"abc")
-    assert (fsm.state, fsm.status, fsm.store_health_error) == (
+    assert (fsm.state, fsm.status, fsm.reason) == (
         State.ERROR,
         pb.FRAGMENT_STORE_UNHEALTHY,
         "no such bucket",
@@ -700,16 +741,26 @@ async def test_content_that_resolved_before_the_flags_changed_commits_ahead_of_a
     assert await world.is_free()
 
 
+async def streaming(world: World) -> ContentStream:
+    """An append that may stream its content now."""
+    append = world.queued()
+    environment: Any = world
+    assert await resolve(environment, append) is None
+    queue_of(append.resolved.require_replica).enqueue(append)
+    fsm = await append.may_stream()
+    assert fsm is not None
+    return ContentStream(fsm)
+
+
 async def test_a_client_that_fails_is_rolled_back(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
-    fsm = world.fsm()
-    assert await fsm.run()
-    await fsm.prepare_stream()
-    assert fsm.client_sent(pb.AppendRequest(content=b"abc"))
-    assert not fsm.client_failed(Unavailable("too slow"))
-    await fsm.finish()
-    fsm.release()
-    assert (fsm.state, str(fsm.error)) == (State.ERROR, "too slow")
+    stream = await streaming(world)
+    assert stream.client_sent(pb.AppendRequest(content=b"abc"))
+    stream.problem = Unavailable("too slow")
+    await world.replica.queue.end_stream(stream)
+    with pytest.raises(Unavailable, match="too slow"):
+        await stream.append.settled()
+    assert stream.append.state is State.ERROR
     assert world.peers[0].sent[-2:] == ["abc", "[0,0)?"]
     assert (world.spool.end, world.spool.delta) == (0, 0)
     assert await world.is_free()
@@ -717,11 +768,10 @@ async def test_a_client_that_fails_is_rolled_back(world: World) -> None:
 
 async def test_releasing_in_the_middle_of_a_stream_rolls_back(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
-    fsm = world.fsm()
-    assert await fsm.run()
-    await fsm.prepare_stream()
-    assert fsm.client_sent(pb.AppendRequest(content=b"abc"))
-    fsm.release()
+    stream = await streaming(world)
+    assert stream.client_sent(pb.AppendRequest(content=b"abc"))
+    stream.append.leave()
+    assert await world.is_free()
     assert world.peers[0].sent[-2:] == ["abc", "[0,0)"]
     assert world.spool.delta == 0
     assert (await world.append(b"xyz")).state is State.FINISHED
@@ -845,7 +895,7 @@ async def replicated(world: World) -> World:
     return world
 
 
-def span(fsm: AppendFsm) -> tuple[int, int] | None:
+def span(fsm: Result) -> tuple[int, int] | None:
     return (fsm.commit.begin, fsm.commit.end) if fsm.commit is not None else None
 
 
@@ -874,7 +924,7 @@ async def test_appends_that_wait_together_cost_each_replica_one_proposal(replica
     assert await replicated.is_free()
 
 
-async def test_each_of_a_group_is_judged_as_if_those_before_it_had_committed(replicated: World) -> None:
+async def test_each_of_a_batch_is_judged_as_if_those_before_it_had_committed(replicated: World) -> None:
     me, you = labels.label_set(author="me"), labels.label_set(author="you")
     is_me, is_you = labels.parse_selector("author=me"), labels.parse_selector("author=you")
     appends = await replicated.together(
@@ -906,7 +956,7 @@ async def test_content_that_replicas_cannot_hold_as_demanded_is_refused_and_empt
     world.spec.labels.CopyFrom(labels.label_set({ACK_ZONES: "2"}))
     for fsm in (await world.append(b"abc"), await world.whole(b"abc")):
         assert (fsm.state, fsm.status) == (State.ERROR, pb.INSUFFICIENT_JOURNAL_BROKERS)
-        assert "Start brokers in other zones" in fsm.store_health_error == world.replica.refusal
+        assert "Start brokers in other zones" in fsm.reason == world.replica.refusal
     assert (await world.append()).state is State.FINISHED
     world.spec.labels.CopyFrom(labels.label_set({ACK_ZONES: "2", ACK_UNMET: "accept"}))
     world.signal = Signal()
@@ -945,8 +995,8 @@ async def test_a_client_that_goes_away_takes_only_its_own_append_out(replicated:
     replicated.replica.pipeline.put(pipeline)
     first, gone, third = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(gone, asyncio.CancelledError)
-    assert isinstance(first, AppendFsm)
-    assert isinstance(third, AppendFsm)
+    assert isinstance(first, Result)
+    assert isinstance(third, Result)
     assert [span(first), span(third)] == [(6, 7), (7, 8)]
     assert replicated.peers[0].sent == ["AC", "[3,8)?"]
     assert await replicated.is_free()
@@ -960,13 +1010,13 @@ async def test_a_leader_that_goes_away_is_followed_by_another(replicated: World)
     tasks[0].cancel()
     gone, second, third = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(gone, asyncio.CancelledError)
-    assert isinstance(second, AppendFsm)
-    assert isinstance(third, AppendFsm)
+    assert isinstance(second, Result)
+    assert isinstance(third, Result)
     assert [span(second), span(third)] == [(6, 7), (7, 8)]
     assert await replicated.is_free()
 
 
-async def test_a_group_outlives_its_leader_s_client(replicated: World) -> None:
+async def test_a_batch_outlives_its_leader_s_client(replicated: World) -> None:
     for peer in replicated.peers:
         peer.gate.clear()
     pipeline = await replicated.replica.pipeline.take()
@@ -981,7 +1031,7 @@ async def test_a_group_outlives_its_leader_s_client(replicated: World) -> None:
         peer.gate.set()
     *gone, third = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(each) for each in gone] == [asyncio.CancelledError] * 2
-    assert isinstance(third, AppendFsm)
+    assert isinstance(third, Result)
     assert span(third) == (8, 9)
     assert replicated.index.head == 9
     assert await replicated.is_free()
@@ -1000,7 +1050,7 @@ async def test_a_proposal_that_fails_fails_its_whole_group(replicated: World) ->
     assert await replicated.is_free()
 
 
-async def test_a_disk_that_fails_rolls_a_group_back(replicated: World) -> None:
+async def test_a_disk_that_fails_rolls_a_batch_back(replicated: World) -> None:
     replicated.disk.full = "content"
     appends = await replicated.together((b"A", {}), (b"B", {}))
     assert all("no space left" in str(fsm.error) for fsm in appends)
@@ -1009,7 +1059,7 @@ async def test_a_disk_that_fails_rolls_a_group_back(replicated: World) -> None:
     assert [span(fsm) for fsm in again] == [(6, 7), (7, 8)]
 
 
-async def hung(world: World, waiting: int) -> list[asyncio.Task[AppendFsm]]:
+async def hung(world: World, waiting: int) -> list[asyncio.Task[Result]]:
     """As many proposals as may be under way, which nobody acknowledges, and appends behind them."""
     for peer in world.peers:
         peer.gate.clear()
@@ -1019,7 +1069,7 @@ async def hung(world: World, waiting: int) -> list[asyncio.Task[AppendFsm]]:
         await eventually(lambda proposed=n + 1: len(world.peers[0].sent) == 2 * proposed)
     more = range(PROPOSALS_IN_FLIGHT, PROPOSALS_IN_FLIGHT + waiting)
     tasks += [asyncio.create_task(world.whole(bytes([ord("A") + n]))) for n in more]
-    await eventually(lambda: len(list(world.replica.line)) == waiting - 1)  # One of them has the pipeline.
+    await eventually(lambda: len(world.replica.queue) == waiting)  # One of them has the pipeline.
     assert len(world.peers[0].sent) == 2 * PROPOSALS_IN_FLIGHT
     return tasks
 
@@ -1033,7 +1083,7 @@ async def test_groups_gather_while_earlier_proposals_are_under_way(replicated: W
     assert replicated.groups == [1] * PROPOSALS_IN_FLIGHT + [5]
 
 
-async def test_a_group_waits_no_longer_than_its_route_lasts(replicated: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_waits_no_longer_than_its_route_lasts(replicated: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coranto_broker.replication.pipeline.GOOD_BYE_SECONDS", 0.05)
     tasks = await hung(replicated, 3)
     replicated.peers, replicated.spec.replication = [], 1
@@ -1083,14 +1133,19 @@ async def test_barriers_of_a_journal_that_is_read_only_are_a_group(world: World)
     assert await world.is_free()
 
 
-async def test_a_group_ends_where_the_journal_s_rate_does(replicated: World) -> None:
-    replicated.tokens.start(0, 1000, 0.0)  # The leader's own content is paid for by its handler.
+async def test_a_batch_ends_where_the_journal_s_rate_does(replicated: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep(seconds: float) -> None:
+        replicated.clock.advance(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(replicated.clock, "sleep", sleep)
+    replicated.spec.max_append_rate = 1000
     content = b"x" * 400
     await replicated.together(*((content, {}) for _ in range(5)))
-    assert replicated.groups == [3, 1, 1]
+    assert replicated.groups == [2, 1, 1, 1]
 
 
-async def test_a_group_is_bounded(replicated: World) -> None:
+async def test_a_batch_is_bounded(replicated: World) -> None:
     replicated.spec.fragment.length = 1 << 30
     content = b"x" * (300 << 10)
     await replicated.together(*((content, {}) for _ in range(5)))
@@ -1327,27 +1382,29 @@ async def test_a_full_suspension_closes_the_record(world: World) -> None:
     assert record_of(world).members == ("local#self",)
 
 
-async def test_what_fits_a_resolution_is_not_looked_at_again(world: World) -> None:
+async def test_what_fits_a_resolution_is_not_looked_at_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[State] = []
     resolution = await world.resolve(JOURNAL, require_primary=True, min_revision=0)
 
     async def resolve(journal: str, **_: Any) -> Resolution:
         return resolution
 
-    async def states() -> list[State]:
-        fsm = world.fsm()
-        fsm.whole, passed[:] = Whole(b"abc", 1), []
-        while fsm.state is not State.STREAM_CONTENT:
-            passed.append(fsm.state)
-            await fsm._step()
-        await fsm.prepare_stream()
-        fsm.commit_whole(world.tokens)
-        await fsm.finish()
-        fsm.release()
-        assert fsm.state is State.FINISHED
-        return passed
+    real = QueuedAppend.on
 
-    world.resolver = SimpleNamespace(resolve=resolve, permits_hold=lambda _: True)  # type: ignore[assignment]
+    def noted(append: QueuedAppend, event: AppendEvent) -> None:
+        passed.append(append.state)
+        real(append, event)
+
+    monkeypatch.setattr(QueuedAppend, "on", noted)
+
+    async def states() -> list[State]:
+        passed.clear()
+        assert (await world.whole(b"abc")).state is State.FINISHED
+        return passed[: passed.index(State.STREAM_CONTENT)]
+
+    world.resolver = SimpleNamespace(  # type: ignore[assignment]
+        resolve=resolve, permits_hold=lambda _: True, is_current=lambda _: False, known=lambda _: None
+    )
     assert State.SEND_PIPELINE_SYNC in await states()
     short = [
         State.RESOLVE,

@@ -12,9 +12,9 @@ from coranto.effects import SystemClock
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.receiving import MinRateGuard, ReceiveBudget
+from coranto_broker.append import receiving
+from coranto_broker.append.receiving import Arrivals, MinRateGuard, ReceiveBudget
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
-from coranto_broker.replication.waiting_appends import Line
 from coranto_broker.rpc.content import ContentMessage
 from coranto_broker.rpc.rolled_back import AppendUnderflow
 from tests.broker.virtual import virtually
@@ -38,15 +38,15 @@ class Client:
 
 def test_a_silent_client_is_cut_off_and_its_messages_are_replayed() -> None:
     async def main(loop: SimLoop) -> None:
-        budget, line = ReceiveBudget(100), Line()
+        budget, arrivals = ReceiveBudget(100), Arrivals([])
         client = Client(ContentMessage(b"some"))
         inbox = budget.open(client)
-        waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), line, 1 << 20, SimClock(loop)))
+        waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), arrivals, 1 << 20, SimClock(loop)))
         await client.silent.wait()
-        assert line.coming == 1
+        assert arrivals.coming == 1
         assert await waiting is None
         assert loop.time() == pytest.approx(BURST_SECONDS)
-        assert line.coming == 0
+        assert arrivals.coming == 0
         first = await inbox.read()
         assert first is not None
         assert first.content == b"some"
@@ -57,20 +57,20 @@ def test_a_silent_client_is_cut_off_and_its_messages_are_replayed() -> None:
 
 
 async def test_each_message_is_replayed_once_whatever_its_kind() -> None:
-    budget, line = ReceiveBudget(100), Line()
+    budget, arrivals = ReceiveBudget(100), Arrivals([])
     sent = [ContentMessage(b"some"), pb.AppendRequest(content=b"more"), pb.AppendRequest(), pb.AppendRequest(offset=7)]
     inbox = budget.open(Client(*sent, EOF))
-    assert await inbox.receive(pb.AppendRequest(), line, 0, SystemClock()) is None  # Something follows the commit.
+    assert await inbox.receive(pb.AppendRequest(), arrivals, 0, SystemClock()) is None  # Something follows the commit.
     assert [await inbox.read() for _ in sent] == sent
     assert await inbox.read() is None
 
 
 async def test_a_small_append_is_whole() -> None:
-    budget, line = ReceiveBudget(100), Line()
+    budget, arrivals = ReceiveBudget(100), Arrivals([])
     inbox = budget.open(Client(ContentMessage(b"some"), pb.AppendRequest(content=b"more"), ContentMessage(b""), EOF))
-    whole = await inbox.receive(pb.AppendRequest(), line, 0, SystemClock())
+    whole = await inbox.receive(pb.AppendRequest(), arrivals, 0, SystemClock())
     assert whole is not None
-    assert (whole.content, whole.chunks, line.coming) == (b"somemore", 2, 0)
+    assert (whole.content, whole.chunks, arrivals.coming) == (b"somemore", 2, 0)
 
 
 async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -> None:
@@ -92,3 +92,48 @@ def test_a_client_that_comes_a_moment_before_the_look_at_it_is_charged() -> None
             await guard.read(Client(ContentMessage(b"late")))
 
     virtually(main)
+
+
+class Waiting:
+    """A queue with so many appends."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+
+async def test_a_proposal_waits_for_appends_that_are_being_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "GATHER_SECONDS", 600.0)
+    queue = Waiting()
+    arrivals = Arrivals(queue)
+    arrivals.expect()
+    arrivals.expect()
+    gathering = asyncio.create_task(arrivals.gathered())
+    await asyncio.sleep(0)
+    arrivals.came()
+    queue.length = 1
+    arrivals.came()
+    await asyncio.wait_for(gathering, 60)
+    assert arrivals._passes == 0
+
+
+async def test_proposals_wait_for_slow_clients_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "GATHER_SECONDS", 0.0)
+    arrivals = Arrivals(Waiting())
+    waits = 0
+
+    async def propose() -> bool:
+        """Return whether the proposal waited."""
+        task = asyncio.create_task(arrivals.gathered())
+        await asyncio.sleep(0)
+        waited = not task.done()
+        await asyncio.wait_for(task, 60)
+        return waited
+
+    assert not await propose()  # Nothing is to come.
+    arrivals.expect()
+    for _ in range(200):
+        waits += await propose()
+    assert waits == 8  # After 1, 3, 7, 15, 31, 63 and 63 others.

@@ -1,4 +1,4 @@
-"""Journals of lines refuse appends that end within a line, on each way to a commit."""
+"""Journals of lines refuse appends that end within a line, on each path to a commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from coranto.labels import CONTENT_TYPE, CSV, FIXED_FRAMES, JSON_LINES, LINES, l
 from coranto.testing import Cluster
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.states import Way
+from coranto_broker.append.queue import queue_of
+from coranto_broker.append.states import ProposalPath
 from coranto_broker.broker import Broker
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
@@ -207,32 +208,33 @@ async def test_clients_of_gazette_get_a_status_that_they_do_not_retry(
     assert await client.content(J) == TORN + b"\n"
 
 
-async def test_a_torn_append_that_waits_in_line_is_refused_alone(
+async def test_a_torn_append_that_waits_in_the_queue_is_refused_alone(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, client = broker
     await create(client, _spec_of_lines(spec))
     for _ in range(2):  # The second completes the journal's first fragment.
         assert (await client.append(J, WHOLE)).status == pb.OK
-    ways: list[tuple[Way, int]] = []
+    paths: list[tuple[ProposalPath, int]] = []
     proposed = Broker.proposed
 
-    def noted(self: Broker, way: Way, appends: int) -> None:
-        ways.append((way, appends))
-        proposed(self, way, appends)
+    def noted(self: Broker, path: ProposalPath, appends: int) -> None:
+        paths.append((path, appends))
+        proposed(self, path, appends)
 
     monkeypatch.setattr(Broker, "proposed", noted)
     [replica] = [each for each in process.broker.resolver.local_replicas if each.journal == J]
+    queue = queue_of(replica)
     pipeline = await replica.pipeline.take()
     contents = [WHOLE, WHOLE, TORN, WHOLE, WHOLE]
     tasks = []
     for number, each in enumerate(contents, 1):
         tasks.append(asyncio.create_task(client.append(J, each)))
-        await eventually(lambda number=number: len(list(replica.line)) == number)  # type: ignore[misc]
+        await eventually(lambda number=number: len(queue) == number)  # type: ignore[misc]
     replica.pipeline.put(pipeline)
     answers = await asyncio.gather(*tasks)
     assert [answer.status for answer in answers] == [pb.OK, pb.OK, pb.NOT_ALLOWED, pb.OK, pb.OK]
-    assert ways == [(Way.GROUP, 2), (Way.GROUP, 2)]
+    assert paths == [(ProposalPath.BATCH, 2), (ProposalPath.BATCH, 2)]
     assert await client.content(J) == WHOLE * 6
 
 

@@ -24,8 +24,9 @@ from coranto.testing.cluster import STORE_URL
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
-from coranto_broker.handlers import append_lane, append_stream
-from coranto_broker.handlers.append_lane import AppendLane
+from coranto_broker.append.queue import JournalQueue
+from coranto_broker.append.queued_append import QueuedAppend
+from coranto_broker.handlers import append_stream
 
 J, OTHER = "test/journal", "test/other"
 FRAGMENT = pb.JournalSpec.Fragment(
@@ -78,21 +79,12 @@ def test_appends_of_a_stream_commit_once_and_in_their_order(replication: int) ->
     in_cluster(main)
 
 
-def test_a_leader_that_stays_in_line_as_a_follower_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(cluster: Cluster, loop: SimLoop) -> None:
-        await cluster.create(J, replication=3)
-        client = cluster.client()
-        await client.append(J, b"000000\n")  # It tells the way to the primary.
-        committed = await append_numbers(client, J, 500)
-        assert len(await numbers_in(client, J)) > 1 + len(committed)
+def test_a_queue_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = JournalQueue._run
 
-    monkeypatch.setattr(AppendLane, "_leave_line", lambda lane: None)
-    in_cluster(main)
-
-
-def test_a_lane_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def follow(lane: AppendLane, *_: object) -> None:
-        lane._queue.reverse()
+    def run(queue: JournalQueue) -> None:
+        queue._waiting = dict(reversed(queue._waiting.items()))
+        real(queue)
 
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
@@ -100,12 +92,42 @@ def test_a_lane_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.Monke
         await client.append(J, b"000000\n")
         assert await append_numbers(client, J, 100) != list(range(100))
 
-    monkeypatch.setattr(AppendLane, "_follow", follow)
+    monkeypatch.setattr(JournalQueue, "_run", run)
+    in_cluster(main)
+
+
+def test_appends_that_wait_to_be_resolved_keep_their_order() -> None:
+    """A client's first appends come to a broker that has to forward them, or that has not resolved the journal."""
+
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        for number in range(6):
+            journal = f"test/order/{number}"
+            await cluster.create(journal, replication=1 + number % 3)
+            assert await append_numbers(cluster.client(), journal, 200) == list(range(200))
+
+    in_cluster(main)
+
+
+def test_appends_keep_their_order_while_brokers_exit() -> None:
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=2)
+        client, orders = cluster.client(), []
+        for number in range(3):
+            appending = asyncio.create_task(append_numbers(client, J, 300))
+            await asyncio.sleep(0.001 * number)
+            (listed,) = (await client.list()).journals
+            primary = listed.route.members[listed.route.primary].suffix
+            await cluster.stop(int(primary.rpartition("-")[2]))
+            orders.append(await appending)
+            await cluster.start(int(primary.rpartition("-")[2]))
+            await cluster.ready(J)
+        assert all(order == sorted(order) for order in orders)
+
     in_cluster(main)
 
 
 @pytest.mark.parametrize("replication", [1, 3])
-def test_followers_have_their_own_conditions_and_registers(replication: int) -> None:
+def test_appends_of_a_batch_have_their_own_conditions_and_registers(replication: int) -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=replication)
         client = cluster.client()
@@ -255,12 +277,12 @@ def test_a_client_that_reads_no_answers_is_held_back(monkeypatch: pytest.MonkeyP
 
 
 def test_an_unexpected_error_ends_only_its_append(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = append_lane.fast_path.commit
+    real = JournalQueue._commit_inline
 
-    def commit(environment: Any, candidate: Any, request: pb.AppendRequest, whole: Any) -> Any:
-        if whole.content == b"bad\n":
+    def commit(queue: JournalQueue, append: QueuedAppend) -> bool:
+        if append.content is not None and append.content.content == b"bad\n":
             raise RuntimeError("a bug")
-        return real(environment, candidate, request, whole)
+        return real(queue, append)
 
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=1)
@@ -273,7 +295,7 @@ def test_an_unexpected_error_ends_only_its_append(monkeypatch: pytest.MonkeyPatc
         assert isinstance(done[1], AppendOutcomeUnknown)
         assert (done[0].end, done[2].end) == (18, 23)  # type: ignore[union-attr]
 
-    monkeypatch.setattr(append_lane.fast_path, "commit", commit)
+    monkeypatch.setattr(JournalQueue, "_commit_inline", commit)
     in_cluster(main)
 
 

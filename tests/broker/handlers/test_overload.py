@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from coranto.client import JournalClient
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.queue import queue_of
 from coranto_broker.handlers import first_message
 from coranto_broker.replication import resolver
 from coranto_broker.server.process import BrokerProcess
@@ -53,7 +54,7 @@ async def test_appends_that_are_too_many_are_refused_and_not_applied(
         replica = process.broker.resolver.local_replicas[0]
         pipeline = await replica.pipeline.take()
         waiting = [asyncio.ensure_future(primary.append(J, b"%d" % number)) for number in range(4)]
-        await eventually(lambda: len(list(replica.line)) == 4)
+        await eventually(lambda: len(queue_of(replica)) == 4)
         with capture_logs() as logs:
             for client in (primary, other, primary):  # One of them forwards, and hands the refusal on.
                 with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.handlers import append_commit
+from coranto_broker.append.streaming import start_flow
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.rpc.rolled_back import AppendUnderflow
 from tests.broker.running import ManualClock
@@ -72,12 +72,11 @@ def test_the_maximum_rate_makes_chunks_wait() -> None:
 )
 def test_the_broker_s_cap_holds_for_every_journal(cap: int, own: int, expected: int) -> None:
     flow = FlowControl()
-    broker: Any = SimpleNamespace(settings=SimpleNamespace(max_append_rate=cap), clock=ManualClock())
-    resolution = SimpleNamespace(
+    broker: Any = SimpleNamespace(max_append_rate=cap, clock=ManualClock())
+    resolution: Any = SimpleNamespace(
         spec=pb.JournalSpec(max_append_rate=own), require_replica=SimpleNamespace(flow_control=flow)
     )
-    fsm: Any = SimpleNamespace(resolution=resolution)
-    assert append_commit.start_flow(broker, fsm, 0) is flow
+    assert start_flow(broker, resolution, 0) is flow
     flow.chunk(1000)
     assert flow.throttled == bool(expected)
     assert flow.seconds_until_paid() == ((1000 - expected) / expected if expected else 0)

@@ -44,7 +44,7 @@ class Peer:
     def write(self, content_delta: int, content: bytes) -> None:
         self._send(f"{content_delta}+{content.decode()}")
 
-    tells_synced = True
+    is_open = tells_synced = True
 
     def propose(
         self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool, ask: int
@@ -244,8 +244,8 @@ async def test_content_that_goes_with_its_proposal_is_visible_once_every_replica
     pln.propose(spool.fragment, NONE, acknowledge=True)
     await pln.gather_sync()
     pln.recorded = True
-    first, first_turn = pln.extend(b"de", NONE)
-    second, second_turn = pln.extend(b"f", MINE)
+    first, first_turn = pln.extend(b"de", NONE), pln.turn()
+    second, second_turn = pln.extend(b"f", MINE), pln.turn()
     assert not pln.has_room(2)
     assert pln.has_room(3)
     assert peer.sent == ["[0,3)", "0+de", "[0,5)", "0+f", "[0,6)"]
@@ -276,11 +276,22 @@ async def test_content_that_cannot_be_written_here_is_sent_to_nobody(
     assert pln.is_idle
 
 
+async def test_content_is_sent_to_nobody_once_a_replica_is_known_to_be_gone(spool: DurableSpool) -> None:
+    gone, sound = Peer(), Peer()
+    pln = pipeline(spool, gone, sound)
+    assert pln.is_usable(0.0)
+    gone.is_open = False
+    assert not pln.is_usable(0.0)
+    with pytest.raises(RolledBack, match="the stream is broken"):
+        pln.extend(b"de", NONE)
+    assert (gone.sent, sound.sent, spool.end) == ([], [], 3)
+
+
 async def test_content_that_reached_some_replicas_only_breaks_the_pipeline(spool: DurableSpool) -> None:
     broken, sound = Peer(), Peer(OK)
     broken.broken = True
     pln = pipeline(spool, broken, sound)
-    proposal, turn = pln.extend(b"de", NONE)
+    proposal, turn = pln.extend(b"de", NONE), pln.turn()
     assert sound.sent == ["0+de", "[0,5)"]
     assert proposal.end == spool.end == 5
     await turn.wait()

@@ -38,7 +38,7 @@ from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-from coranto_broker.append.states import Way
+from coranto_broker.append.states import ProposalPath
 from coranto_broker.broker import Broker
 from coranto_broker.server.frames import FrameServer
 from coranto_broker.server.in_process import StubPeers, serve
@@ -487,9 +487,9 @@ class _SimBroker(Broker):
         self._coverage = coverage
         self._about_to_store = about_to_store
 
-    def proposed(self, way: Way, appends: int) -> None:
-        super().proposed(way, appends)
-        self._coverage.sometimes(f"append was proposed: {way.value}")
+    def proposed(self, path: ProposalPath, appends: int) -> None:
+        super().proposed(path, appends)
+        self._coverage.sometimes(f"append was proposed: {path.value}")
 
     async def _judge(self, sealed: Sealed) -> Judgement:
         judgement = await super()._judge(sealed)

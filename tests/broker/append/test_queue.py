@@ -1,4 +1,4 @@
-"""The fast path: which appends it commits or proposes, and that they come to what the state machine makes of them."""
+"""The queue: which appends it commits inline or in batches, and that they come to what they do one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from coranto.errors import CorantoError
 from coranto.fragments.fragment import sum_from_wire, sum_of
 from coranto.specs.durability import ACK_REPLICAS
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import fast_path
+from coranto_broker.append.batch import Batch
+from coranto_broker.append.queue import JournalQueue, queue_of
+from coranto_broker.append.queued_append import QueuedAppend
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import FaultyDisk, RawClient, create, eventually, running_broker
@@ -25,19 +27,19 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Commits:
-    """Counts of appends that were offered to the fast path, and of those that it committed."""
+    """Counts of appends that were offered to be committed inline, and of those that were."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.done = 0
-        commit = fast_path.commit
+        commit = JournalQueue._commit_inline
 
-        def counted(*arguments: object) -> fast_path.CommittedAppend | None:
-            self.asked += 1
-            found = commit(*arguments)  # type: ignore[arg-type]
-            self.done += found is not None
+        def counted(queue: JournalQueue, append: QueuedAppend) -> bool:
+            self.asked += not append.is_pulse
+            found = commit(queue, append)
+            self.done += found
             return found
 
-        monkeypatch.setattr(fast_path, "commit", counted)
+        monkeypatch.setattr(JournalQueue, "_commit_inline", counted)
 
     @contextmanager
     def expected(self, done: int, *, asked: int | None = None) -> Iterator[None]:
@@ -65,7 +67,7 @@ async def begun(client: RawClient, spec: pb.JournalSpec) -> bytes:
     return b"firstsecond"
 
 
-async def test_both_ways_give_the_same_answer(
+async def test_all_paths_give_the_same_answer(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, commits: Commits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, client = broker
@@ -74,22 +76,25 @@ async def test_both_ways_give_the_same_answer(
     groups = metrics.group_appends.sum
     with commits.expected(1):
         quick = await client.append(J, b"some", b"more", union_registers=labels.label_set(author="me"))
-    monkeypatch.setattr(fast_path, "candidate", lambda *_: None)
-    with commits.expected(0):
-        slow = await client.append(J, b"some", b"more", union_registers=labels.label_set(author="me"))
+    monkeypatch.setattr(JournalQueue, "_commit_inline", lambda *_: False)
+    batched = await client.append(J, b"some", b"more", union_registers=labels.label_set(author="me"))
+    monkeypatch.setattr(JournalQueue, "_propose_next", lambda *_: False)
+    slow = await client.append(J, b"some", b"more", union_registers=labels.label_set(author="me"))
     assert (quick.commit.begin, quick.commit.end) == (11, 19)
-    assert (slow.commit.begin, slow.commit.end) == (19, 27)
+    assert (batched.commit.begin, batched.commit.end) == (19, 27)
+    assert (slow.commit.begin, slow.commit.end) == (27, 35)
     assert sum_from_wire(quick.commit.sum) == sum_of(b"somemore")
     assert quick.registers == labels.label_set(author="me")
     assert quick.total_chunks == 2
-    slow.commit.begin, slow.commit.end = 11, 19
-    assert quick == slow
-    assert metrics.append_bytes.value == 27
-    assert metrics.group_appends.sum == groups + 2
-    assert await client.content(J) == b"firstsecondsomemoresomemore"
+    for other in (batched, slow):
+        other.commit.begin, other.commit.end = 11, 19
+        assert quick == other
+    assert metrics.append_bytes.value == 35
+    assert metrics.group_appends.sum == groups + 3
+    assert await client.content(J) == b"firstsecondsomemoresomemoresomemore"
 
 
-async def test_what_asks_for_more_goes_through_the_state_machine(
+async def test_what_asks_for_more_does_not_commit_inline(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, commits: Commits
 ) -> None:
     _, client = broker
@@ -97,14 +102,14 @@ async def test_what_asks_for_more_goes_through_the_state_machine(
     with commits.expected(1):
         assert (await client.append(J, b"x", union_registers=labels.label_set(author="you"))).status == pb.OK
     content += b"x"
-    cases: list[tuple[dict[str, object], int, pb.Status.ValueType]] = [
-        ({"offset": len(content)}, 0, pb.OK),
-        ({"offset": len(content) - 1}, 0, pb.WRONG_APPEND_OFFSET),
-        ({"suspend": pb.AppendRequest.SUSPEND_NO_RESUME}, 0, pb.OK),
-        ({"check_registers": labels.label_selector(include={"author": "me"})}, 1, pb.REGISTER_MISMATCH),
+    cases: list[tuple[dict[str, object], pb.Status.ValueType]] = [
+        ({"offset": len(content)}, pb.OK),
+        ({"offset": len(content) - 1}, pb.WRONG_APPEND_OFFSET),
+        ({"suspend": pb.AppendRequest.SUSPEND_NO_RESUME}, pb.OK),
+        ({"check_registers": labels.label_selector(include={"author": "me"})}, pb.REGISTER_MISMATCH),
     ]
-    for parameters, asked, status in cases:
-        with commits.expected(0, asked=asked):
+    for parameters, status in cases:
+        with commits.expected(0, asked=1):
             response = await client.append(J, b"y", **parameters)
         assert response.status == status, parameters
         content += b"y" if status == pb.OK else b""
@@ -146,7 +151,8 @@ async def test_registers_that_changed_since_an_append_began_are_looked_at_again(
     await third.write(pb.AppendRequest(journal=J, union_registers=labels.label_set(author="you")))
     for call in (first, second, third):
         await call.write(pb.AppendRequest(content=b"y"))
-    await eventually(lambda: replica.line.coming == 3)
+    queue = queue_of(replica)
+    await eventually(lambda: queue.arrivals.coming == 3)
     with commits.expected(2, asked=3):
         for call, status in ((third, pb.OK), (first, pb.OK), (second, pb.REGISTER_MISMATCH)):
             await call.write(pb.AppendRequest())
@@ -181,7 +187,8 @@ async def test_whatever_changes_while_an_append_is_received_is_heeded(
     call = client.stub.Append()
     await call.write(pb.AppendRequest(journal=J))
     await call.write(pb.AppendRequest(content=b"late"))
-    await eventually(lambda: replica.line.coming == 1)
+    queue = queue_of(replica)
+    await eventually(lambda: queue.arrivals.coming == 1)
     read_only.flags = pb.JournalSpec.O_RDONLY
     (listed,) = (await client.listing())[0].journals
     await client.apply(read_only, revision=listed.mod_revision)
@@ -228,20 +235,18 @@ class Replicas:
         self.raw: list[RawClient] = []
         self.disks: list[FaultyDisk] = []
         self.proposed: list[int] = []
-        """The number of appends of each proposal that the fast path made."""
-        propose = fast_path.propose
+        """The number of appends of each batch."""
+        propose = Batch.write_and_propose
 
-        def counted(*arguments: object) -> fast_path.Proposed | None:
-            found = propose(*arguments)  # type: ignore[arg-type]
-            if found is not None:
-                self.proposed.append(len(found.appends))
-            return found
+        def counted(batch: Batch, registers: pb.LabelSet) -> None:
+            self.proposed.append(len(batch.members))
+            propose(batch, registers)
 
         def disk() -> FaultyDisk:
             self.disks.append(FaultyDisk())
             return self.disks[-1]
 
-        monkeypatch.setattr(fast_path, "propose", counted)
+        monkeypatch.setattr(Batch, "write_and_propose", counted)
         monkeypatch.setattr("coranto_broker.server.process.LocalDisk", disk)
 
     @property
@@ -379,14 +384,14 @@ async def test_a_full_disk_of_any_replica_loses_nothing_that_was_acknowledged(
     assert all(whole.count(content) == 1 for _, content in acknowledged)
 
 
-async def test_appends_with_a_demand_on_their_durability_go_through_the_state_machine(
-    replicas: Replicas, spec: MakeSpec
-) -> None:
+async def test_appends_with_a_demand_on_their_durability_are_batched_too(replicas: Replicas, spec: MakeSpec) -> None:
     (listing,) = await replicas.raw[0].listing()
     wanted = listing.journals[0].spec
     wanted.labels.CopyFrom(labels.label_set({ACK_REPLICAS: "3"}))
     await replicas.raw[0].apply(wanted, revision=listing.journals[0].mod_revision)
     async with JournalClient(replicas.endpoint) as client:
-        for number in range(30):
-            assert (await client.append(J, b"%d\n" % number)).durability.replicas == 3
-    assert replicas.proposed == []
+        await begin(client)
+        for _ in range(5):
+            done = await asyncio.gather(*(client.append(J, b"%d\n" % number) for number in range(30)))
+            assert {each.durability.replicas for each in done} == {3}
+    assert max(replicas.proposed) > 1

@@ -1,7 +1,7 @@
-"""Appends that come together end alike on the fast path and through the state machine, whatever happens between them.
+"""Appends that come together end in the queue as they do one by one, whatever happens between them.
 
-Two clusters live through the same events: specs change, disks are full, brokers die. In one of them no append takes the
-fast path. Answers, content and stored fragments must be the same.
+Two clusters live through the same events: specs change, disks are full, brokers die. In one of them each append is
+prepared and proposed alone. Answers, content and stored fragments must be the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -23,10 +22,11 @@ from coranto.specs.durability import FSYNC
 from coranto.testing import Cluster
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import fast_path
+from coranto_broker.append import plan, queue
 from coranto_broker.append import registers as of_registers
+from coranto_broker.append.batch import Batch
 
-from .test_ways_agree import (
+from .test_one_by_one import (
     AUTHOR,
     JOURNAL,
     PAIRS,
@@ -35,7 +35,7 @@ from .test_ways_agree import (
     Step,
     append_step,
     over_a_stream,
-    over_a_stream_through_the_machine,
+    over_a_stream_one_by_one,
 )
 
 BROKERS = 3
@@ -126,7 +126,9 @@ class Run:
                         await cluster.start(number)
                         await cluster.ready(JOURNAL)
                 if not isinstance(event, Together):
-                    await self._append(client, Step(b"."))  # It builds a pipeline, for the fast path of those after it.
+                    await self._append(
+                        client, Step(b".")
+                    )  # It builds a pipeline, so that those after it are not prepared.
             self._end = (await client.append(JOURNAL, b"")).end
             self.content = await client.read_all(JOURNAL, 0, self._end)
             for number in range(BROKERS):
@@ -203,20 +205,19 @@ SOME: list[Event] = [
 @given(st.lists(EVENTS, min_size=1, max_size=8))
 @example(SOME)
 @settings(max_examples=20, deadline=None)
-def test_appends_that_come_together_end_alike_whatever_happens_between_them(events: list[Event]) -> None:
-    assert outcome_of(events, over_a_stream) == outcome_of(events, over_a_stream_through_the_machine)
+def test_appends_that_come_together_end_as_one_by_one_whatever_happens_between_them(events: list[Event]) -> None:
+    assert outcome_of(events, over_a_stream) == outcome_of(events, over_a_stream_one_by_one)
 
 
-def test_the_fast_path_is_taken_between_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    propose, taken = fast_path.propose, 0
+def test_batches_are_proposed_between_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    propose, taken = Batch.write_and_propose, 0
 
-    def counted(*arguments: Any) -> fast_path.Proposed | None:
+    def counted(batch: Batch, registers: pb.LabelSet) -> None:
         nonlocal taken
-        found = propose(*arguments)
-        taken += len(found.appends) if found is not None else 0
-        return found
+        taken += len(batch.members) if len(batch.members) > 1 else 0
+        propose(batch, registers)
 
-    monkeypatch.setattr(fast_path, "propose", counted)
+    monkeypatch.setattr(Batch, "write_and_propose", counted)
     outcomes, content, _ = outcome_of(SOME, over_a_stream)
     assert taken >= 8
     assert content.endswith(b"jklm..no")
@@ -225,10 +226,11 @@ def test_the_fast_path_is_taken_between_faults(monkeypatch: pytest.MonkeyPatch) 
     }
 
 
-def test_a_fast_path_that_forgets_what_others_appended_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_forgets_what_others_appended_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
         return of_registers.after(request, registers)
 
-    right = outcome_of(SOME, over_a_stream_through_the_machine)
-    monkeypatch.setattr(fast_path, "extend", careless)
+    right = outcome_of(SOME, over_a_stream_one_by_one)
+    for module in (plan, queue):
+        monkeypatch.setattr(module, "apply_registers", careless)
     assert outcome_of(SOME, over_a_stream) != right

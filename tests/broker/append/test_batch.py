@@ -1,4 +1,4 @@
-"""Group commit between brokers and clients in this process: what it costs, and who holds up whom."""
+"""Batches between brokers and clients in this process: what they cost, and who holds up whom."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from coranto import labels
 from coranto.fragments.fragment import sum_from_wire, sum_of
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.queue import queue_of
 from coranto_broker.replication.peers import PeerStream
 from coranto_broker.replication.replica import Replica
 from coranto_broker.server.process import BrokerProcess
@@ -56,9 +57,10 @@ def primary_of(journal: str, *processes: BrokerProcess) -> tuple[BrokerProcess, 
 
 async def together(client: RawClient, replica: Replica, appends: list[bytes]) -> list[pb.AppendResponse]:
     """Appends that are all received before the first of them gets the pipeline."""
+    queue = queue_of(replica)
     pipeline = await replica.pipeline.take()
     tasks = [asyncio.create_task(client.append(J, content)) for content in appends]
-    await eventually(lambda: len(list(replica.line)) == len(appends))
+    await eventually(lambda: len(queue) == len(appends))
     replica.pipeline.put(pipeline)
     return await asyncio.gather(*tasks)
 
@@ -118,7 +120,7 @@ async def test_a_small_append_that_dawdles_holds_up_nobody(broker_settings: Brok
         assert (response.commit.begin, response.registers) == (50, labels.label_set(author="slow"))
 
 
-async def test_what_breaks_a_rule_is_refused_as_without_groups(client: RawClient, spec: MakeSpec) -> None:
+async def test_what_breaks_a_rule_is_refused_as_without_batches(client: RawClient, spec: MakeSpec) -> None:
     await create(client, spec())
     first, content, commit = pb.AppendRequest(journal=J), pb.AppendRequest(content=b"abc"), pb.AppendRequest()
     for messages, reason in (
@@ -138,7 +140,7 @@ async def test_what_breaks_a_rule_is_refused_as_without_groups(client: RawClient
     assert after.commit.begin == 0
 
 
-async def test_groups_can_be_turned_off(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_batches_can_be_turned_off(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     settings = broker_settings.model_copy(update={"group_append_bytes": 0})
     async with running_broker(settings) as (process, client):
         await create(client, spec())

@@ -1,4 +1,4 @@
-"""Encoding of responses to appends that commit at once, with little work beyond their own fields."""
+"""The encoder of responses to appends, which takes little work beyond their own fields."""
 
 from __future__ import annotations
 
@@ -8,30 +8,23 @@ from functools import lru_cache, partial
 from coranto.fragments.fragment import sum_words
 from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.fast_path import ALONE, CommittedAppend
+from coranto_broker.append.queued_append import AppendOutcome
 from coranto_broker.replication.resolver import Resolution
 
 
 @lru_cache(maxsize=64)
-def wire_of(durability: Durability) -> pb.Durability:
-    """Return the part of a response that tells an append's durability. Do not change it."""
-    return pb.Durability(
+def _encoded(durability: Durability, stored_end: int) -> bytes:
+    wire = pb.Durability(
         replicas=durability.replicas,
         zones=durability.zones,
         synced_replicas=durability.synced_replicas,
         synced_zones=durability.synced_zones,
+        stored_end=stored_end,
     )
+    return pb.AppendResponse(durability=wire).SerializeToString()
 
 
-@lru_cache(maxsize=64)
-def _encoded(durability: Durability) -> bytes:
-    return pb.AppendResponse(durability=wire_of(durability)).SerializeToString()
-
-
-_ENCODED_ALONE = _encoded(ALONE)
-
-
-class Answers:
+class AppendResponseEncoder:
     """Encodes responses.
 
     The header is most of a response, and is encoded once for each resolution. In protobuf, two encoded messages one
@@ -41,24 +34,31 @@ class Answers:
     def __init__(self) -> None:
         self._headers: dict[str, tuple[weakref.ref[Resolution], bytes]] = {}
 
-    def encode(self, committed: CommittedAppend) -> bytes:
-        """Return the encoded response to an append that has committed."""
+    def encode(self, outcome: AppendOutcome) -> bytes:
+        """Return the encoded response to an append that has committed or is refused."""
         # A new message each time: a reused one would keep the memory of all values that it ever had.
-        response, fragment = pb.AppendResponse(), committed.fragment
+        response, resolution, fragment = pb.AppendResponse(), outcome.resolution, outcome.fragment
+        if fragment is None:
+            response.status = outcome.status
+            response.header.CopyFrom(resolution.header)
+            if outcome.status == pb.REGISTER_MISMATCH:
+                response.registers.CopyFrom(outcome.registers)
+            response.store_health_error = outcome.reason
+            return response.SerializeToString()
         commit = response.commit
         digest = commit.sum
         commit.journal = fragment.journal
-        commit.begin, commit.end = committed.begin, fragment.end
+        commit.begin, commit.end = outcome.begin, outcome.end
         commit.compression_codec = int(fragment.codec)  # type: ignore[assignment]
-        digest.part1, digest.part2, digest.part3 = sum_words(committed.sum)
-        response.registers.CopyFrom(committed.registers)
-        response.total_chunks = committed.chunks
+        digest.part1, digest.part2, digest.part3 = sum_words(outcome.sum)
+        response.registers.CopyFrom(outcome.registers)
+        response.total_chunks = outcome.total_chunks
+        if outcome.delayed_chunks:
+            response.delayed_chunks = outcome.delayed_chunks
         found = self._headers.get(fragment.journal)
-        if found is None or found[0]() is not committed.resolution:
-            found = self._encode_header(fragment.journal, committed.resolution)
-        survives = committed.durability
-        told = _ENCODED_ALONE if survives is ALONE else _encoded(survives)
-        return found[1] + response.SerializeToString() + told
+        if found is None or found[0]() is not resolution:
+            found = self._encode_header(fragment.journal, resolution)
+        return found[1] + response.SerializeToString() + _encoded(outcome.durability, outcome.stored_end)
 
     def _encode_header(self, journal: str, resolution: Resolution) -> tuple[weakref.ref[Resolution], bytes]:
         # Hold the resolution weakly: it refers to the whole key space of its time.

@@ -1,12 +1,9 @@
-"""Group commit: a group's outcome is that of its appends one by one."""
+"""Plans of batches: a batch's outcome is that of its appends one by one."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,12 +11,8 @@ from coranto import labels
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, decide, next_fragment
-from coranto_broker.append.group_commit import GroupPlan, gather
+from coranto_broker.append.plan import BatchPlan, Refusal
 from coranto_broker.fragments.index_summary import IndexSummary
-from coranto_broker.ownership import Signal
-from coranto_broker.replication import waiting_appends
-from coranto_broker.replication.flow_control import FlowControl
-from coranto_broker.replication.waiting_appends import AppendRange, Line, Refusal, WaitingAppend, Whole
 from coranto_broker.spool.spool import CommittedState, ProposalEffect, Spool, new_sum
 
 J = "a/journal"
@@ -88,56 +81,32 @@ def one_by_one(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) 
     return answers
 
 
-class Resolved:
-    """The resolution that members share with their leader."""
-
-    def __init__(self, spec: pb.JournalSpec, signal: Signal) -> None:
-        self.spec = spec
-        self.invalidated: Signal | None = signal
-
-
-def in_groups(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) -> list[Answer]:
-    """Whoever is first leads, and takes along who may follow."""
-    resolved = Resolved(journal.spec, Signal())
-    tokens = FlowControl()
-    answers: dict[int, Answer] = {}
-    line = Line()
-    members = []
-    for request, content in appends:
-        members.append(WaitingAppend(request, Whole(content, 1), resolved))
-        line.join(members[-1])
-    for number, leader in enumerate(members):
-        if number in answers:
-            continue
-        line.leave(leader)
-        request, content = leader.request, leader.whole.content
+def in_batches(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) -> list[Answer]:
+    """The first is decided, and a batch takes along those that may follow it."""
+    answers: list[Answer] = []
+    while len(answers) < len(appends):
+        request, content = appends[len(answers)]
         found = decide(request, journal.snapshot, len(content))
         if isinstance(found, Refuse):
-            answers[number] = answered(pb.Status.Name(found.status), 0, 0, found.registers)
+            answers.append(answered(pb.Status.Name(found.status), 0, 0, found.registers))
             continue
         assert isinstance(found, Commit)
         journal.roll(found.roll)
-        plan = GroupPlan(journal.snapshot)
-        place = plan.lead(len(content), found.registers)
-        answers[number] = answered("OK", place.begin, place.end, place.registers)
-        along, refused = gather(line, plan, resolved, len(content), tokens)
-        for each, member in enumerate(members):
-            if member.answer is None or each in answers:
-                continue
-            line.leave(member)
-            if isinstance(member.answer, Refusal):
-                assert member in refused
-                assert not member.outcome.done(), "the group has not committed yet"
-                answers[each] = answered(pb.Status.Name(member.answer.status), 0, 0, member.answer.registers)
+        plan = BatchPlan(journal.snapshot)
+        place = plan.commit(len(content), found.registers)
+        answers.append(answered("OK", place.begin, place.end, found.registers))
+        contents = [content]
+        for following, more in appends[len(answers) :]:
+            admitted = plan.admit(following, len(more))
+            if admitted is None:
+                break
+            if isinstance(admitted, Refusal):
+                answers.append(answered(pb.Status.Name(admitted.status), 0, 0, admitted.registers))
             else:
-                assert member in along
-                assert isinstance(member.answer, AppendRange)
-                answers[each] = answered("OK", member.answer.begin, member.answer.end, member.answer.registers)
-                member.commit_to(journal.spool.fragment)
-                assert member.commit is not None
-                assert member.commit.sum == hashlib.sha1(member.whole.content, usedforsecurity=False).digest()
-        journal.commit(b"".join([content, *(member.whole.content for member in along)]), plan.registers)
-    return [answers[number] for number in range(len(appends))]
+                answers.append(answered("OK", *admitted))
+                contents.append(more)
+        journal.commit(b"".join(contents), plan.registers)
+    return answers
 
 
 owners = st.sampled_from(["me", "you"])
@@ -169,7 +138,7 @@ def append_requests(draw: st.DrawFn) -> tuple[pb.AppendRequest, bytes]:
     st.sampled_from([pb.JournalSpec.O_RDWR, pb.JournalSpec.O_RDWR, pb.JournalSpec.O_RDONLY]),
 )
 @settings(max_examples=300, deadline=None)
-def test_a_group_has_the_outcome_of_its_appends_one_by_one(
+def test_a_batch_has_the_outcome_of_its_appends_one_by_one(
     appends: list[tuple[pb.AppendRequest, bytes]], length: int, begin: int, flags: pb.JournalSpec.Flag.ValueType
 ) -> None:
     def journal() -> Journal:
@@ -181,76 +150,20 @@ def test_a_group_has_the_outcome_of_its_appends_one_by_one(
             made.spool.adopt(made.spool.decide(start, pb.LabelSet(), NOW))
         return made
 
-    async def grouped(journal: Journal) -> list[Answer]:
-        return in_groups(journal, appends)
-
-    sequential, group = journal(), journal()
+    sequential, batch = journal(), journal()
     expected = one_by_one(sequential, appends)
-    assert asyncio.run(grouped(group)) == expected
-    assert group.content == sequential.content
-    assert group.fragments == sequential.fragments
-    assert group.spool.committed == sequential.spool.committed
-    assert group.proposals <= sequential.proposals
+    assert in_batches(batch, appends) == expected
+    assert batch.content == sequential.content
+    assert batch.fragments == sequential.fragments
+    assert batch.spool.committed == sequential.spool.committed
+    assert batch.proposals <= sequential.proposals
     total = new_sum()
-    total.update(group.content[group.spool.fragment.begin - begin :])
-    if group.spool.fragment.length:
-        assert (group.spool.fragment.sum, group.spool.fragment.codec) == (total.digest(), Codec.GZIP)
+    total.update(batch.content[batch.spool.fragment.begin - begin :])
+    if batch.spool.fragment.length:
+        assert (batch.spool.fragment.sum, batch.spool.fragment.codec) == (total.digest(), Codec.GZIP)
 
 
-async def test_only_those_that_resolved_alike_go_along() -> None:
-    spec = pb.JournalSpec(name=J, replication=1)
-    spec.fragment.length, spec.fragment.compression_codec = 1 << 20, pb.NONE
-    signal = Signal()
-    leader = Resolved(spec, signal)
-    changed = pb.JournalSpec()
-    changed.CopyFrom(spec)
-    changed.flags = pb.JournalSpec.O_RDONLY
-    spool = Spool(J)
-    for other in (Resolved(spec, Signal()), Resolved(changed, signal)):
-        line = Line()
-        for resolution in (leader, other, leader):
-            line.join(WaitingAppend(pb.AppendRequest(journal=J), Whole(b"x", 1), resolution))
-        plan = GroupPlan(JournalSnapshot(spec, spool.committed, IndexSummary(), NOW))
-        assert [member.answer for member in gather(line, plan, leader, 0, FlowControl()).members] == [
-            AppendRange(0, 1, pb.LabelSet())
-        ]
-
-
-async def test_a_leader_waits_for_those_that_are_being_received(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_appends, "GATHER_SECONDS", 600.0)
-    line = Line()
-    line.expect()
-    line.expect()
-    gathering = asyncio.create_task(line.gathered())
-    await asyncio.sleep(0)
-    line.came()
-    line.join(WaitingAppend(pb.AppendRequest(journal=J), Whole(b"x", 1), Resolved(pb.JournalSpec(), Signal())))
-    line.came()
-    await asyncio.wait_for(gathering, 60)
-    assert line._passes == 0
-
-
-async def test_leaders_wait_for_slow_clients_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_appends, "GATHER_SECONDS", 0.0)
-    line = Line()
-    waits = 0
-
-    async def lead() -> bool:
-        """Return whether the leader waited."""
-        task = asyncio.create_task(line.gathered())
-        await asyncio.sleep(0)
-        waited = not task.done()
-        await asyncio.wait_for(task, 60)
-        return waited
-
-    assert not await lead()  # Nobody is to come.
-    line.expect()
-    for _ in range(200):
-        waits += await lead()
-    assert waits == 8  # After 1, 3, 7, 15, 31, 63 and 63 others.
-
-
-class Forgetful(GroupPlan):
+class Forgetful(BatchPlan):
     """A plan that decides each append in full."""
 
     def _is_steady(self) -> bool:
@@ -280,6 +193,6 @@ def test_a_steady_range_admits_the_same_appends_as_full_decisions(
         Fragment(J, begin, begin + length, ZERO_SUM, Codec.NONE), pb.LabelSet(), NOW if length else 0
     )
     snapshot = JournalSnapshot(spec, committed, known, NOW)
-    plan, other = GroupPlan(snapshot), Forgetful(snapshot)
+    plan, other = BatchPlan(snapshot), Forgetful(snapshot)
     for request, size in appends:
         assert plan.admit(request, size) == other.admit(request, size)

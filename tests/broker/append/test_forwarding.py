@@ -14,8 +14,9 @@ import pytest
 from coranto.cluster.processes import free_port
 from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.forwarding import forward
+from coranto_broker.append.queued_append import QueuedAppend
 from coranto_broker.handlers.errors import code_of
-from coranto_broker.handlers.forwarding import forward
 from coranto_broker.replication.peers import Peers
 from coranto_broker.rpc.rolled_back import RolledBack
 
@@ -69,10 +70,12 @@ async def _forward(port: int, *messages: pb.AppendRequest) -> pb.AppendResponse:
         keyspace=SimpleNamespace(state=None),
         unrouted_header=lambda _: pb.Header(process_id=pb.ProcessSpec.ID(zone="zone", suffix="local")),
     )
-    fsm: Any = SimpleNamespace(resolution=SimpleNamespace(header=header), request=pb.AppendRequest(journal=J))
+    append = QueuedAppend(pb.AppendRequest(journal=J))
+    resolution: Any = SimpleNamespace(header=header)
+    append.resolution = resolution
     inbox: Any = SimpleNamespace(read=read)
     try:
-        return await forward(broker, fsm, inbox)
+        return pb.AppendResponse.FromString(await forward(broker, append, inbox))
     finally:
         await peers.close()
 

@@ -7,9 +7,12 @@ from typing import Any
 
 from coranto import labels
 from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.fast_path import CommittedAppend
-from coranto_broker.handlers.append_answers import Answers
+from coranto_broker.append.queue import ALONE
+from coranto_broker.append.queued_append import AppendOutcome
+from coranto_broker.append.response_encoder import AppendResponseEncoder
+from coranto_broker.append.states import State
 from coranto_broker.replication.resolver import Resolution
 from tests.broker.memory import grown
 
@@ -20,13 +23,14 @@ def resolution(revision: int) -> Resolution:
     return Resolution(pb.OK, nothing, header.process_id, header, nothing, (), nothing, nothing)
 
 
-def committed(found: Resolution, number: int, registers: pb.LabelSet) -> CommittedAppend:
+def committed(found: Resolution, number: int, registers: pb.LabelSet) -> AppendOutcome:
     fragment = Fragment("a/journal", 7, 20 + number, sum_of(b"all"), Codec.GZIP)
-    return CommittedAppend(found, fragment, 10, sum_of(b"x" * number), registers, 3)
+    digest = sum_of(b"x" * number)
+    return AppendOutcome(State.FINISHED, found, pb.OK, registers, fragment, 10, fragment.end, digest, 3, 0, ALONE)
 
 
 def test_a_response_names_the_committed_range() -> None:
-    answers = Answers()
+    answers = AppendResponseEncoder()
     for number in range(3):
         found, registers = resolution(number), labels.label_set(count=str(number))
         response = pb.AppendResponse.FromString(answers.encode(committed(found, number, registers)))
@@ -39,7 +43,7 @@ def test_a_response_names_the_committed_range() -> None:
 
 
 def test_a_header_is_forgotten_with_its_resolution() -> None:
-    answers = Answers()
+    answers = AppendResponseEncoder()
     first, second = resolution(1), resolution(2)
     answers.encode(committed(first, 1, pb.LabelSet()))
     answers.encode(committed(second, 1, pb.LabelSet()))
@@ -52,7 +56,7 @@ def test_a_header_is_forgotten_with_its_resolution() -> None:
 
 
 def test_responses_leave_no_memory_behind() -> None:
-    answers, found = Answers(), resolution(1)
+    answers, found = AppendResponseEncoder(), resolution(1)
     registers = [labels.label_set({f"writer-{n}-{k:03}": "x" * 40 for k in range(64)}) for n in range(2)]
 
     def answer() -> None:
@@ -60,3 +64,23 @@ def test_responses_leave_no_memory_behind() -> None:
             answers.encode(committed(found, number, registers[number % 2]))
 
     assert grown(answer) < 8 << 20, "of 4,000 responses of 4 KiB"
+
+
+def test_a_response_tells_why_an_append_is_refused() -> None:
+    encoder, found, registers = AppendResponseEncoder(), resolution(1), labels.label_set(author="me")
+    for status, told in ((pb.REGISTER_MISMATCH, registers), (pb.NOT_ALLOWED, pb.LabelSet())):
+        outcome = AppendOutcome(State.ERROR, found, status, registers, reason="torn")
+        response = pb.AppendResponse.FromString(encoder.encode(outcome))
+        assert (response.status, response.header) == (status, found.header)
+        assert (response.registers, response.store_health_error) == (told, "torn")
+        assert not response.HasField("commit")
+
+
+def test_a_response_tells_what_survives_and_what_was_delayed() -> None:
+    encoder, found = AppendResponseEncoder(), resolution(1)
+    outcome = committed(found, 0, pb.LabelSet())._replace(
+        durability=Durability(3, 2, 2, 1), stored_end=7, delayed_chunks=2
+    )
+    response = pb.AppendResponse.FromString(encoder.encode(outcome))
+    assert response.durability == pb.Durability(replicas=3, zones=2, synced_replicas=2, synced_zones=1, stored_end=7)
+    assert response.delayed_chunks == 2

@@ -1,7 +1,7 @@
-"""An append ends alike whichever way it takes.
+"""An append ends in the queue as it does one by one, whichever path it takes.
 
-It comes over a stream of appends or in a call of its own. It commits or is proposed on the fast path, or goes through
-the state machine, there with its content whole or in pieces.
+It comes over a stream of appends or in a call of its own. It commits inline or in a batch. One by one, each append is
+prepared by the state machine, with its content buffered or in pieces, and nothing commits with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -23,12 +23,14 @@ from coranto.errors import CorantoError
 from coranto.testing import Cluster
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import fast_path
+from coranto_broker.append import plan, queue
 from coranto_broker.append import registers as of_registers
+from coranto_broker.append.queue import JournalQueue
 from coranto_broker.append.receiving import Inbox
+from coranto_broker.handlers import append as append_handler
+from coranto_broker.handlers import append_stream as append_stream_handler
 
-JOURNAL = "test/ways"
-T = TypeVar("T")
+JOURNAL = "test/paths"
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,15 @@ async def append_step(client: JournalClient, step: Step, end: int) -> AppendResu
 def outcome_of(
     steps: list[Step], prepare: Callable[[ExitStack], None], replication: int = 1
 ) -> tuple[list[object], bytes, int]:
-    """The outcomes of appends one after the other, the journal's content, and how many took the fast path."""
+    """The outcomes of appends one after the other, the journal's content, and how many were not prepared."""
     outcomes: list[object] = []
     content, quick = b"", 0
 
-    def counting(way: Callable[..., T | None]) -> Callable[..., T | None]:
-        def counted(*arguments: Any) -> T | None:
+    def counting(path: Callable[..., bool]) -> Callable[..., bool]:
+        def counted(*arguments: Any) -> bool:
             nonlocal quick
-            found = way(*arguments)
-            quick += found is not None
+            found = path(*arguments)
+            quick += found
             return found
 
         return counted
@@ -111,78 +113,88 @@ def outcome_of(
             content = await client.read_all(JOURNAL, 0, end) if end else b""
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(fast_path, "commit", counting(fast_path.commit)))
-        stack.enter_context(patch.object(fast_path, "propose", counting(fast_path.propose)))
+        for path in ("_commit_inline", "_propose_next"):
+            stack.enter_context(patch.object(JournalQueue, path, counting(getattr(JournalQueue, path))))
         prepare(stack)
         with simulated(0) as loop:
             loop.run_until_complete(main(loop))
     return outcomes, content, quick
 
 
+def one_by_one(stack: ExitStack) -> None:
+    """Have the state machine resolve and prepare each append, and propose it alone."""
+    for path in ("_commit_inline", "_propose_next"):
+        stack.enter_context(patch.object(JournalQueue, path, lambda *_: False))
+    stack.enter_context(patch.object(queue, "MAX_BATCH_APPENDS", 1))
+    for handler in (append_handler, append_stream_handler):
+        stack.enter_context(patch.object(handler, "recognize", lambda *_: False))
+
+
 def over_a_stream(stack: ExitStack) -> None:
-    """Over a stream of appends, and on the fast path where that may be."""
+    """Over a stream of appends, through the queue."""
     stack.enter_context(patch.object(Dispatcher, "streams_appends", True))
 
 
-def over_a_stream_through_the_machine(stack: ExitStack) -> None:
+def over_a_stream_one_by_one(stack: ExitStack) -> None:
     over_a_stream(stack)
-    stack.enter_context(patch.object(fast_path, "candidate", lambda *_: None))
+    one_by_one(stack)
 
 
 def by_calls(stack: ExitStack) -> None:
-    """By calls of their own, and on the fast path where that may be."""
+    """By calls of their own, through the queue."""
 
 
-def by_calls_through_the_machine(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(fast_path, "candidate", lambda *_: None))
+def by_calls_one_by_one(stack: ExitStack) -> None:
+    one_by_one(stack)
 
 
 def by_calls_in_pieces(stack: ExitStack) -> None:
     async def receive(*_: object) -> None:
         return None
 
-    by_calls_through_the_machine(stack)
+    one_by_one(stack)
     stack.enter_context(patch.object(Inbox, "receive", receive))
 
 
 @given(st.lists(STEPS, min_size=1, max_size=8))
 @example(QUICK)
 @settings(max_examples=25, deadline=None)
-def test_an_append_ends_alike_whichever_way_it_takes(steps: list[Step]) -> None:
+def test_an_append_ends_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
     steps = [Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled"), *steps]
     outcomes, content, quick = outcome_of(steps, over_a_stream)
     assert outcome_of(steps, by_calls) == (outcomes, content, quick)
-    for way in (over_a_stream_through_the_machine, by_calls_through_the_machine, by_calls_in_pieces):
+    for way in (over_a_stream_one_by_one, by_calls_one_by_one, by_calls_in_pieces):
         assert outcome_of(steps, way) == (outcomes, content, 0), way.__name__
 
 
 @given(st.lists(STEPS, min_size=1, max_size=8))
 @example(QUICK)
 @settings(max_examples=25, deadline=None)
-def test_an_append_to_replicas_ends_alike_whichever_way_it_takes(steps: list[Step]) -> None:
+def test_an_append_to_replicas_ends_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
     steps = [Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled"), *steps]
     outcomes, content, _ = outcome_of(steps, over_a_stream, 2)
-    assert outcome_of(steps, over_a_stream_through_the_machine, 2) == (outcomes, content, 0)
+    assert outcome_of(steps, over_a_stream_one_by_one, 2) == (outcomes, content, 0)
     alone, *_ = outcome_of(steps, over_a_stream)
     assert outcomes == alone
 
 
 @pytest.mark.parametrize(("way", "replication"), [(over_a_stream, 1), (by_calls, 1), (over_a_stream, 2)])
-def test_the_fast_path_is_taken(way: Callable[[ExitStack], None], replication: int) -> None:
+def test_appends_commit_without_being_prepared(way: Callable[[ExitStack], None], replication: int) -> None:
     *_, quick = outcome_of(QUICK, way, replication)
     assert quick >= 2
 
 
 @pytest.mark.parametrize(("way", "replication"), [(over_a_stream, 1), (by_calls, 1), (over_a_stream, 2)])
-def test_a_fast_path_that_forgets_a_check_is_caught(
+def test_a_plan_that_forgets_a_check_is_caught(
     way: Callable[[ExitStack], None], replication: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def careless(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
         return of_registers.after(request, registers)
 
     steps = [*QUICK, Step(check=(("author", "2"),))]
-    right, *_ = outcome_of(steps, by_calls_through_the_machine)
-    monkeypatch.setattr(fast_path, "extend", careless)
+    right, *_ = outcome_of(steps, by_calls_one_by_one)
+    for module in (plan, queue):
+        monkeypatch.setattr(module, "apply_registers", careless)
     wrong, *_ = outcome_of(steps, way, replication)
     assert right[:-1] == wrong[:-1]
     assert right[-1] != wrong[-1]

@@ -1,0 +1,176 @@
+"""A batch: appends of one journal that commit with one proposal.
+
+A batch does not depend on its members' clients. If its proposal fails, it is unknown whether any of them commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from coranto.errors import CorantoError, Unavailable
+from coranto.specs.durability import NO_DEMAND, Durability
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.fsm import AppendEnvironment
+from coranto_broker.append.held_pipeline import HeldPipeline
+from coranto_broker.append.plan import AppendRange, Refusal
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.states import AppendEvent, ProposalPath
+from coranto_broker.append.streaming import ContentStream
+from coranto_broker.replication.pipeline import Ask, Turn, rolled_back
+from coranto_broker.replication.replica import Replica
+
+SHUTTING_DOWN: Final = "this broker is shutting down"
+
+
+class Batch:
+    """Appends that commit with one proposal, and those that are refused because of what they follow."""
+
+    def __init__(self, environment: AppendEnvironment, replica: Replica, held: HeldPipeline) -> None:
+        """`held` owns the pipeline, and is given up with the proposal."""
+        assert held.pipeline is not None
+        self._env = environment
+        self._replica = replica
+        self._held = held
+        self.pipeline = held.pipeline
+        self.members: list[tuple[QueuedAppend, AppendRange]] = []
+        self.refused: list[tuple[QueuedAppend, Refusal]] = []
+        self.size = 0
+        """Bytes of the members' content."""
+        self._proposal = self.pipeline.spool.fragment
+        self._demand = self.pipeline.demand  # As the proposal is made.
+        self._since: int | None = None  # The offset from which on the only member asks what survives.
+        self._stored_end = 0
+        self._sum = b""  # The SHA-1 of the content of a member whose content was streamed.
+        self._undone: CorantoError | None = None  # The reason why no replica was asked to commit.
+
+    def add(self, append: QueuedAppend, place: AppendRange) -> None:
+        """Add an append that the plan has admitted."""
+        self.members.append((append, place))
+        self.size += place.end - place.begin
+
+    def write_and_propose(self, registers: pb.LabelSet) -> None:
+        """Send the members' buffered content to all replicas, with the proposal that commits it."""
+        pipeline = self.pipeline
+        contents = [append.content.content for append, _ in self.members if append.content is not None]
+        try:
+            if pipeline.error is not None:
+                raise rolled_back(pipeline.error)
+            if self.size:
+                content = contents[0] if len(contents) == 1 else b"".join(contents)
+                self._proposal = pipeline.extend(content, registers, self._question())
+            else:
+                pipeline.propose(self._proposal, registers, acknowledge=True, ask=self._question())
+        except Exception as error:  # noqa: BLE001  # Only this batch ends with it.
+            self._held.shut_down()
+            self._held.release()
+            self._fail(error)
+            return
+        appends = sum(not append.is_pulse for append, _ in self.members)
+        self._proposed(ProposalPath.BATCH if appends > 1 else ProposalPath.ALONE, appends)
+
+    def propose_streamed(self, stream: ContentStream, registers: pb.LabelSet) -> None:
+        """Propose to commit the content that the only member has streamed, or to roll it back if it has a problem."""
+        append, pipeline, spool = stream.append, self.pipeline, self.pipeline.spool
+        pipeline.join()
+        problem = stream.problem or (rolled_back(pipeline.error) if pipeline.error is not None else None)
+        if problem is None:
+            self._proposal = spool.next_fragment()
+            self._sum = stream.sum_in(self._proposal)
+            self.add(append, AppendRange(stream.begin, stream.end, registers))
+            pipeline.propose(self._proposal, registers, acknowledge=True, ask=self._question())
+            self._proposed(ProposalPath.STREAMED, 1)
+        else:
+            pipeline.propose(self._proposal, spool.registers, acknowledge=True)
+            append.on(AppendEvent.PROPOSED)
+            self._proposed(ProposalPath.STREAMED, 0)
+            append.settle(problem)
+
+    def _question(self) -> Ask.ValueType:
+        """Return the question to the replicas: that of the journal's demand, or of the only member."""
+        request = self.members[0][0].request
+        if self.size or not request.HasField("durability"):
+            return Ask.SYNC if self._demand.synced else Ask.NOTHING
+        question = request.durability
+        self._since = question.since
+        self._stored_end = self._replica.index.stored_through(question.since)
+        return Ask.SYNC if question.sync else Ask.HELD
+
+    def _proposed(self, path: ProposalPath, appends: int) -> None:
+        """Hand the pipeline on, and have the acknowledgements awaited."""
+        pipeline = self.pipeline
+        if pipeline.error is not None and pipeline.local_only:
+            self._undone = rolled_back(pipeline.error)
+        for append, _ in self.members:
+            append.on(AppendEvent.PROPOSED)
+        if appends:
+            self._env.proposed(path, appends)
+        turn, is_broken = self._held.hand_on()
+        self._env.spawn(self._await_acks(turn, is_broken))
+
+    async def _await_acks(self, turn: Turn, is_broken: bool) -> None:
+        """Read every replica's answer to the proposal in its turn, and settle the appends."""
+        pipeline = self.pipeline
+        problem: Exception | None = Unavailable(f"{SHUTTING_DOWN}; what it proposed may be applied")
+        durability = Durability(0, 0)
+        try:
+            await turn.wait()
+            durability = await pipeline.gather_ok(self._proposal, self._since)
+            problem = self._undone or pipeline.error or self._below_demand(durability)
+            if is_broken:
+                await pipeline.gather_end()
+        except Exception as error:  # noqa: BLE001  # The appends end with it.
+            problem = error
+        finally:
+            turn.done()
+            if problem is None:
+                self._settle(durability)
+            else:
+                self._fail(problem)
+
+    def _below_demand(self, durability: Durability) -> CorantoError | None:
+        """Note appends that survive less than the journal's labels demand. Returns the error that tells so, if any."""
+        appends = sum(place.end > place.begin for _, place in self.members)
+        if self._demand is NO_DEMAND or not appends or durability.meets(self._demand):
+            return None
+        self._replica.acknowledged_below_demand += appends
+        self._env.acknowledged_below_demand(appends)
+        if not self._demand.refuses:
+            return None
+        return Unavailable(f"the append is in the journal, but {durability}; its labels demand {self._demand}")
+
+    def _fail(self, error: Exception) -> None:
+        """Settle all appends with an error. Those that are refused were certainly not applied."""
+        for append, _ in self.members:
+            append.settle(error)
+        for append, _ in self.refused:
+            append.settle(rolled_back(error))
+
+    def _settle(self, durability: Durability) -> None:
+        """Settle all appends: the members have committed."""
+        fragment, stored_end = self._proposal, self._stored_end
+        for append, (begin, end, registers) in self.members:
+            append.on(AppendEvent.COMMITTED)
+            content, digest = append.content, self._sum
+            if content is not None:
+                digest = hashlib.sha1(content.content, usedforsecurity=False).digest()
+                append.total_chunks = content.chunks
+            append.settle(
+                AppendOutcome(
+                    append.state,
+                    append.resolved,
+                    pb.OK,
+                    registers,
+                    fragment,
+                    begin,
+                    end,
+                    digest,
+                    append.total_chunks,
+                    append.delayed_chunks,
+                    durability,
+                    stored_end,
+                )
+            )
+        for append, (status, registers) in self.refused:
+            append.on(AppendEvent.REFUSED)
+            append.settle(AppendOutcome(append.state, append.resolved, status, registers))

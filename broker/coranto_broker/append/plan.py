@@ -1,0 +1,165 @@
+"""Plans of batches: the appends at the head of a journal's queue that commit with one proposal.
+
+`BatchPlan` tracks the journal as it will be once all admitted appends have committed, and has
+`coranto_broker.append.decision` decide each append from that. So a batch has the same outcome as its appends one by
+one. A batch ends before an append that needs more than a decision: a new fragment, an explicit offset that the replicas
+must roll to, a change of the journal's suspension, or tokens of a limited rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from coranto.errors import InvalidInput
+from coranto.fragments.fragment import Fragment
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, apply_registers, decide, steady
+from coranto_broker.fragments.index_summary import IndexSummary
+from coranto_broker.replication.pipeline import Pipeline, SteadyPipeline
+from coranto_broker.replication.resolver import Resolution
+from coranto_broker.spool.spool import CommittedState
+from coranto_broker.spool.steady import Steady
+
+if TYPE_CHECKING:
+    from coranto_broker.append.fsm import AppendEnvironment
+
+MAX_BATCH_BYTES: Final = 1 << 20
+"""Most content of one batch, in bytes. It must fit into one message to each replica."""
+
+MAX_BATCH_APPENDS: Final = 256
+"""Most appends of one batch. Admitting them must not block the event loop for long."""
+
+PROPOSALS_IN_FLIGHT: Final = 2
+"""Buffered appends wait while this many proposals are unacknowledged. Meanwhile others gather behind them."""
+
+_FINAL_REFUSALS: Final = (pb.REGISTER_MISMATCH, pb.WRONG_APPEND_OFFSET)
+"""The refusals that say everything with their status and registers. Others are for the state machine to answer."""
+
+
+class AppendRange(NamedTuple):
+    """The range [begin, end) of an admitted append, and the registers after its commit."""
+
+    begin: int
+    end: int
+    registers: pb.LabelSet
+
+
+class Refusal(NamedTuple):
+    """The status that refuses an append, and the registers on which this is based."""
+
+    status: pb.Status.ValueType
+    registers: pb.LabelSet
+
+
+class BatchPlan:
+    """The journal as it will be once all appends admitted so far have committed."""
+
+    def __init__(self, snapshot: JournalSnapshot, known_steady: Steady | None = None) -> None:
+        """`known_steady` is the steady range of the snapshot, if it is known."""
+        self._first = snapshot
+        self._fragment = snapshot.committed.fragment
+        self._end = self._fragment.end
+        self._steady = known_steady
+        self._is_steadiness_known = known_steady is not None
+        self.registers = snapshot.committed.registers
+        """The registers after all of them."""
+
+    def admit(
+        self,
+        request: pb.AppendRequest,
+        length: int,
+        *,
+        torn: bool = False,
+        foreseen: pb.LabelSet | None = None,
+    ) -> AppendRange | Refusal | None:
+        """Admit or refuse an append of `length` bytes. None: it needs more than a decision.
+
+        `torn` is as in `decide`. `foreseen` are the registers after it, if they were computed from `registers`.
+        """
+        if not length and request.HasField("durability"):
+            return None  # Replicas have to be asked.
+        if length and not torn and self._is_steady():
+            registers = foreseen if foreseen is not None else apply_registers(request, self.registers)
+            if registers is not None:
+                return self.commit(length, registers)
+        try:
+            found = decide(request, self._snapshot(), length, torn=torn)
+        except InvalidInput:
+            return None  # The state machine tells the reason.
+        if isinstance(found, Refuse) and found.status in _FINAL_REFUSALS:
+            return Refusal(found.status, found.registers)
+        if not isinstance(found, Commit) or found.roll is not None:
+            return None
+        return self.commit(length, found.registers)
+
+    def commit(self, length: int, registers: pb.LabelSet) -> AppendRange:
+        """Admit an append that may commit and leaves these registers."""
+        begin, self._end = self._end, self._end + length
+        if length:
+            self.registers = registers
+        return AppendRange(begin, self._end, registers)
+
+    def _is_steady(self) -> bool:
+        """Return True if appends with content may follow without a roll. Admitting others does not change that."""
+        begin = self._fragment.begin
+        if not self._is_steadiness_known and self._end > begin:
+            self._is_steadiness_known = True
+            self._steady = steady(self._snapshot())
+        found = self._steady
+        return found is not None and found.begin == begin and self._end <= found.end and self._first.now < found.until
+
+    def _snapshot(self) -> JournalSnapshot:
+        before, known, fragment, end = self._first.committed, self._first.known, self._fragment, self._end
+        if end == fragment.end:
+            return self._first
+        # The old sum can stay: nobody asks for the sum of content that is not written yet.
+        extended = Fragment(fragment.journal, fragment.begin, end, fragment.sum, fragment.codec)
+        committed = CommittedState(extended, self.registers, before.first_append_time or self._first.now)
+        grown = IndexSummary(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
+        return replace(self._first, committed=committed, known=grown)
+
+
+def snapshot_of(
+    resolution: Resolution,
+    pipeline: Pipeline,
+    now: float,
+    store_problem: str | None = "",
+    *,
+    loss_confirmed: bool = False,
+) -> JournalSnapshot:
+    """Return the journal as the owner of its pipeline knows it. `now` is wall time in seconds."""
+    index = resolution.require_replica.index
+    return JournalSnapshot(
+        resolution.spec,
+        pipeline.spool.committed,
+        index.known,
+        now,
+        store_problem,
+        index.refreshed,
+        pipeline.recorded,
+        loss_confirmed,
+        pipeline.refusal,
+    )
+
+
+def steady_range(environment: AppendEnvironment, resolution: Resolution, pipeline: Pipeline) -> Steady | None:
+    """Return the range in which appends extend the fragment as it is, without a wait; None if there is none now.
+
+    It is remembered with the pipeline, which fits the resolution.
+    """
+    committed, now = pipeline.spool.committed, environment.clock.now()
+    changes = resolution.require_replica.index.changes
+    found = pipeline.steady
+    if found is None or found.changes != changes or not found.range.holds(committed.fragment, now):
+        spec = resolution.spec
+        if environment.max_append_rate or spec.max_append_rate:
+            return None  # Appends pay for their bytes one at a time.
+        decided = steady(snapshot_of(resolution, pipeline, now))
+        store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first store.
+        found = pipeline.steady = None if decided is None else SteadyPipeline(decided, changes, store)
+        if found is None:
+            return None
+    if found.store and not environment.is_healthy(resolution.spec.name, found.store):
+        return None
+    return found.range

@@ -1,0 +1,386 @@
+"""The queue of a journal's appends. The primary's replica owns it, and its order is the journal's order.
+
+Every append comes here: of a call, a stream or the HTTP gateway, forwarded by a peer, or a pulse. While nothing waits
+and the pipeline is idle, an append that extends the fragment within a steady range commits *inline*: this broker is
+then the only replica. Otherwise the appends that wait together are proposed in batches
+(`coranto_broker.append.batch`). A batch costs each replica one message, and all of its appends one round trip.
+
+The *committer* runs while appends wait. It waits until there is room for another proposal. It has the append at the
+head *prepared* by the state machine (`coranto_broker.append.fsm`) if that needs more than a decision. If that append's
+content is streamed, its client's task has the pipeline until the content is proposed.
+
+To plan, to write and to propose a batch does not suspend. So an append whose client goes away either still waits and
+leaves no trace, or is proposed and does not depend on its client any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Final, Protocol, cast
+
+from coranto.effects import Bytes
+from coranto.errors import CorantoError, Unavailable
+from coranto.specs.durability import Durability
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append import registers as of_registers
+from coranto_broker.append.batch import SHUTTING_DOWN, Batch
+from coranto_broker.append.decision import apply_registers, is_plain, is_torn
+from coranto_broker.append.fsm import AppendEnvironment, AppendFsm
+from coranto_broker.append.held_pipeline import HeldPipeline
+from coranto_broker.append.plan import (
+    MAX_BATCH_APPENDS,
+    MAX_BATCH_BYTES,
+    PROPOSALS_IN_FLIGHT,
+    BatchPlan,
+    Refusal,
+    snapshot_of,
+    steady_range,
+)
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.receiving import Arrivals
+from coranto_broker.append.states import AppendEvent, ProposalPath, State
+from coranto_broker.append.streaming import ContentStream, pay, start_flow
+from coranto_broker.ownership import Invalidated
+from coranto_broker.replication.pipeline import Pipeline, rolled_back
+from coranto_broker.replication.replica import Replica
+from coranto_broker.replication.resolver import Resolution
+from coranto_broker.spool.steady import Steady
+
+ALONE: Final = Durability(1, 1)
+"""The durability of an append that commits inline: this broker alone has it, and its disk may not."""
+
+
+class Tokens(Protocol):
+    """The tokens of a journal's append rate (a `FlowControl`)."""
+
+    def affords(self, size: int) -> bool: ...
+    def spend(self, size: int) -> None: ...
+
+
+class JournalQueue:
+    """The appends of one replica's journal that are not proposed, in their order."""
+
+    def __init__(self, environment: AppendEnvironment, replica: Replica) -> None:
+        self._env = environment
+        self._replica = replica
+        self._waiting: dict[QueuedAppend, None] = {}
+        self._preparing: QueuedAppend | None = None  # The committer takes it to its content.
+        self._streaming: asyncio.Future[None] | None = None  # Done once that has proposed its content, or has left.
+        self._committer: asyncio.Task[None] | None = None
+        self._is_due = False  # `_run` will be called.
+        self.arrivals = Arrivals(self)
+        """The appends that are being received."""
+
+    def __len__(self) -> int:
+        return len(self._waiting) + (self._preparing is not None)
+
+    def enqueue(self, append: QueuedAppend) -> None:
+        """Take an append behind all others. Its resolution has this queue's replica."""
+        append.queue = self
+        if not self._waiting and self._committer is None:
+            try:
+                if self._commit_inline(append):
+                    return
+            except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+                append.settle(error)
+                return
+        if append.state is State.RESOLVE:
+            append.on(AppendEvent.PRIMARY_IS_HERE)
+        self._waiting[append] = None
+        if self._committer is None and not self._is_due:
+            # By then, all that has come together waits.
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def discard(self, append: QueuedAppend) -> None:
+        """Give up an append whose client is gone, unless it is proposed."""
+        if append in self._waiting:
+            del self._waiting[append]
+        elif self._preparing is append and self._streaming is None:
+            assert self._committer is not None
+            self._committer.cancel()
+        else:
+            self._end_turn(append)
+
+    # -- Inline --------------------------------------------------------------------------------------------------------
+
+    def _commit_inline(self, append: QueuedAppend) -> bool:
+        """Commit an append at once, or change nothing and return False. Raises RolledBack if it cannot be written."""
+        resolution, content, pipeline = append.resolved, append.content, self._replica.pipeline.at_rest
+        if content is None or not content.content or pipeline is None:
+            return False
+        if not pipeline.answers_at_once or not pipeline.is_idle or not self._is_ready(pipeline, resolution):
+            return False
+        if steady_range(self._env, resolution, pipeline) is None or is_torn(content.content, pipeline.whole_lines):
+            return False
+        before, registers = pipeline.spool.committed, append.foreseen
+        if registers is None or before.registers is not append.met:  # Registers are never modified in place.
+            registers = apply_registers(append.request, before.registers)
+            if registers is None:
+                return False
+        after = pipeline.commit(content.content, registers)
+        self._env.proposed(ProposalPath.INLINE, 1)
+        begin, digest = before.fragment.end, hashlib.sha1(content.content, usedforsecurity=False).digest()
+        state = append.state = State.FINISHED
+        committed = after, begin, after.end, digest, content.chunks, 0, ALONE
+        append.settle(AppendOutcome(state, resolution, pb.OK, registers, *committed))
+        return True
+
+    def _is_ready(self, pipeline: Pipeline, resolution: Resolution) -> bool:
+        """Return True if a pipeline at rest may take content by a resolution, as far as Route and replicas go."""
+        invalidated = resolution.invalidated
+        if (invalidated is not None and invalidated.fired) or not pipeline.fits(resolution):
+            return False
+        return self._env.resolver.is_current(resolution) and pipeline.is_usable(self._env.clock.monotonic())
+
+    # -- Batches -------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Propose what waits, as far as it has nothing to wait for. The committer does the rest."""
+        self._is_due = False
+        if self._committer is not None:
+            return
+        try:
+            while self._waiting and not self.arrivals.coming and self._propose_next():
+                pass
+        except Exception as error:  # noqa: BLE001
+            self._fail_head(error)
+        if self._waiting:
+            self._committer = self._env.spawn(self._commit())
+
+    async def _commit(self) -> None:
+        """Propose all appends that wait."""
+        try:
+            while self._waiting:
+                try:
+                    await self._commit_next()
+                except Exception as error:  # noqa: BLE001
+                    self._fail_head(error)
+        finally:
+            self._committer = None
+            waiting, self._waiting = self._waiting, {}
+            for append in waiting:
+                append.settle(rolled_back(Unavailable(SHUTTING_DOWN), "nothing was appended"))
+
+    def _fail_head(self, error: Exception) -> None:
+        """End the append at the head with an error, so that the others go on."""
+        append = next(iter(self._waiting), None)
+        if append is not None:
+            del self._waiting[append]
+            append.settle(error)
+
+    async def _commit_next(self) -> None:
+        """Propose the next batch, or come closer to that."""
+        if (ready := self._ready()) is not None:
+            pipeline, _ = ready
+            if not pipeline.has_room(PROPOSALS_IN_FLIGHT):
+                head = next(iter(self._waiting))
+                try:
+                    await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, head.resolved.invalidated)
+                except Invalidated:
+                    return  # The head resolves again.
+            await self.arrivals.gathered()
+            if not self._waiting or self._propose_next():
+                return
+        await self._prepare(next(iter(self._waiting)))
+
+    def _ready(self) -> tuple[Pipeline, Steady] | None:
+        """Return the pipeline and its steady range if the append at the head may need no more than a decision."""
+        pipeline, head, resolver = self._replica.pipeline.at_rest, next(iter(self._waiting)), self._env.resolver
+        if pipeline is None or head.content is None:
+            return None
+        own = head.resolved
+        if not resolver.is_current(own):
+            found = resolver.known(self._replica.journal)
+            if found is None or not _is_alike(own, found):
+                return None
+            head.resolution = own = found
+        steady = steady_range(self._env, own, pipeline) if self._is_ready(pipeline, own) else None
+        return (pipeline, steady) if steady is not None else None
+
+    def _propose_next(self) -> bool:
+        """Propose the appends at the head that need no more than a decision. Returns False if nothing has changed."""
+        ready = self._ready()
+        if ready is None or not ready[0].has_room(PROPOSALS_IN_FLIGHT):
+            return False
+        resolution = next(iter(self._waiting)).resolved
+        held = HeldPipeline(self._env.spawn)
+        held.acquired(self._replica.pipeline.take_at_rest(), resolution)
+        try:
+            plan = BatchPlan(snapshot_of(resolution, ready[0], self._env.clock.now()), ready[1])
+            batch = Batch(self._env, self._replica, held)
+            self._take(batch, plan, resolution)
+            if batch.members:
+                batch.write_and_propose(plan.registers)
+            return bool(batch.members)
+        finally:
+            held.release()
+
+    def _take(self, batch: Batch, plan: BatchPlan, resolution: Resolution, tokens: Tokens | None = None) -> None:
+        """Move the appends at the head that may follow the batch's members to the batch."""
+        whole_lines, members, taken = batch.pipeline.whole_lines, batch.members, len(batch.members)
+        for append in self._waiting:
+            content = append.content
+            if content is None or not _is_alike(append.resolved, resolution):
+                break
+            length = len(content.content)
+            if members and (len(members) == MAX_BATCH_APPENDS or batch.size + length > MAX_BATCH_BYTES):
+                break
+            if tokens is not None and not tokens.affords(length):
+                break
+            foreseen = append.foreseen if append.met is plan.registers else None
+            torn = is_torn(content.content, whole_lines)
+            found = plan.admit(append.request, length, torn=torn, foreseen=foreseen)
+            if found is None or (not members and isinstance(found, Refusal)):
+                break
+            if isinstance(found, Refusal):
+                batch.refused.append((append, found))
+                continue
+            batch.add(append, found)
+            if tokens is not None:
+                tokens.spend(length)
+        for append, _ in (*members[taken:], *batch.refused):
+            del self._waiting[append]
+
+    # -- Appends that need more than a decision ------------------------------------------------------------------------
+
+    async def _prepare(self, append: QueuedAppend) -> None:
+        """Have the state machine take the append at the head to its content. Propose that, with those behind it."""
+        del self._waiting[append]
+        self._preparing = append
+        fsm = AppendFsm(self._env, append)
+        try:
+            if not await self._reach_content(fsm):
+                return
+            if fsm.decided is not None:
+                await fsm.begin_fragment(fsm.decided.roll)
+            if append.content is None:
+                self._streaming = asyncio.get_running_loop().create_future()
+                append.give_turn(fsm)
+                await self._streaming
+            else:
+                await self._propose_prepared(fsm, append.content.content)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if append.has_left and task is not None and task.uncancel() == 0:
+                return
+            append.settle(rolled_back(Unavailable(SHUTTING_DOWN), "nothing was appended"))
+            raise
+        except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+            append.settle(error)
+        finally:
+            self._preparing = self._streaming = None
+            fsm.release()
+
+    async def _reach_content(self, fsm: AppendFsm) -> bool:
+        """Run until content may be proposed. Returns False if the append is settled, or waits in another queue."""
+        append = fsm.append
+        while await fsm.run(State.ACQUIRE_PIPELINE, State.STREAM_CONTENT):
+            if append.state is State.STREAM_CONTENT:
+                return True
+            if append.resolved.replica is not self._replica:
+                queue_of(append.resolved.require_replica).enqueue(append)
+                return False
+            await fsm.step()
+        append.settle(fsm.outcome)
+        return False
+
+    async def _propose_prepared(self, fsm: AppendFsm, content: Bytes) -> None:
+        """Propose buffered content that the state machine has prepared, and that of the appends behind it."""
+        append, decided, length = fsm.append, fsm.decided, len(content)
+        assert decided is not None
+        resolution = append.resolved
+        flow = start_flow(self._env, resolution, 0)
+        if length:
+            await pay(self._env, append, flow, length)
+        batch = Batch(self._env, self._replica, fsm.held)
+        plan = BatchPlan(snapshot_of(resolution, batch.pipeline, self._env.clock.now()))
+        batch.add(append, plan.commit(length, decided.registers))
+        if length or not append.request.HasField("durability"):  # The answer to a question is not one to others.
+            self._take(batch, plan, resolution, flow)
+        batch.write_and_propose(plan.registers)
+
+    async def end_stream(self, stream: ContentStream) -> None:
+        """Propose to commit an append's streamed content, or to roll it back. The append's turn ends."""
+        fsm, append = stream.fsm, stream.append
+        try:
+            if stream.confirms_loss:
+                fsm.loss_confirmed = True
+                append.on(AppendEvent.LOSS_CONFIRMED)
+                if not await fsm.run():
+                    append.settle(fsm.outcome)
+                    return
+                assert fsm.decided is not None
+                await fsm.begin_fragment(fsm.decided.roll)
+                stream = ContentStream(fsm)
+            if append.outcome is None:
+                registers = fsm.decided.registers if fsm.decided is not None else stream.pipeline.spool.registers
+                Batch(self._env, self._replica, fsm.held).propose_streamed(stream, registers)
+        except CorantoError as error:
+            append.settle(error)
+        finally:
+            self._end_turn(append)
+
+    def _end_turn(self, append: QueuedAppend) -> None:
+        """Let the committer go on if this append streams its content."""
+        if self._preparing is append and self._streaming is not None and not self._streaming.done():
+            self._streaming.set_result(None)
+
+
+def queue_of(replica: Replica) -> JournalQueue:
+    """Return a replica's queue."""
+    return cast("JournalQueue", replica.queue)
+
+
+def recognize(environment: AppendEnvironment, append: QueuedAppend) -> bool:
+    """Resolve an append without a wait if that is possible. Returns True if its request is certain to be well-formed.
+
+    Its journal then exists, so its name is valid.
+    """
+    request = append.request
+    if not append.claims.covers_all or request.HasField("header"):
+        return False
+    resolution = environment.resolver.known(request.journal, request.min_etcd_revision)
+    if resolution is None or resolution.replica is None or resolution.status != pb.OK:
+        return False
+    pipeline = resolution.replica.pipeline.at_rest
+    if pipeline is None or not pipeline.fits(resolution):
+        if resolution.is_local:
+            append.resolution = resolution
+        return False
+    append.resolution = resolution
+    if request.offset or request.at_start or request.suspend:
+        return False
+    before = append.met = pipeline.spool.registers
+    append.foreseen = before if is_plain(request) else of_registers.replaced(request, before)
+    return append.foreseen is not None
+
+
+async def resolve(environment: AppendEnvironment, append: QueuedAppend) -> AppendOutcome | CorantoError | None:
+    """Resolve an append that is in no queue. Returns its outcome if it is refused, or is to be forwarded."""
+    if append.resolution is None:
+        fsm = AppendFsm(environment, append)
+        if not await fsm.run(State.ACQUIRE_PIPELINE):
+            return fsm.outcome
+    return None
+
+
+async def run_buffered(environment: AppendEnvironment, append: QueuedAppend) -> AppendOutcome:
+    """Take an append whose content is buffered to its outcome. Raises the error with which it ends."""
+    try:
+        outcome = await resolve(environment, append)
+        if outcome is None:
+            queue_of(append.resolved.require_replica).enqueue(append)
+        else:
+            append.settle(outcome)
+        return await append.settled()
+    finally:
+        append.leave()
+
+
+def _is_alike(one: Resolution, other: Resolution) -> bool:
+    """Return True if an append that was resolved by one may commit by the other."""
+    if one is other:
+        return True
+    return one.invalidated is other.invalidated and (one.spec is other.spec or one.spec == other.spec)

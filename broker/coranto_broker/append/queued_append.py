@@ -1,0 +1,174 @@
+"""An append on its way through its journal's queue, and its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from coranto.effects import Bytes
+from coranto.fragments.fragment import Fragment
+from coranto.security.tokens import Claims
+from coranto.specs.durability import Durability
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, State
+from coranto_broker.authorization import UNRESTRICTED
+from coranto_broker.replication.resolver import Resolution
+
+if TYPE_CHECKING:
+    from coranto_broker.append.fsm import AppendFsm
+    from coranto_broker.append.queue import JournalQueue
+
+NO_DURABILITY: Final = Durability(0, 0)
+NO_REGISTERS: Final = pb.LabelSet()
+
+
+class BufferedContent(NamedTuple):
+    """Everything that an append's client has sent: the content, and the number of messages that it came in."""
+
+    content: Bytes
+    chunks: int
+
+
+class AppendOutcome(NamedTuple):
+    """The outcome of an append, by `state`.
+
+    FINISHED: [begin, end) of its content, which has the SHA-1 `sum` and belongs to `fragment`. ERROR: the status that
+    refuses it, and perhaps a `reason`. PROXY: the primary of `resolution` must be asked. `registers` are those after
+    the append, or those that it met.
+    """
+
+    state: State
+    resolution: Resolution
+    status: pb.Status.ValueType = pb.OK
+    registers: pb.LabelSet = NO_REGISTERS
+    fragment: Fragment | None = None
+    begin: int = 0
+    end: int = 0
+    sum: bytes = b""
+    total_chunks: int = 0
+    delayed_chunks: int = 0
+    durability: Durability = NO_DURABILITY
+    """The durability of the append or, of one that asks, of the content that it asks about."""
+    stored_end: int = 0
+    """The end of the content that it asks about, as far as the stores have it."""
+    reason: str = ""
+
+    @property
+    def commit(self) -> Fragment | None:
+        """The range of the append as a fragment of its own; None if it has not committed."""
+        fragment = self.fragment
+        if fragment is None:
+            return None
+        return Fragment(fragment.journal, self.begin, self.end, self.sum, fragment.codec)
+
+
+class QueuedAppend:
+    """An append. It has one outcome, or an error, unless its client leaves before."""
+
+    __slots__ = (
+        "_turn",
+        "_waiter",
+        "begun",
+        "claims",
+        "content",
+        "delayed_chunks",
+        "foreseen",
+        "has_left",
+        "is_pulse",
+        "met",
+        "on_settled",
+        "outcome",
+        "queue",
+        "request",
+        "resolution",
+        "state",
+        "total_chunks",
+    )
+
+    def __init__(
+        self,
+        request: pb.AppendRequest,
+        claims: Claims = UNRESTRICTED,
+        content: BufferedContent | None = None,
+        begun: float = 0.0,
+        on_settled: Callable[[QueuedAppend], None] | None = None,
+    ) -> None:
+        """`request` is the validated first message. `claims` are its sender's.
+
+        `content` is None while it is not received, and if it is to be streamed. `begun` is monotonic time. With
+        `on_settled`, that is called once it is settled; otherwise `settled` waits for it.
+        """
+        self.request = request
+        self.claims = claims
+        self.content = content
+        self.begun = begun
+        self.on_settled = on_settled
+        self.state = State.RESOLVE
+        self.resolution: Resolution | None = None
+        self.met: pb.LabelSet | None = None
+        """The registers when it came, if `foreseen` says what they are after it."""
+        self.foreseen: pb.LabelSet | None = None
+        self.total_chunks = self.delayed_chunks = 0
+        self.is_pulse = self.has_left = False
+        self.queue: JournalQueue | None = None
+        self.outcome: AppendOutcome | Exception | None = None
+        self._turn: AppendFsm | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def on(self, event: AppendEvent) -> None:
+        """Go to the state that follows an event."""
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise RuntimeError(f"append state machine: {event.name} must not occur in state {self.state.name}")
+        self.state = following
+
+    @property
+    def resolved(self) -> Resolution:
+        """The resolution, which every state but the first has."""
+        assert self.resolution is not None
+        return self.resolution
+
+    def settle(self, outcome: AppendOutcome | Exception) -> None:
+        """Note the outcome. Later ones have no effect."""
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        if self.state not in TERMINAL:
+            self.state = State.ERROR if isinstance(outcome, Exception) else outcome.state
+        if self.on_settled is not None:
+            self.on_settled(self)
+        self._wake()
+
+    async def settled(self) -> AppendOutcome:
+        """Return the outcome. Raises the error with which the append ended."""
+        while self.outcome is None:
+            await self._changed()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def give_turn(self, fsm: AppendFsm) -> None:
+        """Let the append stream its content: `fsm` owns the pipeline."""
+        self._turn = fsm
+        self._wake()
+
+    async def may_stream(self) -> AppendFsm | None:
+        """Return once the append may stream its content, or None if it is settled before."""
+        while self._turn is None and self.outcome is None:
+            await self._changed()
+        return self._turn
+
+    async def _changed(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def leave(self) -> None:
+        """Give the append up, because its client is gone. No effect once it is proposed or settled."""
+        self.has_left = True
+        if self.queue is not None and self.outcome is None:
+            self.queue.discard(self)

@@ -1,0 +1,142 @@
+"""STREAM_CONTENT: the content of an append whose client sends it while the append owns the pipeline.
+
+It is for content that is not small enough to be buffered. The broker holds none of it: each message goes to all
+replicas as it comes. A client that is too slow loses its append (`coranto_broker.replication.flow_control`).
+"""
+
+from __future__ import annotations
+
+from coranto.effects import Bytes
+from coranto.errors import CorantoError, InvalidInput
+from coranto.fragments.fragment import Fragment
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.decision import TORN_LINE, is_torn, judge_content
+from coranto_broker.append.fsm import AppendEnvironment, AppendFsm
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.receiving import Inbox, MinRateGuard, has_parameters
+from coranto_broker.append.states import AppendEvent, State
+from coranto_broker.replication.flow_control import FlowControl
+from coranto_broker.replication.pipeline import Pipeline
+from coranto_broker.replication.resolver import Resolution
+from coranto_broker.rpc.content import AppendMessage
+from coranto_broker.spool.spool import Hash, new_sum
+
+THROTTLE_QUANTUM_SECONDS = 0.05
+
+
+class ContentStream:
+    """The content that one append has sent so far: the range [begin, end) after the committed content."""
+
+    def __init__(self, fsm: AppendFsm) -> None:
+        """`fsm` owns the pipeline, in STREAM_CONTENT."""
+        assert fsm.held.pipeline is not None
+        self.fsm = fsm
+        fsm.is_streaming = True
+        self.append: QueuedAppend = fsm.append
+        self.pipeline: Pipeline = fsm.held.pipeline
+        self.begin = self.end = self.pipeline.spool.end
+        self.problem: AppendOutcome | CorantoError | None = None
+        """The reason why the content must be rolled back, as the client is told it; None to commit."""
+        self.confirms_loss = False
+        """True once the append has turned out to be empty, and so confirms a loss."""
+        # In an empty fragment, the sum that the spool computes for the fragment is also the append's sum.
+        self._sum: Hash | None = new_sum() if self.pipeline.spool.fragment.length else None
+        self._is_committing = self._is_torn = False
+
+    async def receive(self, environment: AppendEnvironment, inbox: Inbox, min_rate: int) -> None:
+        """Send the client's messages to all replicas, until no more are wanted."""
+        flow = start_flow(environment, self.append.resolved, min_rate)
+        guard = MinRateGuard(flow, environment.clock, inbox.deadlines)
+        try:
+            while True:
+                message = await guard.read(inbox)
+                if message is None:
+                    await self.pipeline.written()
+                    self.client_ended()
+                    return
+                if size := len(message.content):
+                    await pay(environment, self.append, flow, size)
+                if not self.client_sent(message):
+                    return
+                await self.pipeline.drain()  # Slow replicas, including our own, catch up.
+                flow.forgive(environment.clock.monotonic())
+        except CorantoError as problem:
+            self.problem = self.problem or problem
+        finally:
+            guard.close()
+
+    def client_sent(self, message: AppendMessage) -> bool:
+        """Handle a message of the client. Returns False when no more are wanted."""
+        content = message.content
+        if self.append.outcome is not None:
+            return False  # The pipeline was taken away from it.
+        if self._is_committing:
+            self.problem = InvalidInput("expected the end of the stream after the empty message that commits")
+        elif has_parameters(message):
+            words = "only the first message may hold more than content"
+            self.problem = InvalidInput(words, field="AppendRequest.content")
+        elif not content:
+            self._is_committing = True
+        elif self.fsm.decided is None:
+            self._refuse(pb.INDEX_HAS_GREATER_OFFSET)
+        else:
+            refusal = self.pipeline.refusal
+            status = judge_content(self.append.request, self.append.resolved.spec, len(content), refusal)
+            if status is None:
+                self._write(content)
+            else:
+                self._refuse(status, refusal if status == pb.INSUFFICIENT_JOURNAL_BROKERS else "")
+        if self.problem is not None or self.pipeline.error is not None:
+            return False
+        self.append.on(AppendEvent.CLIENT_SENT)
+        return True
+
+    def client_ended(self) -> None:
+        """Handle the end of the client's stream. Raises InvalidInput if that does not commit."""
+        if not self._is_committing:
+            raise InvalidInput("unexpected EOF: an empty message commits, and none was sent")
+        if self.end == self.begin:
+            judge_content(self.append.request, self.append.resolved.spec, 0)
+        if self._is_torn:
+            self._refuse(pb.NOT_ALLOWED, TORN_LINE)
+        else:
+            self.confirms_loss = self.fsm.decided is None
+
+    def sum_in(self, proposal: Fragment) -> bytes:
+        """Return the SHA-1 of the content, given the proposal that commits it."""
+        # The sum of an empty append is the SHA-1 of no bytes, unlike the sum of an empty fragment.
+        return proposal.sum if self._sum is None and self.end > self.begin else (self._sum or new_sum()).digest()
+
+    def _write(self, content: Bytes) -> None:
+        """Send content to all replicas. Failures are in the pipeline's `error`."""
+        self.pipeline.write(self.end - self.begin, content)
+        if self._sum is not None:
+            self.pipeline.spool.hash(self._sum, content)
+        self.end += len(content)
+        self._is_torn = is_torn(content, self.pipeline.whole_lines)
+
+    def _refuse(self, status: pb.Status.ValueType, reason: str = "") -> None:
+        registers = self.pipeline.spool.registers
+        self.problem = AppendOutcome(State.ERROR, self.append.resolved, status, registers, reason=reason)
+
+
+def start_flow(environment: AppendEnvironment, resolution: Resolution, min_rate: int) -> FlowControl:
+    """Begin the flow control of an append, with the lowest rate of its client and the highest of its journal."""
+    max_rate = resolution.spec.max_append_rate
+    if environment.max_append_rate:
+        max_rate = min(max_rate or environment.max_append_rate, environment.max_append_rate)
+    flow = resolution.require_replica.flow_control
+    flow.start(min_rate, max_rate, environment.clock.monotonic())
+    return flow
+
+
+async def pay(environment: AppendEnvironment, append: QueuedAppend, flow: FlowControl, size: int) -> None:
+    """Account for a chunk, and wait while the journal's rate is exhausted."""
+    invalidated = append.resolved.invalidated
+    flow.chunk(size)
+    while flow.throttled:
+        await environment.clock.sleep(min(flow.seconds_until_paid(), THROTTLE_QUANTUM_SECONDS))
+        flow.tick(environment.clock.monotonic())
+        if invalidated is not None and invalidated.fired:
+            flow.lift()
+    append.total_chunks, append.delayed_chunks = flow.total_chunks, flow.delayed_chunks

@@ -1,0 +1,85 @@
+"""An append on its way: one outcome, a turn to stream, and a client that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from coranto.errors import Unavailable
+from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.states import AppendEvent, State
+
+NOTHING: Any = None
+
+
+def append() -> QueuedAppend:
+    return QueuedAppend(pb.AppendRequest(journal="a/b"))
+
+
+async def test_the_first_outcome_counts() -> None:
+    settled: list[QueuedAppend] = []
+    made = append()
+    made.on_settled = settled.append
+    waiting = asyncio.create_task(made.settled())
+    await asyncio.sleep(0)
+    made.settle(AppendOutcome(State.PROXY, NOTHING))
+    made.settle(Unavailable("too late"))
+    assert (await waiting).state is made.state is State.PROXY
+    assert settled == [made]
+    assert await made.settled() is made.outcome
+
+
+async def test_an_error_is_raised_to_those_who_wait() -> None:
+    made = append()
+    waiting = asyncio.create_task(made.settled())
+    await asyncio.sleep(0)
+    made.settle(Unavailable("gone"))
+    with pytest.raises(Unavailable, match="gone"):
+        await waiting
+    assert made.state is State.ERROR
+
+
+async def test_an_append_may_stream_in_its_turn_unless_it_is_settled_before() -> None:
+    made, other, turn = append(), append(), NOTHING or object()
+    waiting = [asyncio.create_task(each.may_stream()) for each in (made, other)]
+    await asyncio.sleep(0)
+    made.give_turn(turn)  # type: ignore[arg-type]
+    other.settle(Unavailable("gone"))
+    assert await asyncio.gather(*waiting) == [turn, None]
+
+
+def test_only_events_of_the_table_change_its_state() -> None:
+    made = append()
+    made.on(AppendEvent.PRIMARY_IS_HERE)
+    assert made.state is State.ACQUIRE_PIPELINE
+    with pytest.raises(RuntimeError, match="COMMITTED must not occur in state ACQUIRE_PIPELINE"):
+        made.on(AppendEvent.COMMITTED)
+
+
+def test_a_client_that_leaves_is_taken_out_of_the_queue_until_there_is_an_outcome() -> None:
+    class Queue:
+        def __init__(self) -> None:
+            self.discarded: list[QueuedAppend] = []
+
+        def discard(self, append: QueuedAppend) -> None:
+            self.discarded.append(append)
+
+    queue: Any = Queue()
+    first, second, third = append(), append(), append()
+    first.queue = second.queue = queue
+    second.settle(Unavailable("gone"))
+    for each in (first, second, third):
+        each.leave()
+        assert each.has_left
+    assert queue.discarded == [first]
+
+
+def test_an_outcome_tells_the_range_of_the_append() -> None:
+    fragment = Fragment("a/b", 3, 20, sum_of(b"all"), Codec.GZIP)
+    outcome = AppendOutcome(State.FINISHED, NOTHING, fragment=fragment, begin=5, end=9, sum=sum_of(b"four"))
+    assert outcome.commit == Fragment("a/b", 5, 9, sum_of(b"four"), Codec.GZIP)
+    assert AppendOutcome(State.ERROR, NOTHING).commit is None
