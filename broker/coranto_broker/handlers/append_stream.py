@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import grpc
 
@@ -32,7 +31,7 @@ from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.errors import Context, log_failure
 from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.refusals import is_acceptable
-from coranto_broker.rpc.source import require_readable
+from coranto_broker.rpc.source import InstantSink, require_readable
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -128,6 +127,7 @@ class _Stream:
     def __init__(self, broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
         self._broker = broker
         self._context = context
+        self._sink = cast("InstantSink", context)
         self._admission = admission
         self._encoder = encoder
         self._tokens = _Tokens(broker, context)
@@ -135,8 +135,6 @@ class _Stream:
         self._appends: dict[int, QueuedAppend | None] = {}  # Those without an answer, by id; None: not valid yet.
         self._forwarding: set[asyncio.Task[None]] = set()
         self._ready: deque[_Ready] = deque()
-        # Of calls over frames: sends a message if that takes no wait.
-        self._write_now: Callable[[AppendAnswers], bool] | None = getattr(context, "write_now", None)
         self._sends_soon = self._sending = False
         self._largest = 0  # Answer so far. Those to come may be as large.
         self.held = 0
@@ -255,11 +253,11 @@ class _Stream:
         self._ready.append(ready)
         self._largest = max(self._largest, ready.size)
         self._hold(ready.size - size)
-        if self._write_now is None or self._sending or self._ended:
+        if self._sending or self._ended or not self._sink.writes_at_once:
             self._is_ready.set()
         elif not self._sends_soon:
             self._sends_soon = True
-            asyncio.get_running_loop().call_soon(self._send_soon, self._write_now)
+            asyncio.get_running_loop().call_soon(self._send_soon)
         self._room.set()
         try:
             self._broker.answer_watch.require_room(self)
@@ -308,12 +306,12 @@ class _Stream:
                 self._room.set()
             self._sending = False
 
-    def _send_soon(self, write_now: Callable[[AppendAnswers], bool]) -> None:
+    def _send_soon(self) -> None:
         """Send the answers of this turn without waking a task, unless the client is slow."""
         self._sends_soon = False
         while self._ready and not self._sending and not self._closed:
             answers, taken = self._next_answers(_NOW_BYTES)
-            if not write_now(answers):
+            if not self._sink.write_now(answers):
                 self._exits = answers.closing or self._exits
                 self._ready.extendleft(reversed(taken))
                 self._is_ready.set()

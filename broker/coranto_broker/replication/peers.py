@@ -22,7 +22,7 @@ from coranto.security.call_tokens import CallTokens, Metadata
 from coranto.security.certificates import ChannelCertificates
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import Capability
-from coranto.transport.calls import FrameCall, FrameDialer
+from coranto.transport.calls import FrameCall, FrameDialer, GrpcCall, MessageCall
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
@@ -140,7 +140,7 @@ class Peers:
             stream = PeerStream(ready, member)
             stream.token_age = asyncio.get_running_loop().time() - ready.begun
             return stream
-        stream = PeerStream(self.stub_at(endpoint).Replicate(metadata=metadata), member)
+        stream = PeerStream(GrpcCall(self.stub_at(endpoint).Replicate(metadata=metadata)), member)
 
         def prepare(port: FramePort) -> None:
             # The next pipeline lives longer than what is left to this one's token.
@@ -215,12 +215,12 @@ class _StreamEnded(ReplicationFailed):
 class PeerStream:
     """A peer's spool as a replica of the pipeline: a Replicate call that lives as long as the pipeline.
 
-    Requests are queued, and a separate task writes them. So sending does not suspend. Another task reads responses as
-    they come: those of all peers are then received at the same time, whichever is awaited first.
+    Requests are queued, and a separate task writes them. So sending does not suspend. Responses are received as they
+    come: those of all peers are then received at the same time, whichever is awaited first.
     """
 
-    def __init__(self, call: Any, member: pb.ProcessSpec.ID) -> None:
-        """`call` is a Replicate call that has begun, over gRPC or frames."""
+    def __init__(self, call: MessageCall[pb.ReplicateResponse], member: pb.ProcessSpec.ID) -> None:
+        """`call` is a Replicate call that has begun."""
         self._member = member
         self._call = call
         self._loop = asyncio.get_running_loop()
@@ -255,14 +255,7 @@ class PeerStream:
         self._ended: ReplicationFailed | None = None  # The reason why there are no further responses.
         self._awaiting: asyncio.Future[None] | None = None
         self._writer = asyncio.create_task(self._write_queue(), name=f"replicate to {member.zone}#{member.suffix}")
-        self._tasks = [self._writer]
-        self._framed: FrameCall[pb.ReplicateResponse] | None = None
-        if isinstance(call, FrameCall):
-            self._framed = call
-            call.receive(self._received, self._call_ended)
-        else:
-            answers = f"answers of {member.zone}#{member.suffix}"
-            self._tasks.append(asyncio.create_task(self._read_all(), name=answers))
+        call.receive(self._received, self._call_ended)
 
     @property
     def is_open(self) -> bool:
@@ -300,10 +293,10 @@ class PeerStream:
             request.ask = ask
 
     def extend(self, extension: Extension) -> None:
-        framed, waits = self._framed, self._queue or self._writing or self._closing or self._failed
+        call, waits = self._call, self._queue or self._writing or self._closing or self._failed
         knows_ask = extension.ask == Ask.NOTHING or self.tells_synced
-        in_one = framed is not None and not waits and self._takes_joined and knows_ask
-        if framed is None or not in_one or not framed.write_now(extension.encoded()):
+        in_one = call.writes_at_once and not waits and self._takes_joined and knows_ask
+        if not in_one or not call.write_now(extension.encoded()):
             self.write(0, extension.content)
             self.propose(extension.proposal, extension.registers, header=None, acknowledge=True, ask=extension.ask)
             return
@@ -368,7 +361,7 @@ class PeerStream:
             return
         finally:
             self.abort()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(self._writer, return_exceptions=True)
 
     def abort(self) -> None:
         self._failed = True
@@ -467,32 +460,12 @@ class PeerStream:
             self._wake()
 
     def _call_ended(self, status: grpc.aio.AioRpcError | None) -> None:
-        """Note the end of a call over frames."""
+        """Note the end of the call."""
         if status is None:
             self._end(_StreamEnded("the peer ended the stream"))
-        else:
-            self._broke(status)
-
-    async def _read_all(self) -> None:
-        try:
-            while (response := await self._call.read()) is not grpc.aio.EOF:
-                self._received(response)
-            code = await self._call.code()
-            if code is grpc.StatusCode.OK:
-                self._end(_StreamEnded("the peer ended the stream"))
-            else:
-                self._end(ReplicationFailed(f"{code.name}: {await self._call.details()}"))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            self._broke(error)
-        except asyncio.CancelledError:
-            self._end(ReplicationFailed("the call was given up"))
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-
-    def _broke(self, error: Exception) -> None:
-        failure = ReplicationFailed(_describe(error))
-        failure.__cause__ = error
+            return
+        failure = ReplicationFailed(f"{status.code().name}: {status.details()}")
+        failure.__cause__ = status
         self._end(failure)
 
     def _end(self, reason: ReplicationFailed) -> None:
@@ -530,9 +503,3 @@ class PeerStream:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             self._failed = True  # Reading the stream raises the reason.
             self._less.set()
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error)

@@ -1,4 +1,4 @@
-"""Calls over gRPC that can be ended with a status at any time, also while their first message is being sent.
+"""The contexts of calls over gRPC. Some can be ended with a status at any time, also while their first message is sent.
 
 grpc.aio sends a call's headers with its first message. If the sender is cancelled during that, as when a token expires,
 grpc.aio takes the headers for unsent, sends them again with the call's status, and fails. The client gets no status,
@@ -21,12 +21,13 @@ class EndingCall(Protocol):
     async def abort(self, code: Any, details: str = "", /) -> NoReturn: ...
 
 
-class WholeFirstWrite:
-    """A call's context, with all parts of the given one. A cancelled first `write` continues; `abort` waits for it."""
+class GrpcContext:
+    """A call's context over gRPC, with all that the given one has: an `InstantSink`, as over frames."""
+
+    writes_at_once = False
 
     def __init__(self, context: EndingCall) -> None:
         self._context = context
-        self._first: asyncio.Task[None] | None = None
         self.read = context.read
 
     def __getattr__(self, name: str) -> Any:
@@ -34,6 +35,21 @@ class WholeFirstWrite:
 
     async def write(self, message: Any) -> None:
         """Send a message."""
+        await self._context.write(message)
+
+    def write_now(self, message: Any) -> bool:
+        """Send nothing, and return False: gRPC cannot send a message without a wait."""
+        return False
+
+
+class WholeFirstWrite(GrpcContext):
+    """A context whose cancelled first `write` goes on; `abort` waits for it."""
+
+    def __init__(self, context: EndingCall) -> None:
+        super().__init__(context)
+        self._first: asyncio.Task[None] | None = None
+
+    async def write(self, message: Any) -> None:
         if self._first is None:
             self._first = asyncio.create_task(self._write(message))
             await asyncio.shield(self._first)

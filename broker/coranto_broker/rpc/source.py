@@ -23,6 +23,19 @@ class MessageSink(Protocol):
     async def write(self, message: Any, /) -> None: ...
 
 
+class InstantSink(MessageSink, Protocol):
+    """A sink that may take some messages without a wait."""
+
+    @property
+    def writes_at_once(self) -> bool:
+        """True if `write_now` may ever send something."""
+        ...
+
+    def write_now(self, message: Any, /) -> bool:
+        """Send a message if that takes no wait. Returns False, and sends nothing, otherwise."""
+        ...
+
+
 class Unreadable:
     """Stands for received bytes that are not a message of the call, for a reason."""
 

@@ -98,6 +98,8 @@ class _Ended(Exception):
 class FrameContext:
     """A call over frames, with what handlers use of gRPC's `ServicerContext`."""
 
+    writes_at_once = True
+
     def __init__(self, connection: FrameConnection, opening: FrameOpening, parse: Callable[[bytes], object]) -> None:
         self._connection = connection
         self._parse = parse
@@ -129,7 +131,6 @@ class FrameContext:
         await self._connection.write(FrameKind.MESSAGE, message.SerializeToString())
 
     def write_now(self, message: Message) -> bool:
-        """Send a message if that takes no wait. Returns False, and sends nothing, otherwise."""
         return self._connection.write_now(FrameKind.MESSAGE, message.SerializeToString())
 
     async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:

@@ -35,7 +35,7 @@ from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.errors import Context, report, reported
 from coranto_broker.rpc.batches import batch_reader
 from coranto_broker.rpc.content import append_reader, replicate_reader
-from coranto_broker.rpc.first_write import WholeFirstWrite
+from coranto_broker.rpc.first_write import GrpcContext, WholeFirstWrite
 from coranto_broker.rpc.rolled_back import TooManyAppends
 from coranto_broker.rpc.source import Unreadable, require_readable
 from coranto_broker.server.frames import FrameMethod
@@ -92,8 +92,8 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
                 yield claims
 
     def _endable(self, context: Context) -> Context:
-        """Return the context of a call that sends messages, and that the end of its token may end at any time."""
-        if self._broker.authorizer.admits_all or hasattr(context, "write_now"):  # Frames can be ended anyway.
+        """Return the context of a call over gRPC that sends messages, and that the end of its token may end."""
+        if self._broker.authorizer.admits_all:
             return context
         return cast("Context", WholeFirstWrite(context))
 
@@ -133,13 +133,20 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
             admission.leave()
 
     async def AppendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        await self.append_stream(request_iterator, cast("Context", GrpcContext(context)))
+
+    async def append_stream(self, request_iterator: Any, context: Context) -> None:
+        """Serve a stream of appends over gRPC (`GrpcContext`) or frames."""
         # Each append has its own token and is counted by itself, so that a stream may outlive the token of its call.
         with self._under_way["AppendStream"]:
             async with reported("AppendStream", context):
                 await append_stream.serve(self._broker, context, self._admission, self._encoder)
 
     async def Replicate(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
-        context = self._endable(context)
+        await self.replicate(request_iterator, self._endable(context))
+
+    async def replicate(self, request_iterator: Any, context: Context) -> None:
+        """Serve a stream of replication over gRPC or frames."""
         async with self._admitted("Replicate", context) as claims:
             await replicate.serve(self._broker, context, claims)
 
@@ -202,8 +209,10 @@ def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
 def frame_methods(service: JournalService) -> Mapping[str, FrameMethod]:
     """Return the calls of a broker's services that may also come over frames."""
     return {
-        "AppendStream": FrameMethod(_deserializer("AppendStream", append_stream_pb2.AppendBatch), service.AppendStream),
-        "Replicate": FrameMethod(_deserializer("Replicate", pb.ReplicateRequest), service.Replicate),
+        "AppendStream": FrameMethod(
+            _deserializer("AppendStream", append_stream_pb2.AppendBatch), service.append_stream
+        ),
+        "Replicate": FrameMethod(_deserializer("Replicate", pb.ReplicateRequest), service.replicate),
     }
 
 

@@ -13,14 +13,14 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import grpc
 import grpc.aio
 
-from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside
+from coranto.client.call_ends import CALL_ENDED
 from coranto.security.call_tokens import Metadata
-from coranto.transport.calls import FrameCall, ended_with
+from coranto.transport.calls import MessageCall, ended_with
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
 
@@ -69,7 +69,7 @@ class _SentAppend(NamedTuple):
 class AppendStream:
     """An open stream. Its appends are sent in the order in which they are given."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: MessageCall[AppendAnswers]) -> None:
         """`call` has been opened: the broker has answered the first message."""
         self._call = call
         self._journals: dict[str, _JournalAppends] = {}
@@ -79,15 +79,11 @@ class AppendStream:
         self._more = asyncio.Event()
         self._closing = False
         self._idle: asyncio.Future[None] | None = None
-        self._framed = call if isinstance(call, FrameCall) else None
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # Over frames: the call has.
-        self._unwritten: AppendBatch | None = None  # What frames did not take at once.
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # Once the call has.
+        self._unwritten: AppendBatch | None = None  # What the call did not take at once.
         self._sends_soon = self._writing = False
-        self._tasks = [asyncio.create_task(self._write())]
-        if self._framed is None:
-            self._tasks.append(asyncio.create_task(self._read()))
-        else:
-            self._framed.receive(self._received, self._call_ended)
+        self._writer = asyncio.create_task(self._write())
+        call.receive(self._received, self._call_ended)
 
     @property
     def is_open(self) -> bool:
@@ -135,26 +131,24 @@ class AppendStream:
         self._fail("the connection was closed")
         self.finish()
         # What gRPC tells of a call after its event loop has ended, the loop reports as an error. So the broker ends it.
-        ends = self._tasks if self._framed is None else [*self._tasks, self._ended]
-        await asyncio.wait(ends, timeout=CLOSE_SECONDS)
+        await asyncio.wait((self._writer, self._ended), timeout=CLOSE_SECONDS)
         self._call.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._writer.cancel()
+        await asyncio.wait((self._writer, self._ended), timeout=CLOSE_SECONDS)
 
     def _go_on(self) -> None:
         """Have appends sent at the end of this turn of the event loop, as far as the window allows."""
-        if self._framed is None or self._writing or self._closing:
+        if self._writing or self._closing or not self._call.writes_at_once:
             self._more.set()
         elif not self._sends_soon:
             self._sends_soon = True
-            asyncio.get_running_loop().call_soon(self._send_soon, self._framed)
+            asyncio.get_running_loop().call_soon(self._send_soon)
 
-    def _send_soon(self, framed: FrameCall[AppendAnswers]) -> None:
+    def _send_soon(self) -> None:
         """Send appends without waking a task, unless the broker is slow."""
         self._sends_soon = False
         while not self._writing and not self._closing and (batch := self._next_batch()).appends:
-            if not framed.write_now(batch.SerializeToString()):
+            if not self._call.write_now(batch.SerializeToString()):
                 self._unwritten, self._writing = batch, True
         if self._writing or self._closing:
             self._more.set()
@@ -221,24 +215,8 @@ class AppendStream:
                 break
         return batch
 
-    async def _read(self) -> None:
-        """Pass answers of a call over gRPC to those who wait for them."""
-        problem = _ENDED_IN_ORDER
-        try:
-            while (answers := await self._call.read()) is not grpc.aio.EOF:
-                self._received(answers)
-        except grpc.aio.AioRpcError as error:
-            problem = _words_of(error)
-        except asyncio.CancelledError:
-            problem = "the connection was closed"
-            if cancelled_from_outside():
-                raise
-        finally:
-            self.finish()
-            self._fail(problem)
-
     def _call_ended(self, status: grpc.aio.AioRpcError | None) -> None:
-        """Note the end of a call over frames."""
+        """Note the end of the call."""
         self.finish()
         self._fail(_ENDED_IN_ORDER if status is None else _words_of(status))
         if not self._ended.done():

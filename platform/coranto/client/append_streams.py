@@ -20,7 +20,7 @@ from coranto.client.append_stream import AppendStream
 from coranto.client.call_ends import CALL_ENDED
 from coranto.client.peer_status import PeerStatus
 from coranto.security.call_tokens import Metadata
-from coranto.transport.calls import CONNECT_SECONDS, FrameDialer, ended_with
+from coranto.transport.calls import CONNECT_SECONDS, FrameDialer, GrpcCall, ended_with
 from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch
 from coranto.wire.frames_pb2 import FramePort
@@ -115,7 +115,7 @@ class AppendStreams:
         self._port = first.frames if self._dialer is not None and first.HasField("frames") else None
         if self._port is not None:
             self._dial_soon(self._port, metadata)
-        return AppendStream(call)
+        return AppendStream(GrpcCall(call))
 
     # -- Frames --------------------------------------------------------------------------------------------------------
 

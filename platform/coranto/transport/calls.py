@@ -1,11 +1,11 @@
-"""Calls over frames, with the face of gRPC's calls, so that what uses a stream does not know which it has."""
+"""Calls that send messages both ways, over frames or over gRPC, with one interface (`MessageCall`)."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -33,11 +33,94 @@ Connect = Callable[[asyncio.Protocol, str, int, ssl.SSLContext | None], Awaitabl
 """Connects to a host and port, with TLS if a context is given, and attaches a protocol. Raises OSError."""
 
 MessageT = TypeVar("MessageT", bound=Message)
+ReceivedT_co = TypeVar("ReceivedT_co", bound=Message, covariant=True)
+Receive = Callable[[MessageT], object]
+Ended = Callable[[grpc.aio.AioRpcError | None], object]
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class FrameCall(Generic[MessageT]):
+class MessageCall(Protocol[ReceivedT_co]):
     """A call under way. Errors are those of gRPC's calls: AioRpcError with the broker's status, or UNAVAILABLE."""
+
+    @property
+    def writes_at_once(self) -> bool:
+        """True if `write_now` may ever send something."""
+        ...
+
+    def write_now(self, message: bytes) -> bool:
+        """Send an encoded message if that takes no wait. Returns False, and sends nothing, otherwise.
+
+        No task may be in `write`. A call that has ended also returns False, and `write` tells why.
+        """
+        ...
+
+    def receive(self, each: Callable[[ReceivedT_co], object], ended: Ended) -> None:
+        """Call `each` with every message as it comes, and `ended` once with the call's status.
+
+        The status is None if the broker ended the call in order. Neither may raise an error.
+        """
+        ...
+
+    async def write(self, message: Message) -> None:
+        """Send a message, and wait while the broker is slow to accept it."""
+        ...
+
+    async def done_writing(self) -> None:
+        """Tell the broker that no more messages come."""
+        ...
+
+    def cancel(self) -> None:
+        """Give the call up. The broker then gives up what it has not begun."""
+        ...
+
+
+class GrpcCall(Generic[MessageT]):
+    """A call over gRPC: a `MessageCall`."""
+
+    writes_at_once = False
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._receiving: asyncio.Task[None] | None = None
+        self.write = call.write
+        self.done_writing = call.done_writing
+
+    def write_now(self, message: bytes) -> bool:
+        return False
+
+    def receive(self, each: Receive[MessageT], ended: Ended) -> None:
+        self._receiving = asyncio.create_task(self._receive(each, ended), name="receive over gRPC")
+
+    async def _receive(self, each: Receive[MessageT], ended: Ended) -> None:
+        status: grpc.aio.AioRpcError | None = None
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                each(message)
+            code = await self._call.code()
+            if code is not grpc.StatusCode.OK:
+                status = ended_with(code, await self._call.details())
+        except grpc.aio.AioRpcError as error:
+            status = error
+        except asyncio.InvalidStateError as error:
+            status = ended_with(grpc.StatusCode.UNAVAILABLE, str(error))
+        except asyncio.CancelledError:
+            status = ended_with(grpc.StatusCode.CANCELLED, "the call was given up")
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+        finally:
+            ended(status)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+
+class FrameCall(Generic[MessageT]):
+    """A call over frames: a `MessageCall`, whose messages may also be read one by one."""
+
+    writes_at_once = True
 
     def __init__(self, connection: FrameConnection, parse: Callable[[bytes], MessageT], begun: float) -> None:
         """`begun` is the event loop's time at which the call's token was given."""
@@ -51,19 +134,9 @@ class FrameCall(Generic[MessageT]):
         self._on_end: Callable[[grpc.aio.AioRpcError | None], object] | None = None
 
     def write_now(self, message: bytes) -> bool:
-        """Send an encoded message if that takes no wait. Returns False, and sends nothing, otherwise.
-
-        No task may be in `write`. A call that has ended also returns False, and `write` tells why.
-        """
         return self._connection.write_now(FrameKind.MESSAGE, message)
 
-    def receive(
-        self, each: Callable[[MessageT], object], ended: Callable[[grpc.aio.AioRpcError | None], object]
-    ) -> None:
-        """Call `each` with every message as it comes, and `ended` once with the call's status, instead of `read`.
-
-        The status is None if the broker ended the call in order. Neither may raise an error.
-        """
+    def receive(self, each: Receive[MessageT], ended: Ended) -> None:
         self._each, self._on_end = each, ended
         self._connection.when_ready(self._take_all)
 
@@ -98,12 +171,10 @@ class FrameCall(Generic[MessageT]):
             ended(status)
 
     async def write(self, message: Message) -> None:
-        """Send a message, and wait while the broker is slow to accept it."""
         if not await self._connection.write(FrameKind.MESSAGE, message.SerializeToString()):
             raise self._lost()
 
     async def done_writing(self) -> None:
-        """Tell the broker that no more messages come."""
         if not await self._connection.write(FrameKind.END, b""):
             raise self._lost()
 
@@ -146,7 +217,6 @@ class FrameCall(Generic[MessageT]):
         raise self._ended
 
     def cancel(self) -> None:
-        """Give the call up. The broker then gives up what it has not begun."""
         self._given_up = True
         self._connection.abort("the call was given up")
 

@@ -22,6 +22,7 @@ from coranto.labels import label_selector, label_set
 from coranto.testing import Cluster, SyncCluster
 from coranto.testing.cluster import STORE_URL
 from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.transport.calls import GrpcCall
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
 from coranto_broker.append.queue import JournalQueue
@@ -342,7 +343,7 @@ def test_all_journals_of_a_stream_have_their_turn() -> None:
     async def main() -> None:
         nonlocal answers
         answers = asyncio.Queue()
-        stream = AppendStream(Call())
+        stream = AppendStream(GrpcCall(Call()))
         journals = [f"test/{number}" for number in range(8)]
         # Each is more than its share, and all are more than the window.
         content = b"x" * client_stream.MAX_CONTENT_BYTES

@@ -15,6 +15,7 @@ from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.security.call_tokens import CallTokens
 from coranto.security.tokens import TOKEN_SECONDS, Capability, Keys
 from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.transport.calls import GrpcCall
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.replication import peers
@@ -73,7 +74,7 @@ class Stub:
 
 
 def stream_over(call: Call) -> PeerStream:
-    return PeerStream(call, pb.ProcessSpec.ID(zone="a", suffix="b"))
+    return PeerStream(GrpcCall(call), pb.ProcessSpec.ID(zone="a", suffix="b"))
 
 
 async def opened(call: Call, answer: pb.ReplicateResponse) -> PeerStream:
@@ -263,10 +264,10 @@ async def test_a_call_for_the_next_pipeline_has_a_token_of_its_own_and_tells_its
     assert prepared != [first]
     assert stream.token_age == 0.0
 
-    class Ready(Call):
+    class Ready(GrpcCall[pb.ReplicateResponse]):
         begun = loop.time() - 7.0
 
-    monkeypatch.setattr(found._ready, "take", lambda *_: Ready())
+    monkeypatch.setattr(found._ready, "take", lambda *_: Ready(Call()))
     framed = found.replicate("http://127.0.0.1:1", pb.ProcessSpec.ID(), "j", first)
     assert framed.token_age >= 7.0
     for each in (stream, framed):

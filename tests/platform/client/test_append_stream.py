@@ -17,7 +17,7 @@ import pytest
 
 from coranto.client.append_stream import AppendStream, NotSent
 from coranto.transport import connection as of_connections
-from coranto.transport.calls import FrameDialer
+from coranto.transport.calls import FrameDialer, GrpcCall
 from coranto.transport.connection import FrameConnection
 from coranto.transport.frames import FrameKind
 from coranto.wire import protocol_pb2 as pb
@@ -63,7 +63,7 @@ async def test_appends_that_were_all_answered_together_go_on_in_two_halves_that_
     tasks: int, sizes: list[int]
 ) -> None:
     call: Any = FakeCall()
-    stream = AppendStream(call)
+    stream = AppendStream(GrpcCall(call))
 
     async def append() -> None:
         for _ in range(4):

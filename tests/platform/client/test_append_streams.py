@@ -11,7 +11,7 @@ import pytest
 from coranto.client import append_streams
 from coranto.client.append_stream import AppendStream
 from coranto.client.append_streams import AppendStreams
-from coranto.transport.calls import ended_with
+from coranto.transport.calls import GrpcCall, ended_with
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch
 from coranto.wire.frames_pb2 import FramePort
@@ -56,6 +56,17 @@ class FakeCall:
     async def done_writing(self) -> None:
         self._answers.put_nowait(grpc.aio.EOF)
 
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.OK
+
+
+class FakeFrames(GrpcCall[AppendAnswers]):
+    """A call whose first answer is read by itself."""
+
+    def __init__(self, call: FakeCall) -> None:
+        super().__init__(call)
+        self.read = call.read
+
 
 class World:
     """A broker that serves frames, or not, and the calls to it."""
@@ -73,11 +84,11 @@ class World:
     def AppendStream(self, metadata: object) -> FakeCall:
         return self._called("gRPC", AppendAnswers(frames=self.port))
 
-    async def open(self, *_: object) -> FakeCall:
+    async def open(self, *_: object) -> FakeFrames:
         self.tries += 1
         if self.refusal is not None:
             raise self.refusal
-        return self._called("frames", AppendAnswers())
+        return FakeFrames(self._called("frames", AppendAnswers()))
 
     def _called(self, name: str, first: AppendAnswers) -> FakeCall:
         self.calls.append(FakeCall(name, self.log, first))
