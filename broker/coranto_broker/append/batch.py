@@ -11,8 +11,8 @@ from typing import Final
 from coranto.errors import CorantoError, Unavailable
 from coranto.specs.durability import NO_DEMAND, Durability
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.fsm import AppendEnvironment
 from coranto_broker.append.held_pipeline import HeldPipeline
+from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import AppendRange, Refusal
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import AppendEvent, ProposalPath
@@ -26,10 +26,10 @@ SHUTTING_DOWN: Final = "this broker is shutting down"
 class Batch:
     """Appends that commit with one proposal, and those that are refused because of what they follow."""
 
-    def __init__(self, environment: AppendEnvironment, replica: Replica, held: HeldPipeline) -> None:
+    def __init__(self, host: AppendHost, replica: Replica, held: HeldPipeline) -> None:
         """`held` owns the pipeline, and is given up with the proposal."""
         assert held.pipeline is not None
-        self._env = environment
+        self._host = host
         self._replica = replica
         self._held = held
         self.pipeline = held.pipeline
@@ -104,9 +104,9 @@ class Batch:
         for append, _ in self.members:
             append.on(AppendEvent.PROPOSED)
         if appends:
-            self._env.proposed(path, appends)
+            self._host.proposed(path, appends)
         turn, is_broken = self._held.hand_on()
-        self._env.spawn(self._await_acks(turn, is_broken))
+        self._host.spawn(self._await_acks(turn, is_broken))
 
     async def _await_acks(self, turn: Turn, is_broken: bool) -> None:
         """Read every replica's answer to the proposal in its turn, and settle the appends."""
@@ -134,7 +134,7 @@ class Batch:
         if self._demand is NO_DEMAND or not appends or durability.meets(self._demand):
             return None
         self._replica.acknowledged_below_demand += appends
-        self._env.acknowledged_below_demand(appends)
+        self._host.acknowledged_below_demand(appends)
         if not self._demand.refuses:
             return None
         return Unavailable(f"the append is in the journal, but {durability}; its labels demand {self._demand}")

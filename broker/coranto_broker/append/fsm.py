@@ -10,12 +10,9 @@ Each state here also ends in ERROR when it fails, or when the client goes away (
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
 
-from coranto.coordination.etcd import Coordinator, KeyValue, Put, unmodified
-from coranto.effects import Clock
+from coranto.coordination.etcd import KeyValue, Put, unmodified
 from coranto.errors import CorantoError, StoreError, Unavailable
 from coranto.fragments.fragment import Fragment
 from coranto.specs.validation import routes_equivalent
@@ -31,72 +28,24 @@ from coranto_broker.append.decision import (
     next_fragment,
 )
 from coranto_broker.append.held_pipeline import HeldPipeline
+from coranto_broker.append.host import AppendHost
 from coranto_broker.append.in_sync_update import find_takeover, record_replicas
 from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT, snapshot_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
-from coranto_broker.append.states import TERMINAL, AppendEvent, ProposalPath, State
-from coranto_broker.ownership import Invalidated, Signal
-from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord
+from coranto_broker.append.states import TERMINAL, AppendEvent, State
+from coranto_broker.ownership import Invalidated
 from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed, rolled_back
-from coranto_broker.replication.resolver import Resolution, Resolver
 from coranto_broker.spool import in_sync
-from coranto_broker.spool.durable_spool import DurableSpool
 from coranto_broker.spool.in_sync import Takeover
-
-
-class AppendEnvironment(Protocol):
-    """The part of the broker that appends use."""
-
-    clock: Clock
-    coordinator: Coordinator
-    resolver: Resolver
-
-    in_sync: InSyncRecords
-
-    @property
-    def max_append_rate(self) -> int:
-        """The highest rate of every journal's appends in bytes per second; 0: unlimited."""
-        ...
-
-    async def verify(self, resolution: Resolution, spool: DurableSpool) -> StoredRecord:
-        """Return the in-sync record. Raises Stranded if the broker's own spool may not take part in a pipeline."""
-        ...
-
-    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: StoredRecord) -> Pipeline:
-        """Build a pipeline for the resolution's Route around the broker's own spool."""
-        ...
-
-    def is_healthy(self, journal: str, url: str) -> bool:
-        """Return True if the store is known to work and its backlog does not hold the journal back."""
-        ...
-
-    async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
-        """Return the reason why a fragment store does not take a journal's content, or "" if it does.
-
-        Waits some time for a problem to pass. Raises Invalidated when `until` fires first.
-        """
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run work that outlives the call that needs it."""
-        ...
-
-    def proposed(self, path: ProposalPath, appends: int) -> None:
-        """Note that this many appends are proposed together, to be committed."""
-        ...
-
-    def acknowledged_below_demand(self, appends: int) -> None:
-        """Note appends that are committed, but survive less than their journal's labels demand."""
-        ...
 
 
 class AppendFsm:
     """The states of one append before its content. `run` it, then take its pipeline (`held`) or `release` it."""
 
-    def __init__(self, environment: AppendEnvironment, append: QueuedAppend) -> None:
-        self._env = environment
+    def __init__(self, host: AppendHost, append: QueuedAppend) -> None:
+        self._host = host
         self.append = append
-        self.held = HeldPipeline(environment.spawn)
+        self.held = HeldPipeline(host.spawn)
         self.registers = pb.LabelSet()
         """The registers that the pipeline begins with, or those for which the append is refused."""
         self.decided: Commit | None = None
@@ -156,9 +105,9 @@ class AppendFsm:
         """Find the primary in a key space that is recent enough."""
         if self._await_change:
             self._await_change = False
-            await self._env.resolver.wait_for_change(self.append.resolved)
+            await self._host.resolver.wait_for_change(self.append.resolved)
         try:
-            resolution = await self._env.resolver.resolve(
+            resolution = await self._host.resolver.resolve(
                 self.append.request.journal,
                 may_proxy=not self.append.request.do_not_proxy,
                 require_primary=True,
@@ -198,7 +147,9 @@ class AppendFsm:
         except Invalidated:
             return AppendEvent.INVALIDATED
         # From here on, the append commits before anybody who sees other flags or suspends looks at the journal's end.
-        return AppendEvent.PIPELINE_ACQUIRED if self._env.resolver.permits_hold(resolution) else AppendEvent.INVALIDATED
+        return (
+            AppendEvent.PIPELINE_ACQUIRED if self._host.resolver.permits_hold(resolution) else AppendEvent.INVALIDATED
+        )
 
     async def _start_pipeline(self) -> AppendEvent:
         """Use the pipeline if it follows our Route. Otherwise take the replica's spool and build a new pipeline."""
@@ -206,7 +157,7 @@ class AppendFsm:
         if pipeline is not None:
             fits = pipeline.fits(resolution)
             current = fits or routes_equivalent(pipeline.route, resolution.header.route)
-            if current and pipeline.is_usable(self._env.clock.monotonic()):
+            if current and pipeline.is_usable(self._host.clock.monotonic()):
                 self.registers = pipeline.spool.registers
                 return AppendEvent.PIPELINE_FITS if fits else AppendEvent.PIPELINE_FOLLOWS_ROUTE
             self.held.shut_down()
@@ -218,12 +169,12 @@ class AppendFsm:
             # Replicas are about to go on at the spool's end. If power loss took content before it here, that would
             # leave a hole that readers wait at.
             await spool.flush_commits()
-            reading = await self._env.verify(resolution, spool)
+            reading = await self._host.verify(resolution, spool)
         except BaseException:
             resolution.require_replica.spool.put(spool)
             raise
         self.registers = spool.registers
-        self.held.pipeline = self._env.build_pipeline(resolution, spool, reading)
+        self.held.pipeline = self._host.build_pipeline(resolution, spool, reading)
         self._synchronizing = True
         return AppendEvent.PIPELINE_BUILT
 
@@ -233,7 +184,7 @@ class AppendFsm:
         pipeline = self._pipeline
         await pipeline.settled()
         proposal = next_fragment(
-            pipeline.spool.committed, self._roll_to, self.append.resolved.spec.fragment, self._env.clock.now()
+            pipeline.spool.committed, self._roll_to, self.append.resolved.spec.fragment, self._host.clock.now()
         )
         pipeline.propose(proposal, self.registers, acknowledge=True)
         return AppendEvent.PROPOSED
@@ -271,7 +222,7 @@ class AppendFsm:
         advertise = [Put(kv.key, route.SerializeToString(deterministic=True), keep_lease=True) for kv in stale]
         may_record = not pipeline.recorded and len(route.members) >= resolution.replication
         if may_record:
-            found = await find_takeover(self._env.in_sync, resolution, pipeline)
+            found = await find_takeover(self._host.in_sync, resolution, pipeline)
             if found is Takeover.ROLL:
                 assert pipeline.reading is not None
                 record = pipeline.reading.record
@@ -289,7 +240,7 @@ class AppendFsm:
         if not may_record:
             # This may lose against the allocator. Then the later revision shows the allocator's change, and we retry.
             compares = [unmodified(each.kv) for each in resolution.assignments]
-            self._read_through = (await self._env.coordinator.txn(compares, advertise)).header.revision
+            self._read_through = (await self._host.coordinator.txn(compares, advertise)).header.revision
         return AppendEvent.ETCD_CHANGED
 
     async def _await_desired_replicas(self) -> AppendEvent:
@@ -321,7 +272,7 @@ class AppendFsm:
         torn = content is not None and is_torn(content.content, self._pipeline.whole_lines)
         store_problem: str | None = None
         while True:
-            now = self._env.clock.now()
+            now = self._host.clock.now()
             snapshot = snapshot_of(resolution, self._pipeline, now, store_problem, loss_confirmed=self.loss_confirmed)
             found = decide(self.append.request, snapshot, length, torn=torn)
             match found:
@@ -343,7 +294,7 @@ class AppendFsm:
                     case Need.STORE:
                         url = resolution.spec.fragment.stores[0]  # New fragments go to the first store.
                         name, until = resolution.spec.name, resolution.invalidated
-                        store_problem = await self._env.store_problem(name, url, until)
+                        store_problem = await self._host.stores.problem(name, url, until)
                     case Need.LISTING:
                         await resolution.require_replica.wait_refreshed(resolution.invalidated)
                     case Need.EMPTY_APPEND if content is None:
@@ -380,9 +331,9 @@ class AppendFsm:
             reading, spool = pipeline.reading, pipeline.spool
             record = in_sync.closed(reading.record, reading.create_revision, spool.end, spool.registers)
             pipeline.recorded = False
-            result, pipeline.reading = await self._env.in_sync.write(reading, record, compares, [put])
+            result, pipeline.reading = await self._host.in_sync.write(reading, record, compares, [put])
         else:
-            result = await self._env.coordinator.txn(compares, [put])
+            result = await self._host.coordinator.txn(compares, [put])
         self._read_through = result.header.revision
         return AppendEvent.ETCD_CHANGED
 
@@ -401,7 +352,7 @@ class AppendFsm:
         """Record the pipeline's replicas as in sync. Returns False if something changed meanwhile."""
         try:
             succeeded, read_through = await record_replicas(
-                self._env.in_sync, self.append.resolved, pipeline, advertise or (), fell=fell
+                self._host.in_sync, self.append.resolved, pipeline, advertise or (), fell=fell
             )
         except ReplicationFailed:
             self.held.shut_down()

@@ -22,7 +22,7 @@ from coranto_broker.spool.spool import CommittedState
 from coranto_broker.spool.steady import Steady
 
 if TYPE_CHECKING:
-    from coranto_broker.append.fsm import AppendEnvironment
+    from coranto_broker.append.host import AppendHost
 
 MAX_BATCH_BYTES: Final = 1 << 20
 """Most content of one batch, in bytes. It must fit into one message to each replica."""
@@ -143,23 +143,23 @@ def snapshot_of(
     )
 
 
-def steady_range(environment: AppendEnvironment, resolution: Resolution, pipeline: Pipeline) -> Steady | None:
+def steady_range(host: AppendHost, resolution: Resolution, pipeline: Pipeline) -> Steady | None:
     """Return the range in which appends extend the fragment as it is, without a wait; None if there is none now.
 
     It is remembered with the pipeline, which fits the resolution.
     """
-    committed, now = pipeline.spool.committed, environment.clock.now()
+    committed, now = pipeline.spool.committed, host.clock.now()
     changes = resolution.require_replica.index.changes
     found = pipeline.steady
     if found is None or found.changes != changes or not found.range.holds(committed.fragment, now):
         spec = resolution.spec
-        if environment.max_append_rate or spec.max_append_rate:
+        if host.max_append_rate or spec.max_append_rate:
             return None  # Appends pay for their bytes one at a time.
         decided = steady(snapshot_of(resolution, pipeline, now))
         store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first store.
         found = pipeline.steady = None if decided is None else SteadyPipeline(decided, changes, store)
         if found is None:
             return None
-    if found.store and not environment.is_healthy(resolution.spec.name, found.store):
+    if found.store and not host.stores.is_healthy(resolution.spec.name, found.store):
         return None
     return found.range

@@ -23,11 +23,11 @@ from coranto.effects import Bytes
 from coranto.errors import CorantoError, Unavailable
 from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import registers as of_registers
 from coranto_broker.append.batch import SHUTTING_DOWN, Batch
-from coranto_broker.append.decision import apply_registers, is_plain, is_torn
-from coranto_broker.append.fsm import AppendEnvironment, AppendFsm
+from coranto_broker.append.decision import apply_registers, is_torn
+from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.held_pipeline import HeldPipeline
+from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import (
     MAX_BATCH_APPENDS,
     MAX_BATCH_BYTES,
@@ -61,8 +61,8 @@ class Tokens(Protocol):
 class JournalQueue:
     """The appends of one replica's journal that are not proposed, in their order."""
 
-    def __init__(self, environment: AppendEnvironment, replica: Replica) -> None:
-        self._env = environment
+    def __init__(self, host: AppendHost, replica: Replica) -> None:
+        self._host = host
         self._replica = replica
         self._waiting: dict[QueuedAppend, None] = {}
         self._preparing: QueuedAppend | None = None  # The committer takes it to its content.
@@ -112,7 +112,7 @@ class JournalQueue:
             return False
         if not pipeline.answers_at_once or not pipeline.is_idle or not self._is_ready(pipeline, resolution):
             return False
-        if steady_range(self._env, resolution, pipeline) is None or is_torn(content.content, pipeline.whole_lines):
+        if steady_range(self._host, resolution, pipeline) is None or is_torn(content.content, pipeline.whole_lines):
             return False
         before, registers = pipeline.spool.committed, append.foreseen
         if registers is None or before.registers is not append.met:  # Registers are never modified in place.
@@ -120,7 +120,7 @@ class JournalQueue:
             if registers is None:
                 return False
         after = pipeline.commit(content.content, registers)
-        self._env.proposed(ProposalPath.INLINE, 1)
+        self._host.proposed(ProposalPath.INLINE, 1)
         begin, digest = before.fragment.end, hashlib.sha1(content.content, usedforsecurity=False).digest()
         state = append.state = State.FINISHED
         committed = after, begin, after.end, digest, content.chunks, 0, ALONE
@@ -132,7 +132,7 @@ class JournalQueue:
         invalidated = resolution.invalidated
         if (invalidated is not None and invalidated.fired) or not pipeline.fits(resolution):
             return False
-        return self._env.resolver.is_current(resolution) and pipeline.is_usable(self._env.clock.monotonic())
+        return self._host.resolver.is_current(resolution) and pipeline.is_usable(self._host.clock.monotonic())
 
     # -- Batches -------------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class JournalQueue:
         except Exception as error:  # noqa: BLE001
             self._fail_head(error)
         if self._waiting:
-            self._committer = self._env.spawn(self._commit())
+            self._committer = self._host.spawn(self._commit())
 
     async def _commit(self) -> None:
         """Propose all appends that wait."""
@@ -187,7 +187,7 @@ class JournalQueue:
 
     def _ready(self) -> tuple[Pipeline, Steady] | None:
         """Return the pipeline and its steady range if the append at the head may need no more than a decision."""
-        pipeline, head, resolver = self._replica.pipeline.at_rest, next(iter(self._waiting)), self._env.resolver
+        pipeline, head, resolver = self._replica.pipeline.at_rest, next(iter(self._waiting)), self._host.resolver
         if pipeline is None or head.content is None:
             return None
         own = head.resolved
@@ -196,7 +196,7 @@ class JournalQueue:
             if found is None or not _is_alike(own, found):
                 return None
             head.resolution = own = found
-        steady = steady_range(self._env, own, pipeline) if self._is_ready(pipeline, own) else None
+        steady = steady_range(self._host, own, pipeline) if self._is_ready(pipeline, own) else None
         return (pipeline, steady) if steady is not None else None
 
     def _propose_next(self) -> bool:
@@ -205,11 +205,11 @@ class JournalQueue:
         if ready is None or not ready[0].has_room(PROPOSALS_IN_FLIGHT):
             return False
         resolution = next(iter(self._waiting)).resolved
-        held = HeldPipeline(self._env.spawn)
+        held = HeldPipeline(self._host.spawn)
         held.acquired(self._replica.pipeline.take_at_rest(), resolution)
         try:
-            plan = BatchPlan(snapshot_of(resolution, ready[0], self._env.clock.now()), ready[1])
-            batch = Batch(self._env, self._replica, held)
+            plan = BatchPlan(snapshot_of(resolution, ready[0], self._host.clock.now()), ready[1])
+            batch = Batch(self._host, self._replica, held)
             self._take(batch, plan, resolution)
             if batch.members:
                 batch.write_and_propose(plan.registers)
@@ -249,7 +249,7 @@ class JournalQueue:
         """Have the state machine take the append at the head to its content. Propose that, with those behind it."""
         del self._waiting[append]
         self._preparing = append
-        fsm = AppendFsm(self._env, append)
+        fsm = AppendFsm(self._host, append)
         try:
             if not await self._reach_content(fsm):
                 return
@@ -291,11 +291,11 @@ class JournalQueue:
         append, decided, length = fsm.append, fsm.decided, len(content)
         assert decided is not None
         resolution = append.resolved
-        flow = start_flow(self._env, resolution, 0)
+        flow = start_flow(self._host, resolution, 0)
         if length:
-            await pay(self._env, append, flow, length)
-        batch = Batch(self._env, self._replica, fsm.held)
-        plan = BatchPlan(snapshot_of(resolution, batch.pipeline, self._env.clock.now()))
+            await pay(self._host, append, flow, length)
+        batch = Batch(self._host, self._replica, fsm.held)
+        plan = BatchPlan(snapshot_of(resolution, batch.pipeline, self._host.clock.now()))
         batch.add(append, plan.commit(length, decided.registers))
         if length or not append.request.HasField("durability"):  # The answer to a question is not one to others.
             self._take(batch, plan, resolution, flow)
@@ -316,7 +316,7 @@ class JournalQueue:
                 stream = ContentStream(fsm)
             if append.outcome is None:
                 registers = fsm.decided.registers if fsm.decided is not None else stream.pipeline.spool.registers
-                Batch(self._env, self._replica, fsm.held).propose_streamed(stream, registers)
+                Batch(self._host, self._replica, fsm.held).propose_streamed(stream, registers)
         except CorantoError as error:
             append.settle(error)
         finally:
@@ -331,52 +331,6 @@ class JournalQueue:
 def queue_of(replica: Replica) -> JournalQueue:
     """Return a replica's queue."""
     return cast("JournalQueue", replica.queue)
-
-
-def recognize(environment: AppendEnvironment, append: QueuedAppend) -> bool:
-    """Resolve an append without a wait if that is possible. Returns True if its request is certain to be well-formed.
-
-    Its journal then exists, so its name is valid.
-    """
-    request = append.request
-    if not append.claims.covers_all or request.HasField("header"):
-        return False
-    resolution = environment.resolver.known(request.journal, request.min_etcd_revision)
-    if resolution is None or resolution.replica is None or resolution.status != pb.OK:
-        return False
-    pipeline = resolution.replica.pipeline.at_rest
-    if pipeline is None or not pipeline.fits(resolution):
-        if resolution.is_local:
-            append.resolution = resolution
-        return False
-    append.resolution = resolution
-    if request.offset or request.at_start or request.suspend:
-        return False
-    before = append.met = pipeline.spool.registers
-    append.foreseen = before if is_plain(request) else of_registers.replaced(request, before)
-    return append.foreseen is not None
-
-
-async def resolve(environment: AppendEnvironment, append: QueuedAppend) -> AppendOutcome | CorantoError | None:
-    """Resolve an append that is in no queue. Returns its outcome if it is refused, or is to be forwarded."""
-    if append.resolution is None:
-        fsm = AppendFsm(environment, append)
-        if not await fsm.run(State.ACQUIRE_PIPELINE):
-            return fsm.outcome
-    return None
-
-
-async def run_buffered(environment: AppendEnvironment, append: QueuedAppend) -> AppendOutcome:
-    """Take an append whose content is buffered to its outcome. Raises the error with which it ends."""
-    try:
-        outcome = await resolve(environment, append)
-        if outcome is None:
-            queue_of(append.resolved.require_replica).enqueue(append)
-        else:
-            append.settle(outcome)
-        return await append.settled()
-    finally:
-        append.leave()
 
 
 def _is_alike(one: Resolution, other: Resolution) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from coranto_broker.append.fsm import AppendEnvironment
-from coranto_broker.append.queue import JournalQueue, queue_of, resolve
+from coranto_broker.append.entry import resolve
+from coranto_broker.append.host import AppendHost
+from coranto_broker.append.queue import JournalQueue, queue_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import State
 
@@ -18,8 +19,8 @@ from coranto_broker.append.states import State
 class StreamOrder:
     """The appends of one stream to one journal that are under way. Call `ended` once one of them is answered."""
 
-    def __init__(self, environment: AppendEnvironment) -> None:
-        self._env = environment
+    def __init__(self, host: AppendHost) -> None:
+        self._host = host
         self._unplaced: deque[QueuedAppend] = deque()  # They wait for their turn to be resolved.
         self._placing: asyncio.Task[None] | None = None
         self._place: JournalQueue | bytes | None = None  # The queue, or the broker, that has those before them.
@@ -64,7 +65,7 @@ class StreamOrder:
     async def _place_next(self, append: QueuedAppend) -> None:
         outcome: AppendOutcome | Exception | None
         try:
-            outcome = await resolve(self._env, append)
+            outcome = await resolve(self._host, append)
         except Exception as error:  # noqa: BLE001  # Only this append ends with it.
             outcome = error
         place = self._place

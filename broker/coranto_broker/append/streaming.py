@@ -11,7 +11,8 @@ from coranto.errors import CorantoError, InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import TORN_LINE, is_torn, judge_content
-from coranto_broker.append.fsm import AppendEnvironment, AppendFsm
+from coranto_broker.append.fsm import AppendFsm
+from coranto_broker.append.host import AppendHost
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.receiving import Inbox, MinRateGuard, has_parameters
 from coranto_broker.append.states import AppendEvent, State
@@ -43,10 +44,10 @@ class ContentStream:
         self._sum: Hash | None = new_sum() if self.pipeline.spool.fragment.length else None
         self._is_committing = self._is_torn = False
 
-    async def receive(self, environment: AppendEnvironment, inbox: Inbox, min_rate: int) -> None:
+    async def receive(self, host: AppendHost, inbox: Inbox, min_rate: int) -> None:
         """Send the client's messages to all replicas, until no more are wanted."""
-        flow = start_flow(environment, self.append.resolved, min_rate)
-        guard = MinRateGuard(flow, environment.clock, inbox.deadlines)
+        flow = start_flow(host, self.append.resolved, min_rate)
+        guard = MinRateGuard(flow, host.clock, inbox.deadlines)
         try:
             while True:
                 message = await guard.read(inbox)
@@ -55,11 +56,11 @@ class ContentStream:
                     self.client_ended()
                     return
                 if size := len(message.content):
-                    await pay(environment, self.append, flow, size)
+                    await pay(host, self.append, flow, size)
                 if not self.client_sent(message):
                     return
                 await self.pipeline.drain()  # Slow replicas, including our own, catch up.
-                flow.forgive(environment.clock.monotonic())
+                flow.forgive(host.clock.monotonic())
         except CorantoError as problem:
             self.problem = self.problem or problem
         finally:
@@ -120,23 +121,23 @@ class ContentStream:
         self.problem = AppendOutcome(State.ERROR, self.append.resolved, status, registers, reason=reason)
 
 
-def start_flow(environment: AppendEnvironment, resolution: Resolution, min_rate: int) -> FlowControl:
+def start_flow(host: AppendHost, resolution: Resolution, min_rate: int) -> FlowControl:
     """Begin the flow control of an append, with the lowest rate of its client and the highest of its journal."""
     max_rate = resolution.spec.max_append_rate
-    if environment.max_append_rate:
-        max_rate = min(max_rate or environment.max_append_rate, environment.max_append_rate)
+    if host.max_append_rate:
+        max_rate = min(max_rate or host.max_append_rate, host.max_append_rate)
     flow = resolution.require_replica.flow_control
-    flow.start(min_rate, max_rate, environment.clock.monotonic())
+    flow.start(min_rate, max_rate, host.clock.monotonic())
     return flow
 
 
-async def pay(environment: AppendEnvironment, append: QueuedAppend, flow: FlowControl, size: int) -> None:
+async def pay(host: AppendHost, append: QueuedAppend, flow: FlowControl, size: int) -> None:
     """Account for a chunk, and wait while the journal's rate is exhausted."""
     invalidated = append.resolved.invalidated
     flow.chunk(size)
     while flow.throttled:
-        await environment.clock.sleep(min(flow.seconds_until_paid(), THROTTLE_QUANTUM_SECONDS))
-        flow.tick(environment.clock.monotonic())
+        await host.clock.sleep(min(flow.seconds_until_paid(), THROTTLE_QUANTUM_SECONDS))
+        flow.tick(host.clock.monotonic())
         if invalidated is not None and invalidated.fired:
             flow.lift()
     append.total_chunks, append.delayed_chunks = flow.total_chunks, flow.delayed_chunks

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NoReturn
 from coranto.errors import InvalidInput
 from coranto.security.tokens import Claims
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.entry import recognize, resolve
 from coranto_broker.append.forwarding import forward
-from coranto_broker.append.queue import queue_of, recognize, resolve
+from coranto_broker.append.queue import queue_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.receiving import Inbox
 from coranto_broker.append.response_encoder import AppendResponseEncoder
@@ -38,7 +39,7 @@ async def serve_encoded(
     if not isinstance(request, pb.AppendRequest):
         _refuse_first(request)
     append = QueuedAppend(request, claims, begun=begun)
-    if not recognize(broker, append):
+    if not recognize(broker.appends, append):
         if not is_acceptable(broker, request, request.journal, claims):
             return broker.journal_not_found()
         if not request.journal:
@@ -53,12 +54,12 @@ async def serve_encoded(
     finally:
         append.leave()
         inbox.close()
-        broker.append_ended(append)
+        broker.appends.ended(append)
 
 
 async def _outcome_of(broker: Broker, append: QueuedAppend, inbox: Inbox) -> AppendOutcome:
     """Receive an append's content, and return its outcome. Raises the error with which it ends."""
-    outcome = await resolve(broker, append)
+    outcome = await resolve(broker.appends, append)
     if outcome is not None:
         append.settle(outcome)
         return await append.settled()
@@ -67,7 +68,7 @@ async def _outcome_of(broker: Broker, append: QueuedAppend, inbox: Inbox) -> App
     queue.enqueue(append)
     if append.content is None and (fsm := await append.may_stream()) is not None:
         stream = ContentStream(fsm)
-        await stream.receive(broker, inbox, min_rate)
+        await stream.receive(broker.appends, inbox, min_rate)
         assert append.queue is not None
         await append.queue.end_stream(stream)
     return await append.settled()

@@ -13,8 +13,8 @@ from coranto.errors import InvalidInput
 from coranto.member import call_errors
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, bearer_of
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
+from coranto_broker.append.entry import recognize
 from coranto_broker.append.forwarding import forward_buffered
-from coranto_broker.append.queue import recognize
 from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
 from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.append.states import State
@@ -195,7 +195,7 @@ class _Stream:
         claims = self._tokens.claims_of(append.authorization)
         buffered = BufferedContent(content, 1 if content else 0)
         queued = QueuedAppend(request, claims, buffered, begun, partial(self._settled, append.id, size))
-        if not recognize(broker, queued):
+        if not recognize(broker.appends, queued):
             if not is_acceptable(broker, request, request.journal, claims):
                 self._answer(append.id, request.journal, size, broker.journal_not_found())
                 return
@@ -204,7 +204,7 @@ class _Stream:
         order = self._orders.get(request.journal)
         if order is None:
             self._forget_idle_orders()
-            order = self._orders[request.journal] = StreamOrder(broker)
+            order = self._orders[request.journal] = StreamOrder(broker.appends)
         self._appends[append.id] = queued
         order.add(queued)
 
@@ -236,7 +236,7 @@ class _Stream:
         self._end(number, size, append, answer)
 
     def _end(self, number: int, size: int, append: QueuedAppend, answer: bytes | Exception) -> None:
-        self._broker.append_ended(append)
+        self._broker.appends.ended(append)
         self._orders[append.request.journal].ended()
         self._answer(number, append.request.journal, size, answer)
 

@@ -227,4 +227,4 @@ def _fill(broker: Broker, head: JournalHead, spec: pb.JournalSpec, replica: Repl
     head.journal_id = replica.journal_id
     head.demand_unmet, head.acknowledged_below_demand = replica.demand_unmet, replica.acknowledged_below_demand
     if spec.fragment.stores:
-        head.store_problem = broker.held_back(spec.name, spec.fragment.stores[0])
+        head.store_problem = broker.store_watch.held_back(spec.name, spec.fragment.stores[0])

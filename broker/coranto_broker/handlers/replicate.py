@@ -69,7 +69,7 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
         except Invalidated:
             continue
     try:
-        await broker.verify(resolution, spool)
+        await broker.appends.verify(resolution, spool)
     except BaseException:
         replica.spool.put(spool)
         raise

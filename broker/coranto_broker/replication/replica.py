@@ -87,6 +87,9 @@ class PulseFailed(Exception):
         self.changed = changed
 
 
+Pulse = Callable[["Replica"], Awaitable[Signal | None]]
+
+
 class Replica:
     """One journal's replica. Call `start` once and `stop` once."""
 
@@ -99,7 +102,7 @@ class Replica:
         folders: JournalFolders,
         persister: Persister,
         records: InSyncRecords,
-        pulse: Callable[[Replica], Awaitable[Signal | None]],
+        pulse: Pulse,
         queue: Callable[[Replica], object] = lambda _: None,
         distrusted: bool = False,
         on_failure: Callable[[Replica], None] = lambda _: None,

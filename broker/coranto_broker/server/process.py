@@ -82,7 +82,7 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
 
     def readiness(self) -> dict[str, bool]:
         found = super().readiness()
-        return found | {"spools": found["started"] and not self.broker.unreadable_spools}
+        return found | {"spools": found["started"] and not self.broker.replicas.unreadable_spools}
 
     def facts(self) -> dict[str, object]:
         found = {"http": self.http_endpoint, "data_dir": str(self.settings.data_dir)}

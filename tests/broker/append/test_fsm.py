@@ -24,9 +24,10 @@ from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.journal_ids import shared_through
 from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, Durability
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.entry import resolve
 from coranto_broker.append.fsm import _HANDLERS
 from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT
-from coranto_broker.append.queue import JournalQueue, queue_of, resolve
+from coranto_broker.append.queue import JournalQueue, queue_of
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, ProposalPath, State
 from coranto_broker.append.streaming import ContentStream
@@ -155,7 +156,7 @@ class World:
         self.changes: deque[Any] = deque()
         self.txns: list[Any] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.resolver = self
+        self.resolver = self.stores = self
         self.known_resolution: Resolution | None = None  # What the resolver knows without a wait.
         self.coordinator = self
         self.record: KeyValue | None = None
@@ -235,7 +236,7 @@ class World:
     def acknowledged_below_demand(self, appends: int) -> None:
         self.below_demand += appends
 
-    async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
+    async def problem(self, journal: str, url: str, until: Signal | None) -> str:
         return self.health
 
     def is_healthy(self, journal: str, url: str) -> bool:
@@ -643,7 +644,7 @@ async def test_a_route_that_changes_while_the_stores_are_looked_at_is_resolved_a
             raise answer
         return answer
 
-    monkeypatch.setattr(world, "store_problem", problem)
+    monkeypatch.setattr(world, "problem", problem)
     world.spec.fragment.stores.append("file:///frags/")
     fsm = await world.append(b"abc")
     assert (fsm.state, len(world.resolved)) == (State.FINISHED, 2)

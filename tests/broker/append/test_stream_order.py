@@ -28,7 +28,7 @@ class Queue(JournalQueue):
 
 
 def resolution(place: Queue | str) -> Any:
-    """What resolves to a queue, or to the broker of that name."""
+    """A resolution to a queue, or to the broker of that name."""
     header = pb.Header(process_id=pb.ProcessSpec.ID(suffix=place)) if isinstance(place, str) else None
     return SimpleNamespace(require_replica=SimpleNamespace(queue=place), header=header)
 

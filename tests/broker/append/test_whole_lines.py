@@ -17,9 +17,9 @@ from coranto.labels import CONTENT_TYPE, CSV, FIXED_FRAMES, JSON_LINES, LINES, l
 from coranto.testing import Cluster
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.host import AppendHost
 from coranto_broker.append.queue import queue_of
 from coranto_broker.append.states import ProposalPath
-from coranto_broker.broker import Broker
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient, create, eventually, running_broker
@@ -216,13 +216,13 @@ async def test_a_torn_append_that_waits_in_the_queue_is_refused_alone(
     for _ in range(2):  # The second completes the journal's first fragment.
         assert (await client.append(J, WHOLE)).status == pb.OK
     paths: list[tuple[ProposalPath, int]] = []
-    proposed = Broker.proposed
+    proposed = AppendHost.proposed
 
-    def noted(self: Broker, path: ProposalPath, appends: int) -> None:
+    def noted(self: AppendHost, path: ProposalPath, appends: int) -> None:
         paths.append((path, appends))
         proposed(self, path, appends)
 
-    monkeypatch.setattr(Broker, "proposed", noted)
+    monkeypatch.setattr(AppendHost, "proposed", noted)
     [replica] = [each for each in process.broker.resolver.local_replicas if each.journal == J]
     queue = queue_of(replica)
     pipeline = await replica.pipeline.take()

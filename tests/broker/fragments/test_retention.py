@@ -147,7 +147,7 @@ async def test_a_failing_store_ends_the_round_without_a_gap_and_the_next_continu
         assert begins == [0, 1500, 1500, 3000, 4500]
         assert process.broker.metrics.removal_failures._value.get() == 1
         # The round ends just after its last file went.
-        await eventually(lambda: not process.broker._retention._under_way)
+        await eventually(lambda: not process.broker.retention._under_way)
 
 
 async def test_reading_a_fragment_that_another_broker_removed_triggers_a_new_listing(

@@ -97,16 +97,16 @@ async def test_appends_are_refused_while_too_much_waits_and_continue_by_themselv
         await create(client, small(spec, "test/other"))
         assert (await client.append("test/other", b"x")).status == pb.OK
         assert await client.content(J) == bytes(total)
-        unpersisted = process.broker.unpersisted
+        unpersisted = process.broker.replicas.unpersisted
         assert total <= unpersisted.size <= total + 1
-        assert (process.broker.backlog.held, unpersisted.age > 0) == (1, True)
+        assert (process.broker.store_watch.backlog.held, unpersisted.age > 0) == (1, True)
 
         refusals.on = False
         waiting = await client.append(J, b"x")
         while waiting.status != pb.OK:  # Nobody does anything but try again.
             assert waiting.status == pb.FRAGMENT_STORE_UNHEALTHY
             waiting = await client.append(J, b"x")
-        assert (waiting.commit.begin, process.broker.backlog.held) == (total, 0)
+        assert (waiting.commit.begin, process.broker.store_watch.backlog.held) == (total, 0)
         assert await client.content(J) == bytes(total) + b"x"
 
 
@@ -145,7 +145,7 @@ async def test_journals_without_a_store_are_not_held_back(broker_settings: Broke
         await create(client, spec(fragment={"length": 1024}))
         for _ in range(20):
             assert (await client.append(J, bytes(1500))).status == pb.OK
-        assert process.broker.unpersisted == (0, 0.0)
+        assert process.broker.replicas.unpersisted == (0, 0.0)
 
 
 async def test_a_file_that_its_store_cuts_short_is_stored_again_and_read_from_the_broker(

@@ -155,16 +155,16 @@ async def test_a_spool_that_cannot_be_read_is_reported_and_tried_again_and_holds
         assert (await client.append(J, b"content")).status == pb.OK
     disk = Refusing()
     monkeypatch.setattr("coranto_broker.server.process.LocalDisk", lambda: disk)
-    monkeypatch.setattr("coranto_broker.broker.Turns", lambda: Turns(1, most=1))
+    monkeypatch.setattr("coranto_broker.replication.replica_host.Turns", lambda: Turns(1, most=1))
     async with running_broker(watched) as (process, client):
-        await eventually(lambda: process.broker.unreadable_spools)
+        await eventually(lambda: process.broker.replicas.unreadable_spools)
         status, found = await get(process, "/ready")
         assert (status, found["checks"]["spools"]) == (503, False)
         assert "coranto_spools_unreadable 1.0" in (await get(process, "/metrics"))[1]
         await create(client, spec(name="test/other"))
         assert (await client.append_when_ready("test/other", b"content")).status == pb.OK
         disk.refuses = False
-        await eventually(lambda: not process.broker.unreadable_spools)
+        await eventually(lambda: not process.broker.replicas.unreadable_spools)
         assert (await client.append_when_ready(J, b", and more")).status == pb.OK
         assert await client.content(J) == b"content, and more"
         assert (await get(process, "/ready"))[0] == 200

@@ -38,7 +38,6 @@ from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-from coranto_broker.append.states import ProposalPath
 from coranto_broker.broker import Broker
 from coranto_broker.server.frames import FrameServer
 from coranto_broker.server.in_process import StubPeers, serve
@@ -484,12 +483,8 @@ class _SimBroker(Broker):
         self, coverage: PathCoverage, about_to_store: Callable[[Sealed], None], *args: Any, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._coverage = coverage
+        self.appends.on_proposed = lambda path: coverage.sometimes(f"append was proposed: {path.value}")
         self._about_to_store = about_to_store
-
-    def proposed(self, path: ProposalPath, appends: int) -> None:
-        super().proposed(path, appends)
-        self._coverage.sometimes(f"append was proposed: {path.value}")
 
     async def _judge(self, sealed: Sealed) -> Judgement:
         judgement = await super()._judge(sealed)

@@ -1,0 +1,110 @@
+"""The host of appends: the part of a broker that they use."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from coranto.coordination.etcd import Coordinator
+from coranto.effects import Clock
+from coranto.security.tokens import TOKEN_SECONDS, Capability
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.states import ProposalPath, State
+from coranto_broker.fragments.store_watch import StoreWatch
+from coranto_broker.metrics import Metrics
+from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
+from coranto_broker.replication.peers import Peers, PeerStream
+from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicaStream
+from coranto_broker.replication.resolver import Resolution, Resolver
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.spool.durable_spool import DurableSpool
+
+RENEW_SECONDS = TOKEN_SECONDS / 3
+"""The lifetime of a pipeline whose streams end with their token. Tokens are valid for at least TOKEN_SECONDS / 2."""
+
+
+class AppendHost:
+    """The effects and parts of one broker that its appends use."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        clock: Clock,
+        coordinator: Coordinator,
+        *,
+        resolver: Resolver,
+        records: InSyncRecords,
+        peers: Peers,
+        stores: StoreWatch,
+        metrics: Metrics,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self.clock = clock
+        self.coordinator = coordinator
+        self.resolver = resolver
+        self.in_sync = records
+        self.stores = stores
+        self.max_append_rate = settings.max_append_rate
+        """The highest rate of every journal's appends in bytes per second; 0: unlimited."""
+        self.spawn = spawn
+        self.on_proposed: Callable[[ProposalPath], object] = lambda path: None
+        """Called with the path of each proposal."""
+        self._peers = peers
+        self._metrics = metrics
+
+    async def verify(self, resolution: Resolution, spool: DurableSpool) -> StoredRecord:
+        """Return the in-sync record if our spool may take part in a pipeline.
+
+        Otherwise, restarts the replica and raises Stranded.
+        """
+        replica = resolution.require_replica
+        try:
+            reading = await self.in_sync.verify(replica.journal, replica.folder.create_revision, spool.stamp, spool.end)
+        except Stranded:
+            replica.stranded = True
+            self.resolver.restart(replica)
+            raise
+        if reading.record is not None:
+            replica.index.note_head(reading.record.floor)
+        replica.journal_id = reading.journal_id
+        return reading
+
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: StoredRecord) -> Pipeline:
+        """Build a pipeline for the resolution's Route around the broker's own spool."""
+        route = resolution.header.route
+        metadata = self._peers.metadata(Capability.REPLICATE, resolution.spec.name)
+        streams: list[ReplicaStream] = []
+        peers: list[PeerStream] = []
+        for index, member in enumerate(route.members):
+            if index == route.primary:
+                streams.append(LocalStream(spool, resolution.require_replica))
+            else:
+                peers.append(self._peers.replicate(route.endpoints[index], member, resolution.spec.name, metadata))
+                streams.append(peers[-1])
+        names = [f"{member.zone}#{member.suffix}" for member in route.members]
+        oldest = max((peer.token_age for peer in peers), default=0.0)
+        renew_at = self.clock.monotonic() + RENEW_SECONDS - oldest if metadata is not None else math.inf
+        pipeline = Pipeline(resolution.header, spool, streams, names, renew_at, reading)
+        for peer in peers:
+            peer.replace = pipeline.replace
+        return pipeline
+
+    def proposed(self, path: ProposalPath, appends: int) -> None:
+        """Note that this many appends are proposed together, to be committed."""
+        self.on_proposed(path)
+        if path is not ProposalPath.STREAMED:
+            self._metrics.group_appends.observe(appends)
+
+    def ended(self, append: QueuedAppend) -> None:
+        """Count an append that is answered, or whose client has left."""
+        self._metrics.appends.count(append.state)
+        outcome = append.outcome
+        if isinstance(outcome, AppendOutcome) and outcome.state is State.FINISHED:
+            self._metrics.append_bytes.value += outcome.end - outcome.begin
+            self._metrics.append_seconds.observe(self.clock.monotonic() - append.begun)
+
+    def acknowledged_below_demand(self, appends: int) -> None:
+        """Note appends that are committed, but survive less than their journal's labels demand."""
+        self._metrics.acknowledged_below_demand.inc(appends)
