@@ -48,7 +48,7 @@ def _forks_list_beyond_the_shared_end(stack: ExitStack) -> None:
 
 def _heads_are_below_the_shared_end(stack: ExitStack) -> None:
     stack.enter_context(patch("coranto_broker.replication.replica.fork_of", lambda spec: None))
-    stack.enter_context(patch("coranto_broker.handlers.forks._check_new", lambda *_: None))
+    stack.enter_context(patch("coranto_broker.specs.forks._check_new", lambda *_: None))
 
     def without_offset(*args: Any, **options: Any) -> Any:
         spec = choosing.new_spec(*args, **options)
@@ -59,7 +59,7 @@ def _heads_are_below_the_shared_end(stack: ExitStack) -> None:
 
 
 def _sources_may_be_deleted(stack: ExitStack) -> None:
-    stack.enter_context(patch("coranto_broker.handlers.listing.fork_guards", lambda *_: []))
+    stack.enter_context(patch("coranto_broker.handlers.apply.fork_guards", lambda *_: []))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.append.states import State
 from coranto_broker.append.streaming import ContentStream
 from coranto_broker.handlers.errors import concerns
-from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.rpc.content import ContentMessage
+from coranto_broker.rpc.first_message import first_message
 from coranto_broker.rpc.source import MessageSource, require_readable
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from coranto.errors import InvalidInput
 from coranto.member import call_errors
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, bearer_of
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
+from coranto_broker.append.admission import Admission
 from coranto_broker.append.entry import recognize
 from coranto_broker.append.forwarding import forward_buffered
 from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
@@ -27,10 +28,9 @@ from coranto_broker.append.stream_bounds import (
 )
 from coranto_broker.append.stream_order import StreamOrder
 from coranto_broker.authorization import UNRESTRICTED
-from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.errors import Context, log_failure
-from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.refusals import is_acceptable
+from coranto_broker.rpc.first_message import first_message
 from coranto_broker.rpc.source import InstantSink, require_readable
 
 if TYPE_CHECKING:

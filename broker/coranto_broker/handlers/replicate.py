@@ -11,13 +11,13 @@ from coranto.security.tokens import Claims
 from coranto.specs.validation import routes_equivalent, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context, concerns
-from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.ownership import Invalidated
 from coranto_broker.replication.pipeline import ReplicationFailed, complete
 from coranto_broker.replication.replica import Replica
 from coranto_broker.replication.resolver import Resolution
 from coranto_broker.rpc.content import ContentMessage, ReplicateMessage
+from coranto_broker.rpc.first_message import first_message
 from coranto_broker.rpc.source import next_message, require_readable
 from coranto_broker.spool.durable_spool import DurableSpool
 

@@ -18,11 +18,13 @@ from coranto.security.tokens import Claims
 from coranto.wire import append_stream_pb2, append_stream_pb2_grpc, heads_pb2, heads_pb2_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.append.admission import Admission
 from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.authorization import RULES, UNRESTRICTED
 from coranto_broker.handlers import (
     append,
     append_stream,
+    apply,
     fragments,
     heads,
     listing,
@@ -31,7 +33,6 @@ from coranto_broker.handlers import (
     replicate,
     store_health,
 )
-from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.errors import Context, report, reported
 from coranto_broker.rpc.batches import batch_reader
 from coranto_broker.rpc.content import append_reader, replicate_reader
@@ -100,11 +101,11 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
     async def List(self, request: pb.ListRequest, context: Context) -> None:  # type: ignore[override]
         context = self._endable(context)
         async with self._admitted("List", context, request) as claims:
-            await listing.serve_list(self._broker, request, context, claims)
+            await listing.serve(self._broker, request, context, claims)
 
     async def Apply(self, request: pb.ApplyRequest, context: Context) -> pb.ApplyResponse:
         async with self._admitted("Apply", context, request) as claims:
-            return await listing.serve_apply(self._broker, request, claims, caller_of(claims, context.peer()))
+            return await apply.serve(self._broker, request, claims, caller_of(claims, context.peer()))
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> None:  # type: ignore[override]
         context = self._endable(context)

@@ -68,6 +68,7 @@ async def together(client: RawClient, replica: Replica, appends: list[bytes]) ->
 async def test_appends_cost_one_round_trip_to_each_peer(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    messages = Messages(monkeypatch)  # Before there are streams.
     async with AsyncExitStack() as stack:
         processes: dict[str, tuple[BrokerProcess, RawClient]] = {}
         for number in range(3):
@@ -84,7 +85,7 @@ async def test_appends_cost_one_round_trip_to_each_peer(
         for content in (b"first", b"second"):  # The second completes the journal's first fragment.
             assert (await client.append(J, content)).status == pb.OK
 
-        messages = Messages(monkeypatch)
+        messages.clear()
         alone = await client.append(J, b"alone")
         assert (alone.commit.begin, alone.commit.end) == (11, 16)
         assert messages == {"requests": 2, "acknowledgements": 2}

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from coranto.client import JournalClient
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.queue import queue_of
-from coranto_broker.handlers import first_message
 from coranto_broker.replication import resolver
+from coranto_broker.rpc import first_message
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient, create, eventually, running_broker

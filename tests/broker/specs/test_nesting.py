@@ -23,9 +23,9 @@ from coranto.testing.sim.loop import simulated
 from coranto.testing.sim.network import Delays, Network
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.handlers.nesting import nesting_pair, with_guards
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
+from coranto_broker.specs.nesting import nesting_pair, with_guards
 from tests.broker.running import RawClient, running_broker
 
 MakeSpec = Callable[..., pb.JournalSpec]

@@ -20,8 +20,8 @@ from coranto.testing.sim.etcd import SimEtcd
 from coranto.testing.sim.loop import simulated
 from coranto.testing.sim.network import Delays, Network
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.handlers.store_folders import folder_conflict, folder_guards
 from coranto_broker.settings import BrokerSettings
+from coranto_broker.specs.store_folders import folder_conflict, folder_guards
 from tests.broker.running import RawClient, create, running_broker
 
 LAYOUT = Layout("/cluster")

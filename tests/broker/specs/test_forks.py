@@ -16,7 +16,7 @@ from coranto.forks.choosing import SharedSpan, complete, fork_at, holding, new_s
 from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import JournalHead
-from coranto_broker.handlers.forks import fork_guards, new_shared_ends, require_stored
+from coranto_broker.specs.forks import fork_guards, new_shared_ends, require_stored
 
 LAYOUT = Layout("/cluster")
 ALL = Claims(Capability.ALL)

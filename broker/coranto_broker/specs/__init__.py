@@ -1,0 +1,1 @@
+"""Checks of journal specs that are applied, against the journals that exist."""
