@@ -184,6 +184,8 @@ class World:
 
     async def resolve(self, journal: str, **options: Any) -> Resolution:
         assert (journal, options["require_primary"]) == (JOURNAL, True)
+        if self.known_resolution is not None:
+            return self.known_resolution
         self.resolved.append(options["min_revision"])
         self.revision = max(self.revision, options["min_revision"])
         route = pb.Route(primary=0, members=[SELF])
@@ -321,7 +323,7 @@ class World:
 
     async def is_free(self) -> bool:
         """Return whether nobody owns the pipeline any more, after background work has finished."""
-        await asyncio.gather(*self.tasks)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         async with asyncio.timeout(60):
             self.replica.pipeline.put(await self.replica.pipeline.take())
         return True
@@ -1153,6 +1155,111 @@ async def test_a_batch_is_bounded(replicated: World) -> None:
     assert replicated.groups == [3, 2]
     await replicated.together(*((b"x", {}) for _ in range(300)))
     assert replicated.groups == [256, 44]
+
+
+# ------------------------------------------------------------------------------------------ without a preparation
+
+
+@pytest.fixture(params=[1, 3])
+async def steady(request: pytest.FixtureRequest, world: World) -> World:
+    """A journal whose appends need no preparation: the resolver knows it, and the pipeline fits."""
+    if request.param == 3:
+        world.peers, world.spec.replication = [Peer(), Peer()], 3
+    await world.append(b"abc")
+    await world.append(b"def")
+    world.known_resolution = await world.resolve(JOURNAL, require_primary=True, min_revision=0)
+    await world.append(b"ghi")
+    world.groups.clear()
+    return world
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> list[State]:
+    """The states that appends pass from now on."""
+    passed: list[State] = []
+    real = QueuedAppend.on
+
+    def noted(append: QueuedAppend, event: AppendEvent) -> None:
+        real(append, event)
+        passed.append(append.state)
+
+    monkeypatch.setattr(QueuedAppend, "on", noted)
+    return passed
+
+
+async def test_appends_that_come_together_are_proposed_in_one_turn(steady: World, states: list[State]) -> None:
+    contents = [b"A", b"BB", b"CCC"]
+    appends = await asyncio.gather(*(steady.whole(content) for content in contents))
+    assert [span(each) for each in appends] == [(9, 10), (10, 12), (12, 15)]
+    assert steady.spool.fragment.sum == sum_of(b"defghiABBCCC")
+    inline = steady.spec.replication == 1
+    assert steady.groups == ([1, 1, 1] if inline else [3])
+    # Nothing is prepared. What commits inline passes no state that the queue knows.
+    assert State.START_PIPELINE not in states
+    assert states.count(State.READ_ACKNOWLEDGEMENTS) == (0 if inline else 3)
+    assert await steady.is_free()
+
+
+async def test_an_append_that_is_refused_in_a_batch_knows_those_before_it(steady: World) -> None:
+    mine, yours = labels.label_set(author="me"), labels.parse_selector("author=you")
+    await steady.whole(b"x", union_registers=labels.label_set(author="nobody"))
+    appends = await asyncio.gather(
+        steady.whole(b"1", union_registers=mine), steady.whole(b"2", check_registers=yours), steady.whole(b"3")
+    )
+    assert [(each.state, each.registers) for each in appends] == [
+        (State.FINISHED, mine),
+        (State.ERROR, mine),
+        (State.FINISHED, mine),
+    ]
+    assert [span(each) for each in appends] == [(10, 11), None, (11, 12)]
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_clients_that_leave_at_any_time_hold_up_nobody(steady: World, turns: int) -> None:
+    leaving = [
+        asyncio.create_task(each)
+        for each in (steady.whole(b"A"), steady.append(b"BB"), steady.whole(b"", offset=9), steady.append(b"D"))
+    ]
+    staying = asyncio.create_task(steady.whole(b"EEEEE"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for task in leaving:
+        task.cancel()
+    stayed = await asyncio.wait_for(staying, 60)
+    assert stayed.state is State.FINISHED
+    await asyncio.gather(*leaving, return_exceptions=True)
+    assert await steady.is_free()
+    assert len(steady.replica.queue) == 0
+    end = steady.spool.end
+    assert steady.spool.delta == 0
+    assert span(await steady.whole(b"F")) == (end, end + 1)
+
+
+async def test_a_queue_that_is_shut_down_answers_what_waits(steady: World) -> None:
+    pipeline = await steady.replica.pipeline.take()
+    waiting = [asyncio.create_task(steady.whole(b"A")), asyncio.create_task(steady.append(b"B"))]
+    await eventually(lambda: len(steady.replica.queue) == 2)
+    for task in list(steady.tasks):
+        task.cancel()
+    for each in await asyncio.gather(*waiting):
+        assert isinstance(each.error, RolledBack)
+        assert "nothing was appended" in str(each.error)
+    steady.replica.pipeline.put(pipeline)
+    assert (await steady.whole(b"C")).state is State.FINISHED
+
+
+async def test_a_stream_whose_pipeline_is_taken_away_sends_nothing_more(steady: World) -> None:
+    stream = await streaming(steady)
+    assert stream.client_sent(pb.AppendRequest(content=b"abc"))
+    for task in list(steady.tasks):
+        task.cancel()
+    with pytest.raises(RolledBack):
+        await stream.append.settled()
+    assert not stream.client_sent(pb.AppendRequest(content=b"def"))
+    await steady.replica.queue.end_stream(stream)
+    assert steady.spool.delta == 0
+    assert (await steady.whole(b"C")).state is State.FINISHED
+    assert await steady.is_free()
 
 
 # ---------------------------------------------------------------------------------------------- the in-sync record
