@@ -104,7 +104,7 @@ class Slot(Generic[T]):
         return self._things[0] if self._things else None
 
     def take_at_rest(self) -> T:
-        """Take ownership of the object while nobody owns it (`at_rest`)."""
+        """Take ownership of the object while it has no owner (`at_rest`)."""
         return self._things.pop()
 
     async def take(self, until: Signal | None = None) -> T:

@@ -11,12 +11,12 @@ from typing import Final
 from coranto.errors import CorantoError, Unavailable
 from coranto.specs.durability import NO_DEMAND, Durability
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import AppendRange, Refusal
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import AppendEvent, ProposalPath
 from coranto_broker.append.streaming import ContentStream
+from coranto_broker.replication.held_pipeline import HeldPipeline
 from coranto_broker.replication.pipeline import Ask, Turn, rolled_back
 from coranto_broker.replication.replica import Replica
 
@@ -39,7 +39,7 @@ class Batch:
         """Bytes of the members' content."""
         self._proposal = self.pipeline.spool.fragment
         self._demand = self.pipeline.demand  # As the proposal is made.
-        self._since: int | None = None  # The offset from which on the only member asks what survives.
+        self._since: int | None = None  # The only member asks what survives from this offset.
         self._stored_end = 0
         self._sum = b""  # The SHA-1 of the content of a member whose content was streamed.
         self._undone: CorantoError | None = None  # The reason why no replica was asked to commit.
@@ -87,7 +87,7 @@ class Batch:
             append.settle(problem)
 
     def _question(self) -> Ask.ValueType:
-        """Return the question to the replicas: that of the journal's demand, or of the only member."""
+        """Return the question to the replicas, by the journal's demand or the only member."""
         request = self.members[0][0].request
         if self.size or not request.HasField("durability"):
             return Ask.SYNC if self._demand.synced else Ask.NOTHING

@@ -47,7 +47,7 @@ async def resolve(host: AppendHost, append: QueuedAppend) -> AppendOutcome | Cor
 
 
 async def run_buffered(host: AppendHost, append: QueuedAppend) -> AppendOutcome:
-    """Take an append whose content is buffered to its outcome. Raises the error with which it ends."""
+    """Take an append whose content is buffered to its outcome. Raises its error."""
     try:
         outcome = await resolve(host, append)
         if outcome is None:

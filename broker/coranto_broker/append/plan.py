@@ -46,7 +46,7 @@ class AppendRange(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The status that refuses an append, and the registers on which this is based."""
+    """The status that refuses an append, and the registers that it met."""
 
     status: pb.Status.ValueType
     registers: pb.LabelSet
@@ -113,7 +113,7 @@ class BatchPlan:
         before, known, fragment, end = self._first.committed, self._first.known, self._fragment, self._end
         if end == fragment.end:
             return self._first
-        # The old sum can stay: nobody asks for the sum of content that is not written yet.
+        # The old sum can stay: no decision needs the sum of content that is not written yet.
         extended = Fragment(fragment.journal, fragment.begin, end, fragment.sum, fragment.codec)
         committed = CommittedState(extended, self.registers, before.first_append_time or self._first.now)
         grown = IndexSummary(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
@@ -144,7 +144,7 @@ def snapshot_of(
 
 
 def steady_range(host: AppendHost, resolution: Resolution, pipeline: Pipeline) -> Steady | None:
-    """Return the range in which appends extend the fragment as it is, without a wait; None if there is none now.
+    """Return the range where appends extend the fragment as it is, without a wait; None if there is none now.
 
     It is remembered with the pipeline, which fits the resolution.
     """

@@ -26,7 +26,6 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.batch import SHUTTING_DOWN, Batch
 from coranto_broker.append.decision import apply_registers, is_torn
 from coranto_broker.append.fsm import AppendFsm
-from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import (
     MAX_BATCH_APPENDS,
@@ -42,6 +41,7 @@ from coranto_broker.append.receiving import Arrivals
 from coranto_broker.append.states import AppendEvent, ProposalPath, State
 from coranto_broker.append.streaming import ContentStream, pay, start_flow
 from coranto_broker.ownership import Invalidated
+from coranto_broker.replication.held_pipeline import HeldPipeline
 from coranto_broker.replication.pipeline import Pipeline, rolled_back
 from coranto_broker.replication.replica import Replica
 from coranto_broker.replication.resolver import Resolution
@@ -164,7 +164,7 @@ class JournalQueue:
                 append.settle(rolled_back(Unavailable(SHUTTING_DOWN), "nothing was appended"))
 
     def _fail_head(self, error: Exception) -> None:
-        """End the append at the head with an error, so that the others go on."""
+        """End the append at the head with an error, so that the others continue."""
         append = next(iter(self._waiting), None)
         if append is not None:
             del self._waiting[append]
@@ -287,7 +287,7 @@ class JournalQueue:
         return False
 
     async def _propose_prepared(self, fsm: AppendFsm, content: Bytes) -> None:
-        """Propose buffered content that the state machine has prepared, and that of the appends behind it."""
+        """Propose buffered content that the state machine has prepared, and the content of the appends behind it."""
         append, decided, length = fsm.append, fsm.decided, len(content)
         assert decided is not None
         resolution = append.resolved
@@ -323,7 +323,7 @@ class JournalQueue:
             self._end_turn(append)
 
     def _end_turn(self, append: QueuedAppend) -> None:
-        """Let the committer go on if this append streams its content."""
+        """Let the committer continue if this append streams its content."""
         if self._preparing is append and self._streaming is not None and not self._streaming.done():
             self._streaming.set_result(None)
 

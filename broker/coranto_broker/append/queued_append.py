@@ -141,7 +141,7 @@ class QueuedAppend:
         self._wake()
 
     async def settled(self) -> AppendOutcome:
-        """Return the outcome. Raises the error with which the append ended."""
+        """Return the outcome. Raises the append's error."""
         while self.outcome is None:
             await self._changed()
         if isinstance(self.outcome, Exception):

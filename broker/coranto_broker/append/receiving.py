@@ -63,7 +63,7 @@ class Arrivals:
         self.coming = 0
         """Their number."""
         self._waiter: asyncio.Future[None] | None = None  # Of the proposal that waits for them.
-        self._fruitless = 0  # The number of waits in a row in which none came, for example because a client is slow.
+        self._fruitless = 0  # The number of waits in a row without an arrival, for example because a client is slow.
         self._passes = 0  # The number of proposals that must not wait, for this reason.
 
     def expect(self) -> None:

@@ -62,7 +62,7 @@ class AppendEvent(enum.Enum):
 
 
 class ProposalPath(enum.Enum):
-    """The way in which appends came to their proposal."""
+    """The path of appends to their proposal."""
 
     INLINE = "inline"
     ALONE = "batch of one"

@@ -1,4 +1,4 @@
-"""The order of one stream's appends to one journal: they commit in the order in which they came.
+"""The order of one stream's appends to one journal: they commit as they came.
 
 The journal's queue keeps that order. So an append goes straight to the queue, unless earlier ones of the stream are
 elsewhere: still to be resolved, in the queue of an earlier replica, or forwarded to another broker.

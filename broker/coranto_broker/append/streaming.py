@@ -37,7 +37,7 @@ class ContentStream:
         self.pipeline: Pipeline = fsm.held.pipeline
         self.begin = self.end = self.pipeline.spool.end
         self.problem: AppendOutcome | CorantoError | None = None
-        """The reason why the content must be rolled back, as the client is told it; None to commit."""
+        """The reason to roll the content back, as the client gets it; None to commit."""
         self.confirms_loss = False
         """True once the append has turned out to be empty, and so confirms a loss."""
         # In an empty fragment, the sum that the spool computes for the fragment is also the append's sum.

@@ -58,7 +58,7 @@ async def serve_encoded(
 
 
 async def _outcome_of(broker: Broker, append: QueuedAppend, inbox: Inbox) -> AppendOutcome:
-    """Receive an append's content, and return its outcome. Raises the error with which it ends."""
+    """Receive an append's content, and return its outcome. Raises its error."""
     outcome = await resolve(broker.appends, append)
     if outcome is not None:
         append.settle(outcome)

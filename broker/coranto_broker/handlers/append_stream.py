@@ -183,7 +183,7 @@ class _Stream:
             self._answer(append.id, append.request.journal, size, error)
 
     def _begin(self, append: StreamedAppend, begun: float, size: int) -> None:
-        """Validate an append and have it placed in its journal's queue. Raises the error with which it ends."""
+        """Validate an append and have it placed in its journal's queue. Raises its error."""
         request, broker, content = append.request, self._broker, append.content
         if request.content:
             raise InvalidInput("content belongs beside the request", field="StreamedAppend.content")
