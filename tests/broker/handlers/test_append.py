@@ -145,7 +145,7 @@ async def test_the_journals_maximum_rate_delays(
 ) -> None:
     process, client = broker
     clock = _Sleeping()
-    monkeypatch.setattr(process.broker, "clock", clock)
+    monkeypatch.setattr(process.broker.appends, "clock", clock)
     await create(client, spec(max_append_rate=200_000))
     response = await client.append(J, *[b"x" * 100_000] * 3)
     assert response.status == pb.OK
