@@ -11,12 +11,12 @@ from typing import Final
 from coranto.errors import CorantoError, Unavailable
 from coranto.specs.durability import NO_DEMAND, Durability
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import AppendRange, Refusal
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import AppendEvent, ProposalPath
 from coranto_broker.append.streaming import ContentStream
-from coranto_broker.replication.held_pipeline import HeldPipeline
 from coranto_broker.replication.pipeline import Ask, Turn, rolled_back
 from coranto_broker.replication.replica import Replica
 

@@ -27,13 +27,13 @@ from coranto_broker.append.decision import (
     is_torn,
     next_fragment,
 )
+from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.in_sync_update import find_takeover, record_replicas
 from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT, snapshot_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import TERMINAL, AppendEvent, State
 from coranto_broker.ownership import Invalidated
-from coranto_broker.replication.held_pipeline import HeldPipeline
 from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed, rolled_back
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.in_sync import Takeover

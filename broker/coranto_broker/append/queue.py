@@ -26,6 +26,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.batch import SHUTTING_DOWN, Batch
 from coranto_broker.append.decision import apply_registers, is_torn
 from coranto_broker.append.fsm import AppendFsm
+from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import (
     MAX_BATCH_APPENDS,
@@ -41,7 +42,6 @@ from coranto_broker.append.receiving import Arrivals
 from coranto_broker.append.states import AppendEvent, ProposalPath, State
 from coranto_broker.append.streaming import ContentStream, pay, start_flow
 from coranto_broker.ownership import Invalidated
-from coranto_broker.replication.held_pipeline import HeldPipeline
 from coranto_broker.replication.pipeline import Pipeline, rolled_back
 from coranto_broker.replication.replica import Replica
 from coranto_broker.replication.resolver import Resolution
