@@ -49,42 +49,58 @@ class Batch:
         self.members.append((append, place))
         self.size += place.end - place.begin
 
-    def write_and_propose(self, registers: pb.LabelSet) -> None:
-        """Send the members' buffered content to all replicas, with the proposal that commits it."""
+    def propose(self, registers: pb.LabelSet, stream: ContentStream | None = None) -> None:
+        """Send a proposal that commits the members, and leaves these registers, to all replicas. Hand the pipeline on.
+
+        Buffered content is sent with it. The content of `stream` was sent before: it becomes the only member's, or is
+        rolled back if it has a problem. Does not raise: each append gets an outcome, now or once replicas answer.
+        """
         pipeline = self.pipeline
-        contents = [append.content.content for append, _ in self.members if append.content is not None]
         try:
-            if pipeline.error is not None:
-                raise rolled_back(pipeline.error)
-            if self.size:
-                content = contents[0] if len(contents) == 1 else b"".join(contents)
-                self._proposal = pipeline.extend(content, registers, self._question())
-            else:
-                pipeline.propose(self._proposal, registers, acknowledge=True, ask=self._question())
+            for append, _ in self.members:
+                append.on(AppendEvent.PROPOSED)
+            appends = self._end(stream, registers) if stream is not None else self._write(registers)
+            if pipeline.error is not None and pipeline.local_only:
+                self._undone = rolled_back(pipeline.error)
+            if appends:
+                batch = ProposalPath.BATCH if appends > 1 else ProposalPath.ALONE
+                self._host.proposed(batch if stream is None else ProposalPath.STREAMED, appends)
+            turn, is_broken = self._held.hand_on()
         except Exception as error:  # noqa: BLE001  # Only this batch ends with it.
             self._held.shut_down()
             self._held.release()
             self._fail(error)
-            return
-        appends = sum(not append.is_pulse for append, _ in self.members)
-        self._proposed(ProposalPath.BATCH if appends > 1 else ProposalPath.ALONE, appends)
+        else:
+            self._host.spawn(self._await_acks(turn, is_broken))
 
-    def propose_streamed(self, stream: ContentStream, registers: pb.LabelSet) -> None:
-        """Propose to commit the content that the only member has streamed, or to roll it back if it has a problem."""
+    def _write(self, registers: pb.LabelSet) -> int:
+        """Send the members' buffered content with the proposal. Returns the number of members that are no pulses."""
+        pipeline = self.pipeline
+        contents = [append.content.content for append, _ in self.members if append.content is not None]
+        if pipeline.error is not None:
+            raise rolled_back(pipeline.error)
+        if self.size:
+            content = contents[0] if len(contents) == 1 else b"".join(contents)
+            self._proposal = pipeline.extend(content, registers, self._question())
+        else:
+            pipeline.propose(self._proposal, registers, acknowledge=True, ask=self._question())
+        return sum(not append.is_pulse for append, _ in self.members)
+
+    def _end(self, stream: ContentStream, registers: pb.LabelSet) -> int:
+        """Propose to commit streamed content, or to roll it back. Returns the number of appends that are to commit."""
         append, pipeline, spool = stream.append, self.pipeline, self.pipeline.spool
+        append.on(AppendEvent.PROPOSED)
         pipeline.join()
         problem = stream.problem or (rolled_back(pipeline.error) if pipeline.error is not None else None)
-        if problem is None:
-            self._proposal = spool.next_fragment()
-            self._sum = stream.sum_in(self._proposal)
-            self.add(append, AppendRange(stream.begin, stream.end, registers))
-            pipeline.propose(self._proposal, registers, acknowledge=True, ask=self._question())
-            self._proposed(ProposalPath.STREAMED, 1)
-        else:
-            pipeline.propose(self._proposal, spool.registers, acknowledge=True)
-            append.on(AppendEvent.PROPOSED)
-            self._proposed(ProposalPath.STREAMED, 0)
+        if problem is not None:
             append.settle(problem)
+            pipeline.propose(self._proposal, spool.registers, acknowledge=True)
+            return 0
+        self.add(append, AppendRange(stream.begin, stream.end, registers))
+        self._proposal = spool.next_fragment()
+        self._sum = stream.sum_in(self._proposal)
+        pipeline.propose(self._proposal, registers, acknowledge=True, ask=self._question())
+        return 1
 
     def _question(self) -> Ask.ValueType:
         """Return the question to the replicas, by the journal's demand or the only member."""
@@ -96,37 +112,27 @@ class Batch:
         self._stored_end = self._replica.index.stored_through(question.since)
         return Ask.SYNC if question.sync else Ask.HELD
 
-    def _proposed(self, path: ProposalPath, appends: int) -> None:
-        """Hand the pipeline on, and have the acknowledgements awaited."""
-        pipeline = self.pipeline
-        if pipeline.error is not None and pipeline.local_only:
-            self._undone = rolled_back(pipeline.error)
-        for append, _ in self.members:
-            append.on(AppendEvent.PROPOSED)
-        if appends:
-            self._host.proposed(path, appends)
-        turn, is_broken = self._held.hand_on()
-        self._host.spawn(self._await_acks(turn, is_broken))
-
     async def _await_acks(self, turn: Turn, is_broken: bool) -> None:
         """Read every replica's answer to the proposal in its turn, and settle the appends."""
         pipeline = self.pipeline
         problem: Exception | None = Unavailable(f"{SHUTTING_DOWN}; what it proposed may be applied")
-        durability = Durability(0, 0)
+        outcomes: list[tuple[QueuedAppend, AppendOutcome]] = []
         try:
             await turn.wait()
             durability = await pipeline.gather_ok(self._proposal, self._since)
             problem = self._undone or pipeline.error or self._below_demand(durability)
             if is_broken:
                 await pipeline.gather_end()
+            if problem is None:
+                outcomes = self._outcomes(durability)
         except Exception as error:  # noqa: BLE001  # The appends end with it.
             problem = error
         finally:
             turn.done()
-            if problem is None:
-                self._settle(durability)
-            else:
+            if problem is not None:
                 self._fail(problem)
+            for append, outcome in outcomes:
+                append.settle(outcome)
 
     def _below_demand(self, durability: Durability) -> CorantoError | None:
         """Note appends that survive less than the journal's labels demand. Returns the error that tells so, if any."""
@@ -146,31 +152,18 @@ class Batch:
         for append, _ in self.refused:
             append.settle(rolled_back(error))
 
-    def _settle(self, durability: Durability) -> None:
-        """Settle all appends: the members have committed."""
-        fragment, stored_end = self._proposal, self._stored_end
+    def _outcomes(self, durability: Durability) -> list[tuple[QueuedAppend, AppendOutcome]]:
+        """Return the appends with their outcomes: the members have committed."""
+        outcomes = []
         for append, (begin, end, registers) in self.members:
             append.on(AppendEvent.COMMITTED)
-            content, digest = append.content, self._sum
+            content, digest, chunks = append.content, self._sum, append.total_chunks
             if content is not None:
                 digest = hashlib.sha1(content.content, usedforsecurity=False).digest()
-                append.total_chunks = content.chunks
-            append.settle(
-                AppendOutcome(
-                    append.state,
-                    append.resolved,
-                    pb.OK,
-                    registers,
-                    fragment,
-                    begin,
-                    end,
-                    digest,
-                    append.total_chunks,
-                    append.delayed_chunks,
-                    durability,
-                    stored_end,
-                )
-            )
+                chunks = content.chunks
+            place = self._proposal, begin, end, digest, chunks, append.delayed_chunks, durability, self._stored_end
+            outcomes.append((append, AppendOutcome(append.state, append.resolved, pb.OK, registers, *place)))
         for append, (status, registers) in self.refused:
             append.on(AppendEvent.REFUSED)
-            append.settle(AppendOutcome(append.state, append.resolved, status, registers))
+            outcomes.append((append, AppendOutcome(append.state, append.resolved, status, registers)))
+        return outcomes

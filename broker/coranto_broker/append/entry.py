@@ -11,6 +11,7 @@ from coranto_broker.append.host import AppendHost
 from coranto_broker.append.queue import queue_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import State
+from coranto_broker.authorization import UNRESTRICTED
 
 
 def recognize(host: AppendHost, append: QueuedAppend) -> bool:
@@ -19,7 +20,7 @@ def recognize(host: AppendHost, append: QueuedAppend) -> bool:
     Its journal then exists, so its name is valid.
     """
     request = append.request
-    if not append.claims.covers_all or request.HasField("header"):
+    if (append.claims is not UNRESTRICTED and not append.claims.covers_all) or request.HasField("header"):
         return False
     resolution = host.resolver.known(request.journal, request.min_etcd_revision)
     if resolution is None or resolution.replica is None or resolution.status != pb.OK:
@@ -49,8 +50,7 @@ async def resolve(host: AppendHost, append: QueuedAppend) -> AppendOutcome | Cor
 async def run_buffered(host: AppendHost, append: QueuedAppend) -> AppendOutcome:
     """Take an append whose content is buffered to its outcome. Raises its error."""
     try:
-        outcome = await resolve(host, append)
-        if outcome is None:
+        if (outcome := await resolve(host, append)) is None:
             queue_of(append.resolved.require_replica).enqueue(append)
         else:
             append.settle(outcome)

@@ -140,10 +140,8 @@ class AppendFsm:
             pipeline = await replica.pipeline.take(until)
             self.held.acquired(pipeline, resolution)
             if pipeline is not None and self.append.content is not None:
-                # Appends that arrive meanwhile join the batch.
+                # Appends that arrive meanwhile can join its batch.
                 await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, until)
-                assert self.append.queue is not None
-                await self.append.queue.arrivals.gathered()
         except Invalidated:
             return AppendEvent.INVALIDATED
         # From here on, the append commits before anybody who sees other flags or suspends looks at the journal's end.
@@ -260,7 +258,6 @@ class AppendFsm:
             pipeline.heed(resolution.spec.labels)
             replica = resolution.require_replica
             replica.demand_unmet, replica.refusal = pipeline.demand_unmet, pipeline.refusal
-            replica.recorded = pipeline.recorded
         return AppendEvent.REPLICAS_SUFFICE
 
     # -- VALIDATE_PRECONDITIONS and UPDATE_SUSPEND: the decision ------------------------------------------------------
@@ -273,6 +270,7 @@ class AppendFsm:
         store_problem: str | None = None
         while True:
             now = self._host.clock.now()
+            resolution.require_replica.recorded = self._pipeline.recorded
             snapshot = snapshot_of(resolution, self._pipeline, now, store_problem, loss_confirmed=self.loss_confirmed)
             found = decide(self.append.request, snapshot, length, torn=torn)
             match found:
@@ -358,7 +356,6 @@ class AppendFsm:
             self.held.shut_down()
             raise
         self._read_through = read_through or self._read_through
-        self.append.resolved.require_replica.recorded = pipeline.recorded
         return succeeded
 
     async def begin_fragment(self, fragment: Fragment | None) -> None:

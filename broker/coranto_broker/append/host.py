@@ -49,8 +49,6 @@ class AppendHost:
         self.max_append_rate = settings.max_append_rate
         """The highest rate of every journal's appends in bytes per second; 0: unlimited."""
         self.spawn = spawn
-        self.on_proposed: Callable[[ProposalPath], object] = lambda path: None
-        """Called with the path of each proposal."""
         self._peers = peers
         self._metrics = metrics
 
@@ -93,7 +91,6 @@ class AppendHost:
 
     def proposed(self, path: ProposalPath, appends: int) -> None:
         """Note that this many appends are proposed together, to be committed."""
-        self.on_proposed(path)
         if path is not ProposalPath.STREAMED:
             self._metrics.group_appends.observe(appends)
 
@@ -101,7 +98,7 @@ class AppendHost:
         """Count an append that is answered, or whose client has left."""
         self._metrics.appends.count(append.state)
         outcome = append.outcome
-        if isinstance(outcome, AppendOutcome) and outcome.state is State.FINISHED:
+        if append.state is State.FINISHED and isinstance(outcome, AppendOutcome):
             self._metrics.append_bytes.value += outcome.end - outcome.begin
             self._metrics.append_seconds.observe(self.clock.monotonic() - append.begun)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, apply_registers, decide, steady
@@ -79,14 +78,14 @@ class BatchPlan:
         """
         if not length and request.HasField("durability"):
             return None  # Replicas have to be asked.
-        if length and not torn and self._is_steady():
-            registers = foreseen if foreseen is not None else apply_registers(request, self.registers)
-            if registers is not None:
-                return self.commit(length, registers)
         try:
+            if length and not torn and self._is_steady():
+                registers = foreseen if foreseen is not None else apply_registers(request, self.registers)
+                if registers is not None:
+                    return self.commit(length, registers)
             found = decide(request, self._snapshot(), length, torn=torn)
-        except InvalidInput:
-            return None  # The state machine tells the reason.
+        except Exception:  # noqa: BLE001  # The state machine meets it again, and only this append ends with it.
+            return None
         if isinstance(found, Refuse) and found.status in _FINAL_REFUSALS:
             return Refusal(found.status, found.registers)
         if not isinstance(found, Commit) or found.roll is not None:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from coranto.effects import Bytes
-from coranto.errors import CorantoError, Unavailable
+from coranto.errors import Unavailable
 from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.batch import SHUTTING_DOWN, Batch
@@ -107,8 +107,8 @@ class JournalQueue:
 
     def _commit_inline(self, append: QueuedAppend) -> bool:
         """Commit an append at once, or change nothing and return False. Raises RolledBack if it cannot be written."""
-        resolution, content, pipeline = append.resolved, append.content, self._replica.pipeline.at_rest
-        if content is None or not content.content or pipeline is None:
+        resolution, content, pipeline = append.resolution, append.content, self._replica.pipeline.at_rest
+        if resolution is None or content is None or not content.content or pipeline is None:
             return False
         if not pipeline.answers_at_once or not pipeline.is_idle or not self._is_ready(pipeline, resolution):
             return False
@@ -121,10 +121,10 @@ class JournalQueue:
                 return False
         after = pipeline.commit(content.content, registers)
         self._host.proposed(ProposalPath.INLINE, 1)
-        begin, digest = before.fragment.end, hashlib.sha1(content.content, usedforsecurity=False).digest()
-        state = append.state = State.FINISHED
-        committed = after, begin, after.end, digest, content.chunks, 0, ALONE
-        append.settle(AppendOutcome(state, resolution, pb.OK, registers, *committed))
+        digest = hashlib.sha1(content.content, usedforsecurity=False).digest()
+        place = after, before.fragment.end, after.end, digest, content.chunks, 0, ALONE
+        append.state = State.FINISHED
+        append.settle(AppendOutcome(State.FINISHED, resolution, pb.OK, registers, *place))
         return True
 
     def _is_ready(self, pipeline: Pipeline, resolution: Resolution) -> bool:
@@ -212,7 +212,7 @@ class JournalQueue:
             batch = Batch(self._host, self._replica, held)
             self._take(batch, plan, resolution)
             if batch.members:
-                batch.write_and_propose(plan.registers)
+                batch.propose(plan.registers)
             return bool(batch.members)
         finally:
             held.release()
@@ -294,12 +294,13 @@ class JournalQueue:
         flow = start_flow(self._host, resolution, 0)
         if length:
             await pay(self._host, append, flow, length)
+        await self.arrivals.gathered()
         batch = Batch(self._host, self._replica, fsm.held)
         plan = BatchPlan(snapshot_of(resolution, batch.pipeline, self._host.clock.now()))
         batch.add(append, plan.commit(length, decided.registers))
         if length or not append.request.HasField("durability"):  # The answer to a question is not one to others.
             self._take(batch, plan, resolution, flow)
-        batch.write_and_propose(plan.registers)
+        batch.propose(plan.registers)
 
     async def end_stream(self, stream: ContentStream) -> None:
         """Propose to commit an append's streamed content, or to roll it back. The append's turn ends."""
@@ -316,8 +317,8 @@ class JournalQueue:
                 stream = ContentStream(fsm)
             if append.outcome is None:
                 registers = fsm.decided.registers if fsm.decided is not None else stream.pipeline.spool.registers
-                Batch(self._host, self._replica, fsm.held).propose_streamed(stream, registers)
-        except CorantoError as error:
+                Batch(self._host, self._replica, fsm.held).propose(registers, stream)
+        except Exception as error:  # noqa: BLE001  # Only this append ends with it.
             append.settle(error)
         finally:
             self._end_turn(append)
@@ -330,7 +331,7 @@ class JournalQueue:
 
 def queue_of(replica: Replica) -> JournalQueue:
     """Return a replica's queue."""
-    return cast("JournalQueue", replica.queue)
+    return replica.queue  # type: ignore[return-value]  # Its host makes it so.
 
 
 def _is_alike(one: Resolution, other: Resolution) -> bool:

@@ -66,25 +66,17 @@ class AppendOutcome(NamedTuple):
 class QueuedAppend:
     """An append. It has one outcome, or an error, unless its client leaves before."""
 
-    __slots__ = (
-        "_turn",
-        "_waiter",
-        "begun",
-        "claims",
-        "content",
-        "delayed_chunks",
-        "foreseen",
-        "has_left",
-        "is_pulse",
-        "met",
-        "on_settled",
-        "outcome",
-        "queue",
-        "request",
-        "resolution",
-        "state",
-        "total_chunks",
-    )
+    resolution: Resolution | None = None
+    foreseen: pb.LabelSet | None = None
+    """The registers after it, if it finds the registers `met`."""
+    met: pb.LabelSet | None = None
+    state = State.RESOLVE
+    queue: JournalQueue | None = None
+    outcome: AppendOutcome | Exception | None = None
+    total_chunks = delayed_chunks = 0
+    is_pulse = has_left = False
+    _turn: AppendFsm | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     def __init__(
         self,
@@ -97,24 +89,13 @@ class QueuedAppend:
         """`request` is the validated first message. `claims` are its sender's.
 
         `content` is None while it is not received, and if it is to be streamed. `begun` is monotonic time. With
-        `on_settled`, that is called once it is settled; otherwise `settled` waits for it.
+        `on_settled`, that is called once it is settled, and must not raise; otherwise `settled` waits for it.
         """
         self.request = request
         self.claims = claims
         self.content = content
         self.begun = begun
         self.on_settled = on_settled
-        self.state = State.RESOLVE
-        self.resolution: Resolution | None = None
-        self.met: pb.LabelSet | None = None
-        """The registers when it came, if `foreseen` says what they are after it."""
-        self.foreseen: pb.LabelSet | None = None
-        self.total_chunks = self.delayed_chunks = 0
-        self.is_pulse = self.has_left = False
-        self.queue: JournalQueue | None = None
-        self.outcome: AppendOutcome | Exception | None = None
-        self._turn: AppendFsm | None = None
-        self._waiter: asyncio.Future[None] | None = None
 
     def on(self, event: AppendEvent) -> None:
         """Go to the state that follows an event."""
@@ -130,7 +111,7 @@ class QueuedAppend:
         return self.resolution
 
     def settle(self, outcome: AppendOutcome | Exception) -> None:
-        """Note the outcome. Later ones have no effect."""
+        """Note the outcome. Later ones have no effect. Does not raise."""
         if self.outcome is not None:
             return
         self.outcome = outcome
@@ -138,7 +119,8 @@ class QueuedAppend:
             self.state = State.ERROR if isinstance(outcome, Exception) else outcome.state
         if self.on_settled is not None:
             self.on_settled(self)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     async def settled(self) -> AppendOutcome:
         """Return the outcome. Raises the append's error."""

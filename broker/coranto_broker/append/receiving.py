@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 
 from coranto.effects import Bytes, Clock
 from coranto.errors import CorantoError
@@ -137,7 +137,7 @@ class Inbox:
         self._held = each
         budget.held += each
         arrivals.expect()
-        credit = InitialCredit(min_rate, clock, budget.deadlines)
+        guard = MinRateGuard(min_rate, clock, budget.deadlines)
         contents: list[Bytes] = []
         size = 0
         try:
@@ -153,7 +153,7 @@ class Inbox:
                 content = message.content
                 if not content:
                     break
-                credit.earn(len(content))
+                guard.earn(len(content))
                 contents.append(content)
                 size += len(content)
             else:
@@ -165,7 +165,7 @@ class Inbox:
             if message is not None:
                 return None
         except asyncio.CancelledError:
-            underflow = credit.underflow()
+            underflow = guard.underflow()
             if underflow is None:
                 raise
             messages.append(underflow)  # Its journal may refuse it with a better reason.
@@ -175,7 +175,7 @@ class Inbox:
             return None
         finally:
             arrivals.came()
-            credit.close()
+            guard.close()
         self._held = size
         budget.held += size - each
         if not size and of_registers.change(request):
@@ -201,82 +201,33 @@ def _message(message: object) -> AppendMessage | None:
     return None
 
 
-class InitialCredit:
-    """Checks a client that is received ahead, once its first credit may be used up.
+class MinRateGuard:
+    """Cancels the current task, or raises AppendUnderflow, if its client sends too slowly.
 
-    Nearly all clients are done by then and cost no more than a list of times and sizes. The others get a guard.
+    Nearly all clients are done before their first credit may be used up. A slower one gets a timer of its own then.
     """
 
-    __slots__ = ("_begun", "_clock", "_earned", "_guard", "_min_rate", "_task", "closed", "due")
+    def __init__(self, min_rate: int, clock: Clock, deadlines: DeadlineQueue, flow: FlowControl | None = None) -> None:
+        """`flow` accounts for the client's bytes, and has begun with its `min_rate`.
 
-    def __init__(self, min_rate: int, clock: Clock, deadlines: DeadlineQueue) -> None:
+        Without it, only their times and sizes are noted until the first check, which costs less.
+        """
         self._min_rate = min_rate
         self._clock = clock
-        self._begun = clock.monotonic()
-        self._earned: list[tuple[float, int]] = []
-        self._guard: MinRateGuard | None = None
-        self.closed = False
-        if min_rate:
-            self._task = asyncio.current_task()
-            self.due = asyncio.get_running_loop().time() + BURST_SECONDS
-            deadlines.add(self)
-
-    def earn(self, size: int) -> None:
-        """Note that `size` bytes came. Raises AppendUnderflow if the client has a guard and is too slow."""
-        if self._guard is None:
-            self._earned.append((self._clock.monotonic(), size))
-        else:
-            self._guard.earn(size)
-
-    def check(self) -> None:
-        flow = FlowControl()
-        flow.start(self._min_rate, 0, self._begun)
-        assert self._task is not None
-        self._guard = MinRateGuard(flow, self._clock, task=self._task, due=self.due)
-        self._guard.reading = True  # Always: the work between two messages takes no time.
-        self._guard.check(self._earned)
-
-    def underflow(self) -> AppendUnderflow | None:
-        """Return the guard's `underflow`; None without a guard."""
-        return self._guard.underflow() if self._guard is not None else None
-
-    def close(self) -> None:
-        self.closed = True
-        self._task = None
-        if self._guard is not None:
-            self._guard.close()
-
-
-class MinRateGuard:
-    """Reads a client's messages, and raises AppendUnderflow when they come too slowly.
-
-    It needs no timer unless the client takes longer than its first credit lasts. Then one timer serves the append.
-    """
-
-    __slots__ = ("_clock", "_flow", "_loop", "_task", "_timer", "_underflow", "closed", "due", "reading")
-
-    def __init__(
-        self,
-        flow: FlowControl,
-        clock: Clock,
-        deadlines: DeadlineQueue | None = None,
-        task: asyncio.Task[object] | None = None,
-        due: float = math.inf,
-    ) -> None:
-        """Watch the current task, first checked when `deadlines` says; or `task`, whose check was due at `due`."""
         self._flow = flow
-        self._clock = clock
-        self._loop = asyncio.get_running_loop()
-        self._task = task or asyncio.current_task()
+        self._begun = clock.monotonic()
+        self._earned: list[tuple[float, int]] = []  # While there is no flow.
         self._underflow: AppendUnderflow | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.reading = False
-        """True while we wait for the client."""
+        self._task: asyncio.Task[object] | None = None
+        self.reading = flow is None
+        """True while we wait for the client. Without a flow, work between two messages takes no time."""
         self.closed = False
-        self.due = due
-        seconds = flow.seconds_until_underflow()
-        if deadlines is not None and seconds != math.inf:
-            self.due = self._loop.time() + seconds
+        self.due = math.inf
+        if min_rate:
+            self._loop = asyncio.get_running_loop()
+            self._task = asyncio.current_task()
+            self.due = self._loop.time() + BURST_SECONDS
             deadlines.add(self)
 
     async def read(self, source: MessageSource) -> AppendMessage | None:
@@ -301,18 +252,22 @@ class MinRateGuard:
 
     def earn(self, size: int) -> None:
         """Note that `size` bytes were read. Raises AppendUnderflow."""
-        self._tick()
-        self._flow.chunk(size)
+        if self._flow is None:
+            self._earned.append((self._clock.monotonic(), size))
+        else:
+            self._tick()
+            self._flow.chunk(size)
 
     def _tick(self) -> None:
         """Charge the client for the time passed, except when our own check is late. Raises AppendUnderflow."""
+        assert self._flow is not None
         now = self._clock.monotonic()
         if self._is_late():
             self._flow.forgive(now)
         self._flow.tick(now)
 
     def _is_late(self) -> bool:
-        return self._loop.time() - self.due > LATE_SECONDS
+        return self._task is not None and self._loop.time() - self.due > LATE_SECONDS
 
     def underflow(self) -> AppendUnderflow | None:
         """Return the underflow that caused a cancellation, which the caller catches. None if it has another cause."""
@@ -326,13 +281,13 @@ class MinRateGuard:
         if self._timer is not None:
             self._timer.cancel()
 
-    def check(self, earned: Sequence[tuple[float, int]] = ()) -> None:
-        """Cancel the task if the client is too slow, now that its credit may be used up; otherwise set the next check.
-
-        `earned` lists times and sizes of messages that `earn` was not called for.
-        """
-        flow, now = self._flow, self._clock.monotonic()
-        busy = not self.reading or self._is_late()
+    def check(self) -> None:
+        """Cancel the task if the client is too slow, now that its credit may be used up. Else set the next check."""
+        flow, now, busy = self._flow, self._clock.monotonic(), not self.reading or self._is_late()
+        if flow is None:
+            flow = self._flow = FlowControl()
+            flow.start(self._min_rate, 0, self._begun)
+        earned, self._earned = self._earned, []
         try:
             for at, size in (*earned, (now, 0)):
                 if busy:

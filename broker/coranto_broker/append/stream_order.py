@@ -34,20 +34,21 @@ class StreamOrder:
 
     def add(self, append: QueuedAppend) -> None:
         """Take an append behind all others."""
-        if self._placing is None and append.resolution is not None:
-            queue = queue_of(append.resolution.require_replica)
-            if self._may_be_in(queue):
-                self._enter(queue)
-                queue.enqueue(append)
-                return
-        self._unplaced.append(append)
         if self._placing is None:
+            if append.resolution is not None:
+                queue = queue_of(append.resolution.require_replica)
+                if self._may_be_in(queue):
+                    self._enter(queue)
+                    queue.enqueue(append)
+                    return
             self._placing = asyncio.create_task(self._place_all())
+        self._unplaced.append(append)
 
     def ended(self) -> None:
         """Note that an append was answered."""
         self._under_way -= 1
-        self._changed.set()
+        if self._placing is not None:
+            self._changed.set()
 
     def close(self) -> None:
         """Place nothing more: the client is gone."""

@@ -47,7 +47,7 @@ class ContentStream:
     async def receive(self, host: AppendHost, inbox: Inbox, min_rate: int) -> None:
         """Send the client's messages to all replicas, until no more are wanted."""
         flow = start_flow(host, self.append.resolved, min_rate)
-        guard = MinRateGuard(flow, host.clock, inbox.deadlines)
+        guard = MinRateGuard(min_rate, host.clock, inbox.deadlines, flow)
         try:
             while True:
                 message = await guard.read(inbox)

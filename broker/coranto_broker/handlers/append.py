@@ -10,8 +10,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.entry import recognize, resolve
 from coranto_broker.append.forwarding import forward
 from coranto_broker.append.queue import queue_of
-from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
-from coranto_broker.append.receiving import Inbox
+from coranto_broker.append.queued_append import QueuedAppend
 from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.append.states import State
 from coranto_broker.append.streaming import ContentStream
@@ -45,33 +44,27 @@ async def serve_encoded(
         if not request.journal:
             _refuse_first(request)
     concerns(request.journal)
-    inbox = broker.receive_budget.open(context)
+    host, inbox, min_rate = broker.appends, broker.receive_budget.open(context), broker.settings.min_append_rate
     try:
-        outcome = await _outcome_of(broker, append, inbox)
+        if (refusal := await resolve(host, append)) is not None:
+            append.settle(refusal)
+        else:
+            queue = queue_of(append.resolved.require_replica)
+            append.content = await inbox.receive(request, queue.arrivals, min_rate, broker.clock)
+            queue.enqueue(append)
+            if append.content is None and (fsm := await append.may_stream()) is not None:
+                stream = ContentStream(fsm)
+                await stream.receive(host, inbox, min_rate)
+                assert append.queue is not None
+                await append.queue.end_stream(stream)
+        outcome = await append.settled()
         if outcome.state is State.PROXY:
             return await forward(broker, append, inbox)
         return encoder.encode(outcome)
     finally:
         append.leave()
         inbox.close()
-        broker.appends.ended(append)
-
-
-async def _outcome_of(broker: Broker, append: QueuedAppend, inbox: Inbox) -> AppendOutcome:
-    """Receive an append's content, and return its outcome. Raises its error."""
-    outcome = await resolve(broker.appends, append)
-    if outcome is not None:
-        append.settle(outcome)
-        return await append.settled()
-    queue, min_rate = queue_of(append.resolved.require_replica), broker.settings.min_append_rate
-    append.content = await inbox.receive(append.request, queue.arrivals, min_rate, broker.clock)
-    queue.enqueue(append)
-    if append.content is None and (fsm := await append.may_stream()) is not None:
-        stream = ContentStream(fsm)
-        await stream.receive(broker.appends, inbox, min_rate)
-        assert append.queue is not None
-        await append.queue.end_stream(stream)
-    return await append.settled()
+        host.ended(append)
 
 
 def _refuse_first(message: object) -> NoReturn:

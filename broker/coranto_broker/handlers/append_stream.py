@@ -16,7 +16,7 @@ from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedA
 from coranto_broker.append.admission import Admission
 from coranto_broker.append.entry import recognize
 from coranto_broker.append.forwarding import forward_buffered
-from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
 from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.append.states import State
 from coranto_broker.append.stream_bounds import (
@@ -109,16 +109,13 @@ class _Tokens:
 
 
 class _Ready(NamedTuple):
-    """An answer that is to be sent: an encoded response, or else a status code and its words."""
+    """An answer that is to be sent: an encoded response, or else a status code and its words. `size` counts as held."""
 
     number: int
+    size: int
     response: bytes = b""
     code: int = 0
     error: str = ""
-
-    @property
-    def size(self) -> int:
-        return len(self.response) + len(self.error) + ITEM_BYTES
 
 
 class _Stream:
@@ -215,41 +212,45 @@ class _Stream:
 
     def _settled(self, number: int, size: int, append: QueuedAppend) -> None:
         """Answer an append that has its outcome, or forward it."""
-        outcome = append.outcome
-        if isinstance(outcome, Exception):
-            self._end(number, size, append, outcome)
-        elif outcome is not None and outcome.state is State.PROXY:
-            if self._closed:
-                return
+        if append.state is not State.PROXY:
+            self._end(number, size, append)
+        elif not self._closed:
             task = asyncio.create_task(self._forward(number, size, append))
             self._forwarding.add(task)
             task.add_done_callback(self._forwarding.discard)
-        elif outcome is not None:
-            self._end(number, size, append, self._encoder.encode(outcome))
 
     async def _forward(self, number: int, size: int, append: QueuedAppend) -> None:
+        answer: bytes | Exception
         try:
-            answer: bytes | Exception = await forward_buffered(self._broker, append)
+            answer = await forward_buffered(self._broker, append)
         except Exception as error:  # noqa: BLE001  # The append ends with it, as a call of its own would.
             append.state = State.ERROR
             answer = error
         self._end(number, size, append, answer)
 
-    def _end(self, number: int, size: int, append: QueuedAppend, answer: bytes | Exception) -> None:
+    def _end(self, number: int, size: int, append: QueuedAppend, answer: bytes | Exception | None = None) -> None:
+        outcome, journal = answer or append.outcome, append.request.journal
+        assert outcome is not None
         self._broker.appends.ended(append)
-        self._orders[append.request.journal].ended()
-        self._answer(number, append.request.journal, size, answer)
+        self._orders[journal].ended()
+        self._answer(number, journal, size, outcome)
 
-    def _answer(self, number: int, journal: str, size: int, outcome: bytes | Exception) -> None:
+    def _answer(self, number: int, journal: str, size: int, outcome: AppendOutcome | bytes | Exception) -> None:
         if self._closed:
             return
         self._admission.leave()
         self._appends.pop(number, None)
+        if isinstance(outcome, AppendOutcome):
+            try:
+                outcome = self._encoder.encode(outcome)
+            except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+                outcome = error
         if isinstance(outcome, bytes):
-            ready = _Ready(number, outcome)
+            ready = _Ready(number, len(outcome) + ITEM_BYTES, outcome)
         else:
             code: grpc.StatusCode = log_failure(outcome, "AppendStream", self._context, journal)
-            ready = _Ready(number, code=code.value[0], error=call_errors.told(outcome))
+            told = call_errors.told(outcome)
+            ready = _Ready(number, len(told) + ITEM_BYTES, code=code.value[0], error=told)
         self._ready.append(ready)
         self._largest = max(self._largest, ready.size)
         self._hold(ready.size - size)
@@ -326,7 +327,7 @@ class _Stream:
         while self._ready and size < most:
             ready = self._ready.popleft()
             answers.answers.add(id=ready.number, response=ready.response, code=ready.code, error=ready.error)
-            size += len(ready.response) + len(ready.error)
+            size += ready.size - ITEM_BYTES
             taken.append(ready)
         return answers, taken
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -403,7 +402,7 @@ class JournalClient:
             if answer.end < end:
                 raise CorruptData(f"{journal} ends at {answer.end}, before an acknowledged append that ends at {end}")
             if answer.durability is not None:
-                return replace(answer.durability, stored=answer.stored_end >= end)
+                return answer.durability._replace(stored=answer.stored_end >= end)
         fragments = [each.fragment for each in await self.fragments(journal) if each.persisted]
         return Durability(0, 0, stored=CoverSet(fragments).covers(begin, end))
 

@@ -58,8 +58,7 @@ class Demand:
 NO_DEMAND: Final = Demand()
 
 
-@dataclass(frozen=True, slots=True)
-class Durability:
+class Durability(NamedTuple):
     """The replicas that have some content, and their zones. A loss of power may take it from those that are not synced.
 
     `stored` says that a fragment store has all of it.

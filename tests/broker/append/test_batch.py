@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -14,8 +15,13 @@ import pytest
 from coranto import labels
 from coranto.fragments.fragment import sum_from_wire, sum_of
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.queue import queue_of
+from coranto_broker.append.batch import Batch
+from coranto_broker.append.held_pipeline import HeldPipeline
+from coranto_broker.append.host import AppendHost
+from coranto_broker.append.plan import BatchPlan
+from coranto_broker.append.queue import JournalQueue, queue_of
 from coranto_broker.replication.peers import PeerStream
+from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.replication.replica import Replica
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
@@ -55,14 +61,27 @@ def primary_of(journal: str, *processes: BrokerProcess) -> tuple[BrokerProcess, 
     raise AssertionError("none of these is the primary")
 
 
-async def together(client: RawClient, replica: Replica, appends: list[bytes]) -> list[pb.AppendResponse]:
+async def together(
+    client: RawClient, replica: Replica, appends: list[bytes]
+) -> list[pb.AppendResponse | BaseException]:
     """Appends that are all received before the first of them gets the pipeline."""
     queue = queue_of(replica)
     pipeline = await replica.pipeline.take()
     tasks = [asyncio.create_task(client.append(J, content)) for content in appends]
     await eventually(lambda: len(queue) == len(appends))
     replica.pipeline.put(pipeline)
-    return await asyncio.gather(*tasks)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def brokers(
+    stack: AsyncExitStack, settings: BrokerSettings, count: int
+) -> tuple[list[BrokerProcess], list[RawClient]]:
+    """Brokers of one cluster, and a client of each."""
+    found = []
+    for number in range(count):
+        own = settings.model_copy(update={"id": f"broker-{number}", "data_dir": settings.data_dir / str(number)})
+        found.append(await stack.enter_async_context(running_broker(own)))
+    return [process for process, _ in found], [client for _, client in found]
 
 
 async def test_appends_cost_one_round_trip_to_each_peer(
@@ -70,18 +89,12 @@ async def test_appends_cost_one_round_trip_to_each_peer(
 ) -> None:
     messages = Messages(monkeypatch)  # Before there are streams.
     async with AsyncExitStack() as stack:
-        processes: dict[str, tuple[BrokerProcess, RawClient]] = {}
-        for number in range(3):
-            settings = broker_settings.model_copy(
-                update={"id": f"broker-{number}", "data_dir": broker_settings.data_dir / str(number)}
-            )
-            processes[settings.id] = await stack.enter_async_context(running_broker(settings))
+        processes, clients = await brokers(stack, broker_settings, 3)
         wanted = spec()
         wanted.replication = 3
-        any_client = processes["broker-0"][1]
-        await create(any_client, wanted)
-        process, replica = primary_of(J, *(process for process, _ in processes.values()))
-        client = processes[process.broker.member.suffix][1]
+        await create(clients[0], wanted)
+        process, replica = primary_of(J, *processes)
+        client = clients[processes.index(process)]
         for content in (b"first", b"second"):  # The second completes the journal's first fragment.
             assert (await client.append(J, content)).status == pb.OK
 
@@ -92,7 +105,7 @@ async def test_appends_cost_one_round_trip_to_each_peer(
 
         messages.clear()
         contents = [b"%d" % number * (number + 1) for number in range(20)]
-        responses = await together(client, replica, contents)
+        responses = [each for each in await together(client, replica, contents) if isinstance(each, pb.AppendResponse)]
         assert messages == {"requests": 2, "acknowledgements": 2}
 
         whole = b"firstsecondalone"
@@ -101,8 +114,62 @@ async def test_appends_cost_one_round_trip_to_each_peer(
             assert (response.status, response.commit.begin) == (pb.OK, len(whole))
             assert (sum_from_wire(response.commit.sum), response.total_chunks) == (sum_of(content), 1)
             whole += content
-        for _, member in processes.values():
+        for member in clients:
             assert await member.content(J, do_not_proxy=True) == whole
+
+
+@pytest.mark.parametrize("replication", [1, 3])
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (JournalQueue, "_take"),
+        (BatchPlan, "_is_steady"),
+        (Batch, "_question"),
+        (Pipeline, "extend"),
+        (AppendHost, "proposed"),
+        (HeldPipeline, "hand_on"),
+        (Pipeline, "gather_ok"),
+        (Batch, "_outcomes"),
+    ],
+)
+async def test_each_append_of_a_batch_is_answered_whatever_fails_unexpectedly(
+    broker_settings: BrokerSettings,
+    spec: MakeSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    step: str,
+    replication: int,
+) -> None:
+    real, failures = getattr(owner, step), list[RuntimeError]()
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, step, fails)
+    contents = [b"<%d>" % number for number in range(20)]
+    async with AsyncExitStack() as stack, asyncio.timeout(60):
+        processes, clients = await brokers(stack, broker_settings, replication)
+        wanted = spec()
+        wanted.replication = replication
+        await create(clients[0], wanted)
+        process, replica = primary_of(J, *processes)
+        client = clients[processes.index(process)]
+        for content in (b"first", b"second"):
+            assert (await client.append(J, content)).status == pb.OK
+        failures.append(RuntimeError("planted"))
+        found = await together(client, replica, contents)
+        assert not failures
+        answered = [each for each in found if not isinstance(each, BaseException)]
+        assert len(answered) < len(found) or step == "_is_steady", "an error of one append, or of all that it is with"
+        assert (await client.append_when_ready(J, b"after")).status == pb.OK
+        content = await client.content(J)
+        assert content.endswith(b"after")
+        for each in answered:
+            assert each.status == pb.OK
+            assert content[each.commit.begin : each.commit.end] in contents
+        assert all(content.count(each) <= 1 for each in contents)
 
 
 async def test_a_small_append_that_dawdles_holds_up_nobody(broker_settings: BrokerSettings, spec: MakeSpec) -> None:

@@ -25,6 +25,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import plan, queue
 from coranto_broker.append import registers as of_registers
 from coranto_broker.append.batch import Batch
+from coranto_broker.append.streaming import ContentStream
 
 from .test_one_by_one import (
     AUTHOR,
@@ -210,14 +211,14 @@ def test_appends_that_come_together_end_as_one_by_one_whatever_happens_between_t
 
 
 def test_batches_are_proposed_between_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    propose, taken = Batch.write_and_propose, 0
+    propose, taken = Batch.propose, 0
 
-    def counted(batch: Batch, registers: pb.LabelSet) -> None:
+    def counted(batch: Batch, registers: pb.LabelSet, stream: ContentStream | None = None) -> None:
         nonlocal taken
         taken += len(batch.members) if len(batch.members) > 1 else 0
-        propose(batch, registers)
+        propose(batch, registers, stream)
 
-    monkeypatch.setattr(Batch, "write_and_propose", counted)
+    monkeypatch.setattr(Batch, "propose", counted)
     outcomes, content, _ = outcome_of(SOME, over_a_stream)
     assert taken >= 8
     assert content.endswith(b"jklm..no")

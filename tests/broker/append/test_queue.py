@@ -18,6 +18,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.batch import Batch
 from coranto_broker.append.queue import JournalQueue, queue_of
 from coranto_broker.append.queued_append import QueuedAppend
+from coranto_broker.append.streaming import ContentStream
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import FaultyDisk, RawClient, create, eventually, running_broker
@@ -236,17 +237,17 @@ class Replicas:
         self.disks: list[FaultyDisk] = []
         self.proposed: list[int] = []
         """The number of appends of each batch."""
-        propose = Batch.write_and_propose
+        propose = Batch.propose
 
-        def counted(batch: Batch, registers: pb.LabelSet) -> None:
+        def counted(batch: Batch, registers: pb.LabelSet, stream: ContentStream | None = None) -> None:
             self.proposed.append(len(batch.members))
-            propose(batch, registers)
+            propose(batch, registers, stream)
 
         def disk() -> FaultyDisk:
             self.disks.append(FaultyDisk())
             return self.disks[-1]
 
-        monkeypatch.setattr(Batch, "write_and_propose", counted)
+        monkeypatch.setattr(Batch, "propose", counted)
         monkeypatch.setattr("coranto_broker.server.process.LocalDisk", disk)
 
     @property

@@ -16,6 +16,7 @@ from coranto_broker.append import receiving
 from coranto_broker.append.receiving import Arrivals, MinRateGuard, ReceiveBudget
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.rpc.content import ContentMessage
+from coranto_broker.rpc.deadlines import DeadlineQueue
 from coranto_broker.rpc.rolled_back import AppendUnderflow
 from tests.broker.virtual import virtually
 
@@ -76,7 +77,8 @@ async def test_a_small_append_is_whole() -> None:
 async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -> None:
     flow, clock = FlowControl(), SystemClock()
     flow.start(1 << 20, 0, clock.monotonic() - 3)  # As if the broker, or its machine, had stood still since.
-    guard = MinRateGuard(flow, clock, due=asyncio.get_running_loop().time() - 2)
+    guard = MinRateGuard(1 << 20, clock, DeadlineQueue(), flow)
+    guard.due = asyncio.get_running_loop().time() - 2
     content = ContentMessage(b"some")
     assert await guard.read(Client(content)) is content
     guard.earn(4)
@@ -87,7 +89,8 @@ def test_a_client_that_comes_a_moment_before_the_look_at_it_is_charged() -> None
     async def main(loop: SimLoop) -> None:
         flow, clock = FlowControl(), SimClock(loop)
         flow.start(1 << 20, 0, clock.monotonic() - 3)
-        guard = MinRateGuard(flow, clock, due=loop.time())
+        guard = MinRateGuard(1 << 20, clock, DeadlineQueue(), flow)
+        guard.due = loop.time()
         with pytest.raises(AppendUnderflow):
             await guard.read(Client(ContentMessage(b"late")))
 

@@ -38,6 +38,7 @@ from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.append.states import ProposalPath
 from coranto_broker.broker import Broker
 from coranto_broker.server.frames import FrameServer
 from coranto_broker.server.in_process import StubPeers, serve
@@ -483,7 +484,13 @@ class _SimBroker(Broker):
         self, coverage: PathCoverage, about_to_store: Callable[[Sealed], None], *args: Any, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.appends.on_proposed = lambda path: coverage.sometimes(f"append was proposed: {path.value}")
+        proposed = self.appends.proposed
+
+        def noted(path: ProposalPath, appends: int) -> None:
+            coverage.sometimes(f"append was proposed: {path.value}")
+            proposed(path, appends)
+
+        self.appends.proposed = noted  # type: ignore[method-assign]
         self._about_to_store = about_to_store
 
     async def _judge(self, sealed: Sealed) -> Judgement:
