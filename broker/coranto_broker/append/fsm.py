@@ -1,16 +1,15 @@
 """The append state machine: takes an append from its request to where its content may be proposed.
 
-`coranto_broker.append.states.TRANSITIONS` is the machine. Each state from RESOLVE to UPDATE_SUSPEND has a method here
-that does its work, which may wait, and returns the event that ends the state. `coranto_broker.append.decision` decides
-whether the append may commit. STREAM_CONTENT is in `coranto_broker.append.streaming`, and READ_ACKNOWLEDGEMENTS in
-`coranto_broker.append.queue`.
+`coranto_broker.append.states.TRANSITIONS` is the machine. Each state from RESOLVE to UPDATE_SUSPEND has a method of its
+name here that does its work, which may wait, and returns the event that ends the state. STREAM_CONTENT is in
+`coranto_broker.append.streaming`, and READ_ACKNOWLEDGEMENTS in `coranto_broker.append.batch`.
 
 Each state here also ends in ERROR when it fails, or when the client goes away (the work is then cancelled).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Sequence
 
 from coranto.coordination.etcd import KeyValue, Put, unmodified
 from coranto.errors import CorantoError, StoreError, Unavailable
@@ -75,7 +74,9 @@ class AppendFsm:
         """Do the work of the present state."""
         append = self.append
         try:
-            event = await _HANDLERS[append.state](self)
+            event: AppendEvent = await getattr(self, f"_{append.state.name.lower()}")()
+        except Invalidated:
+            event = AppendEvent.INVALIDATED
         except CorantoError as error:
             self._error, event = error, AppendEvent.FAILED
         append.on(event)
@@ -91,7 +92,7 @@ class AppendFsm:
     def release(self) -> None:
         """Release the pipeline if the append still owns it. Rolls back content that was streamed but not proposed."""
         pipeline = self.held.pipeline
-        if pipeline is not None and self._synchronizing:
+        if pipeline is not None and (self._synchronizing or isinstance(self._error, ReplicationFailed)):
             self.held.shut_down()
         elif pipeline is not None and self.is_streaming:
             pipeline.propose(pipeline.spool.fragment, pipeline.spool.registers, acknowledge=False)
@@ -135,15 +136,11 @@ class AppendFsm:
     async def _acquire_pipeline(self) -> AppendEvent:
         """Wait for exclusive ownership of the replica's pipeline."""
         resolution = self.append.resolved
-        replica, until = resolution.require_replica, resolution.invalidated
-        try:
-            pipeline = await replica.pipeline.take(until)
-            self.held.acquired(pipeline, resolution)
-            if pipeline is not None and self.append.content is not None:
-                # Appends that arrive meanwhile can join its batch.
-                await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, until)
-        except Invalidated:
-            return AppendEvent.INVALIDATED
+        pipeline = await resolution.require_replica.pipeline.take(resolution.invalidated)
+        self.held.acquired(pipeline, resolution)
+        if pipeline is not None and self.append.content is not None:
+            # Appends that arrive meanwhile can join its batch.
+            await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, resolution.invalidated)
         # From here on, the append commits before anybody who sees other flags or suspends looks at the journal's end.
         return (
             AppendEvent.PIPELINE_ACQUIRED if self._host.resolver.permits_hold(resolution) else AppendEvent.INVALIDATED
@@ -159,10 +156,7 @@ class AppendFsm:
                 self.registers = pipeline.spool.registers
                 return AppendEvent.PIPELINE_FITS if fits else AppendEvent.PIPELINE_FOLLOWS_ROUTE
             self.held.shut_down()
-        try:
-            spool = await resolution.require_replica.spool.take(resolution.invalidated)
-        except Invalidated:
-            return AppendEvent.INVALIDATED
+        spool = await resolution.require_replica.spool.take(resolution.invalidated)
         try:
             # Replicas are about to go on at the spool's end. If power loss took content before it here, that would
             # leave a hole that readers wait at.
@@ -191,10 +185,7 @@ class AppendFsm:
         """Read the replicas' answers to the proposal."""
         pipeline = self._pipeline
         result = await pipeline.gather_sync()
-        problem = pipeline.error
-        if problem is not None:
-            self._synchronizing = False
-            self.held.shut_down()
+        if (problem := pipeline.error) is not None:
             raise rolled_back(problem, "replicas could not be synchronized, and nothing was proposed") from problem
         if result.roll_to is not None:
             self._roll_to = result.roll_to
@@ -222,8 +213,7 @@ class AppendFsm:
         if may_record:
             found = await find_takeover(self._host.in_sync, resolution, pipeline)
             if found is Takeover.ROLL:
-                assert pipeline.reading is not None
-                record = pipeline.reading.record
+                record = pipeline.reading.record if pipeline.reading is not None else None
                 assert record is not None
                 self._roll_to, self.registers = record.floor, record.registers or pb.LabelSet()
                 return AppendEvent.MUST_ROLL
@@ -233,13 +223,11 @@ class AppendFsm:
             may_record = found is Takeover.CLEAN
         if may_record and not await self._record(pipeline, advertise):
             return AppendEvent.ETCD_CHANGED
-        if not stale:
-            return AppendEvent.ETCD_IS_CURRENT
-        if not may_record:
+        if stale and not may_record:
             # This may lose against the allocator. Then the later revision shows the allocator's change, and we retry.
             compares = [unmodified(each.kv) for each in resolution.assignments]
             self._read_through = (await self._host.coordinator.txn(compares, advertise)).header.revision
-        return AppendEvent.ETCD_CHANGED
+        return AppendEvent.ETCD_CHANGED if stale else AppendEvent.ETCD_IS_CURRENT
 
     async def _await_desired_replicas(self) -> AppendEvent:
         """Go on only with as many replicas as the journal should have."""
@@ -256,22 +244,22 @@ class AppendFsm:
         if pipeline is not None:
             pipeline.found_to_fit(resolution)
             pipeline.heed(resolution.spec.labels)
-            replica = resolution.require_replica
-            replica.demand_unmet, replica.refusal = pipeline.demand_unmet, pipeline.refusal
         return AppendEvent.REPLICAS_SUFFICE
 
     # -- VALIDATE_PRECONDITIONS and UPDATE_SUSPEND: the decision ------------------------------------------------------
 
     async def _validate_preconditions(self) -> AppendEvent:
         """Ask for the decision, and carry it out or wait for what it needs."""
-        resolution, content = self.append.resolved, self.append.content
+        resolution, content, pipeline = self.append.resolved, self.append.content, self._pipeline
+        replica = resolution.require_replica
         length = len(content.content) if content is not None else None
-        torn = content is not None and is_torn(content.content, self._pipeline.whole_lines)
+        torn = content is not None and is_torn(content.content, pipeline.whole_lines)
         store_problem: str | None = None
         while True:
             now = self._host.clock.now()
-            resolution.require_replica.recorded = self._pipeline.recorded
-            snapshot = snapshot_of(resolution, self._pipeline, now, store_problem, loss_confirmed=self.loss_confirmed)
+            replica.demand_unmet, replica.refusal = pipeline.demand_unmet, pipeline.refusal
+            replica.recorded = pipeline.recorded
+            snapshot = snapshot_of(resolution, pipeline, now, store_problem, loss_confirmed=self.loss_confirmed)
             found = decide(self.append.request, snapshot, length, torn=torn)
             match found:
                 case Commit():
@@ -294,19 +282,17 @@ class AppendFsm:
                         name, until = resolution.spec.name, resolution.invalidated
                         store_problem = await self._host.stores.problem(name, url, until)
                     case Need.LISTING:
-                        await resolution.require_replica.wait_refreshed(resolution.invalidated)
+                        await replica.wait_refreshed(resolution.invalidated)
                     case Need.EMPTY_APPEND if content is None:
                         self.decided = None
                         return AppendEvent.MAY_STREAM
                     case Need.EMPTY_APPEND:
                         self.loss_confirmed = True  # It is empty.
                     case Need.RECORD:
-                        if await self._record(self._pipeline, fell=True):
+                        if await self._record(pipeline, fell=True):
                             # Each replica must know the journal's other id before it takes content behind this offset.
                             self.held.shut_down()
                         return AppendEvent.ETCD_CHANGED
-            except Invalidated:
-                return AppendEvent.INVALIDATED
             except StoreError as error:
                 self._reason = error.told
                 return self._refused(pb.FRAGMENT_STORE_UNHEALTHY)
@@ -346,15 +332,10 @@ class AppendFsm:
         self._status = status
         return AppendEvent.REFUSED
 
-    async def _record(self, pipeline: Pipeline, advertise: list[Put] | None = None, *, fell: bool = False) -> bool:
+    async def _record(self, pipeline: Pipeline, advertise: Sequence[Put] = (), *, fell: bool = False) -> bool:
         """Record the pipeline's replicas as in sync. Returns False if something changed meanwhile."""
-        try:
-            succeeded, read_through = await record_replicas(
-                self._host.in_sync, self.append.resolved, pipeline, advertise or (), fell=fell
-            )
-        except ReplicationFailed:
-            self.held.shut_down()
-            raise
+        records, resolution = self._host.in_sync, self.append.resolved
+        succeeded, read_through = await record_replicas(records, resolution, pipeline, advertise, fell=fell)
         self._read_through = read_through or self._read_through
         return succeeded
 
@@ -368,16 +349,3 @@ class AppendFsm:
         if pipeline.error is not None:
             raise pipeline.error  # Not every replica has the content that the roll would complete.
         pipeline.propose(fragment, pipeline.spool.registers, acknowledge=False)
-
-
-_HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[AppendEvent]]] = {
-    State.RESOLVE: AppendFsm._resolve,
-    State.ACQUIRE_PIPELINE: AppendFsm._acquire_pipeline,
-    State.START_PIPELINE: AppendFsm._start_pipeline,
-    State.SEND_PIPELINE_SYNC: AppendFsm._send_pipeline_sync,
-    State.RECV_PIPELINE_SYNC: AppendFsm._recv_pipeline_sync,
-    State.UPDATE_ASSIGNMENTS: AppendFsm._update_assignments,
-    State.AWAIT_DESIRED_REPLICAS: AppendFsm._await_desired_replicas,
-    State.VALIDATE_PRECONDITIONS: AppendFsm._validate_preconditions,
-    State.UPDATE_SUSPEND: AppendFsm._update_suspend,
-}

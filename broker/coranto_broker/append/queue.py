@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import Final, Protocol
+from typing import Final
 
 from coranto.effects import Bytes
 from coranto.errors import Unavailable
@@ -42,6 +42,7 @@ from coranto_broker.append.receiving import Arrivals
 from coranto_broker.append.states import AppendEvent, ProposalPath, State
 from coranto_broker.append.streaming import ContentStream, pay, start_flow
 from coranto_broker.ownership import Invalidated
+from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import Pipeline, rolled_back
 from coranto_broker.replication.replica import Replica
 from coranto_broker.replication.resolver import Resolution
@@ -49,13 +50,6 @@ from coranto_broker.spool.steady import Steady
 
 ALONE: Final = Durability(1, 1)
 """The durability of an append that commits inline: this broker alone has it, and its disk may not."""
-
-
-class Tokens(Protocol):
-    """The tokens of a journal's append rate (a `FlowControl`)."""
-
-    def affords(self, size: int) -> bool: ...
-    def spend(self, size: int) -> None: ...
 
 
 class JournalQueue:
@@ -217,7 +211,7 @@ class JournalQueue:
         finally:
             held.release()
 
-    def _take(self, batch: Batch, plan: BatchPlan, resolution: Resolution, tokens: Tokens | None = None) -> None:
+    def _take(self, batch: Batch, plan: BatchPlan, resolution: Resolution, tokens: FlowControl | None = None) -> None:
         """Move the appends at the head that may follow the batch's members to the batch."""
         whole_lines, members, taken = batch.pipeline.whole_lines, batch.members, len(batch.members)
         for append in self._waiting:

@@ -54,14 +54,6 @@ class AppendOutcome(NamedTuple):
     """The end of the content that it asks about, as far as the stores have it."""
     reason: str = ""
 
-    @property
-    def commit(self) -> Fragment | None:
-        """The range of the append as a fragment of its own; None if it has not committed."""
-        fragment = self.fragment
-        if fragment is None:
-            return None
-        return Fragment(fragment.journal, self.begin, self.end, self.sum, fragment.codec)
-
 
 class QueuedAppend:
     """An append. It has one outcome, or an error, unless its client leaves before."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 MAX_CONTENT_BYTES: Final = 1 << 20
-"""Most content of one append. It must fit into a group."""
+"""Most content of one append. It must fit into a batch."""
 ANSWER_BYTES: Final = 256 << 10
 """Bytes of answers in one message. Each answer has all registers of its journal, and a client limits messages."""
 _NOW_BYTES: Final = 32 << 10
@@ -45,6 +45,7 @@ _NOW_BYTES: Final = 32 << 10
 MAX_TOKENS: Final = 1024
 MAX_ORDERS: Final = 1024
 _TURN_APPENDS: Final = 64
+_Outcome = AppendOutcome | bytes | Exception
 
 
 async def serve(broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
@@ -52,20 +53,12 @@ async def serve(broker: Broker, context: Context, admission: Admission, encoder:
 
     Raises HoldsTooMuch when the client makes this broker hold too much (`coranto_broker.append.stream_bounds`).
     """
-    try:
-        await _serve(broker, context, admission, encoder)
-    except HoldsTooMuch as error:
-        broker.metrics.append_streams_ended.labels(error.reason).inc()
-        raise
-
-
-async def _serve(broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
     first = await first_message(context, broker.receive_budget.first_message_deadlines)
     require_readable(first)
     if not isinstance(first, AppendBatch) or first.appends:
         raise InvalidInput("the first message of the stream must be empty", field="AppendBatch.appends")
     stream = _Stream(broker, context, admission, encoder)
-    stream.authorize()
+    stream.tokens.claims_of("")  # The call itself may append something.
     broker.append_streams[stream] = None
     await context.write(AppendAnswers(closing=broker.is_stopping, frames=broker.frames))
     sending = asyncio.create_task(stream.send())
@@ -79,7 +72,12 @@ async def _serve(broker: Broker, context: Context, admission: Admission, encoder
         if stream.given_up is None or stream.task.uncancel() > 0:
             raise
         raise stream.given_up from None
+    except HoldsTooMuch as error:
+        stream.given_up = error
+        raise
     finally:
+        if stream.given_up is not None:
+            broker.metrics.append_streams_ended.labels(stream.given_up.reason).inc()
         broker.append_streams.pop(stream, None)
         sending.cancel()
         stream.close()
@@ -127,7 +125,7 @@ class _Stream:
         self._sink = cast("InstantSink", context)
         self._admission = admission
         self._encoder = encoder
-        self._tokens = _Tokens(broker, context)
+        self.tokens = _Tokens(broker, context)
         self._orders: dict[str, StreamOrder] = {}  # By journal.
         self._appends: dict[int, QueuedAppend | None] = {}  # Those without an answer, by id; None: not valid yet.
         self._forwarding: set[asyncio.Task[None]] = set()
@@ -142,13 +140,8 @@ class _Stream:
         task = asyncio.current_task()
         assert task is not None
         self.task = task
-        self._is_ready = asyncio.Event()
-        self._room = asyncio.Event()
+        self._is_ready, self._room = asyncio.Event(), asyncio.Event()
         self._exits = self._ended = self._closed = False
-
-    def authorize(self) -> None:
-        """Check that the call itself may append something. Raises Unauthenticated and PermissionDenied."""
-        self._tokens.claims_of("")
 
     async def take_all(self, batch: AppendBatch) -> None:
         """Begin the appends of a message, some at a time, as the bounds allow, and return when there is room for more.
@@ -172,16 +165,16 @@ class _Stream:
         if append.id in self._appends:
             raise InvalidInput(f"append {append.id} of this stream is not answered yet", field="StreamedAppend.id")
         self._appends[append.id] = None
-        begun = self._broker.clock.monotonic()
         self._admission.enter_in_turn()
         try:
-            self._begin(append, begun, size)
+            self._begin(append, size)
         except Exception as error:  # noqa: BLE001  # Only this append ends with it.
             self._answer(append.id, append.request.journal, size, error)
 
-    def _begin(self, append: StreamedAppend, begun: float, size: int) -> None:
+    def _begin(self, append: StreamedAppend, size: int) -> None:
         """Validate an append and have it placed in its journal's queue. Raises its error."""
         request, broker, content = append.request, self._broker, append.content
+        begun = broker.clock.monotonic()
         if request.content:
             raise InvalidInput("content belongs beside the request", field="StreamedAppend.content")
         if len(content) > MAX_CONTENT_BYTES:
@@ -189,7 +182,7 @@ class _Stream:
                 f"{len(content)} bytes are too many for a stream, which takes {MAX_CONTENT_BYTES}; use Append",
                 field="StreamedAppend.content",
             )
-        claims = self._tokens.claims_of(append.authorization)
+        claims = self.tokens.claims_of(append.authorization)
         buffered = BufferedContent(content, 1 if content else 0)
         queued = QueuedAppend(request, claims, buffered, begun, partial(self._settled, append.id, size))
         if not recognize(broker.appends, queued):
@@ -200,42 +193,36 @@ class _Stream:
                 raise InvalidInput("an append must name its journal", field="AppendRequest.journal")
         order = self._orders.get(request.journal)
         if order is None:
-            self._forget_idle_orders()
+            if len(self._orders) >= MAX_ORDERS:  # Journals are many, and those in use at a time are few.
+                self._orders = {journal: each for journal, each in self._orders.items() if not each.is_idle}
             order = self._orders[request.journal] = StreamOrder(broker.appends)
         self._appends[append.id] = queued
         order.add(queued)
 
-    def _forget_idle_orders(self) -> None:
-        """Make room for another journal: journals are many, and those in use at a time are few."""
-        if len(self._orders) >= MAX_ORDERS:
-            self._orders = {journal: order for journal, order in self._orders.items() if not order.is_idle}
-
     def _settled(self, number: int, size: int, append: QueuedAppend) -> None:
         """Answer an append that has its outcome, or forward it."""
         if append.state is not State.PROXY:
-            self._end(number, size, append)
+            self._end(number, size, append, append.outcome)
         elif not self._closed:
             task = asyncio.create_task(self._forward(number, size, append))
             self._forwarding.add(task)
             task.add_done_callback(self._forwarding.discard)
 
     async def _forward(self, number: int, size: int, append: QueuedAppend) -> None:
-        answer: bytes | Exception
+        outcome: _Outcome
         try:
-            answer = await forward_buffered(self._broker, append)
+            outcome = await forward_buffered(self._broker, append)
         except Exception as error:  # noqa: BLE001  # The append ends with it, as a call of its own would.
-            append.state = State.ERROR
-            answer = error
-        self._end(number, size, append, answer)
+            append.state, outcome = State.ERROR, error
+        self._end(number, size, append, outcome)
 
-    def _end(self, number: int, size: int, append: QueuedAppend, answer: bytes | Exception | None = None) -> None:
-        outcome, journal = answer or append.outcome, append.request.journal
+    def _end(self, number: int, size: int, append: QueuedAppend, outcome: _Outcome | None) -> None:
         assert outcome is not None
         self._broker.appends.ended(append)
-        self._orders[journal].ended()
-        self._answer(number, journal, size, outcome)
+        self._orders[append.request.journal].ended()
+        self._answer(number, append.request.journal, size, outcome)
 
-    def _answer(self, number: int, journal: str, size: int, outcome: AppendOutcome | bytes | Exception) -> None:
+    def _answer(self, number: int, journal: str, size: int, outcome: _Outcome) -> None:
         if self._closed:
             return
         self._admission.leave()
@@ -350,11 +337,10 @@ class _Stream:
     def close(self) -> None:
         """Give up what is not proposed."""
         self._closed = True
-        for _ in self._appends:
-            self._admission.leave()
         for order in self._orders.values():
             order.close()
         for append in list(self._appends.values()):
+            self._admission.leave()
             if append is not None:
                 append.leave()
         for task in self._forwarding:

@@ -25,7 +25,7 @@ from coranto.journal_ids import shared_through
 from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.entry import resolve
-from coranto_broker.append.fsm import _HANDLERS
+from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT
 from coranto_broker.append.queue import JournalQueue, queue_of
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
@@ -108,7 +108,10 @@ class Result:
         self.error = found if isinstance(found, Exception) else None
         outcome = found if isinstance(found, AppendOutcome) else None
         self.status = outcome.status if outcome is not None else pb.OK
-        self.commit = outcome.commit if outcome is not None else None
+        whole = outcome.fragment if outcome is not None else None
+        self.commit: Fragment | None = None
+        if outcome is not None and whole is not None:
+            self.commit = Fragment(whole.journal, outcome.begin, outcome.end, outcome.sum, whole.codec)
         self.registers = outcome.registers if outcome is not None else pb.LabelSet()
         self.durability = outcome.durability if outcome is not None else Durability(0, 0)
         self.reason = outcome.reason if outcome is not None else ""
@@ -345,8 +348,9 @@ def mismatch(begin: int, end: int, registers: pb.LabelSet | None = None) -> pb.R
 def test_every_state_is_in_the_table_and_has_a_handler() -> None:
     assert {state for state, _ in TRANSITIONS} == set(State) - TERMINAL
     assert {event for _, event in TRANSITIONS} == set(AppendEvent)
-    assert set(_HANDLERS) == set(State) - TERMINAL - {State.STREAM_CONTENT, State.READ_ACKNOWLEDGEMENTS}
-    assert all(TRANSITIONS[state, AppendEvent.FAILED] is State.ERROR for state in _HANDLERS)
+    handled = {state for state in State if hasattr(AppendFsm, f"_{state.name.lower()}")}
+    assert handled == set(State) - TERMINAL - {State.STREAM_CONTENT, State.READ_ACKNOWLEDGEMENTS}
+    assert all(TRANSITIONS[state, AppendEvent.FAILED] is State.ERROR for state in handled)
 
 
 def test_every_state_can_be_reached_and_can_end() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from coranto.errors import Unavailable
-from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import AppendEvent, State
@@ -76,10 +75,3 @@ def test_a_client_that_leaves_is_taken_out_of_the_queue_until_there_is_an_outcom
         each.leave()
         assert each.has_left
     assert queue.discarded == [first]
-
-
-def test_an_outcome_tells_the_range_of_the_append() -> None:
-    fragment = Fragment("a/b", 3, 20, sum_of(b"all"), Codec.GZIP)
-    outcome = AppendOutcome(State.FINISHED, NOTHING, fragment=fragment, begin=5, end=9, sum=sum_of(b"four"))
-    assert outcome.commit == Fragment("a/b", 5, 9, sum_of(b"four"), Codec.GZIP)
-    assert AppendOutcome(State.ERROR, NOTHING).commit is None

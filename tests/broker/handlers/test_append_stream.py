@@ -26,7 +26,8 @@ from coranto.transport.calls import GrpcCall
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
 from coranto_broker.append.queue import JournalQueue
-from coranto_broker.append.queued_append import QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.handlers import append_stream
 
 J, OTHER = "test/journal", "test/other"
@@ -76,6 +77,28 @@ def test_appends_of_a_stream_commit_once_and_in_their_order(replication: int) ->
         # The first appends go to any broker, and all others to the primaries.
         assert cluster.calls("Append") == 0
         assert cluster.calls("AppendStream") <= 3
+
+    in_cluster(main)
+
+
+@pytest.mark.parametrize("replication", [1, 3])
+def test_an_answer_that_cannot_be_made_fails_one_append(replication: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, calls = AppendResponseEncoder.encode, iter(range(1000))
+
+    def fails(encoder: AppendResponseEncoder, outcome: AppendOutcome) -> bytes:
+        if next(calls) == 40:
+            raise RuntimeError("planted")
+        return encode(encoder, outcome)
+
+    async def main(cluster: Cluster, loop: SimLoop) -> None:
+        await cluster.create(J, replication=replication)
+        client = cluster.client()
+        await append_numbers(client, J, 1)
+        monkeypatch.setattr(AppendResponseEncoder, "encode", fails)
+        async with asyncio.timeout(60):
+            committed = await append_numbers(client, J, 100)
+        assert committed == [*range(40), *range(41, 100)]
+        assert await numbers_in(client, J) == [0, *range(100)]
 
     in_cluster(main)
 
