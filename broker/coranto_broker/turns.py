@@ -11,7 +11,7 @@ TURN_SECONDS = 0.5
 """Maximum duration of a turn."""
 PARALLEL = 64
 """Most turns of one kind at the same time."""
-MOST_AT_WORK = 512
+MAX_AT_WORK = 512
 """Most works of one kind at the same time, those that have lost their turns too.
 
 Without this bound, a broker that is slow for a while would begin ever more work, and become slower still.
@@ -28,7 +28,7 @@ class Turns:
     so that it does not hold back the rest. It keeps its turn while `most` are at work.
     """
 
-    def __init__(self, parallel: int = PARALLEL, most: int = MOST_AT_WORK) -> None:
+    def __init__(self, parallel: int = PARALLEL, most: int = MAX_AT_WORK) -> None:
         self._free = parallel
         self._most = most
         self._at_work = 0

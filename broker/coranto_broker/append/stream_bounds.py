@@ -6,8 +6,8 @@ ITEM_BYTES for each. There is one rule in three steps:
 1. A stream that holds STREAM_BYTES or STREAM_APPENDS is not read until it holds less.
 2. While all streams of the broker hold more than MAX_BUFFERED_BYTES, each is read only when it holds nothing, and a few
    appends at a time. So every client goes on, slowly.
-3. A client that takes no answer for PATIENCE_SECONDS loses its stream; during step 2 for SHORT_PATIENCE_SECONDS. A
-   stream that holds more than SMALL_BYTES is ended when all of them exceed MOST_HELD_BYTES.
+3. A client that takes no answer for ANSWER_TIMEOUT_SECONDS, during step 2 for SHORT_ANSWER_TIMEOUT_SECONDS, loses its
+   stream. A stream that holds more than SMALL_BYTES is ended when all of them exceed MAX_HELD_BYTES.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ STREAM_APPENDS: Final = 4096
 ITEM_BYTES: Final = 512
 """The bytes that each append, and each answer, counts beside its content."""
 SMALL_BYTES: Final = 64 << 10
-MOST_HELD_BYTES: Final = 256 << 20
-PATIENCE_SECONDS: Final = 30.0
-SHORT_PATIENCE_SECONDS: Final = 1.0
+MAX_HELD_BYTES: Final = 256 << 20
+ANSWER_TIMEOUT_SECONDS: Final = 30.0
+SHORT_ANSWER_TIMEOUT_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.5
 
 
@@ -58,7 +58,7 @@ class TooMuchHeld(HoldsTooMuch):
 
     def __init__(self, held: int, total: int) -> None:
         super().__init__(
-            f"streams of appends make this broker hold {total} bytes, more than {MOST_HELD_BYTES}, and {held} of them "
+            f"streams of appends make this broker hold {total} bytes, more than {MAX_HELD_BYTES}, and {held} of them "
             f"are this stream's, so it was ended. Slow down, read answers, and try again later. {_UNKNOWN}"
         )
 
@@ -108,16 +108,16 @@ class AnswerWatch:
 
     def require_room(self, stream: HoldingStream) -> None:
         """Raise TooMuchHeld if a stream is to be ended, because all hold too much and it holds some of it."""
-        if self._budget.held > MOST_HELD_BYTES and stream.held > SMALL_BYTES:
+        if self._budget.held > MAX_HELD_BYTES and stream.held > SMALL_BYTES:
             raise TooMuchHeld(stream.held, self._budget.held)
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = None
-        patience = SHORT_PATIENCE_SECONDS if self.is_full else PATIENCE_SECONDS
+        limit = SHORT_ANSWER_TIMEOUT_SECONDS if self.is_full else ANSWER_TIMEOUT_SECONDS
         for stream in list(self._waiting):
             waits = loop.time() - stream.waits_since
-            if waits < patience:
+            if waits < limit:
                 break
             del self._waiting[stream]
             stream.give_up(AnswersUnread(round(waits, 1), stream.held))

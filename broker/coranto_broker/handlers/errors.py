@@ -19,8 +19,8 @@ from coranto_broker.append.stream_bounds import HoldsTooMuch
 from coranto_broker.rpc.rolled_back import RolledBack, TooManyAppends
 
 _log = structlog.get_logger(__name__)
-_MOST_LOGGED: Final = 8000
-_MOST_NAMED: Final = 128
+_MAX_LOGGED: Final = 8000
+_MAX_NAMED: Final = 128
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -75,7 +75,7 @@ def log_failure(error: Exception, method: str, context: Context, journal: str) -
         about = {"journal": journal} if journal else {}
         if name := _name_of(context):
             about["client_name"] = name
-        text = str(error)[:_MOST_LOGGED]
+        text = str(error)[:_MAX_LOGGED]
         _log.log(level, "call.failed", method=method, client=context.peer(), code=code.name, error=text, **about)
     return code
 
@@ -86,4 +86,4 @@ def _name_of(context: Context) -> str:
     agent = agents[0] if agents and isinstance(agents[0], str) else ""
     name, _, library = agent.partition(" ")
     is_named = library.startswith("grpc-") and not name.startswith("grpc-") and name.isprintable()
-    return name[:_MOST_NAMED] if is_named else ""
+    return name[:_MAX_NAMED] if is_named else ""

@@ -29,7 +29,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.replication.peers import Peers
 from coranto_broker.spool.shared_file import SharedFile
 
-PATIENCE_SECONDS = 30.0
+ANSWER_TIMEOUT_SECONDS = 30.0
 """The longest wait for the next part of a peer's answer."""
 ASKING_SECONDS = 5.0
 """The longest wait for a peer to tell which fragment it has."""
@@ -145,7 +145,7 @@ class PeerCopies:
             asked = pb.ReadRequest()
             asked.CopyFrom(request)
             try:
-                async with aclosing(self._answers(peer, asked, PATIENCE_SECONDS)) as answers:
+                async with aclosing(self._answers(peer, asked, ANSWER_TIMEOUT_SECONDS)) as answers:
                     async for answer in answers:
                         if not begun and answer.fragment.sum != request.content_sum:
                             break
@@ -200,7 +200,7 @@ class PeerCopies:
         request = pb.ReadRequest(journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end)
         request.content_sum.CopyFrom(fragment.to_wire().sum)
         digest, length = hashlib.sha1(usedforsecurity=False), 0
-        async with aclosing(self._answers(peer, request, PATIENCE_SECONDS)) as answers:
+        async with aclosing(self._answers(peer, request, ANSWER_TIMEOUT_SECONDS)) as answers:
             async for answer in answers:
                 content = answer.content
                 if not content:
@@ -219,7 +219,7 @@ class PeerCopies:
             )
 
     async def _answers(
-        self, peer: _Peer, request: pb.ReadRequest, patience_seconds: float
+        self, peer: _Peer, request: pb.ReadRequest, timeout_seconds: float
     ) -> AsyncGenerator[pb.ReadResponse]:
         """Yield the answers of a peer that reads local files. Raises CorantoError for a failure or a refusal."""
         request.header.CopyFrom(peer.header)
@@ -231,7 +231,7 @@ class PeerCopies:
             while True:
                 with self._peers.calling(peer.header):
                     try:
-                        async with asyncio.timeout(patience_seconds):
+                        async with asyncio.timeout(timeout_seconds):
                             answer = await anext(answers)
                     except StopAsyncIteration:
                         return

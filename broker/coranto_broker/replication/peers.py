@@ -35,13 +35,13 @@ from coranto_broker.rpc.rolled_back import RolledBack
 MAX_MESSAGE_BYTES = 16 << 20
 HIGH_WATER_BYTES = 8 << 20
 """The amount of content waiting to be sent to one peer above which an append must wait."""
-PATIENCE_SECONDS = 10.0
+STALL_SECONDS = 10.0
 """The longest wait for a peer that neither answers nor accepts anything.
 
 A peer that is paused or cut off does neither, although its connection stays open. An append that waited for it would
 keep the spool, and so block the journal, long after others took the peer's place.
 """
-FIRST_PATIENCE_SECONDS = 30.0
+FIRST_STALL_SECONDS = 30.0
 """The longest wait before a peer's first answer. It may have to recover a spool, or to learn of the Route."""
 
 JOINED_BYTES = 1 << 16
@@ -245,7 +245,7 @@ class PeerStream:
         self._less = asyncio.Event()
         self._closing = False
         self._failed = False
-        self._patience = FIRST_PATIENCE_SECONDS
+        self._stall_seconds = FIRST_STALL_SECONDS
         self._moved_at = 0.0  # Event loop time at which something was last sent.
         self._waits = 0  # Those who wait for the peer.
         self._watch: asyncio.TimerHandle | None = None  # Looks whether they wait too long. One serves many waits.
@@ -325,8 +325,8 @@ class PeerStream:
         else:
             with self._waiting():
                 response = await self._next_response()
-        if self._patience != PATIENCE_SECONDS:
-            self._patience = PATIENCE_SECONDS
+        if self._stall_seconds != STALL_SECONDS:
+            self._stall_seconds = STALL_SECONDS
             self._stop_watching()  # It would look too late.
         self._takes_readable = self._takes_readable or response.takes_readable
         self.tells_synced = self.tells_synced or response.tells_synced
@@ -377,22 +377,22 @@ class PeerStream:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Abort the stream if the block takes longer than our patience while nothing can be sent either."""
+        """Abort the stream if the block takes longer than a stall may last while nothing can be sent either."""
         self._moved_at = self._loop.time()
         self._waits += 1
         if self._watch is None and not self._failed:
-            self._watch = self._loop.call_at(self._moved_at + self._patience, self._look)
+            self._watch = self._loop.call_at(self._moved_at + self._stall_seconds, self._look)
         try:
             yield
         finally:
             self._waits -= 1
 
     def _look(self) -> None:
-        """Abort the stream if somebody has waited for longer than our patience."""
+        """Abort the stream if somebody has waited for longer than a stall may last."""
         self._watch = None
         if not self._waits or self._failed:
             return
-        due = self._moved_at + self._patience
+        due = self._moved_at + self._stall_seconds
         if self._loop.time() >= due:
             self.abort()
         else:

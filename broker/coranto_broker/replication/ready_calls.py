@@ -27,7 +27,7 @@ READY_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 60.0
 """The least time between two tries for the same journal, and after a failure for the same peer."""
 
-_MOST_REMEMBERED: Final = 4096
+_MAX_REMEMBERED: Final = 4096
 _log = structlog.get_logger(__name__)
 _Key = tuple[str, str]
 
@@ -114,7 +114,7 @@ class ReadyCalls:
         """Try nothing with it again for AGAIN_SECONDS."""
         self._again[about] = asyncio.get_running_loop().time() + AGAIN_SECONDS
         self._again.move_to_end(about)
-        while len(self._again) > _MOST_REMEMBERED:
+        while len(self._again) > _MAX_REMEMBERED:
             self._again.popitem(last=False)
 
     def _expire(self, key: _Key) -> None:

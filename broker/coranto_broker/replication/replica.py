@@ -48,7 +48,7 @@ REFRESH_FOR_GAP_SECONDS = 0.5
 It doubles with each further listing that such a reader needs, up to `LONGEST_REFRESH_FOR_GAP_SECONDS`.
 """
 LONGEST_REFRESH_FOR_GAP_SECONDS = 10.0
-LISTING_PATIENCE = 5
+LISTING_ATTEMPTS = 5
 """The number of failed attempts at the first listing after which callers that wait for it get an error."""
 _log = structlog.get_logger(__name__)
 
@@ -498,7 +498,7 @@ class Replica:
                 interval = interval if self.index.refreshed else min(interval, 0.25 * 2 ** min(failures, 7))
                 failures += 1
                 self._listing_problem = error.told
-                if failures >= LISTING_PATIENCE:
+                if failures >= LISTING_ATTEMPTS:
                     self._unlistable.set()
             self._refresh_at = self._clock.monotonic() + interval
             if self._gap_met:

@@ -35,7 +35,7 @@ from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.ownership import Signal
 from coranto_broker.replication.replica import Replica
 
-REVISION_PATIENCE_SECONDS = 20.0
+REVISION_TIMEOUT_SECONDS = 20.0
 """The longest wait of a call for the etcd revision that it asked for. Normally a revision arrives in milliseconds."""
 MAX_WAITING_FOR_REVISIONS = 512
 
@@ -188,11 +188,11 @@ class Resolver:
             )
         self._waiting_for_revisions += 1
         try:
-            async with asyncio.timeout(REVISION_PATIENCE_SECONDS):
+            async with asyncio.timeout(REVISION_TIMEOUT_SECONDS):
                 await self._keyspace.wait_for_revision(revision)
         except TimeoutError:
             raise Unavailable(
-                f"etcd revision {revision} did not come within {REVISION_PATIENCE_SECONDS:g} seconds; this broker "
+                f"etcd revision {revision} did not come within {REVISION_TIMEOUT_SECONDS:g} seconds; this broker "
                 f"knows {self._keyspace.known_revision}. Use a revision from an answer of etcd, or try again later"
             ) from None
         finally:

@@ -10,9 +10,9 @@ import pytest
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto_broker.append.receiving import MAX_BUFFERED_BYTES, ReceiveBudget
 from coranto_broker.append.stream_bounds import (
-    MOST_HELD_BYTES,
-    PATIENCE_SECONDS,
-    SHORT_PATIENCE_SECONDS,
+    ANSWER_TIMEOUT_SECONDS,
+    MAX_HELD_BYTES,
+    SHORT_ANSWER_TIMEOUT_SECONDS,
     SMALL_BYTES,
     AnswersUnread,
     AnswerWatch,
@@ -57,11 +57,11 @@ def test_a_client_that_takes_no_answer_for_long_loses_its_stream_and_others_do_n
             watch.end(slow)
             watch.begin(slow)
         at, error = deaf.ended
-        assert PATIENCE_SECONDS <= at - began <= PATIENCE_SECONDS + 1
+        assert ANSWER_TIMEOUT_SECONDS <= at - began <= ANSWER_TIMEOUT_SECONDS + 1
         assert isinstance(error, AnswersUnread)
         assert "holds 7 bytes" in str(error)
         watch.end(deaf)  # It may be told of again.
-        await asyncio.sleep(3 * PATIENCE_SECONDS)
+        await asyncio.sleep(3 * ANSWER_TIMEOUT_SECONDS)
         assert slow.ended is not None  # By now it takes none either.
         assert read.ended is None
 
@@ -74,9 +74,9 @@ def test_patience_is_short_while_all_streams_hold_much() -> None:
         budget.held = MAX_BUFFERED_BYTES + 1
         assert watch.is_full
         watch.begin(deaf)
-        await asyncio.sleep(PATIENCE_SECONDS)
+        await asyncio.sleep(ANSWER_TIMEOUT_SECONDS)
         assert deaf.ended is not None
-        assert SHORT_PATIENCE_SECONDS <= deaf.ended[0] - began <= SHORT_PATIENCE_SECONDS + 1
+        assert SHORT_ANSWER_TIMEOUT_SECONDS <= deaf.ended[0] - began <= SHORT_ANSWER_TIMEOUT_SECONDS + 1
 
     played(main)
 
@@ -84,11 +84,11 @@ def test_patience_is_short_while_all_streams_hold_much() -> None:
 def test_streams_that_hold_much_are_ended_beyond_the_bound_of_all() -> None:
     async def main(watch: AnswerWatch, budget: ReceiveBudget) -> None:
         large, small = Stream(SMALL_BYTES + 1), Stream(SMALL_BYTES)
-        budget.held = MOST_HELD_BYTES
+        budget.held = MAX_HELD_BYTES
         watch.require_room(large)
         budget.held += 1
         watch.require_room(small)
-        with pytest.raises(TooMuchHeld, match=f"{MOST_HELD_BYTES + 1} bytes"):
+        with pytest.raises(TooMuchHeld, match=f"{MAX_HELD_BYTES + 1} bytes"):
             watch.require_room(large)
 
     played(main)

@@ -120,7 +120,7 @@ async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
 ) -> None:
     await create(client, spec())
     never = (1 << 63) - 1
-    monkeypatch.setattr(resolver, "REVISION_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(resolver, "REVISION_TIMEOUT_SECONDS", 0.2)
     for call, code in (
         (client.append(J, b"x", min_etcd_revision=never), grpc.StatusCode.ABORTED),  # Nothing was applied.
         (client.read(J, min_etcd_revision=never), grpc.StatusCode.UNAVAILABLE),
@@ -129,7 +129,7 @@ async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
             await call
         assert refused.value.code() is code
 
-    monkeypatch.setattr(resolver, "REVISION_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(resolver, "REVISION_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(resolver, "MAX_WAITING_FOR_REVISIONS", 3)
     waiting = [asyncio.ensure_future(client.read(J, min_etcd_revision=never)) for _ in range(4)]
     (first,), rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +139,7 @@ async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
         each.cancel()
     await asyncio.wait(rest)
     # Those who went away wait no more.
-    monkeypatch.setattr(resolver, "REVISION_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(resolver, "REVISION_TIMEOUT_SECONDS", 0.01)
 
     async def waits() -> bool:
         with pytest.raises(grpc.aio.AioRpcError) as ended:

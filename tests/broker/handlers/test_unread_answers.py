@@ -85,7 +85,7 @@ async def test_a_client_that_never_reads_is_held_back_and_then_loses_its_stream(
     spec: MakeSpec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_bounds, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(stream_bounds, "ANSWER_TIMEOUT_SECONDS", 2.0)
     async with (
         BrokerProcess(broker_settings) as process,
         JournalClient(process.endpoint, append_streams=False) as client,
@@ -120,9 +120,11 @@ async def test_a_client_that_never_reads_is_held_back_and_then_loses_its_stream(
 async def test_many_clients_that_never_read_share_one_bound(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_bounds, "PATIENCE_SECONDS", 2.0)  # For those that are left once not all hold too much.
+    monkeypatch.setattr(
+        stream_bounds, "ANSWER_TIMEOUT_SECONDS", 2.0
+    )  # For those that are left once not all hold too much.
     monkeypatch.setattr(stream_bounds, "MAX_BUFFERED_BYTES", 1 << 20)
-    monkeypatch.setattr(stream_bounds, "MOST_HELD_BYTES", 4 << 20)
+    monkeypatch.setattr(stream_bounds, "MAX_HELD_BYTES", 4 << 20)
     async with (
         BrokerProcess(broker_settings) as process,
         JournalClient(process.endpoint, append_streams=False) as client,

@@ -20,11 +20,11 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.replication import peers
 from coranto_broker.replication.peers import (
-    FIRST_PATIENCE_SECONDS,
+    FIRST_STALL_SECONDS,
     HIGH_WATER_BYTES,
     JOINED_BYTES,
-    PATIENCE_SECONDS,
     READABLE_SECONDS,
+    STALL_SECONDS,
     Peers,
     PeerStream,
 )
@@ -104,17 +104,17 @@ def test_a_peer_has_longer_for_its_first_answer_than_for_others() -> None:
         call = Call()
         stream = stream_over(call)
         stream.propose(EMPTY, NONE, header=None, acknowledge=True)
-        loop.call_later(FIRST_PATIENCE_SECONDS - 1, call.answer)
+        loop.call_later(FIRST_STALL_SECONDS - 1, call.answer)
         assert await stream.acknowledgement() == pb.ReplicateResponse()
         begun = loop.time()
         with pytest.raises(ReplicationFailed, match="did not answer in time"):
             await stream.acknowledgement()
-        assert loop.time() - begun == pytest.approx(PATIENCE_SECONDS)
+        assert loop.time() - begun == pytest.approx(STALL_SECONDS)
         assert call.cancelled
         with pytest.raises(ReplicationFailed, match="broken"):
             stream.write(0, b"more")
 
-    assert PATIENCE_SECONDS < FIRST_PATIENCE_SECONDS - 1
+    assert STALL_SECONDS < FIRST_STALL_SECONDS - 1
     virtually(main)
 
 
@@ -162,13 +162,13 @@ def test_a_wait_for_a_response_that_is_given_up_breaks_the_stream(just_answered:
 
 def test_a_peer_that_takes_content_slowly_is_waited_for() -> None:
     async def main(loop: SimLoop) -> None:
-        each = PATIENCE_SECONDS / 2
+        each = STALL_SECONDS / 2
         call = Call(seconds=each)
         stream = stream_over(call)
         for delta in range(10):
             stream.write(delta, b"x")
         stream.propose(EMPTY, NONE, header=None, acknowledge=True)
-        stream._patience = PATIENCE_SECONDS
+        stream._stall_seconds = STALL_SECONDS
         loop.call_later(12 * each, call.answer)
         assert await stream.acknowledgement() == pb.ReplicateResponse()
         assert len(call.sent) == 11
@@ -184,7 +184,7 @@ def test_an_append_does_not_wait_for_room_that_a_silent_peer_does_not_give() -> 
         stream.write(0, bytes(HIGH_WATER_BYTES + 1))
         begun = loop.time()
         await stream.drain()
-        assert loop.time() - begun == pytest.approx(FIRST_PATIENCE_SECONDS)
+        assert loop.time() - begun == pytest.approx(FIRST_STALL_SECONDS)
         assert call.cancelled
         with pytest.raises(ReplicationFailed, match="broken"):
             stream.write(1, b"more")

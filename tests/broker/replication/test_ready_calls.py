@@ -149,7 +149,7 @@ async def test_a_peer_that_cannot_be_reached_is_told_once_and_left_alone_for_a_w
     ready._again.clear()
     dialer.refuses = False
     assert await prepare(ready) == [True]
-    monkeypatch.setattr(ready_calls, "_MOST_REMEMBERED", 2)
+    monkeypatch.setattr(ready_calls, "_MAX_REMEMBERED", 2)
     for number in range(5):
         await prepare(ready, f"test/{number}")
     assert len(ready._again) == 2

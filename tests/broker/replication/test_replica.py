@@ -133,7 +133,7 @@ async def test_waiting_for_a_store_that_cannot_be_listed_ends_with_an_error(
     async def pulse(replica: Replica) -> Signal | None:
         return None
 
-    monkeypatch.setattr("coranto_broker.replication.replica.LISTING_PATIENCE", 2)
+    monkeypatch.setattr("coranto_broker.replication.replica.LISTING_ATTEMPTS", 2)
     spec = pb.JournalSpec(name=J, fragment=pb.JournalSpec.Fragment(stores=["file:///there/", "file:///?what=1"]))
     replica = _replica(tmp_path, spec, pulse)
     replica.start()
