@@ -10,7 +10,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.entry import recognize, resolve
 from coranto_broker.append.forwarding import forward
 from coranto_broker.append.queue import queue_of
-from coranto_broker.append.queued_append import QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.append.states import State
 from coranto_broker.append.streaming import ContentStream
@@ -46,7 +46,7 @@ async def serve_encoded(
     concerns(request.journal)
     host, inbox, min_rate = broker.appends, broker.receive_budget.open(context), broker.settings.min_append_rate
     try:
-        if (refusal := await resolve(host, append)) is not None:
+        if append.resolution is None and (refusal := await resolve(host, append)) is not None:
             append.settle(refusal)
         else:
             queue = queue_of(append.resolved.require_replica)
@@ -57,7 +57,7 @@ async def serve_encoded(
                 await stream.receive(host, inbox, min_rate)
                 assert append.queue is not None
                 await append.queue.end_stream(stream)
-        outcome = await append.settled()
+        outcome = append.outcome if isinstance(append.outcome, AppendOutcome) else await append.settled()
         if outcome.state is State.PROXY:
             return await forward(broker, append, inbox)
         return encoder.encode(outcome)
