@@ -6,8 +6,9 @@ import asyncio
 
 from coranto.errors import CorantoError, StatusError, status_error
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.entry import run_buffered
+from coranto_broker.append.entry import resolve
 from coranto_broker.append.host import AppendHost
+from coranto_broker.append.queue import queue_of
 from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
 from coranto_broker.ownership import Signal
 from coranto_broker.replication.replica import PULSE_SECONDS, PulseFailed, Replica
@@ -43,7 +44,11 @@ class Pulses:
         append.is_pulse = True
         try:
             async with self._turns.turn(replica.journal), asyncio.timeout(PULSE_SECONDS):
-                outcome = await run_buffered(self._host, append)
+                if (refusal := await resolve(self._host, append)) is not None:
+                    append.settle(refusal)
+                else:
+                    queue_of(append.resolved.require_replica).enqueue(append)
+                outcome = await append.settled()
             replica.answer = outcome.status, self._host.clock.now()
             if outcome.status not in (pb.OK, *_QUIET):
                 failure: StatusError = status_error(outcome.status, f"pulse of {replica.journal}")
@@ -51,4 +56,6 @@ class Pulses:
         except (CorantoError, OSError, TimeoutError) as error:
             changed = append.resolution.invalidated if append.resolution is not None else None
             raise PulseFailed(str(error) or "timeout", changed) from error
+        finally:
+            append.leave()
         return outcome.resolution.invalidated

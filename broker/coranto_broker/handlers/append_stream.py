@@ -14,7 +14,7 @@ from coranto.member import call_errors
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, bearer_of
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
 from coranto_broker.append.admission import Admission
-from coranto_broker.append.entry import recognize
+from coranto_broker.append.entry import StreamOrder, recognize
 from coranto_broker.append.forwarding import forward_buffered
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
 from coranto_broker.append.response_encoder import AppendResponseEncoder
@@ -26,7 +26,6 @@ from coranto_broker.append.stream_bounds import (
     HoldsTooMuch,
     TooMuchHeld,
 )
-from coranto_broker.append.stream_order import StreamOrder
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.handlers.errors import Context, log_failure
 from coranto_broker.handlers.refusals import is_acceptable

@@ -28,9 +28,9 @@ class World:
         self.replica: Any = SimpleNamespace(journal="a/b", answer=(pb.OK, 0.0))
         host: Any = SimpleNamespace(clock=self.clock)
         self.pulses = Pulses(host)
-        monkeypatch.setattr(pulses, "run_buffered", self._run)
+        monkeypatch.setattr(pulses, "resolve", self._resolve)
 
-    async def _run(self, host: object, append: QueuedAppend) -> AppendOutcome:
+    async def _resolve(self, host: object, append: QueuedAppend) -> AppendOutcome:
         self.made.append(append)
         resolution: Any = SimpleNamespace(invalidated=self.signal)
         append.resolution = resolution

@@ -10,11 +10,11 @@ import pytest
 
 from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import stream_order
+from coranto_broker.append import entry
+from coranto_broker.append.entry import StreamOrder
 from coranto_broker.append.queue import JournalQueue
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
 from coranto_broker.append.states import State
-from coranto_broker.append.stream_order import StreamOrder
 
 
 class Queue(JournalQueue):
@@ -42,7 +42,7 @@ class World:
         self.queue, self.other = Queue(), Queue()
         self.resolved: asyncio.Future[Queue | Exception | str] = asyncio.get_running_loop().create_future()
         self.forwarded: list[QueuedAppend] = []
-        monkeypatch.setattr(stream_order, "resolve", self._resolve)
+        monkeypatch.setattr(entry, "resolve", self._resolve)
 
     async def _resolve(self, environment: object, append: QueuedAppend) -> AppendOutcome | None:
         found = await self.resolved
