@@ -1,6 +1,6 @@
 """The way of an append to its journal's queue: it is resolved, and a stream's appends stay in their order.
 
-The queue keeps the order in which appends come. So a stream's append goes straight to it, unless earlier ones of the
+The queue keeps the order of arrival. So a stream's append goes straight to it, unless earlier ones of the
 stream to the journal are elsewhere: still to be resolved, in the queue of an earlier replica, or forwarded to another
 broker.
 """

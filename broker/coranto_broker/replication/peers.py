@@ -388,7 +388,7 @@ class PeerStream:
             self._waits -= 1
 
     def _look(self) -> None:
-        """Abort the stream if somebody has waited for longer than a stall may last."""
+        """Abort the stream if a wait for it has lasted longer than a stall may."""
         self._watch = None
         if not self._waits or self._failed:
             return
