@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import grpc
 import grpc.aio
-import pytest
 
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from tests.broker.handlers.rpcs import MakeSpec, failure
 from tests.broker.running import RawClient
-
-pytestmark = pytest.mark.integration
-
 
 J = "test/journal"
 

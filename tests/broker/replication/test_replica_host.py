@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import pytest
-
 from coranto import labels
 from coranto.specs.durability import FSYNC
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import Fsync
 from tests.broker.running import create, eventually, running_broker
-
-pytestmark = pytest.mark.integration
 
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]
