@@ -9,7 +9,6 @@ import pytest
 from coranto.effects import SystemClock
 from coranto.testing.sim.loop import SimLoop
 from coranto_broker.append.receiving import MinRateGuard
-from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.rpc.deadlines import DeadlineQueue
 from tests.broker.virtual import virtually
 
@@ -17,10 +16,8 @@ from tests.broker.virtual import virtually
 class Checked(MinRateGuard):
     """Looks at its client at a time of the test's choice, and says that it did."""
 
-    __slots__ = ("looks",)
-
     def __init__(self, after: float, deadlines: DeadlineQueue) -> None:
-        super().__init__(FlowControl(), SystemClock(), deadlines)  # No minimum rate: it asks for no look.
+        super().__init__(0, SystemClock(), deadlines)  # No minimum rate: it asks for no look.
         self.looks: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.due = asyncio.get_running_loop().time() + after
         deadlines.add(self)
