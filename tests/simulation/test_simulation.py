@@ -33,7 +33,7 @@ from coranto_broker.append import registers as of_registers
 from coranto_broker.append.batch import Batch
 from coranto_broker.append.decision import JournalSnapshot
 from coranto_broker.append.queue import JournalQueue
-from coranto_broker.append.queued_append import QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import TRANSITIONS, AppendEvent, ProposalPath, State
 from coranto_broker.append.streaming import ContentStream
 from coranto_broker.fragments.backlog import Backlog
@@ -235,6 +235,8 @@ def test_a_batch_that_stays_in_the_queue_is_caught(monkeypatch: pytest.MonkeyPat
 
     def take(queue: JournalQueue, batch: Batch, *arguments: Any) -> None:
         waiting = dict(queue._waiting)
+        for append in waiting:  # Otherwise the state machine would not let it be proposed again.
+            append.state = State.ACQUIRE_PIPELINE
         real(queue, batch, *arguments)
         if len(batch.members) > 1:  # Its last append stays.
             last = batch.members[-1][0]
@@ -245,14 +247,14 @@ def test_a_batch_that_stays_in_the_queue_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_batch_that_answers_its_members_out_of_turn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Batch._settle
+    real = Batch._outcomes
 
-    def settle(batch: Batch, durability: Durability) -> None:
+    def outcomes(batch: Batch, durability: Durability) -> list[tuple[QueuedAppend, AppendOutcome]]:
         places = [place for _, place in reversed(batch.members)]
         batch.members = [(append, place) for (append, _), place in zip(batch.members, places, strict=True)]
-        real(batch, durability)
+        return real(batch, durability)
 
-    monkeypatch.setattr(Batch, "_settle", settle)
+    monkeypatch.setattr(Batch, "_outcomes", outcomes)
     assert is_caught("lost-write", "out-of-order", "inconsistent-offsets", "torn-append", faults=(), **STREAMS)
 
 
