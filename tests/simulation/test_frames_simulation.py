@@ -276,7 +276,7 @@ def test_a_decoder_that_joins_a_cut_header_wrongly_is_caught(monkeypatch: pytest
     assert found(4, **ALONE) & {"broken-frames", "unanswered"}
 
 
-# -- Planted bugs of batches ---------------------------------------------------------------
+# -- Planted bugs of batches -------------------------------------------------------------------------------------------
 
 CONGESTED = REPLICATED | {"congestion": 0.1}
 
@@ -285,7 +285,8 @@ def test_a_batch_that_answers_before_all_replicas_have_is_caught(monkeypatch: py
     real = Batch._await_acks
 
     async def await_acks(batch: Batch, *arguments: Any) -> None:
-        batch._settle(Durability(3, 1))
+        for append, outcome in batch._outcomes(Durability(3, 1)):
+            append.settle(outcome)
         batch.members, batch.refused = [], []
         await real(batch, *arguments)
 

@@ -83,6 +83,8 @@ class Options:
     """True if the name of each journal but the first continues the name of the one before."""
     append_streams: bool = True
     """True if small appends share streams."""
+    group_append_bytes: int = 1 << 16
+    """Calls of more bytes stream their content to the replicas."""
     frames: bool = False
     """True if brokers serve frames too, and clients and brokers move to them."""
     frame_read_bytes: int = 1 << 20
@@ -116,6 +118,12 @@ def demands_of(seed: int, *, spread: bool) -> str:
 def shares_streams(seed: int) -> bool:
     """Return True if small appends share streams in the runs of a seed, as they do in most."""
     return random.Random(f"appends of {seed}").random() < 0.7
+
+
+def buffered_by(seed: int) -> int:
+    """Return the most bytes of a call that brokers buffer in the runs of a seed. In some, calls stream their content."""
+    rng = random.Random(f"buffers of {seed}")
+    return rng.choice((0, 128)) if rng.random() < 0.3 else 1 << 16
 
 
 def frames_of(seed: int) -> dict[str, Any]:
@@ -158,7 +166,7 @@ def options_of(seed: int, **given: Any) -> Options:
         durability=durability,
     )
     if not given:
-        options = replace(options, **frames_of(seed))
+        options = replace(options, group_append_bytes=buffered_by(seed), **frames_of(seed))
         if options.frames and rng.random() < 0.5:
             options = replace(options, faults=options.faults + FRAME_FAULTS)
     unknown = set(given) - set(asdict(options))

@@ -341,6 +341,7 @@ class BrokerHost(Host):
             lease_seconds=world.options.lease_seconds,
             fsync=world.options.fsync,
             min_append_rate=world.options.min_append_rate,
+            group_append_bytes=world.options.group_append_bytes,
             exit_seconds=10.0,
             advertise=self.endpoint,
             # A run writes little, so the bounds are low, and some runs reach them.
