@@ -226,7 +226,7 @@ def test_unanswered_appends_that_are_reported_as_applied_are_caught(monkeypatch:
 
     monkeypatch.setattr(AppendStream, "_answered", answered)
     unanswered_as(monkeypatch, applied)
-    assert found(12, **BREAKS) & {"misreported-append", "lost-write", "under-replicated-ack"}
+    assert found(12, **BREAKS) & {"misreported-append", "lost-write", "under-replicated-ack", "not-linearizable"}
 
 
 def sha1_of(content: bytes) -> pb.SHA1Sum:
