@@ -96,11 +96,11 @@ class AppendHost:
 
     def ended(self, append: QueuedAppend) -> None:
         """Count an append that is answered, or whose client has left."""
-        self._metrics.appends.count(append.state)
-        outcome = append.outcome
-        if append.state is State.FINISHED and isinstance(outcome, AppendOutcome):
-            self._metrics.append_bytes.value += outcome.end - outcome.begin
-            self._metrics.append_seconds.observe(self.clock.monotonic() - append.begun)
+        metrics, state, outcome = self._metrics, append.state, append.outcome
+        metrics.appends.count(state)
+        if state is State.FINISHED and isinstance(outcome, AppendOutcome):
+            metrics.append_bytes.value += outcome.end - outcome.begin
+            metrics.append_seconds.observe(self.clock.monotonic() - append.begun)
 
     def acknowledged_below_demand(self, appends: int) -> None:
         """Note appends that are committed, but survive less than their journal's labels demand."""

@@ -116,9 +116,13 @@ class JournalQueue:
         after = pipeline.commit(content.content, registers)
         self._host.proposed(ProposalPath.INLINE, 1)
         digest = hashlib.sha1(content.content, usedforsecurity=False).digest()
-        place = after, before.fragment.end, after.end, digest, content.chunks, 0, ALONE
-        append.state = State.FINISHED
-        append.settle(AppendOutcome(State.FINISHED, resolution, pb.OK, registers, *place))
+        begin, finished = before.fragment.end, State.FINISHED
+        append.state = finished
+        append.settle(
+            AppendOutcome(
+                finished, resolution, pb.OK, registers, after, begin, after.end, digest, content.chunks, 0, ALONE
+            )
+        )
         return True
 
     def _is_ready(self, pipeline: Pipeline, resolution: Resolution) -> bool:

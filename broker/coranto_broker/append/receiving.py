@@ -207,6 +207,12 @@ class MinRateGuard:
     Nearly all clients are done before their first credit may be used up. A slower one gets a timer of its own then.
     """
 
+    closed = False
+    due = math.inf
+    _underflow: AppendUnderflow | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _task: asyncio.Task[object] | None = None
+
     def __init__(self, min_rate: int, clock: Clock, deadlines: DeadlineQueue, flow: FlowControl | None = None) -> None:
         """`flow` accounts for the client's bytes, and has begun with its `min_rate`.
 
@@ -217,13 +223,8 @@ class MinRateGuard:
         self._flow = flow
         self._begun = clock.monotonic()
         self._earned: list[tuple[float, int]] = []  # While there is no flow.
-        self._underflow: AppendUnderflow | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[object] | None = None
         self.reading = flow is None
         """True while we wait for the client. Without a flow, work between two messages takes no time."""
-        self.closed = False
-        self.due = math.inf
         if min_rate:
             self._loop = asyncio.get_running_loop()
             self._task = asyncio.current_task()

@@ -121,7 +121,7 @@ def shares_streams(seed: int) -> bool:
 
 
 def buffered_by(seed: int) -> int:
-    """Return the most bytes of a call that brokers buffer in the runs of a seed. In some, calls stream their content."""
+    """Return the most bytes of a call that brokers buffer in the runs of a seed. In some, calls stream content."""
     rng = random.Random(f"buffers of {seed}")
     return rng.choice((0, 128)) if rng.random() < 0.3 else 1 << 16
 
