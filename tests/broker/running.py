@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from coranto.effects import Bytes, DiskFile, LocalDisk
 from coranto.fragments.fragment import Fragment, parse_content_path
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.replication.replica import Replica
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 
@@ -177,6 +178,17 @@ async def eventually(condition: Callable[[], object | Awaitable[object]], second
             if await found if inspect.isawaitable(found) else found:
                 return
             await asyncio.sleep(0.01)  # Poll: files and other processes do not notify us.
+
+
+async def listed_again(replicas: Sequence[Replica]) -> None:
+    """Return once these have listed their stores completely, from now on."""
+
+    async def begins() -> None:
+        before = {each: each._refreshed_at for each in replicas}
+        await eventually(lambda: all(each._refreshed_at > at for each, at in before.items()))
+
+    await begins()
+    await begins()  # The listing before is complete.
 
 
 async def create(client: RawClient, spec: pb.JournalSpec) -> None:

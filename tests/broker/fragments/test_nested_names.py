@@ -26,7 +26,7 @@ from coranto.security.tokens import BearerToken, Capability, Claims, Keys, Secre
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from tests.broker.running import RawClient, eventually, stored_files
+from tests.broker.running import RawClient, eventually, listed_again, stored_files
 
 OUTER, INNER = "shop/events", "shop/events/eu"
 HOUR = 3600
@@ -67,12 +67,6 @@ async def write(client: RawClient, settings: BrokerSettings, journal: str, count
     return byte * 1500 * count + b"tail"
 
 
-async def listed_again(process: BrokerProcess) -> None:
-    """Return once all journals' stores have been listed twice more."""
-    before = {each: each._refreshed_at for each in process.broker.resolver.local_replicas}
-    await eventually(lambda: all(each._refreshed_at > at + 1 for each, at in before.items()))
-
-
 async def test_neither_journal_shows_or_counts_the_others_fragments(
     broker: tuple[BrokerProcess, RawClient], broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
@@ -80,10 +74,10 @@ async def test_neither_journal_shows_or_counts_the_others_fragments(
     await put(process, broker_settings, stored(spec, OUTER), stored(spec, INNER))
     assert (await client.append_when_ready(OUTER, b"first")).status == pb.OK
     inner = await write(client, broker_settings, INNER, 4, b"i")
-    await listed_again(process)
+    await listed_again(process.broker.resolver.local_replicas)
     assert await client.content(OUTER) == b"first"
     outer = b"first" + await write(client, broker_settings, OUTER, 2, b"o")
-    await listed_again(process)
+    await listed_again(process.broker.resolver.local_replicas)
     assert await client.content(OUTER) == outer
     assert await client.content(INNER) == inner
     again = await client.append(OUTER, b"more")
@@ -108,7 +102,7 @@ async def test_retention_leaves_the_others_fragments_alone(
     for path in stored_files(broker_settings, OUTER):
         os.utime(path, (then, then))
     await eventually(lambda: len(list(folder_of(broker_settings, OUTER).glob("0*"))) == 1)
-    await listed_again(process)
+    await listed_again(process.broker.resolver.local_replicas)
     assert len(stored_files(broker_settings, INNER)) == 4
     assert await client.content(INNER) == inner
 
@@ -121,7 +115,7 @@ async def test_what_a_deleted_journal_left_stays_apart(
     await write(client, broker_settings, INNER, 4, b"i")
     outer = await write(client, broker_settings, OUTER, 2, b"o")
     await delete(process, broker_settings, INNER)
-    await listed_again(process)
+    await listed_again(process.broker.resolver.local_replicas)
     assert await client.content(OUTER) == outer
     assert (await client.append(OUTER, b"more")).status == pb.OK
     # Nor does a journal begin with it that is created when the other one is gone.
@@ -131,7 +125,7 @@ async def test_what_a_deleted_journal_left_stays_apart(
     await delete(process, broker_settings, left.name)
     assert (await client.apply(stored(spec, "left/part"))).status == pb.OK
     assert (await client.append_when_ready("left/part", b"first")).commit.begin == 0
-    await listed_again(process)
+    await listed_again(process.broker.resolver.local_replicas)
     assert await client.content("left/part") == b"first"
 
 
@@ -166,7 +160,7 @@ async def test_fragments_under_earlier_templates_stay_the_journals_own(
     postfixes = {fragment.path_postfix for fragment in stored_files(broker_settings, OUTER).values()}
     assert {"eu", "", "other"} < postfixes
     assert len(postfixes) >= 4
-    await listed_again(process)
+    await listed_again(process.broker.resolver.local_replicas)
     assert await client.content(OUTER) == written
     (replica,) = process.broker.resolver.local_replicas
     assert len([entry for entry in replica.index.entries if entry.content is None]) >= 4, "read from the store alone"
@@ -180,14 +174,14 @@ async def test_a_postfix_that_is_another_journals_name_is_not_used(
     await put(process, broker_settings, clashing, stored(spec, INNER))
     outer = await write(client, broker_settings, OUTER, 2, b"o")
     inner = await write(client, broker_settings, INNER, 2, b"i")
-    await listed_again(process)
+    await listed_again(process.broker.resolver.local_replicas)
     assert await client.content(OUTER) == outer
     assert await client.content(INNER) == inner
     # The same of a journal that is gone, and has left its marker.
     await delete(process, broker_settings, INNER)
-    await listed_again(process)
+    await listed_again(process.broker.resolver.local_replicas)
     more = await write_on(client, broker_settings, OUTER, 4, b"p")
-    await listed_again(process)
+    await listed_again(process.broker.resolver.local_replicas)
     assert await client.content(OUTER) == outer + more
 
 
@@ -228,14 +222,12 @@ async def test_local_files_outlive_a_listing_that_merely_covers_their_offsets(
         theirs = folder_of(broker_settings, "theirs/journal")
         await asyncio.to_thread(shutil.copytree, theirs, folder_of(broker_settings, INNER))
         (folder_of(broker_settings, INNER) / MARKER).unlink()
-        before = replica._refreshed_at
-        await eventually(lambda: replica._refreshed_at > before + 1)
+        await listed_again([replica])
         (sealed,) = replica.index.sealed_files()
         assert sealed.content.path.exists()
     # Once it is known whose it is, everything is as it was.
     (folder_of(broker_settings, INNER) / MARKER).touch()
-    before = replica._refreshed_at
-    await eventually(lambda: replica._refreshed_at > before + 1)
+    await listed_again([replica])
     assert await client.content(OUTER) == b"o" * 4100
 
 
@@ -255,7 +247,7 @@ async def test_a_token_for_one_reads_nothing_of_the_other(broker_settings: Broke
             await everything.append(INNER, piece)
         await eventually(lambda: len(stored_files(settings, INNER)) == 3)
         await everything.append(OUTER, b"open")
-        await listed_again(process)
+        await listed_again(process.broker.resolver.local_replicas)
         async with JournalClient(process.endpoint, auth=token(f"name={OUTER}"), patience=1.0) as client:
             assert await client.head(OUTER) == 4
             assert [chunk.content async for chunk in client.read(OUTER, 0)] == [b"open"]

@@ -17,10 +17,9 @@ from coranto.errors import OffsetJump, StoreError
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import FragmentStore
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.process import BrokerChild
-from tests.broker.running import RawClient, create, eventually, running_broker, stored_files
+from tests.broker.running import RawClient, create, eventually, listed_again, running_broker, stored_files
 
 J = "test/journal"
 HOUR = 3600
@@ -46,13 +45,6 @@ async def filled(client: RawClient, settings: BrokerSettings, fragments: int = 4
 def age(path: Path, seconds: float) -> None:
     then = time.time() - seconds
     os.utime(path, (then, then))
-
-
-async def listed_again(process: BrokerProcess) -> None:
-    """Return once the journal's stores have been listed twice more."""
-    (replica,) = process.broker.resolver.local_replicas
-    before = replica._refreshed_at
-    await eventually(lambda: replica._refreshed_at > before + 1)
 
 
 @pytest.fixture
@@ -119,7 +111,7 @@ async def test_nothing_is_removed_without_retention_or_with_retention_off(
                 await filled(client, settings)
             for path in stored_files(settings):
                 age(path, 2 * HOUR)
-            await listed_again(process)
+            await listed_again(process.broker.resolver.local_replicas)
             assert len(stored_files(settings)) >= 4
 
 
