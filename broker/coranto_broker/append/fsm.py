@@ -49,7 +49,7 @@ class AppendFsm:
         """The registers that the pipeline begins with, or that refuse the append."""
         self.decided: Commit | None = None
         """The decision on content. None: the append confirms a loss, but only if it turns out to be empty."""
-        self.loss_confirmed = False
+        self._loss_confirmed = False
         self.is_streaming = False
         """True once the replicas may have content that is not proposed."""
         self._error: CorantoError | None = None
@@ -259,7 +259,7 @@ class AppendFsm:
             now = self._host.clock.now()
             replica.demand_unmet, replica.refusal = pipeline.demand_unmet, pipeline.refusal
             replica.recorded = pipeline.recorded
-            snapshot = snapshot_of(resolution, pipeline, now, store_problem, loss_confirmed=self.loss_confirmed)
+            snapshot = snapshot_of(resolution, pipeline, now, store_problem, loss_confirmed=self._loss_confirmed)
             found = decide(self.append.request, snapshot, length, torn=torn)
             match found:
                 case Commit():
@@ -287,7 +287,7 @@ class AppendFsm:
                         self.decided = None
                         return AppendEvent.MAY_STREAM
                     case Need.EMPTY_APPEND:
-                        self.loss_confirmed = True  # It is empty.
+                        self._loss_confirmed = True  # It is empty.
                     case Need.RECORD:
                         if await self._record(pipeline, fell=True):
                             # Each replica must know the journal's other id before it takes content behind this offset.

@@ -37,7 +37,7 @@ from coranto_broker.append.plan import (
     snapshot_of,
     steady_range,
 )
-from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
 from coranto_broker.append.receiving import Arrivals
 from coranto_broker.append.states import AppendEvent, ProposalPath, State
 from coranto_broker.append.streaming import ContentStream, pay, start_flow
@@ -244,21 +244,26 @@ class JournalQueue:
     # -- Appends that need more than a decision ------------------------------------------------------------------------
 
     async def _prepare(self, append: QueuedAppend) -> None:
-        """Have the state machine take the append at the head to its content. Propose that, with those behind it."""
+        """Have the state machine take the append at the head to its content. Propose that, with those behind it.
+
+        Streamed content that turns out to be empty may confirm a loss. The state machine then continues.
+        """
         del self._waiting[append]
         self._preparing = append
         fsm = AppendFsm(self._host, append)
         try:
-            if not await self._reach_content(fsm):
-                return
-            if fsm.decided is not None:
-                await fsm.begin_fragment(fsm.decided.roll)
-            if append.content is None:
+            while not append.has_left and append.outcome is None and await self._reach_content(fsm):
+                if fsm.decided is not None:
+                    await fsm.begin_fragment(fsm.decided.roll)
+                if append.content is not None:
+                    await self._propose_prepared(fsm, append.content.content)
+                    break
                 self._streaming = asyncio.get_running_loop().create_future()
                 append.give_turn(fsm)
                 await self._streaming
-            else:
-                await self._propose_prepared(fsm, append.content.content)
+                self._streaming = None
+                if append.content is None:
+                    break  # Its content is proposed or rolled back, or its client has left.
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if append.has_left and task is not None and task.uncancel() == 0:
@@ -300,20 +305,14 @@ class JournalQueue:
             self._take(batch, plan, resolution, flow)
         batch.propose(plan.registers)
 
-    async def end_stream(self, stream: ContentStream) -> None:
+    def end_stream(self, stream: ContentStream) -> None:
         """Propose to commit an append's streamed content, or to roll it back. The append's turn ends."""
         fsm, append = stream.fsm, stream.append
         try:
-            if stream.confirms_loss:
-                fsm.loss_confirmed = True
+            if append.outcome is None and stream.confirms_loss:
+                append.content, fsm.is_streaming = BufferedContent(b"", 0), False
                 append.on(AppendEvent.LOSS_CONFIRMED)
-                if not await fsm.run():
-                    append.settle(fsm.outcome)
-                    return
-                assert fsm.decided is not None
-                await fsm.begin_fragment(fsm.decided.roll)
-                stream = ContentStream(fsm)
-            if append.outcome is None:
+            elif append.outcome is None:
                 registers = fsm.decided.registers if fsm.decided is not None else stream.pipeline.spool.registers
                 Batch(self._host, self._replica, fsm.held).propose(registers, stream)
         except Exception as error:  # noqa: BLE001  # Only this append ends with it.

@@ -56,7 +56,7 @@ async def serve_encoded(
                 stream = ContentStream(fsm)
                 await stream.receive(host, inbox, min_rate)
                 assert append.queue is not None
-                await append.queue.end_stream(stream)
+                append.queue.end_stream(stream)
         outcome = append.outcome if isinstance(append.outcome, AppendOutcome) else await append.settled()
         if outcome.state is State.PROXY:
             return await forward(broker, append, inbox)

@@ -303,7 +303,7 @@ class World:
                 stream.client_ended()
         except CorantoError as problem:
             stream.problem = problem
-        await self.replica.queue.end_stream(stream)
+        self.replica.queue.end_stream(stream)
 
     async def append(self, *contents: bytes, **request: Any) -> Result:
         """An append whose content is streamed."""
@@ -748,9 +748,9 @@ async def test_content_that_resolved_before_the_flags_changed_commits_ahead_of_a
     assert await world.is_free()
 
 
-async def streaming(world: World) -> ContentStream:
+async def streaming(world: World, **request: Any) -> ContentStream:
     """An append that may stream its content now."""
-    append = world.queued()
+    append = world.queued(None, **request)
     environment: Any = world
     assert await resolve(environment, append) is None
     queue_of(append.resolved.require_replica).enqueue(append)
@@ -764,7 +764,7 @@ async def test_a_client_that_fails_is_rolled_back(world: World) -> None:
     stream = await streaming(world)
     assert stream.client_sent(pb.AppendRequest(content=b"abc"))
     stream.problem = Unavailable("too slow")
-    await world.replica.queue.end_stream(stream)
+    world.replica.queue.end_stream(stream)
     with pytest.raises(Unavailable, match="too slow"):
         await stream.append.settled()
     assert stream.append.state is State.ERROR
@@ -1260,7 +1260,7 @@ async def test_a_stream_whose_pipeline_is_taken_away_sends_nothing_more(steady: 
     with pytest.raises(RolledBack):
         await stream.append.settled()
     assert not stream.client_sent(pb.AppendRequest(content=b"def"))
-    await steady.replica.queue.end_stream(stream)
+    steady.replica.queue.end_stream(stream)
     assert steady.spool.delta == 0
     assert (await steady.whole(b"C")).state is State.FINISHED
     assert await steady.is_free()
@@ -1381,6 +1381,19 @@ async def test_after_a_confirmed_loss_another_pipeline_takes_content(world: Worl
     assert world.built == 2
     assert (await world.append(b"abc")).state is State.FINISHED
     assert (record_of(world).journal_id, world.built) == (record.journal_id, 2)
+    assert await world.is_free()
+
+
+async def test_a_client_that_leaves_once_its_stream_has_confirmed_a_loss_holds_nothing_up(world: World) -> None:
+    keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
+    stream = await streaming(world, offset=70)
+    assert stream.client_sent(pb.AppendRequest())
+    stream.client_ended()
+    world.replica.queue.end_stream(stream)
+    stream.append.leave()
+    assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
+    assert stream.append.outcome is None
+    assert (await world.append(offset=70)).state is State.FINISHED
     assert await world.is_free()
 
 
