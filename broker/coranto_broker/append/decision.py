@@ -80,7 +80,7 @@ class Need(enum.Enum):
     STORE = "whether the fragment store takes content"
     LISTING = "a first listing of all fragment stores"
     EMPTY_APPEND = "that the client ends the append without content, and so confirms a loss"
-    RECORD = "an in-sync record that names the replicas which go on after a confirmed loss"
+    RECORD = "an in-sync record that names the replicas that continue after a confirmed loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +229,11 @@ _PLAIN: Final = pb.AppendRequest()
 
 
 def _check(request: pb.AppendRequest, snapshot: JournalSnapshot) -> Refuse | Synchronize | ChangeSuspension | int:
-    """Check registers, offset and suspension, in this order. Returns the offset to roll to (0: no roll) to go on.
+    """Check registers, offset and suspension, in this order. Returns the offset to roll to (0: no roll).
 
     An index that reaches beyond the spool means that consistency was lost. Then only an append with that explicit
-    offset may go on: by it an operator confirms that no earlier broker can still hold content. Journals that cannot be
-    written to are exempt, because nothing can be written twice there. Strict checks of registers have no exemption.
+    offset may continue: by it an operator confirms that no earlier broker can still hold content. Journals that cannot
+    be written to are exempt, because nothing can be written twice there. Strict checks of registers have no exemption.
     """
     spec, fragment, known = snapshot.spec, snapshot.committed.fragment, snapshot.known
     present = snapshot.committed.registers
@@ -260,7 +260,7 @@ def _check(request: pb.AppendRequest, snapshot: JournalSnapshot) -> Refuse | Syn
 
 
 def _check_suspension(request: pb.AppendRequest, snapshot: JournalSnapshot) -> Refuse | ChangeSuspension | None:
-    """Check the request's suspend mode for a journal that is not fully suspended. None: go on."""
+    """Check the request's suspend mode for a journal that is not fully suspended. None: it continues."""
     spec, known, registers = snapshot.spec, snapshot.known, snapshot.committed.registers
     end, suspended = snapshot.committed.fragment.end, spec.suspend.level != Suspend.NONE
     if request.suspend == pb.AppendRequest.SUSPEND_RESUME:
@@ -282,6 +282,6 @@ def _check_suspension(request: pb.AppendRequest, snapshot: JournalSnapshot) -> R
 
 
 def _roll(snapshot: JournalSnapshot, roll_to: int) -> Fragment | None:
-    """Return the fragment that must begin first, or None if the present one goes on."""
+    """Return the fragment that must begin first, or None if the present one continues."""
     found = next_fragment(snapshot.committed, roll_to, snapshot.spec.fragment, snapshot.now)
     return found if found != snapshot.committed.fragment else None

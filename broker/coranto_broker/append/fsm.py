@@ -141,7 +141,7 @@ class AppendFsm:
         if pipeline is not None and self.append.content is not None:
             # Appends that arrive meanwhile can join its batch.
             await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, resolution.invalidated)
-        # From here on, the append commits before anybody who sees other flags or suspends looks at the journal's end.
+        # From here on, the append commits before a caller that sees other flags, or suspends, reads the journal's end.
         return (
             AppendEvent.PIPELINE_ACQUIRED if self._host.resolver.permits_hold(resolution) else AppendEvent.INVALIDATED
         )
@@ -158,7 +158,7 @@ class AppendFsm:
             self.held.shut_down()
         spool = await resolution.require_replica.spool.take(resolution.invalidated)
         try:
-            # Replicas are about to go on at the spool's end. If power loss took content before it here, that would
+            # Replicas are about to continue at the spool's end. If power loss took content before it here, that would
             # leave a hole that readers wait at.
             await spool.flush_commits()
             reading = await self._host.verify(resolution, spool)
@@ -230,7 +230,7 @@ class AppendFsm:
         return AppendEvent.ETCD_CHANGED if stale else AppendEvent.ETCD_IS_CURRENT
 
     async def _await_desired_replicas(self) -> AppendEvent:
-        """Go on only with as many replicas as the journal should have."""
+        """Continue only with as many replicas as the journal should have."""
         resolution = self.append.resolved
         members = len(resolution.header.route.members)
         if members > resolution.replication:
@@ -311,7 +311,7 @@ class AppendFsm:
         put = Put(resolution.item.kv.key, spec.SerializeToString(deterministic=True))
         pipeline = self.held.pipeline
         if spec.suspend.level == pb.JournalSpec.Suspend.FULL and pipeline is not None and pipeline.reading is not None:
-            # No broker will hold the journal. The brokers assigned when it wakes go on where it ends.
+            # No broker will hold the journal. The brokers assigned when it wakes continue where it ends.
             reading, spool = pipeline.reading, pipeline.spool
             record = in_sync.closed(reading.record, reading.create_revision, spool.end, spool.registers)
             pipeline.recorded = False

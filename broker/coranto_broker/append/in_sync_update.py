@@ -1,4 +1,4 @@
-"""The in-sync record during an append: may the replicas go on with the journal, and recording that they do.
+"""The in-sync record during an append: may the replicas continue the journal, and recording that they do.
 
 The record names the replicas that hold all acknowledged content (`coranto_broker.spool.in_sync`).
 """
@@ -17,7 +17,7 @@ from coranto_broker.spool.in_sync import Takeover
 
 
 async def find_takeover(records: InSyncRecords, resolution: Resolution, pipeline: Pipeline) -> Takeover:
-    """Decide whether the pipeline's replicas, which agree with each other, may go on with the journal."""
+    """Decide whether the pipeline's replicas, which agree with each other, may continue the journal."""
     spool = pipeline.spool
     assert resolution.item is not None
     found = Takeover.LOST
@@ -36,7 +36,7 @@ async def find_takeover(records: InSyncRecords, resolution: Resolution, pipeline
 def _was_closed_below(pipeline: Pipeline) -> bool:
     """Return True if the record was closed below the replicas' end after they had checked their spools against it.
 
-    Content between was never acknowledged, and perhaps no replica has it. To go on above it would then leave a hole.
+    Content between was never acknowledged, and perhaps no replica has it. To continue above it would then leave a hole.
     """
     record = pipeline.reading.record if pipeline.reading is not None else None
     if record is None or not record.closed or pipeline.spool.end <= record.floor:

@@ -108,10 +108,10 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
         AppendEvent.ROUTE_IS_OLD: State.RESOLVE,
         AppendEvent.FAILED: State.ERROR,
     },
-    # When the allocator sees that it may remove a replica, the others can already go on without it.
+    # When the allocator sees that it may remove a replica, the others can already continue without it.
     State.UPDATE_ASSIGNMENTS: {
         AppendEvent.ETCD_IS_CURRENT: State.AWAIT_DESIRED_REPLICAS,
-        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset: go on there.
+        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset: continue there.
         AppendEvent.ETCD_CHANGED: State.RESOLVE,
         AppendEvent.FAILED: State.ERROR,
     },

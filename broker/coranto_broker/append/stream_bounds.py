@@ -5,7 +5,7 @@ ITEM_BYTES for each. There is one rule in three steps:
 
 1. A stream that holds STREAM_BYTES or STREAM_APPENDS is not read until it holds less.
 2. While all streams of the broker hold more than MAX_BUFFERED_BYTES, each is read only when it holds nothing, and a few
-   appends at a time. So every client goes on, slowly.
+   appends at a time. So every client continues, slowly.
 3. A client that takes no answer for ANSWER_TIMEOUT_SECONDS, during step 2 for SHORT_ANSWER_TIMEOUT_SECONDS, loses its
    stream. A stream that holds more than SMALL_BYTES is ended when all of them exceed MAX_HELD_BYTES.
 """

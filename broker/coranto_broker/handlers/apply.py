@@ -98,7 +98,7 @@ class _Transaction:
     created: list[str] = field(default_factory=list)
     """New names, which must not nest."""
     guards: list[Compare] = field(default_factory=list)
-    """Conditions by which no other journal gets a folder of these meanwhile."""
+    """Conditions that keep other journals from these folders meanwhile."""
 
 
 async def _is_outdated(broker: Broker, state: JournalState) -> bool:
@@ -218,9 +218,9 @@ def _name(change: pb.ApplyRequest.Change) -> str:
 def _authorize(state: JournalState, request: pb.ApplyRequest, claims: Claims) -> None:
     """Check that the claims cover all changes, which are not validated yet. Raises PermissionDenied if they do not.
 
-    Claims must cover a journal as it is and as it will be, so that nobody takes one over by relabelling it or removes
-    one that the claims exclude. A store that leads elsewhere than to the journal's own folder must already be in use by
-    a journal that the claims cover.
+    Claims must cover a journal as it is and as it will be, so that no caller takes one over by relabelling it or
+    removes one that the claims exclude. A store that leads elsewhere than to the journal's own folder must already
+    be in use by a journal that the claims cover.
     """
     if claims.covers_all:
         return

@@ -129,7 +129,7 @@ class ReplicaHost:
             await asyncio.wait(self.stopping, timeout=self._settings.exit_seconds)
 
     async def leave_records(self, replicas: Sequence[Replica]) -> None:
-        """Let others go on with journals that nobody has taken over, if all their content is stored."""
+        """Let others continue journals that no broker has taken over, if all their content is stored."""
 
         async def leave(replica: Replica) -> None:
             stored = replica.stored
@@ -204,7 +204,7 @@ class ReplicaHost:
         try:
             fsync = Fsync(fsync_of(spec.labels) or self._settings.fsync)
         except InvalidInput:
-            fsync = Fsync.COMMIT  # Nobody can say what the label means. Appends are refused with the reason.
+            fsync = Fsync.COMMIT  # The label's meaning is unknown. Appends are refused with the reason.
         if fsync is Fsync.INTERVAL and not self._flushes:
             self._flushes = True
             self._background.spawn(self._keep_flushed())
@@ -236,7 +236,7 @@ class ReplicaHost:
         @asynccontextmanager
         async def turn() -> AsyncIterator[None]:
             nonlocal entered
-            # What has begun goes on before others begin, so that stopped replicas have their content stored meanwhile.
+            # Stops that have begun continue before others begin, so content of stopped replicas is stored meanwhile.
             async with self._stops.turn(replica.journal, preferred=entered):
                 if not entered:
                     _log.info("replica.stopping", journal=replica.journal, drop=drop)

@@ -43,7 +43,7 @@ class GrpcContext:
 
 
 class WholeFirstWrite(GrpcContext):
-    """A context whose cancelled first `write` goes on; `abort` waits for it."""
+    """A context whose cancelled first `write` continues; `abort` waits for it."""
 
     def __init__(self, context: EndingCall) -> None:
         super().__init__(context)
