@@ -177,7 +177,7 @@ def test_a_handover_that_doubles_appends_in_flight_is_caught(monkeypatch: pytest
 
 def test_a_handover_that_overtakes_appends_in_flight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AppendStreams, "_move", move_by(lambda former, framed: None))
-    assert "out-of-order" in found(24, **REPLICATED | {"congestion": 0.1})
+    assert "out-of-order" in found(48, **REPLICATED | {"congestion": 0.1})
 
 
 def unanswered_as(monkeypatch: pytest.MonkeyPatch, report: Callable[[AppendStream, StreamedAppend, Any], None]) -> None:
