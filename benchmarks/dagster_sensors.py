@@ -42,7 +42,7 @@ WRITTEN = 100
 LIVE = 1_000
 """The journals that the broker serves: about as many as one takes by default. Those beyond are suspended, as many
 journals of a large cluster are."""
-PATIENCE_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 """New journals take their time to be assigned on a busy machine."""
 
 
@@ -147,7 +147,7 @@ def run(rounds: int) -> list[Figure]:
         polling = build_journal_polling_sensor(journals=resource, group=group, job=consume)
         observing = build_journal_observation_sensor(journals=resource, groups=[group])
         repository = dg.Definitions(jobs=[consume], sensors=[polling, observing]).get_repository_def()
-        config = replace(resource.client_config(), patience=PATIENCE_SECONDS)
+        config = replace(resource.client_config(), retry_timeout=TIMEOUT_SECONDS)
         with SyncJournalClient.of(config) as client, dg.instance_for_test() as instance:
             made = 0
             for size in SIZES:

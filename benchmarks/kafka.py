@@ -29,7 +29,7 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.process.java import java_program
 
 _WRITER: Final = Path(__file__).with_name("kafka_writer.py")
-_PATIENCE: Final = 120.0
+_TIMEOUT: Final = 120.0
 _FETCH_SECONDS: Final = 900.0
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -252,7 +252,7 @@ class KafkaServer:
                 stdout=output,
                 stderr=output,
             )
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         while is_free(self._port):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.close()

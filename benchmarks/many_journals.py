@@ -34,7 +34,7 @@ REST_SECONDS = 60.0
 STOP_SECONDS = 300.0
 WRITERS = 64
 CONTENT = b"x" * 200
-PATIENCE_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 _ALL = "name:prefix=bench/"
 _FLOOR = f"the same with {FEW:,} journals"
 
@@ -109,7 +109,7 @@ class Broker:
 
         async def write() -> None:
             numbers = iter(range(count))
-            async with JournalClient(self.cluster.info.endpoint, patience=PATIENCE_SECONDS) as client:
+            async with JournalClient(self.cluster.info.endpoint, retry_timeout=TIMEOUT_SECONDS) as client:
 
                 async def writer() -> None:
                     for number in numbers:
@@ -150,7 +150,7 @@ def one_broker() -> Iterator[Broker]:
             stop_seconds=STOP_SECONDS,
             broker_arguments=("--journal-limit", str(2 * MANY), "--exit-seconds", "120"),
         ) as cluster,
-        SyncJournalClient(cluster.info.endpoint, patience=PATIENCE_SECONDS) as client,
+        SyncJournalClient(cluster.info.endpoint, retry_timeout=TIMEOUT_SECONDS) as client,
     ):
         yield Broker(cluster, client)
 

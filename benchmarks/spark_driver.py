@@ -52,7 +52,7 @@ BROKERS = 2
 LEASE_SECONDS = 60.0
 """A machine on which other work runs may stand still for longer than the usual 20 seconds."""
 STOP_SECONDS = 300.0
-PATIENCE_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 SEEN = Table("seen", MetaData(), Column("messages", BigInteger, nullable=False))
 
 
@@ -104,7 +104,7 @@ def _serve_really(calls: Connection) -> None:
             stop_seconds=STOP_SECONDS,
             broker_arguments=("--journal-limit", str(2 * JOURNALS), "--exit-seconds", "120", "--metrics-port", "0"),
         ) as cluster,
-        SyncJournalClient(cluster.info.endpoint, patience=PATIENCE_SECONDS) as client,
+        SyncJournalClient(cluster.info.endpoint, retry_timeout=TIMEOUT_SECONDS) as client,
     ):
         created: set[str] = set()
         calls.send(cluster.info.endpoint)
@@ -116,7 +116,7 @@ def _serve_really(calls: Connection) -> None:
             for begin in range(0, len(new), CHANGES_AT_ONCE):
                 client.apply(new[begin : begin + CHANGES_AT_ONCE])
             created |= call.keys()
-            with client.append_service(patience=PATIENCE_SECONDS) as service:
+            with client.append_service(retry_timeout=TIMEOUT_SECONDS) as service:
                 for journal, messages in call.items():
                     if messages:
                         service.append(journal, _transactions(journal, messages))

@@ -208,7 +208,7 @@ class Chain(StagedContext):
         members = asyncio.create_task(self._start_members(starting_store))
         self._exits.push_async_callback(_cancel, [members])
         await asyncio.gather(*(broker.serving() for broker in self.brokers))
-        config = ClientConfig(self.endpoint, self.file_root, patience=SECONDS)
+        config = ClientConfig(self.endpoint, self.file_root, retry_timeout=SECONDS)
         self.client = await self._exits.enter_async_context(JournalClient.of(config))
         await self._create_journals()
         await members

@@ -78,7 +78,7 @@ class StreamPublisher:
     async def _append(self, contents: Mapping[str, bytes]) -> None:
         async with asyncio.TaskGroup() as tasks:
             for journal, content in contents.items():
-                tasks.create_task(self._client.append(journal, content, retry_unknown=True, patience=_FOREVER))
+                tasks.create_task(self._client.append(journal, content, retry_unknown=True, retry_timeout=_FOREVER))
 
     @staticmethod
     def _new_builder() -> TransactionBuilder[Any]:

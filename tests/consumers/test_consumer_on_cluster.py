@@ -67,7 +67,7 @@ def test_a_consumer_is_exact_while_its_broker_is_killed(spark, tmp_path):
     # With a lease that the broker, which is started again at once, finds alive on however busy a machine.
     with EmbeddedCluster(tmp_path / "data", lease_seconds=30, etcd_fsync=False) as cluster:
         # Beside other tests, a broker may take longer to start than clients wait by default.
-        config = ClientConfig(cluster.info.endpoint, cluster.info.file_root, patience=300.0)
+        config = ClientConfig(cluster.info.endpoint, cluster.info.file_root, retry_timeout=300.0)
         with SyncJournalClient.of(config) as client:
             client.apply([pb.ApplyRequest.Change(upsert=spec(name)) for name in (*SOURCES, SINK)])
 

@@ -13,7 +13,7 @@ from coranto.errors import ClusterError, CorantoError
 from coranto.fragments.stores import StoreRegistry
 from coranto.testing.sim.history import Observation, OperationOutcome
 from tests.faults.cluster import FaultyCluster
-from tests.faults.workload import PATIENCE_SECONDS, FaultWorkload
+from tests.faults.workload import TIMEOUT_SECONDS, FaultWorkload
 from tests.servers.processes import until
 from tests.simulation.kit.checker import FinalJournal, check
 
@@ -72,7 +72,7 @@ async def _heal(cluster: FaultyCluster, journals: Sequence[str]) -> None:
     cluster.heal()
 
     loop = asyncio.get_running_loop()
-    end = loop.time() + PATIENCE_SECONDS
+    end = loop.time() + TIMEOUT_SECONDS
     while True:
         for broker in cluster.brokers:
             # A broker without its lease ends by itself; a broker that was just started joins soon.
@@ -92,7 +92,7 @@ async def _prove_alive(cluster: FaultyCluster, workload: FaultWorkload, journals
     for broker in cluster.brokers:
         if not broker.is_wanted:
             continue
-        config = ClientConfig(broker.own_endpoint, patience=PATIENCE_SECONDS, route_cache=0)
+        config = ClientConfig(broker.own_endpoint, retry_timeout=TIMEOUT_SECONDS, route_cache=0)
         async with JournalClient.of(config) as client:
             for journal in journals:
                 for _ in range(_TRIES):
@@ -105,7 +105,7 @@ async def _prove_alive(cluster: FaultyCluster, workload: FaultWorkload, journals
 
 async def _catch_up(cluster: FaultyCluster, workload: FaultWorkload, journals: Sequence[str]) -> None:
     """Wait until every reader has reached the write heads."""
-    async with JournalClient.of(ClientConfig(cluster.endpoint, patience=PATIENCE_SECONDS)) as client:
+    async with JournalClient.of(ClientConfig(cluster.endpoint, retry_timeout=TIMEOUT_SECONDS)) as client:
         heads = {journal: await client.head(journal) for journal in journals}
 
     def caught_up() -> bool:
@@ -143,14 +143,14 @@ async def _look(
     final, problems = FinalJournal(b""), list[str]()
     contents: dict[str, bytes] = {}
     for broker in members:
-        config = ClientConfig(broker.own_endpoint, patience=PATIENCE_SECONDS, route_cache=0)
+        config = ClientConfig(broker.own_endpoint, retry_timeout=TIMEOUT_SECONDS, route_cache=0)
         async with JournalClient.of(config) as client:
             contents[broker.name] = await _content(client, journal, direct=False)
             if broker is primary:
                 final.content = contents[broker.name]
                 final.registers = (await client.append(journal, b"")).registers
                 final.replicas.append(Observation("a direct reader", journal, 0, await _content(client, journal), 0.0))
-                problems += (await settled_audit(client, stores, journal, PATIENCE_SECONDS)).problems
+                problems += (await settled_audit(client, stores, journal, TIMEOUT_SECONDS)).problems
     final.replicas += [Observation(name, journal, 0, content, 0.0) for name, content in contents.items()]
     for name, content in contents.items():
         if len(content) != len(final.content):
@@ -161,15 +161,15 @@ async def _look(
 
 
 async def settled_audit(
-    client: JournalClient, stores: StoreRegistry, journal: str, patience_seconds: float
+    client: JournalClient, stores: StoreRegistry, journal: str, timeout_seconds: float
 ) -> JournalAudit:
-    """Audit a journal, and again while gaps are all that is wrong, for at most `patience_seconds`.
+    """Audit a journal, and again while gaps are all that is wrong, for at most `timeout_seconds`.
 
     A broker that has just become a replica lists fragments that other brokers store as they end only once it lists the
     stores again. Reads do not wait for that, because they ask its peers. Content that is lost stays a gap.
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + patience_seconds
+    end = loop.time() + timeout_seconds
     while True:
         audit = await audit_journal(client, stores, journal, first_offset=0)
         only_gaps = bool(audit.gaps) and all(each.status is AuditStatus.OK for each in audit.fragments)

@@ -19,7 +19,7 @@ from coranto.wire import protocol_pb2 as pb
 from tests.faults.cluster import FaultyCluster
 from tests.servers.processes import until
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 _OUTSTANDING = 6
 _OWNERS = ("ada", "bob", "cleo")
 
@@ -52,7 +52,7 @@ class FaultWorkload:
     def start(self) -> None:
         endpoint = self._cluster.endpoint
         for zone in self._zones:
-            config = ClientConfig(endpoint, patience=PATIENCE_SECONDS, zone=zone)
+            config = ClientConfig(endpoint, retry_timeout=TIMEOUT_SECONDS, zone=zone)
             self._writers.append(asyncio.create_task(self._batches(f"batches-{zone}", config)))
             self._writers.append(asyncio.create_task(self._calls(f"calls-{zone}", config)))
             for journal in self._journals:
@@ -99,7 +99,7 @@ class FaultWorkload:
         room = asyncio.Semaphore(_OUTSTANDING)
         waiting: set[asyncio.Task[None]] = set()
         async with JournalClient.of(config) as client:
-            service = AppendService(client, retry_unknown=False, patience=PATIENCE_SECONDS)
+            service = AppendService(client, retry_unknown=False, retry_timeout=TIMEOUT_SECONDS)
             while not self._stopping:
                 await room.acquire()
                 operation = self._begin_append(name, self._rng.choice(self._journals), 20, 2000)
@@ -204,7 +204,7 @@ class FaultWorkload:
             self.problems.append(f"{name} of {journal}: {error}")
             raise
         except CorantoError:
-            # Brokers could not serve for the client's whole patience. The next client goes on.
+            # Brokers could not serve for the client's whole retry_timeout. The next client goes on.
             await asyncio.sleep(0.2)
 
     def _saw(self, name: str, journal: str, offset: int, content: bytes) -> None:

@@ -164,7 +164,7 @@ class _World:
         builder.finish()
 
     async def append(self, journal: str, content: bytes) -> int:
-        return (await self.client.append(journal, content, retry_unknown=True, patience=600.0)).end
+        return (await self.client.append(journal, content, retry_unknown=True, retry_timeout=600.0)).end
 
     async def lose_disks(self) -> None:
         """Store what there is, and lose the disks of all brokers with what is written then, perhaps after it was read.

@@ -23,7 +23,7 @@ from coranto.messages import read_committed as committed_of
 from coranto.wire import protocol_pb2 as pb
 from tests.servers.applying import apply_specs
 
-PATIENCE_S = 180
+TIMEOUT_S = 180
 LEASE_S = 60
 """No broker is to lose its lease because the machine stands still: what it does just then has no known outcome."""
 AT_ONCE = 6
@@ -40,7 +40,7 @@ class Worker:
 
     async def says(self, *words: str) -> str:
         """The next word, which must be one of these; none at all when the process is dead."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             try:
                 said = (await self._reader.readline()).decode().strip()
             except ConnectionError:
@@ -77,7 +77,7 @@ class Workers:
         assert self._zygote.stdin is not None
         self._zygote.stdin.write(json.dumps({**job, "name": name, "control": self._path}) + "\n")
         self._zygote.stdin.flush()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return await call
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,5 +154,5 @@ def matrix_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
 @pytest.fixture
 async def matrix(matrix_cluster: EmbeddedCluster, tmp_path: Path) -> AsyncIterator[Matrix]:
     info = matrix_cluster.info
-    async with JournalClient(info.endpoint, patience=PATIENCE_S) as client, Workers(tmp_path) as workers:
+    async with JournalClient(info.endpoint, retry_timeout=TIMEOUT_S) as client, Workers(tmp_path) as workers:
         yield Matrix(client, workers, info.etcd)

@@ -74,7 +74,7 @@ class Appending(Application[IcebergShardStore]):
 
 
 async def work(job: dict[str, Any], control: Control) -> None:
-    client = StoppingClient(job["endpoint"], patience=180)
+    client = StoppingClient(job["endpoint"], retry_timeout=180)
     client.control = control
     spec = shard_spec(job["cell"], [job["input"]], max_seconds=60)
     async with client, running_shard(Appending(job, control), spec, client) as shard:

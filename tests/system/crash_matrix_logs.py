@@ -180,7 +180,7 @@ class Counting(Application[Any]):
 
 
 async def work(job: dict[str, Any], control: Control) -> None:
-    client = LogClient(job["endpoint"], patience=180)
+    client = LogClient(job["endpoint"], retry_timeout=180)
     client.control, client.log = control, job["log"]
     coordinator = StoppingCoordinator(job["etcd"])
     coordinator.control = control

@@ -41,7 +41,7 @@ async def work(job: dict[str, Any]) -> bool:
             return
         say("ok", number, time.monotonic(), result.segment, result.begin, result.end, result.deduplicated)
 
-    async with JournalClient(job["endpoint"], patience=180) as client:
+    async with JournalClient(job["endpoint"], retry_timeout=180) as client:
         writer: StreamWriter[Any] = StreamWriter(client, job["stream"], writer_id=job["writer"], in_flight=4)
         async with writer:
             waiting: set[asyncio.Task[None]] = set()

@@ -25,7 +25,7 @@ JOURNALS = ("kill/part-000", "kill/part-001")
 KILLS = 3
 TRANSACTIONS_BETWEEN_KILLS = 12
 MESSAGES_PER_TRANSACTION = 25
-PATIENCE_S = 180
+TIMEOUT_S = 180
 LEASE_S = 60
 
 
@@ -52,7 +52,7 @@ class Publisher(threading.Thread):
 
     def run(self) -> None:
         try:
-            with SyncJournalClient(self._endpoint, patience=PATIENCE_S) as client:
+            with SyncJournalClient(self._endpoint, retry_timeout=TIMEOUT_S) as client:
                 self._publish(client)
         except BaseException as error:  # noqa: BLE001 - handed to the test, which raises it
             self.error = error
@@ -81,7 +81,7 @@ class Publisher(threading.Thread):
 
     def stop(self) -> None:
         self._stop_asked.set()
-        self.join(PATIENCE_S)
+        self.join(TIMEOUT_S)
         assert not self.is_alive(), "the publisher did not finish its last transaction"
         if self.error is not None:
             raise self.error
@@ -89,7 +89,7 @@ class Publisher(threading.Thread):
     def wait_for(self, transactions: int) -> None:
         with self._progress:
             reached = self._progress.wait_for(
-                lambda: self.acknowledged >= transactions or self.error is not None, PATIENCE_S
+                lambda: self.acknowledged >= transactions or self.error is not None, TIMEOUT_S
             )
         if self.error is not None:
             raise self.error
@@ -99,7 +99,7 @@ class Publisher(threading.Thread):
 async def test_every_acknowledged_message_is_there_exactly_once(tmp_path: Path) -> None:
     with EmbeddedCluster(tmp_path / "cluster", lease_seconds=LEASE_S, etcd_fsync=False) as cluster:
         info = cluster.info
-        with SyncJournalClient(info.endpoint, patience=PATIENCE_S) as client:
+        with SyncJournalClient(info.endpoint, retry_timeout=TIMEOUT_S) as client:
             client.apply([pb.ApplyRequest.Change(upsert=spec(name)) for name in JOURNALS])
             registers = label_set({"owner": "test"})
             client.append(JOURNALS[0], b'{"number": -1}\n', union_registers=registers)

@@ -64,7 +64,7 @@ async def test_a_shard_and_a_reader_find_out_that_content_was_lost(tmp_path: Pat
     sums = Sums(SqlStore(f"sqlite:///{tmp_path}/store.db"))
     shard_of = shard_spec("shard-sums", [JOURNAL], max_seconds=5)
     with EmbeddedCluster(tmp_path / "cluster", brokers=brokers, lease_seconds=5, etcd_fsync=False) as cluster:
-        async with JournalClient(cluster.info.endpoint, patience=60) as client:
+        async with JournalClient(cluster.info.endpoint, retry_timeout=60) as client:
             await client.apply([pb.ApplyRequest.Change(upsert=spec)])
 
             async def is_ready() -> bool:

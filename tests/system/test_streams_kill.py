@@ -34,7 +34,7 @@ WORKER = Path(__file__).with_name("streams_worker.py")
 WRITERS = 2
 UNITS = 150
 PAUSE_S = 0.03
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 LEASE_S = 60
 
 
@@ -54,7 +54,7 @@ class Acknowledged:
     async def further(self, units: int) -> None:
         """Return once so many further units are durable, or all of them."""
         until = min(int(self) + units, len(self._history.units))
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while int(self) < until:
                 self._more.clear()
                 await self._more.wait()
@@ -125,7 +125,7 @@ class Program:
 
 async def write_here(client: JournalClient, units: list[Unit]) -> None:
     """A writer without an id, in this process."""
-    async with StreamWriter[Any](client, STREAM, patience=PATIENCE_S) as writer:
+    async with StreamWriter[Any](client, STREAM, retry_timeout=TIMEOUT_S) as writer:
         for unit in units:
             attempt = Attempt("here.1", time.monotonic())
             unit.attempts.append(attempt)
@@ -192,7 +192,7 @@ async def test_no_transaction_is_partial_doubled_or_out_of_order_through_kills(t
     acknowledged = Acknowledged(history)
     with EmbeddedCluster(tmp_path, brokers=3, lease_seconds=LEASE_S, etcd_fsync=False) as cluster:
         endpoint = ",".join(cluster.info.endpoints)
-        async with JournalClient(endpoint, patience=PATIENCE_S) as client:
+        async with JournalClient(endpoint, retry_timeout=TIMEOUT_S) as client:
             streams = Streams(client)
             await streams.create(STREAM, 2, template=default_template(replication=3))
             programs = [Program(endpoint, name, units[name], acknowledged) for name in names]

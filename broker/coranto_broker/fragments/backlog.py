@@ -26,7 +26,7 @@ QUARTERS = 3
 """Appends continue once the backlog is down to this many quarters of the exceeded bound, so that it does not flap."""
 FAILING_ATTEMPTS = 5
 """Failed attempts in a row to store a fragment after which its journal is held back."""
-PATIENCE_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 """Time that appends wait after a hold begins. Later appends do not wait."""
 _log = structlog.get_logger(__name__)
 
@@ -145,7 +145,7 @@ class Backlog:
     async def wait_for_room(self, journal: str, url: str, until: Signal | None = None) -> str:
         """Wait a while for a problem to pass, and return `problem`. Raises Invalidated when `until` fires first."""
         while problem := self.problem(journal, url):
-            left = self._since[journal] + PATIENCE_SECONDS - self._clock.monotonic()
+            left = self._since[journal] + TIMEOUT_SECONDS - self._clock.monotonic()
             if left <= 0:
                 return problem
             await self._waiters.wait(until, left)

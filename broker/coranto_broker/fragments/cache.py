@@ -36,7 +36,7 @@ ENTRY_BYTES = 2048
 FETCHES = 4
 """Most fragments fetched at the same time."""
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 """Time that a reader waits for room in the cache."""
 
 _PIECE_BYTES = 1 << 20
@@ -279,7 +279,7 @@ class _Shelf:
 
     async def _fetch(self, entry: _Entry, fetch: Callable[[], Coroutine[Any, Any, _Memory | _File]]) -> _Memory | _File:
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while not self._make_room(entry):
                     self._freed.clear()
                     await self._freed.wait()

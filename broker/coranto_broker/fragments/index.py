@@ -42,8 +42,8 @@ from coranto_broker.spool.durable_spool import Sealed
 from coranto_broker.spool.shared_file import SharedFile
 
 JUMP_AGE_SECONDS = 6 * 60 * 60
-FIRST_REFRESH_PATIENCE_SECONDS = 5.0
-READABLE_PATIENCE_SECONDS = 5.0
+FIRST_REFRESH_TIMEOUT_SECONDS = 5.0
+READABLE_TIMEOUT_SECONDS = 5.0
 """Time that a non-blocking read waits for content of this replica that the others may not have yet.
 
 The primary reports that within the latency of one message, unless it has just died.
@@ -412,10 +412,10 @@ class FragmentIndex:
         the content of the stores is unknown before it, and for committed content that other replicas may not have yet.
         Raises Unavailable when the replica is closed.
         """
-        deadline = self._clock.monotonic() + FIRST_REFRESH_PATIENCE_SECONDS
-        patience = self._clock.monotonic() + READABLE_PATIENCE_SECONDS
+        deadline = self._clock.monotonic() + FIRST_REFRESH_TIMEOUT_SECONDS
+        readable_until = self._clock.monotonic() + READABLE_TIMEOUT_SECONDS
         if offset == -1 and not self.refreshed:
-            await self.wait_refreshed(FIRST_REFRESH_PATIENCE_SECONDS)
+            await self.wait_refreshed(FIRST_REFRESH_TIMEOUT_SECONDS)
         while True:
             self._check_open()
             found = find(self._all, offset, self.head, begin_mod_time, self._clock.now())
@@ -431,9 +431,9 @@ class FragmentIndex:
                 await self.changed()
             elif not self.refreshed and self._clock.monotonic() < deadline:
                 await self.wait_refreshed(deadline - self._clock.monotonic())
-            elif ahead and self._clock.monotonic() < patience:
+            elif ahead and self._clock.monotonic() < readable_until:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(patience - self._clock.monotonic()):
+                    async with asyncio.timeout(readable_until - self._clock.monotonic()):
                         await self.changed()
             else:
                 return found

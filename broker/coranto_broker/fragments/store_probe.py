@@ -20,7 +20,7 @@ from coranto_broker.ownership import Signal, Waiters
 HEALTHY_SECONDS = 30 * 60.0
 BACKOFF_SECONDS = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 FORGET_SECONDS = 2 * 60 * 60.0
-PATIENCE = 5
+TOLERATED_FAILURES = 5
 """Number of failed probes that an append waits for before it gives up."""
 _log = structlog.get_logger(__name__)
 
@@ -75,7 +75,7 @@ class StoreHealth:
         while watched.problem != "":
             if watched.problem is not None:
                 failures += 1
-                if failures > PATIENCE or watched.failures > PATIENCE:
+                if failures > TOLERATED_FAILURES or watched.failures > TOLERATED_FAILURES:
                     return watched.problem
             await watched.next_probe(until)
         return ""

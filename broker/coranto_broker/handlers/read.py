@@ -21,7 +21,7 @@ from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.cache import CachedContent
-from coranto_broker.fragments.index import FIRST_REFRESH_PATIENCE_SECONDS, FragmentIndex, IndexEntry
+from coranto_broker.fragments.index import FIRST_REFRESH_TIMEOUT_SECONDS, FragmentIndex, IndexEntry
 from coranto_broker.handlers import kept_content
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.gaps import GapReader
@@ -132,7 +132,7 @@ async def _is_of_another(replica: Replica, request: pb.ReadRequest) -> bool:
         return False
     if not replica.journal_id:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_REFRESH_PATIENCE_SECONDS):
+            async with asyncio.timeout(FIRST_REFRESH_TIMEOUT_SECONDS):
                 await replica.attempted()
     return not is_same(request.journal_id, request.offset, replica.journal_id)
 

@@ -115,7 +115,7 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
             self.broker.close,
             residence=residence,
             record=LeaseRecord.within(settings.data_dir, disk),
-            patience=EXIT_STEPS * settings.exit_seconds,
+            takeover_timeout=EXIT_STEPS * settings.exit_seconds,
         )
 
     async def _start(self) -> None:

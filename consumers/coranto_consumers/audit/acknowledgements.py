@@ -16,7 +16,7 @@ from coranto_consumers.audit.evidence import EvidenceSource, Row
 from coranto_consumers.audit.intents import Fate, Intent, find_fates, framing_of_intent, parse_intents
 from coranto_consumers.audit.sources import FramingOf, is_fully_suspended
 
-PATIENCE_S: Final = 5.0
+TIMEOUT_S: Final = 5.0
 """Time in seconds that an acknowledgement of an unchanged checkpoint may be in flight."""
 _LOOK_AGAIN_S: Final = 0.25
 
@@ -39,20 +39,20 @@ class AcknowledgementCheck:
     """Finds acknowledgements that are missing from their journals. The consumer may keep running."""
 
     def __init__(
-        self, client: JournalClient, evidence: EvidenceSource, framing_of: FramingOf, patience_s: float = PATIENCE_S
+        self, client: JournalClient, evidence: EvidenceSource, framing_of: FramingOf, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """An acknowledgement may be on its way for `patience_s` seconds."""
+        """An acknowledgement may be on its way for `timeout_s` seconds."""
         self._client = client
         self._evidence = evidence
         self._framing_of = framing_of
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     async def run(
         self, subject: Subject, shard: str, row: Row, journals: Mapping[str, JournalInfo]
     ) -> tuple[list[Finding], int]:
         """Return findings, and the number of acknowledgements. `journals` are those that the row names."""
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._patience_s
+        deadline = clock() + self._timeout_s
         while True:
             # What is missing at last may be in content that a store with another clock received earlier.
             last = clock() >= deadline

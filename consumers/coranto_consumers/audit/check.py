@@ -19,7 +19,7 @@ from coranto.audit.witness import BrokerWitness
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import CorantoError, CorruptData
 from coranto.messages.checkpoints import Checkpoint, Source, SourceReset
-from coranto_consumers.audit.acknowledgements import PATIENCE_S, AcknowledgementCheck, list_journals
+from coranto_consumers.audit.acknowledgements import TIMEOUT_S, AcknowledgementCheck, list_journals
 from coranto_consumers.audit.evidence import Evidence, EvidenceSource, Row, StagedRows
 from coranto_consumers.audit.expectations import Expectation, Measure, Number
 from coranto_consumers.audit.memory import Known, KnownShard, Memory, record_of
@@ -64,7 +64,7 @@ class ConsumerCheck:
         memory: Memory | None = None,
         deep: bool = True,
         accept: bool = False,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """`shards` are full names in the store, by default the consumer's own name.
 
@@ -87,7 +87,7 @@ class ConsumerCheck:
         self._seal = Seal.of(client.config.auth)
         self.is_deep = deep
         self._accept = accept
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self.known = Known()
         """The knowledge of earlier audits, once the check has run."""
         self.sound: Mapping[str, KnownShard] = {}
@@ -198,7 +198,7 @@ class ConsumerCheck:
                 progress.resets.append(audit.reset)
         if self.is_deep:
             facts["messages"] = messages
-        check = AcknowledgementCheck(self._client, self._evidence, self._framing_of, self._patience_s)
+        check = AcknowledgementCheck(self._client, self._evidence, self._framing_of, self._timeout_s)
         findings, intents = await check.run(subject, shard, row, journals)
         progress.result.findings += findings
         progress.intents += intents

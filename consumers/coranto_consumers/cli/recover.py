@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from coranto.audit import Depth, Report, run_checks
-from coranto.cli.connect import PATIENCE, Endpoint, with_client
+from coranto.cli.connect import RETRY_TIMEOUT, Endpoint, with_client
 from coranto.cli.output import Format
 from coranto.cli.recover import Approved, PlanFormat, carry_out_loudly, show_plan, show_recovery
 from coranto.client import ClientConfig, JournalClient
@@ -37,7 +37,7 @@ async def _doctors(
     doctors: list[Doctor] = [StoreDoctor(client, mended_store(store), lambda accept: checks[accept])]
     async with contextlib.AsyncExitStack() as exits:
         if process is not None:
-            config = ClientConfig.from_environment(process, patience=PATIENCE)
+            config = ClientConfig.from_environment(process, retry_timeout=RETRY_TIMEOUT)
             doctors.append(ShardDoctor(await exits.enter_async_context(ShardClient(config))))
         yield doctors
 

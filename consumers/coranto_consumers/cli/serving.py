@@ -10,7 +10,7 @@ import typer
 
 from coranto.cli.connect import Endpoint, find_cluster
 from coranto.client import JournalClient
-from coranto.client.config import DEFAULT_PATIENCE
+from coranto.client.config import DEFAULT_RETRY_TIMEOUT
 from coranto.member.command_line import run_member, show_settings, with_settings
 from coranto.member.configuration import Configuration
 from coranto_consumers.cli.loading import default_prefix, load_application
@@ -37,7 +37,7 @@ def serve(
             from coranto.cluster import locate
 
             chosen["etcd"] = locate().etcd
-        config = replace(find_cluster(endpoint), patience=DEFAULT_PATIENCE)
+        config = replace(find_cluster(endpoint), retry_timeout=DEFAULT_RETRY_TIMEOUT)
         made = load_application(application)
 
         async def work() -> int:

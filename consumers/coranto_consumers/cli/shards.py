@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from coranto import labels
-from coranto.cli.connect import PATIENCE, Endpoint, find_cluster
+from coranto.cli.connect import RETRY_TIMEOUT, Endpoint, find_cluster
 from coranto.cli.journals.editing import edit_until_applied
 from coranto.cli.numbers import with_numbers
 from coranto.cli.output import Format, note, print_json, print_table
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, help="Shards of consumers: their specs and how they are doing.")
 
-CONSUMER_PATIENCE = 15.0
+CONSUMER_TIMEOUT = 15.0
 """Seconds that a command waits for a consumer that was just started."""
 
 _HEAD = "# Edit the specs of shards, and save. Shards that are left out stay as they are; `delete: true` deletes.\n"
@@ -288,10 +288,10 @@ def with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable[
 @contextlib.asynccontextmanager
 async def consumer_client(consumer: str | None) -> AsyncIterator[ShardClient]:
     """Give a client of the consumer with a process at an address; without one, of the cluster's only consumer."""
-    endpoint = consumer or await find_consumer(patience=CONSUMER_PATIENCE, waiting=_say_waiting)
-    async with ShardClient(ClientConfig.from_environment(endpoint, patience=PATIENCE)) as client:
+    endpoint = consumer or await find_consumer(timeout=CONSUMER_TIMEOUT, waiting=_say_waiting)
+    async with ShardClient(ClientConfig.from_environment(endpoint, retry_timeout=RETRY_TIMEOUT)) as client:
         yield client
 
 
 def _say_waiting() -> None:
-    note(f"no consumer answers on this cluster yet; waiting {CONSUMER_PATIENCE:g} s for one to start")
+    note(f"no consumer answers on this cluster yet; waiting {CONSUMER_TIMEOUT:g} s for one to start")

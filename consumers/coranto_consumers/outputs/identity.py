@@ -33,8 +33,8 @@ from coranto.labels import format_selector, parse_selector
 from coranto.messages.checkpoints import Checkpoint, Identity
 
 _CODE_LENGTH: Final = 12
-_MOST_SHOWN: Final = 10
-_MOST_TEXT: Final = 500
+_MAX_SHOWN: Final = 10
+_MAX_TEXT: Final = 500
 _JOURNALS: Final = "journals "
 """Begins the sources of a consumer that reads journals by their names."""
 
@@ -51,7 +51,7 @@ class Change:
     loss: str
 
     def __str__(self) -> str:
-        before, now = (text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…" for text in (self.before, self.now))
+        before, now = (text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…" for text in (self.before, self.now))
         return f"{self.part}: recorded {before or 'none'}, now {now or 'none'}; {self.loss}"
 
 
@@ -204,5 +204,5 @@ def checked_codes(text: str) -> str:
 
 def _shown(texts: Collection[str]) -> str:
     listed = list(texts)
-    more = f" and {len(listed) - _MOST_SHOWN} more" if len(listed) > _MOST_SHOWN else ""
-    return ", ".join(listed[:_MOST_SHOWN]) + more
+    more = f" and {len(listed) - _MAX_SHOWN} more" if len(listed) > _MAX_SHOWN else ""
+    return ", ".join(listed[:_MAX_SHOWN]) + more

@@ -7,7 +7,7 @@ from typing import Final
 
 from coranto.errors import RejectedRow
 
-MOST_REJECTED: Final = 1000
+MAX_REJECTED: Final = 1000
 """The most messages of one transaction that are left out, or given nulls. Each one takes some tries to find."""
 
 Attempt = Callable[[Collection[int], int], RejectedRow | None]
@@ -23,7 +23,7 @@ class TooManyRejected(Exception):
 
 
 def find_rejected(
-    count: int, attempt: Attempt, problem: RejectedRow, most: int = MOST_REJECTED
+    count: int, attempt: Attempt, problem: RejectedRow, most: int = MAX_REJECTED
 ) -> dict[int, RejectedRow]:
     """Return the messages, by number, whose omission lets the store take the others of a transaction of `count`.
 

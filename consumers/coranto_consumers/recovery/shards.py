@@ -11,7 +11,7 @@ from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.specs import most_advanced
 
-PATIENCE_S: Final = 30.0
+TIMEOUT_S: Final = 30.0
 """Time in seconds to watch a shard that was unassigned, until it runs or fails again."""
 LOOK_AGAIN_S: Final = 0.1
 
@@ -57,7 +57,7 @@ class ShardDoctor:
     async def _watch(self, name: str) -> str:
         """Wait until a shard runs again. Raises CorantoError if it fails again."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 while True:
                     for shard in await self._client.list(f"id={name}"):
                         status = most_advanced(shard.status)

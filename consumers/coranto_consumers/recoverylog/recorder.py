@@ -51,7 +51,7 @@ from coranto_consumers.recoverylog.operations import (
 from coranto_consumers.recoverylog.player import RecoveredFiles
 
 DEFAULT_BATCH_BYTES = 4 << 20
-DEFAULT_PATIENCE = 300.0
+DEFAULT_RETRY_TIMEOUT = 300.0
 
 _log = structlog.get_logger(__name__)
 
@@ -102,12 +102,12 @@ class Recorder:
         log: str = "",
         authority: Authority | None = None,
         batch_bytes: int = DEFAULT_BATCH_BYTES,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         clock: Clock | None = None,
     ) -> None:
         """`log` is the log to record into if it is not the recovered one but a fork of it.
 
-        A failed append is repeated for `patience` seconds.
+        A failed append is repeated for `retry_timeout` seconds.
         """
         if recovery.handoff is None:
             raise InvalidInput(
@@ -120,7 +120,7 @@ class Recorder:
         self._client = client
         self._authority = authority
         self._batch_bytes = batch_bytes
-        self._patience = patience
+        self._retry_timeout = retry_timeout
         self._clock: Clock = clock or SystemClock()
         self._fsm = recovery.fsm
         self._handoff = recovery.handoff
@@ -402,12 +402,12 @@ class Recorder:
         """
         pieces = [piece for group in groups for piece in group.pieces]
         goal = groups[-1].chain if groups else self._proven.chain
-        retry = Retry(self._patience)
+        retry = Retry(self._retry_timeout)
         unknown = False
         while True:
             try:
                 result = await self._client.append(
-                    self.log, pieces or b"", check_registers=self._check, patience=self._patience
+                    self.log, pieces or b"", check_registers=self._check, retry_timeout=self._retry_timeout
                 )
                 break
             except AppendOutcomeUnknown as error:
@@ -493,7 +493,7 @@ class Recorder:
                 check_registers=check,
                 union_registers=fence_of(self.author),
                 retry_unknown=True,
-                patience=self._patience,
+                retry_timeout=self._retry_timeout,
             )
         except RegisterMismatch as error:
             if author_of(error.registers) != self.author:

@@ -116,7 +116,7 @@ class ShardClient:
         stub = self._peers.stub(self.config.endpoint)
         metadata = self._tokens.over(capability, scope)
         try:
-            return await getattr(stub, method)(request, metadata=metadata, timeout=self.config.patience)
+            return await getattr(stub, method)(request, metadata=metadata, timeout=self.config.retry_timeout)
         except grpc.aio.AioRpcError as error:
             subject = f"{method} of shards: {self.config.endpoint} answered {error.code().name}: {error.details()}"
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:

@@ -22,7 +22,7 @@ from coranto.messages.columnar_replay import ReplayedRows
 from coranto.messages.columnar_sequencer import DEFAULT_RING_ROWS, ColumnarSequencer, SequencingStep
 from coranto_consumers.runtime import intake
 
-MOST_ROWS: Final = 1 << 16
+MAX_ROWS: Final = 1 << 16
 """The most rows of a batch that is handed out."""
 _JOINED_BYTES: Final = 4 << 20
 """Read batches are sequenced together up to this size, because each step has a fixed cost."""
@@ -56,7 +56,7 @@ class ColumnIntake:
         self._replay_ended: Callable[[], None] = lambda: None
         self._journals: set[str] = set()
         self._open_since_checkpoint: set[tuple[str, ProducerId]] = set()
-        self.most_rows = MOST_ROWS
+        self.max_rows = MAX_ROWS
         """The most rows of a batch that is handed out. May be changed at any time."""
         self.resets = 0
         """The number of acknowledgements that were below an earlier one of their producer."""
@@ -146,8 +146,8 @@ class ColumnIntake:
         """Sequence the next rows that were read."""
         journal, batch = self._next()
         step = self._sequencer.prepare(journal, batch)
-        while batch.num_rows > 1 and (step.replay is not None or step.committed_rows() > self.most_rows):
-            place = step.place_to_cut(self.most_rows)
+        while batch.num_rows > 1 and (step.replay is not None or step.committed_rows() > self.max_rows):
+            place = step.place_to_cut(self.max_rows)
             self._put_off(journal, batch.slice(place))
             batch = batch.slice(0, place)
             step = self._sequencer.prepare(journal, batch)
@@ -157,7 +157,7 @@ class ColumnIntake:
                 f"{_end(batch)}. Are there writers that never use a producer id twice? Pass over them by the source's "
                 "min_offset, or have them write elsewhere"
             )
-        if step.replay is None and step.committed_rows() <= self.most_rows:
+        if step.replay is None and step.committed_rows() <= self.max_rows:
             self._deliver_at_once(journal, batch, step)
         else:
             self._deliver_in_parts(journal, batch, step)
@@ -180,8 +180,8 @@ class ColumnIntake:
         last = CommittedRows(journal, batch.slice(0, 0), _size(batch), lambda: self._apply(journal, step))
 
         def add(rows: pa.RecordBatch) -> None:
-            for at in range(0, rows.num_rows, self.most_rows):
-                part = rows.slice(at, self.most_rows)
+            for at in range(0, rows.num_rows, self.max_rows):
+                part = rows.slice(at, self.max_rows)
                 clock, end = part.column("clock")[-1].as_py(), _end(part)
 
                 def settle(clock: int = clock, end: int = end) -> None:

@@ -20,12 +20,12 @@ _CONNECT_SECONDS = 2.0
 
 
 async def find_consumer(
-    data_dir: Path | None = None, *, patience: float = 0.0, waiting: Callable[[], None] | None = None
+    data_dir: Path | None = None, *, timeout: float = 0.0, waiting: Callable[[], None] | None = None
 ) -> str:
     """Return the endpoint of a process of the only consumer of the cluster below `data_dir`.
 
     Without it, the cluster is found as by commands. A process that has died stays announced until its lease ends, so
-    only one that takes connections counts. While there is none, one is waited for during `patience` seconds, since one
+    only one that takes connections counts. While there is none, one is waited for during `timeout` seconds, since one
     that was just started announces itself only when it is ready; `waiting` is called before that. Raises ClusterError
     if there is no consumer, or more than one.
     """
@@ -34,17 +34,17 @@ async def find_consumer(
     async with EtcdCoordinator(locate(data_dir).etcd) as coordinator:
         announced = await _announced(coordinator)
         found = await _answering(announced)
-        if not found and patience > 0:
+        if not found and timeout > 0:
             if waiting is not None:
                 waiting()
             clock = asyncio.get_running_loop().time
-            deadline = clock() + patience
+            deadline = clock() + timeout
             while not found and clock() < deadline:
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
                 announced = await _announced(coordinator)
                 found = await _answering(announced)
     if not found:
-        waited = f", and none was ready within {patience:g} s" if patience > 0 else ""
+        waited = f", and none was ready within {timeout:g} s" if timeout > 0 else ""
         silent = ", ".join(sorted(endpoint for endpoints in announced.values() for endpoint in endpoints))
         reason = f"; those that were announced do not answer ({silent})" if silent else ""
         raise ClusterError(

@@ -185,11 +185,11 @@ class BatchInput(SourceInput):
         self._columns[journal] = columns
         self._readers[journal] = BatchReader(columns, self._treatments)
 
-    def limit(self, most_rows: int | None) -> None:
+    def limit(self, max_rows: int | None) -> None:
         """Limit the messages handed out together. None: the usual limit."""
-        from coranto_consumers.runtime.column_intake import MOST_ROWS
+        from coranto_consumers.runtime.column_intake import MAX_ROWS
 
-        self.intake.most_rows = MOST_ROWS if most_rows is None else min(most_rows, MOST_ROWS)
+        self.intake.max_rows = MAX_ROWS if max_rows is None else min(max_rows, MAX_ROWS)
 
     def feed(self, journal: str, offset: int) -> Feed:
         from coranto.messages.line_batches import LineBatchDecoder

@@ -110,7 +110,7 @@ class Primary:
         self._appends = OrderedAppends(self._append)
         self._published: list[asyncio.Future[int]] = []
         """Appends of the current transaction that are not known to have succeeded."""
-        self._transactions = Transactions(limits_of(shard.spec, self._search.most_messages))
+        self._transactions = Transactions(limits_of(shard.spec, self._search.max_messages))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"shard {shard.id}")
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
@@ -198,7 +198,7 @@ class Primary:
         if rejected is None:
             return None
         # While one is looked for, only one transaction is under way.
-        looking = self._search.most_messages is not None
+        looking = self._search.max_messages is not None
         messages = self._transactions.messages_under_way(only_one=looking) + self._input.in_hand
         return self._search.met(rejected, messages, self._input.last)
 
@@ -230,7 +230,7 @@ class Primary:
         while True:
             self._wake.clear()
             self._raise_failures()
-            transactions.limits = limits_of(self._shard.spec, self._search.most_messages)
+            transactions.limits = limits_of(self._shard.spec, self._search.max_messages)
             now = self._clock.monotonic()
             match transactions.next_step(now, ready=self._input.is_ready, pending=self._input.has_pending):
                 case NextStep.CONSUME:
@@ -464,7 +464,7 @@ class Primary:
         begun, waited = self._now(), False
         while True:
             try:
-                result = await self._client.append(journal, pieces, retry_unknown=True, patience=REPORT_SECONDS)
+                result = await self._client.append(journal, pieces, retry_unknown=True, retry_timeout=REPORT_SECONDS)
             except (AppendOutcomeUnknown, *TRANSIENT) as error:
                 waited = self._may_repeat = True  # An attempt whose outcome is unknown may come late.
                 seconds = self._now() - begun

@@ -19,7 +19,7 @@ Treatments = Mapping[tuple[str, int], Treatment]
 """The treatments of messages, by journal and offset."""
 
 _UNLIMITED: Final = 1 << 16
-_MOST_KEPT: Final = 10_000
+_MAX_KEPT: Final = 10_000
 
 
 class Consumed(NamedTuple):
@@ -36,7 +36,7 @@ class RejectionSearch:
     """The knowledge of rejected messages of one shard in this process, over all runs of its primary."""
 
     def __init__(self) -> None:
-        self.most_messages: int | None = None
+        self.max_messages: int | None = None
         """The most messages of a transaction during the search for a rejected one. None: no limit."""
         self.treatments: dict[tuple[str, int], Treatment] = {}
         """The treatments of found messages, by journal and offset."""
@@ -44,9 +44,9 @@ class RejectionSearch:
 
     def completed(self) -> None:
         """Note that a transaction has committed."""
-        if self.most_messages is not None:
-            more = 2 * self.most_messages
-            self.most_messages = more if more < _UNLIMITED else None
+        if self.max_messages is not None:
+            more = 2 * self.max_messages
+            self.max_messages = more if more < _UNLIMITED else None
 
     def met(self, problem: RejectedRow, messages: int, last: Consumed | None) -> RejectedRow:
         """Note that the store has rejected a row of a transaction of so many messages, whose last one is given.
@@ -54,8 +54,8 @@ class RejectionSearch:
         Returns the error, with journal and offset if the message is found.
         """
         self._may_continue = True
-        if self.most_messages is None or messages > 1:
-            self.most_messages = max(1, messages // 2)
+        if self.max_messages is None or messages > 1:
+            self.max_messages = max(1, messages // 2)
             return problem
         if last is None:
             self._may_continue = False
@@ -91,5 +91,5 @@ class RejectionSearch:
 
     def _keep(self, place: tuple[str, int], treatment: Treatment) -> None:
         self.treatments[place] = treatment
-        if len(self.treatments) > _MOST_KEPT:  # The first ones were consumed long ago.
+        if len(self.treatments) > _MAX_KEPT:  # The first ones were consumed long ago.
             del self.treatments[next(iter(self.treatments))]

@@ -216,7 +216,7 @@ class ShardReplica:
                     if error.journal:
                         _log.warning("shard.row_rejected", shard=self.spec.id, error=_cut(str(error)))
                     else:
-                        most = self._search.most_messages
+                        most = self._search.max_messages
                         _log.info("shard.looks_for_rejected_row", shard=self.spec.id, max_messages=most)
                     self._metrics.restarts.labels(self.spec.id).inc()
                     continue

@@ -29,7 +29,7 @@ from coranto.messages import Checkpoint, ProducerId, ProducerState, Source
 from coranto_consumers.stores.base import Store
 
 SHARD = "contract-shard"
-_PATIENCE_S = 30
+_TIMEOUT_S = 30
 
 
 class StoreSubject(ABC):
@@ -61,7 +61,7 @@ def checkpoint(offset: int) -> Checkpoint:
 
 async def commit(store: Store, offset: int, wait_for: Sequence[Awaitable[object]] = (), *, shard: str = SHARD) -> None:
     """Commit the current transaction, and wait until it is durable."""
-    async with asyncio.timeout(_PATIENCE_S):
+    async with asyncio.timeout(_TIMEOUT_S):
         await (await store.start_commit(shard, checkpoint(offset), wait_for))
 
 
@@ -127,7 +127,7 @@ class StoreContract:
         done, _ = await asyncio.wait([committing], timeout=0.1)
         assert not done
         published.set_result(None)
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             await committing
         await store.destroy()
         assert await self.found(subject) == ([1], checkpoint(100))
@@ -150,7 +150,7 @@ class StoreContract:
         adding = asyncio.create_task(subject.add(store, 2))  # May have to wait for the commit.
         await asyncio.sleep(0)
         published.set_result(None)
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             await committing
             await adding
         await store.destroy()
@@ -179,7 +179,7 @@ class StoreContract:
         assert restored == Checkpoint()
         published.set_result(None)
         with pytest.raises(Fenced):
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 await committing
         await old.destroy()
         await subject.add(new, 1)

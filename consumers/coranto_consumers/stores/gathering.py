@@ -19,10 +19,10 @@ from coranto_consumers.stores.staging import write_in_transaction
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MOST_ROWS: Final = 10_000
+MAX_ROWS: Final = 10_000
 """The number of rows that are buffered at most."""
 
-_LEAST_TO_COPY: Final = 64
+_MIN_TO_COPY: Final = 64
 """Fewer rows are written by INSERT: the fixed cost of COPY is too high for them."""
 
 _Place: TypeAlias = tuple[Table, tuple[str, ...]]
@@ -131,7 +131,7 @@ def _is_made(column: Column[Any]) -> bool:
 
 def _copied(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row]) -> bool:
     """Write rows by COPY, if that has the same result as INSERT. Returns False if nothing was written."""
-    if connection.dialect.name != "postgresql" or len(rows) < _LEAST_TO_COPY or not names:
+    if connection.dialect.name != "postgresql" or len(rows) < _MIN_TO_COPY or not names:
         return False
     if not _has_no_others(table, names):
         return False

@@ -16,7 +16,7 @@ from coranto.messages.checkpoints import Checkpoint, Identity
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.binding import Row, without_halves
 from coranto_consumers.stores.engines import is_transient
-from coranto_consumers.stores.gathering import MOST_ROWS, GatheredRows
+from coranto_consumers.stores.gathering import MAX_ROWS, GatheredRows
 from coranto_consumers.stores.merge import MergePlan, MergeRule, plan_merge
 from coranto_consumers.stores.rejections import rejection_of
 from coranto_consumers.stores.sql import SqlStore, StoreTransaction
@@ -83,7 +83,7 @@ class SqlShardStore(Store):
 
     def _write_many(self) -> None:
         """Write gathered rows if they are many."""
-        if len(self._rows) >= MOST_ROWS and (self._open is not None or not _on_event_loop()):
+        if len(self._rows) >= MAX_ROWS and (self._open is not None or not _on_event_loop()):
             _ = self.connection
 
     def insert_batch(self, table: Table, rows: pa.RecordBatch) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SHOWN: Final = 20
 _WHOLE_SUBJECTS: Final = 1000
 """The number of journals up to which the XCom has the facts of each."""
-_MOST_FINDINGS: Final = 1000
+_MAX_FINDINGS: Final = 1000
 """The number of findings that the XCom has at most; the task's log has them all."""
 
 
@@ -126,7 +126,7 @@ def told_report(report: Report) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(report.to_json())
     if len(report.subjects) > _WHOLE_SUBJECTS:
         told["subjects"] = {"left_out": {"journals": len(report.subjects)}}
-    if len(report.findings) > _MOST_FINDINGS:
-        told["findings"] = told["findings"][:_MOST_FINDINGS]
-        told["findings_left_out"] = len(report.findings) - _MOST_FINDINGS
+    if len(report.findings) > _MAX_FINDINGS:
+        told["findings"] = told["findings"][:_MAX_FINDINGS]
+        told["findings_left_out"] = len(report.findings) - _MAX_FINDINGS
     return told

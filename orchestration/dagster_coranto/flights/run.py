@@ -188,13 +188,13 @@ def _consumed(store: SqlStore, shard: str) -> int:
     return 0 if found is None else sum(source.read_through for source in found.checkpoint.sources.values())
 
 
-def _end(child: subprocess.Popen[bytes], patience_s: float = 10.0) -> None:
+def _end(child: subprocess.Popen[bytes], timeout_s: float = 10.0) -> None:
     """Stop a child process: interrupt it, and kill it if it does not end in time."""
     if child.poll() is not None:
         return
     child.send_signal(signal.SIGINT)
     try:
-        child.wait(patience_s)
+        child.wait(timeout_s)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()

@@ -16,7 +16,7 @@ from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS, last_sign_
 
 CONSUMER_TAG: Final = "coranto/consumer"
 """The tag of the assets that a consumer maintains: the consumer's name."""
-_PATIENCE_BEFORE_CONSUMING: Final = 12
+_GRACE_BEFORE_CONSUMING: Final = 12
 """The factor of the time limit for a started run that does not consume yet, because it may do other work first."""
 
 
@@ -98,7 +98,7 @@ def runs_under_way(
             seen = alive if alive is not None else _last_event(instance, record)
             silent = wall() - seen
             works = alive is None and run.status is dg.DagsterRunStatus.STARTED
-            if silent > presumed_dead_seconds * (_PATIENCE_BEFORE_CONSUMING if works else 1):
+            if silent > presumed_dead_seconds * (_GRACE_BEFORE_CONSUMING if works else 1):
                 say(f"Run {run.run_id} has had no heartbeat or event for {silent:.0f} s; it is presumed dead.")
                 if alive is not None:
                     instance.report_run_failed(run, f"The consumer of this run has been silent for {silent:.0f} s.")

@@ -20,7 +20,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.names import check_prefix
 from dagster_coranto.resources.hidden import hide, reveal
 
-AUDIT_PATIENCE_S = 5.0
+AUDIT_RETRY_TIMEOUT_S = 5.0
 """The retry timeout in seconds of audits for one broker. An unavailable broker may have many journals."""
 
 
@@ -95,7 +95,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     def audit_config(self) -> ClientConfig:
         """Return `client_config` for audits, recoveries and sensors, which report brokers that do not answer."""
         config = self.client_config()
-        return replace(config, patience=min(config.patience, AUDIT_PATIENCE_S))
+        return replace(config, retry_timeout=min(config.retry_timeout, AUDIT_RETRY_TIMEOUT_S))
 
     def located_data_dir(self) -> Path:
         """Return the folder of the embedded cluster, which need not run."""

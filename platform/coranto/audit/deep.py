@@ -109,7 +109,7 @@ async def read_spools(config: ClientConfig | None, client: JournalClient, journa
     def client_of(single: ClientConfig, endpoint: str) -> JournalClient:
         if endpoint not in clients:
             clients[endpoint] = JournalClient.of(
-                replace(single, endpoint=endpoint, route_cache=0, patience=min(single.patience, 5.0))
+                replace(single, endpoint=endpoint, route_cache=0, retry_timeout=min(single.retry_timeout, 5.0))
             )
         return clients[endpoint]
 

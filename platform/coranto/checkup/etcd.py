@@ -26,7 +26,7 @@ from coranto.errors import ClusterError, CorantoError
 from coranto.security.tls import ClientTls
 
 OLDEST: Final = (3, 4)
-MOST_KEPT_REVISIONS: Final = 1_000_000
+MAX_KEPT_REVISIONS: Final = 1_000_000
 FEW_REVISIONS: Final = 10_000
 """A young etcd may not have compacted anything yet."""
 _FULL: Final = 0.8
@@ -143,7 +143,7 @@ def _compaction(endpoint: str, tls: ClientTls | None) -> Examination:
     kept = latest - low + 1
     found = f"{kept} of {latest} revisions are kept"
     never = low == 1 and latest > FEW_REVISIONS
-    if never or kept > MOST_KEPT_REVISIONS:
+    if never or kept > MAX_KEPT_REVISIONS:
         advice = "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=10m"
         return warning("etcd's compaction", f"{found}; " + ("none was ever compacted" if never else "too many"), advice)
     return good("etcd's compaction", found)

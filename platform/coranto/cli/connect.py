@@ -17,7 +17,7 @@ from coranto.client.loop import shared_loop
 
 T = TypeVar("T")
 
-PATIENCE = 5.0
+RETRY_TIMEOUT = 5.0
 """Retry timeout of a command in seconds, before it reports a failure."""
 
 _CLEAN_UP_SECONDS = 10.0
@@ -43,11 +43,11 @@ def find_cluster(endpoint: str | None) -> ClientConfig:
     """
     if endpoint:
         root = os.environ.get("CORANTO_FILE_ROOT")
-        return ClientConfig.from_environment(endpoint, Path(root) if root else None, PATIENCE)
+        return ClientConfig.from_environment(endpoint, Path(root) if root else None, RETRY_TIMEOUT)
     from coranto.cluster import locate
 
     info = locate()
-    return ClientConfig.from_environment(info.endpoint, info.file_root, PATIENCE)
+    return ClientConfig.from_environment(info.endpoint, info.file_root, RETRY_TIMEOUT)
 
 
 def connect(endpoint: str | None) -> SyncJournalClient:

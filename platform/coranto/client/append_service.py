@@ -24,7 +24,7 @@ from coranto.labels import NAME, label_selector, takes_whole_lines
 
 DEFAULT_BATCH_BYTES = 4 << 20
 DEFAULT_PENDING_BYTES = 64 << 20
-DEFAULT_PATIENCE = 300.0
+DEFAULT_RETRY_TIMEOUT = 300.0
 _NEWLINE = ord("\n")
 
 
@@ -58,9 +58,9 @@ class _JournalQueue:
 class AppendService:
     """Batches appends. Use as `async with AppendService(client) as service:`, which flushes on leaving.
 
-    A failed batch is retried for `patience` seconds. The outcome of a try can be unknown, so content may be committed
-    more than once unless `retry_unknown` is false. Leave it true only for content whose readers discard duplicates,
-    such as messages with UUIDs.
+    A failed batch is retried for `retry_timeout` seconds. The outcome of a try can be unknown, so content may be
+    committed more than once unless `retry_unknown` is false. Leave it true only for content whose readers discard
+    duplicates, such as messages with UUIDs.
 
     When a batch finally fails, its pieces and all later content for that journal fail with the same error, so that
     content never follows a gap. `reset(journal)` accepts appends again.
@@ -81,13 +81,13 @@ class AppendService:
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         pending_bytes: int = DEFAULT_PENDING_BYTES,
         retry_unknown: bool = True,
-        patience: float | None = None,
+        retry_timeout: float | None = None,
         spill: Path | str | None = None,
         spill_bytes: int = DEFAULT_SPILL_BYTES,
     ) -> None:
         """`batch_bytes` bounds an append of several pieces. `pending_bytes` bounds all content not committed yet.
 
-        `patience` is by default 300 s, and endless with a spill. `spill_bytes` bounds the files of the spill; each
+        `retry_timeout` is by default 300 s, and endless with a spill. `spill_bytes` bounds the files of the spill; each
         piece takes about a kilobyte of memory besides. Raises InvalidInput.
         """
         if batch_bytes <= 0 or pending_bytes <= 0:
@@ -101,7 +101,9 @@ class AppendService:
         self._batch_bytes = batch_bytes
         self._capacity = pending_bytes
         self._retry_unknown = retry_unknown
-        self._patience = patience if patience is not None else DEFAULT_PATIENCE if spill is None else math.inf
+        self._retry_timeout = (
+            retry_timeout if retry_timeout is not None else DEFAULT_RETRY_TIMEOUT if spill is None else math.inf
+        )
         self._journals: dict[str, _JournalQueue] = {}
         self._whole_lines: dict[str, bool] = {}  # Of journals that were sent content without a newline at its end.
         self._pending_bytes = 0
@@ -232,7 +234,7 @@ class AppendService:
                     journal,
                     [self._content_of(piece) for piece in batch],
                     retry_unknown=self._retry_unknown,
-                    patience=self._patience,
+                    retry_timeout=self._retry_timeout,
                 )
                 self._resolve(journal, batch, result)
                 batch = []

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from coranto import labels
 from coranto.client import heads, kept_content, moments, notes
 from coranto.client.appender import Appender
-from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
+from coranto.client.config import DEFAULT_RETRY_TIMEOUT, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
 from coranto.client.connection import Connection
 from coranto.client.direct import DirectReader
 from coranto.client.disk_cache import DiskCache
@@ -84,8 +84,8 @@ class JournalClient:
     """A client of the brokers at `endpoint` (see `ClientConfig`).
 
     Use as `async with JournalClient("127.0.0.1:8080") as client:`, on one event loop. Safe for many tasks at once.
-    Every call may be cancelled. While brokers cannot serve, calls that are safe to repeat are retried for `patience`
-    seconds. Then they raise the last error.
+    Every call may be cancelled. While brokers cannot serve, calls that are safe to repeat are retried for
+    `retry_timeout` seconds. Then they raise the last error.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class JournalClient:
         endpoint: str,
         *,
         file_root: Path | None = None,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         auth: Auth | None = None,
         tls: ClientTls | None = None,
         zone: str = "",
@@ -108,7 +108,7 @@ class JournalClient:
     ) -> None:
         """A simulation passes one `connection` for all calls, or `connect` to make them, in place of real ones."""
         self.config = ClientConfig(
-            endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache, append_streams, name
+            endpoint, file_root, retry_timeout, auth, tls, zone, route_cache, disk_cache, append_streams, name
         )
         self._clock: Clock = clock or SystemClock()
         self._dispatcher = Dispatcher(self.config, self._clock, connection, connect=connect, entropy=entropy)
@@ -123,7 +123,7 @@ class JournalClient:
         return cls(
             config.endpoint,
             file_root=config.file_root,
-            patience=config.patience,
+            retry_timeout=config.retry_timeout,
             auth=config.auth,
             tls=config.tls,
             zone=config.zone,
@@ -167,7 +167,7 @@ class JournalClient:
     async def list(self, selector: str | pb.LabelSelector = "") -> Listing:
         """List the journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
-        retry = Retry(self.config.patience)
+        retry = Retry(self.config.retry_timeout)
         while True:
             try:
                 return await self._list(pb.ListRequest(selector=parsed))
@@ -195,11 +195,11 @@ class JournalClient:
         """Yield the journals that match a selector: now, and after each creation, change or deletion of one.
 
         Changes of only a route are not reported. When brokers come and go, the watch resumes where it was. Until its
-        first snapshot it raises the last error when `patience` runs out. Close the iterator (`contextlib.aclosing`)
+        first snapshot it raises the last error when `retry_timeout` ends. Close the iterator (`contextlib.aclosing`)
         when you leave it.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
-        watch = Watch(self._dispatcher, self._clock, parsed, self.config.patience)
+        watch = Watch(self._dispatcher, self._clock, parsed, self.config.retry_timeout)
         async with contextlib.aclosing(watch.snapshots()) as snapshots:
             async for listing in snapshots:
                 yield listing
@@ -216,7 +216,7 @@ class JournalClient:
         request = pb.ApplyRequest(changes=changes)
         validate(request)
         # Connect first, so that a later failure is not one of connecting.
-        way = await self._dispatcher.connected(subject, self.config.patience)
+        way = await self._dispatcher.connected(subject, self.config.retry_timeout)
         try:
             response = await way.stub.Apply(request, metadata=self._apply_metadata(request))
         except grpc.aio.AioRpcError as error:
@@ -284,7 +284,7 @@ class JournalClient:
         subtract_registers: pb.LabelSet | None = None,
         suspend: Suspend = Suspend.RESUME,
         retry_unknown: bool = False,
-        patience: float | None = None,
+        retry_timeout: float | None = None,
         min_etcd_revision: int = 0,
         at_start: bool = False,
     ) -> AppendResult:
@@ -293,8 +293,8 @@ class JournalClient:
         The content begins at `offset`, unless that is 0, and with `at_start` at 0. Otherwise nothing is applied, and
         the call raises WrongAppendOffset. Gazette's brokers, and early ones of Coranto, do not know `at_start`.
 
-        After failures that certainly applied nothing, bytes and sequences of bytes are retried for `patience` seconds.
-        An iterable is retried only until its first item was taken. `retry_unknown` also retries after
+        After failures that applied nothing, bytes and sequences of bytes are retried for `retry_timeout` seconds. An
+        iterable is retried only until its first item was taken. `retry_unknown` also retries after
         AppendOutcomeUnknown. Then content may be committed more than once (see `AppendResult.may_repeat`), which suits
         messages with UUIDs, whose readers discard duplicates. The broker that appends knows the journals' specs as of
         `min_etcd_revision` or later. After a cancellation the outcome is unknown.
@@ -305,8 +305,10 @@ class JournalClient:
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend, at_start)
         parameters = self._parameters(journal, conditions, max(self._applied_revision, min_etcd_revision))
         if isinstance(content, Sequence):  # Bytes are a sequence too.
-            return await self.prepare(parameters, patience=patience, retry_unknown=retry_unknown).commit(content)
-        retry = Retry(self.config.patience if patience is None else patience)
+            return await self.prepare(parameters, retry_timeout=retry_timeout, retry_unknown=retry_unknown).commit(
+                content
+            )
+        retry = Retry(self.config.retry_timeout if retry_timeout is None else retry_timeout)
         taken = False
         while True:
             try:
@@ -329,7 +331,7 @@ class JournalClient:
         self,
         parameters: pb.AppendRequest,
         *,
-        patience: float | None = None,
+        retry_timeout: float | None = None,
         retry_unknown: bool = False,
         registers: bool = True,
     ) -> PreparedAppend:
@@ -344,7 +346,7 @@ class JournalClient:
             self._dispatcher,
             self._clock,
             parameters,
-            self.config.patience if patience is None else patience,
+            self.config.retry_timeout if retry_timeout is None else retry_timeout,
             retry_unknown=retry_unknown,
             registers=registers,
         )
@@ -356,30 +358,30 @@ class JournalClient:
         replicas: int = 0,
         zones: int = 0,
         synced: bool = False,
-        patience: float | None = None,
+        retry_timeout: float | None = None,
     ) -> Durability:
         """Wait until an append is on so many replicas, in so many zones, and return what it survives then.
 
         With `synced` only replicas that have it on their disks count, and brokers sync it now. Content that a fragment
-        store has satisfies everything. Raises NotDurable, which tells what the append survives, when `patience`
+        store has satisfies everything. Raises NotDurable, which tells what the append survives, when `retry_timeout`
         (seconds) runs out.
         """
         demand = Demand(replicas, zones, synced)
         if appended.durability is not None and appended.durability.meets(demand):
             return appended.durability
-        return await self._assured(appended, demand, patience)
+        return await self._assured(appended, demand, retry_timeout)
 
-    async def stored(self, appended: AppendResult, *, patience: float | None = None) -> None:
+    async def stored(self, appended: AppendResult, *, retry_timeout: float | None = None) -> None:
         """Wait until a fragment store has the whole append.
 
         Brokers store a fragment once it is long enough, or at the end of its flush interval. Raises NotDurable when
-        `patience` (seconds) runs out.
+        `retry_timeout` (seconds) runs out.
         """
-        await self._assured(appended, None, patience)
+        await self._assured(appended, None, retry_timeout)
 
-    async def _assured(self, appended: AppendResult, demand: Demand | None, patience: float | None) -> Durability:
+    async def _assured(self, appended: AppendResult, demand: Demand | None, retry_timeout: float | None) -> Durability:
         """Ask until an append meets a demand or, with None, until it is stored."""
-        retry = Retry(self.config.patience if patience is None else patience)
+        retry = Retry(self.config.retry_timeout if retry_timeout is None else retry_timeout)
         span = f"[{appended.begin}, {appended.end}) of {appended.journal}"
         while True:
             failure: CorantoError
@@ -398,7 +400,7 @@ class JournalClient:
         parameters = self._parameters(journal, AppendConditions(suspend=Suspend.NO_RESUME), self._applied_revision)
         parameters.durability.CopyFrom(pb.DurabilityQuestion(since=begin, sync=sync))
         with contextlib.suppress(JournalSuspended):  # Then its brokers have no pipeline to ask.
-            answer = await self.prepare(parameters, patience=0.0, registers=False).commit(b"")
+            answer = await self.prepare(parameters, retry_timeout=0.0, registers=False).commit(b"")
             if answer.end < end:
                 raise CorruptData(f"{journal} ends at {answer.end}, before an acknowledged append that ends at {end}")
             if answer.durability is not None:
@@ -454,7 +456,7 @@ class JournalClient:
         options = ReadOptions(
             journal, offset, end_offset, block, begin_mod_time, direct, fail_on_jump, self._applied_revision, journal_id
         )
-        reader = Reader(self._dispatcher, self._direct, self._clock, options, self.config.patience, self.gap_at)
+        reader = Reader(self._dispatcher, self._direct, self._clock, options, self.config.retry_timeout, self.gap_at)
         async for chunk in reader.read():
             yield chunk
 
@@ -482,7 +484,7 @@ class JournalClient:
                 min_etcd_revision=self._applied_revision,
                 journal_id=wanted.journal_id,
             )
-            return Reader(self._dispatcher, direct, self._clock, options, self.config.patience, self.gap_at).read()
+            return Reader(self._dispatcher, direct, self._clock, options, self.config.retry_timeout, self.gap_at).read()
 
         return read
 
@@ -517,7 +519,7 @@ class JournalClient:
     async def tell_head(self, journal: str) -> ToldHead:
         """Return the answer to a question for the write head."""
         validate_journal(journal, allow_metadata=True)
-        retry = Retry(self.config.patience)
+        retry = Retry(self.config.retry_timeout)
         request = pb.ReadRequest(
             journal=journal, offset=-1, metadata_only=True, min_etcd_revision=self._applied_revision
         )
@@ -542,7 +544,7 @@ class JournalClient:
         asked about alone. Journals that the token does not cover are left out.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
-        retry = Retry(self.config.patience)
+        retry = Retry(self.config.retry_timeout)
         request = HeadsRequest(selector=parsed, min_etcd_revision=self._applied_revision)
         while True:
             try:
@@ -644,7 +646,7 @@ class JournalClient:
 
     async def _fragments_page(self, request: pb.FragmentsRequest) -> pb.FragmentsResponse:
         subject = f"fragments of {request.journal}"
-        retry = Retry(self.config.patience)
+        retry = Retry(self.config.retry_timeout)
         while True:
             way = self._dispatcher.to_primary(request.journal)
             try:
@@ -672,7 +674,7 @@ class JournalClient:
             fragment_store=url, check_delete=check_delete, check_delete_prefix=check_delete_prefix
         )
         validate(request)
-        retry = Retry(self.config.patience)
+        retry = Retry(self.config.retry_timeout)
         while True:
             way = self._dispatcher.to_seed()
             try:
@@ -693,7 +695,7 @@ class JournalClient:
         Raises EtcdTransactionFailed if a note is to be written that has another version than expected. No two writers
         may write the same content: a repeated write takes it for its own.
         """
-        retry = Retry(self.config.patience)
+        retry = Retry(self.config.retry_timeout)
         while True:
             try:
                 return await notes.ask(self._dispatcher.to_seed(), request)
@@ -705,7 +707,7 @@ class JournalClient:
 
         The journal may be deleted.
         """
-        retry = Retry(self.config.patience)
+        retry = Retry(self.config.retry_timeout)
         while True:
             try:
                 return await kept_content.ask(self._dispatcher.to_seed(), fragment)

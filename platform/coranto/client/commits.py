@@ -17,7 +17,7 @@ from coranto.messages.uuids import Flags, ProducerId
 
 _LOOKBACK: Final = 1 << 20
 """The bytes before a position that are read too, for what producers have done there."""
-_MOST_PRODUCERS: Final = 10_000
+_MAX_PRODUCERS: Final = 10_000
 
 
 class Producers:
@@ -48,7 +48,7 @@ class Producers:
             commits = clock > decided
             after = (clock, 0) if commits else (decided, pending)
         self._known[message.producer] = after
-        if len(self._known) > _MOST_PRODUCERS:  # The one that was silent longest is forgotten.
+        if len(self._known) > _MAX_PRODUCERS:  # The one that was silent longest is forgotten.
             del self._known[next(iter(self._known))]
             self._whole = False
         return commits

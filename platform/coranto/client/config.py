@@ -20,7 +20,7 @@ DEFAULT_ROUTE_CACHE = 1024
 """The default number of journals whose brokers a client remembers."""
 
 _MAX_NAME = 128
-DEFAULT_PATIENCE = 60.0
+DEFAULT_RETRY_TIMEOUT = 60.0
 """The default seconds for which an unserved call is retried: longer than a lease, to outlast a fail-over."""
 
 
@@ -31,7 +31,7 @@ class ClientConfig:
     `endpoint` is `host:port`, `http://host:port`, `https://host:port` or `unix:///path`, or several of them separated
     by commas, all with TLS or all without. Any of them may be down. `file_root` is the root folder of `file:///`
     fragment stores, if this process can read it: then persisted fragments are read there instead of through brokers.
-    Calls that brokers cannot serve are retried for `patience` seconds.
+    Calls that brokers cannot serve are retried for `retry_timeout` seconds.
 
     With `auth` every call has a token: one that is signed for that call, or the given one. Tokens are sent only over
     TLS, to loopback addresses and to unix sockets; any other endpoint raises InvalidInput.
@@ -52,7 +52,7 @@ class ClientConfig:
 
     endpoint: str
     file_root: Path | None = None
-    patience: float = DEFAULT_PATIENCE
+    retry_timeout: float = DEFAULT_RETRY_TIMEOUT
     auth: Auth | None = None
     tls: ClientTls | None = None
     zone: str = ""
@@ -94,7 +94,7 @@ class ClientConfig:
         cls,
         endpoint: str,
         file_root: Path | None = None,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         environment: Mapping[str, str] = os.environ,
     ) -> ClientConfig:
         """Return the configuration for an endpoint, with tokens, certificates and zone from the environment.
@@ -105,7 +105,7 @@ class ClientConfig:
         """
         auth, tls = _auth_of(environment), _tls_of(environment, endpoint)
         zone, name = environment.get("CORANTO_ZONE", ""), environment.get("CORANTO_CLIENT_NAME", "")
-        return cls(endpoint, file_root, patience, auth, tls, zone, name=name)
+        return cls(endpoint, file_root, retry_timeout, auth, tls, zone, name=name)
 
 
 @dataclass(frozen=True, slots=True)

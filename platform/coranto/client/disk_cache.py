@@ -28,9 +28,9 @@ _IN_MEMORY_BYTES: Final = 64 << 20
 """Content up to this length is made in memory."""
 _ROOM: Final = "room"
 """The file whose lock has who makes room."""
-_LEAST_FREE: Final = 0.1
-"""The part of the disk that is left to others, up to `_MOST_LEFT`."""
-_MOST_LEFT: Final = 4 << 30
+_MIN_FREE: Final = 0.1
+"""The part of the disk that is left to others, up to `_MAX_LEFT`."""
+_MAX_LEFT: Final = 4 << 30
 
 _log = structlog.get_logger(__name__)
 
@@ -91,7 +91,7 @@ class DiskCache:
         total = written + sum(size for _, size, _ in kept)
         usage = shutil.disk_usage(self.folder)
         # Not of the total: file systems keep some for themselves, or for an administrator.
-        left = min(int((usage.used + usage.free) * _LEAST_FREE), _MOST_LEFT)
+        left = min(int((usage.used + usage.free) * _MIN_FREE), _MAX_LEFT)
         spare = min(self.max_bytes - total, usage.free - left)
         for _, size, path in kept:
             if spare >= length:

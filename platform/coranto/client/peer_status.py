@@ -16,7 +16,7 @@ import grpc.aio
 
 from coranto.transport.calls import ended_with
 
-MOST_SECONDS: Final = 5.0
+MAX_SECONDS: Final = 5.0
 """The time that a peer's status is waited for. It is on its way when sending fails."""
 
 _OF_GRPC: Final = (grpc.StatusCode.INTERNAL, "Internal error from Core")
@@ -39,7 +39,7 @@ class PeerStatus:
         if self._status is None:
             self._arrived = asyncio.Event()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MOST_SECONDS):
+                async with asyncio.timeout(MAX_SECONDS):
                     await self._arrived.wait()
         return self._status or error
 

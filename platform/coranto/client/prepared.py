@@ -28,7 +28,7 @@ class PreparedAppend:
         dispatcher: Dispatcher,
         clock: Clock,
         parameters: pb.AppendRequest,
-        patience: float,
+        retry_timeout: float,
         *,
         retry_unknown: bool = False,
         registers: bool = True,
@@ -36,7 +36,7 @@ class PreparedAppend:
         self._dispatcher = dispatcher
         self._clock = clock
         self._parameters = parameters
-        self._retry = Retry(patience)
+        self._retry = Retry(retry_timeout)
         self._retry_unknown = retry_unknown
         self._registers = registers
         self._begun: Appender | None = None

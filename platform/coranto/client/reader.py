@@ -73,7 +73,7 @@ class Reader:
         direct: DirectReader,
         clock: Clock,
         options: ReadOptions,
-        patience: float,
+        retry_timeout: float,
         gap_at: Callable[[str, int], Awaitable[int | None]],
     ) -> None:
         """`gap_at` returns where content begins again behind a gap, if brokers confirm that there is one."""
@@ -92,7 +92,7 @@ class Reader:
             fail_on_jump=options.fail_on_jump,
             journal_id=options.journal_id,
         )
-        self._retry = Retry(math.inf if options.block else patience)
+        self._retry = Retry(math.inf if options.block else retry_timeout)
         self._direct_from = options.offset if options.direct else math.inf
         """The offset from which persisted content is read directly."""
         self._damage: tuple[int, CorruptFragment] | None = None

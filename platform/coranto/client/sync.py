@@ -20,7 +20,7 @@ from coranto.client.append_service import (
 from coranto.client.append_spill import DEFAULT_SPILL_BYTES
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
-from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
+from coranto.client.config import DEFAULT_RETRY_TIMEOUT, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
 from coranto.client.disk_cache import DiskCache
 from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
 from coranto.client.handover import BoundedCalls, QueuedFace, read_ahead
@@ -40,7 +40,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
 
     Several threads may use it. It can be pickled: the copy connects anew. So does a forked child if its parent had not
     connected yet (as with Spark's workers). If the parent had, the child gets an error. `timeout` limits each call in
-    seconds; None leaves the limit to `patience`. For reads it limits the wait for each chunk.
+    seconds; None leaves the limit to `retry_timeout`. For reads it limits the wait for each chunk.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         endpoint: str,
         *,
         file_root: Path | None = None,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         timeout: float | None = None,
         auth: Auth | None = None,
         tls: ClientTls | None = None,
@@ -59,7 +59,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         name: str = "",
     ) -> None:
         self.config = ClientConfig(
-            endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache, append_streams, name
+            endpoint, file_root, retry_timeout, auth, tls, zone, route_cache, disk_cache, append_streams, name
         )
         self.timeout = timeout
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         return cls(
             config.endpoint,
             file_root=config.file_root,
-            patience=config.patience,
+            retry_timeout=config.retry_timeout,
             timeout=timeout,
             auth=config.auth,
             tls=config.tls,
@@ -104,7 +104,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         subtract_registers: pb.LabelSet | None = None,
         suspend: Suspend = Suspend.RESUME,
         retry_unknown: bool = False,
-        patience: float | None = None,
+        retry_timeout: float | None = None,
         min_etcd_revision: int = 0,
         at_start: bool = False,
     ) -> AppendResult:
@@ -118,7 +118,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
             subtract_registers=subtract_registers,
             suspend=suspend,
             retry_unknown=retry_unknown,
-            patience=patience,
+            retry_timeout=retry_timeout,
             min_etcd_revision=min_etcd_revision,
             at_start=at_start,
         )
@@ -188,7 +188,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         pending_bytes: int = DEFAULT_PENDING_BYTES,
         retry_unknown: bool = True,
-        patience: float | None = None,
+        retry_timeout: float | None = None,
         spill: Path | str | None = None,
         spill_bytes: int = DEFAULT_SPILL_BYTES,
     ) -> SyncAppendService:
@@ -204,7 +204,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
                 batch_bytes=batch_bytes,
                 pending_bytes=pending_bytes,
                 retry_unknown=retry_unknown,
-                patience=patience,
+                retry_timeout=retry_timeout,
                 spill=spill,
                 spill_bytes=spill_bytes,
             )

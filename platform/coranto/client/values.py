@@ -34,14 +34,16 @@ class AppendResult:
     _later: Assurance | None = field(default=None, repr=False, compare=False)
 
     async def durable(
-        self, *, replicas: int = 0, zones: int = 0, synced: bool = False, patience: float | None = None
+        self, *, replicas: int = 0, zones: int = 0, synced: bool = False, retry_timeout: float | None = None
     ) -> Durability:
         """Wait until the append survives this, by `JournalClient.durable` of its client. Cancelling changes nothing."""
-        return await self._assurance.durable(self, replicas=replicas, zones=zones, synced=synced, patience=patience)
+        return await self._assurance.durable(
+            self, replicas=replicas, zones=zones, synced=synced, retry_timeout=retry_timeout
+        )
 
-    async def stored(self, *, patience: float | None = None) -> None:
+    async def stored(self, *, retry_timeout: float | None = None) -> None:
         """Wait until a fragment store has it, by `JournalClient.stored` of its client. Cancelling changes nothing."""
-        await self._assurance.stored(self, patience=patience)
+        await self._assurance.stored(self, retry_timeout=retry_timeout)
 
     @property
     def _assurance(self) -> Assurance:
@@ -54,10 +56,10 @@ class Assurance(Protocol):
     """A client that appends can be asked of later (`JournalClient`)."""
 
     async def durable(
-        self, appended: AppendResult, *, replicas: int, zones: int, synced: bool, patience: float | None
+        self, appended: AppendResult, *, replicas: int, zones: int, synced: bool, retry_timeout: float | None
     ) -> Durability: ...
 
-    async def stored(self, appended: AppendResult, *, patience: float | None) -> None: ...
+    async def stored(self, appended: AppendResult, *, retry_timeout: float | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

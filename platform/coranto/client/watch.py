@@ -61,14 +61,14 @@ class SnapshotBuilder:
 class Watch:
     """One watch. `snapshots` may be called once.
 
-    Until the first snapshot, calls that brokers cannot serve are retried for `patience` seconds; later, forever.
+    Until the first snapshot, calls that brokers cannot serve are retried for `retry_timeout` seconds; later, forever.
     """
 
-    def __init__(self, dispatcher: Dispatcher, clock: Clock, selector: pb.LabelSelector, patience: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, clock: Clock, selector: pb.LabelSelector, retry_timeout: float) -> None:
         self._dispatcher = dispatcher
         self._clock = clock
         self._selector = selector
-        self._retry = Retry(patience)
+        self._retry = Retry(retry_timeout)
         self._last: Listing | None = None
 
     async def snapshots(self) -> AsyncGenerator[Listing]:

@@ -35,7 +35,7 @@ from coranto.errors import CoordinationError, InvalidInput, Unavailable, WatchRe
 
 _log = structlog.get_logger(__name__)
 
-_PATIENCE_SECONDS = 0.05
+_TIMEOUT_SECONDS = 0.05
 """The wait for the watch before a proof is asked for. Further proofs for the same waiters come ever less often."""
 _LONGEST_PAUSE_SECONDS = 2.0
 _REST = 4.0
@@ -318,12 +318,12 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
 
     async def _prove_for_waiters(self) -> None:
         """Prove that the mirror is current, repeatedly while there are waiters for a revision."""
-        pause = _PATIENCE_SECONDS
+        pause = _TIMEOUT_SECONDS
         while True:
             if not self._waited_for or await self._somebody_comes(pause):
                 await self._waiter_came.wait()
                 self._waiter_came.clear()
-                pause = _PATIENCE_SECONDS
+                pause = _TIMEOUT_SECONDS
                 await self._clock.sleep(pause)
             began = self._clock.monotonic()
             if not self._pending and any(each > self.known_revision for each in self._waited_for):

@@ -113,18 +113,18 @@ class MemberSession:
         self._doubted = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep_alive(), name="lease.keep_alive")
 
-    async def announce(self, key: str, value: bytes, *, patience: float | None = None) -> int:
+    async def announce(self, key: str, value: bytes, *, takeover_timeout: float | None = None) -> int:
         """Put the member key under the lease, and return the key's revision.
 
         A key that a resumed lease already holds keeps its age (create revision) and gets the new value. It is written
         even if it has that value, so that everybody who watches sees a revision after this call began. If another lease
         holds the key, this waits until the key goes: when its process closes or its lease runs out. Raises
-        LeaseLost, and MemberInUse when that lease is still kept alive after its time to live and `patience` more
-        seconds. If cancelled, the key may or may not have been written.
+        LeaseLost, and MemberInUse when that lease is still alive after its time to live and `takeover_timeout` seconds.
+        If cancelled, the key may or may not have been written.
         """
         while True:
             try:
-                revision = await self._unless_lost(self._announce_once(key, value, patience))
+                revision = await self._unless_lost(self._announce_once(key, value, takeover_timeout))
             except (TxnOutcomeUnknown, Unavailable) as error:
                 _log.warning("member.announce_again", key=key, error=str(error))
                 await self._unless_lost(self._clock.sleep(0.2))
@@ -188,7 +188,7 @@ class MemberSession:
         if self._record is not None:
             self._record.clear()
 
-    async def _announce_once(self, key: str, value: bytes, patience: float | None) -> int:
+    async def _announce_once(self, key: str, value: bytes, takeover_timeout: float | None) -> int:
         """Return the revision of the announced key, or 0 to try again."""
         result = await self._coordinator.txn([absent(key)], [Put(key, value, lease=self.lease)], otherwise=[key])
         if result.succeeded:
@@ -199,12 +199,12 @@ class MemberSession:
         if found.lease == self.lease:
             return await self._overwrite(found, value, anyway=True)
         _log.warning("member.waiting_for_old_lease", key=key, lease=found.lease)
-        if patience is None:
+        if takeover_timeout is None:
             await self._deleted(found)
             return 0
         granted = (await self._coordinator.lease_status(found.lease)).granted
         waiting = asyncio.ensure_future(self._deleted(found))
-        giving_up = asyncio.ensure_future(self._clock.sleep(granted + patience))
+        giving_up = asyncio.ensure_future(self._clock.sleep(granted + takeover_timeout))
         try:
             await asyncio.wait((waiting, giving_up), return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
@@ -216,8 +216,8 @@ class MemberSession:
             await asyncio.gather(waiting, giving_up, return_exceptions=True)
         raise MemberInUse(
             f"another process is alive as {key.rpartition('/')[2]}: its lease {found.lease:#x} has been kept alive for "
-            f"{granted + patience:g} s. Stop it, or give this one another name and an empty data directory. If this "
-            "data directory is a copy of that process's, never start both"
+            f"{granted + takeover_timeout:g} s. Stop it, or give this one another name and an empty data directory. If "
+            "this data directory is a copy of that process's, never start both"
         )
 
     async def _deleted(self, kv: KeyValue) -> None:

@@ -25,7 +25,7 @@ from coranto.specs import durability
 from coranto.specs.validation import duration_seconds, may_write
 from coranto.wire import protocol_pb2 as pb
 
-MOST_MARGIN_SECONDS: Final = 600.0
+MAX_MARGIN_SECONDS: Final = 600.0
 _OURS: Final = "coranto.dev/"
 _DESCRIBING: Final = frozenset({labels.CONTENT_TYPE, labels.LINES, labels.MESSAGE_TYPE, labels.MESSAGE_SUBTYPE})
 """Labels that describe the content. A fork always has them."""
@@ -41,7 +41,7 @@ class SharedSpan:
 
 def margin_seconds(spec: pb.JournalSpec) -> float:
     """Return how much younger than the retention of a journal its fragments must be to be shared."""
-    return min(MOST_MARGIN_SECONDS, duration_seconds(spec.fragment.retention) / 4)
+    return min(MAX_MARGIN_SECONDS, duration_seconds(spec.fragment.retention) / 4)
 
 
 def is_safe(spec: pb.JournalSpec, fragment: Fragment, now: float, margin: float) -> bool:

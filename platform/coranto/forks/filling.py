@@ -20,7 +20,7 @@ from coranto.telemetry import ProgressReport
 if TYPE_CHECKING:
     from coranto.client import JournalClient
 
-_PATIENCE_SECONDS: Final = 60.0
+_TIMEOUT_SECONDS: Final = 60.0
 _LOOK_AGAIN_SECONDS: Final = 0.2
 _PIECE_BYTES: Final = 1 << 20
 _IN_MEMORY_BYTES: Final = 16 << 20
@@ -78,7 +78,7 @@ class FirstContent:
             await self._append_file(fork.name, piece, begin)
 
     async def _append_file(self, journal: str, content: IO[bytes], offset: int) -> AppendResult:
-        retry_until = self._clock.monotonic() + _PATIENCE_SECONDS
+        retry_until = self._clock.monotonic() + _TIMEOUT_SECONDS
         while True:
             try:
                 return await self._client.append(journal, _pieces(content), offset=offset, at_start=not offset)
@@ -89,7 +89,7 @@ class FirstContent:
 
     async def _read(self, journal: str, begin: int, end: int) -> AsyncGenerator[Chunk]:
         """Yield committed content [begin, end). A broker that is behind may not have all of it yet."""
-        at, until = begin, self._clock.monotonic() + _PATIENCE_SECONDS
+        at, until = begin, self._clock.monotonic() + _TIMEOUT_SECONDS
         while at < end:
             try:
                 reading = self._client.read(journal, at, end_offset=end, fail_on_jump=True)
@@ -129,7 +129,7 @@ async def end_of(client: JournalClient, clock: Clock, fork: Fork) -> int:
 
     Raises CorruptData if stores have content of it that no broker knows for a while: an earlier journal's.
     """
-    until = clock.monotonic() + _PATIENCE_SECONDS
+    until = clock.monotonic() + _TIMEOUT_SECONDS
     while True:
         try:
             return (await client.append(fork.name, b"")).end

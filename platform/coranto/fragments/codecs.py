@@ -125,7 +125,7 @@ def decompress(codec: Codec, data: Readable, expected_length: int) -> bytes:
     return bytes(output)
 
 
-def most_file_bytes(length: int) -> int:
+def max_file_bytes(length: int) -> int:
     """Return the largest size in bytes of a file with `length` bytes of content, for any codec.
 
     Compression may lengthen content a little. A much longer file is not the fragment's.
@@ -135,7 +135,7 @@ def most_file_bytes(length: int) -> int:
 
 def check_file_length(length: int, file_length: int) -> None:
     """Raise CorruptFragment when a file is far longer than the `length` of its fragment."""
-    if file_length > most_file_bytes(length):
+    if file_length > max_file_bytes(length):
         raise CorruptFragment("its file is far longer than its content. Restore it from a copy, or remove it.")
 
 
@@ -153,7 +153,7 @@ def can_hold(codec: Codec, file_length: int, expected_length: int) -> bool:
         return file_length == expected_length
     if not file_length:
         return False
-    return expected_length <= file_length * _MAX_RATIO[codec] and file_length <= most_file_bytes(expected_length)
+    return expected_length <= file_length * _MAX_RATIO[codec] and file_length <= max_file_bytes(expected_length)
 
 
 def decompress_into(codec: Codec, data: Readable | mmap.mmap, output: bytearray | mmap.mmap) -> None:

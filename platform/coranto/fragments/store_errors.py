@@ -20,8 +20,8 @@ _PLAIN_CODE: Final = re.compile(r"[A-Za-z]{1,64}")
 _NO_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _NO_CONNECTION: Final = re.compile(r"kind: Connect\b.*+", re.DOTALL)
 _WHY_NO_CONNECTION: Final = (re.compile(r'message: "([^"]*+)"'), re.compile(r'ConnectError\(\s*+"([^"]*+)"'))
-_MOST_WORDS: Final = 300
-_MOST_TEXT: Final = 16_384
+_MAX_WORDS: Final = 300
+_MAX_TEXT: Final = 16_384
 
 
 def store_error(action: str, subject: str, url: str, error: Exception) -> StoreError:
@@ -30,7 +30,7 @@ def store_error(action: str, subject: str, url: str, error: Exception) -> StoreE
     Its message quotes the store. Its `kind` does not: a user who makes a broker call a store must not read through it
     content that only the broker can reach.
     """
-    text = str(error)[:_MOST_TEXT]
+    text = str(error)[:_MAX_TEXT]
     status, code, words = _words(text)
     what, advice = f"cannot {action} {subject} in {url}", ""
     denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
@@ -74,7 +74,7 @@ def _words(text: str) -> tuple[str, str, str]:
         why = next((match[1] for each in _WHY_NO_CONNECTION if (match := each.search(found[0]))), "")
         return status, "", f"no connection to the service{f' ({why})' if why else ''}"
     if status:
-        return status, "", f"{status} {reason}{f': {body[:_MOST_WORDS].strip()}' if body.strip() else ''}"
+        return status, "", f"{status} {reason}{f': {body[:_MAX_WORDS].strip()}' if body.strip() else ''}"
     return "", "", first_line or "unknown failure"
 
 

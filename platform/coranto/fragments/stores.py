@@ -52,7 +52,7 @@ _log = structlog.get_logger(__name__)
 
 _PARTIAL = ".partial-"
 _EXIT_SECONDS: Final = 0.05
-_MOST_SIGNED_SECONDS: Final = 7 * 24 * 60 * 60
+_MAX_SIGNED_SECONDS: Final = 7 * 24 * 60 * 60
 _STREAM_BYTES: Final = 1 << 20
 _IN_PLACE_BYTES: Final = 1 << 16  # Content up to this size is checked on the event loop itself.
 
@@ -268,10 +268,10 @@ class ObjectStoreFragments(FragmentStore):
 
         Both refuse such URLs, but one of them only at their use.
         """
-        if ttl_seconds > _MOST_SIGNED_SECONDS and self._url.scheme in ("s3", "gs"):
+        if ttl_seconds > _MAX_SIGNED_SECONDS and self._url.scheme in ("s3", "gs"):
             raise InvalidInput(
                 f"{ttl_seconds:.0f} s is longer than a URL of {self._url.scheme}:// can be good for, which is "
-                f"{_MOST_SIGNED_SECONDS} s (7 days)",
+                f"{_MAX_SIGNED_SECONDS} s (7 days)",
                 field="signatureTTL",
             )
         return timedelta(seconds=max(1, math.ceil(ttl_seconds)))

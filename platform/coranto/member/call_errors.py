@@ -20,7 +20,7 @@ from coranto.errors import (
 )
 from coranto.security.admission import TokenExpired
 
-MOST_TOLD: Final = 1500
+MAX_TOLD: Final = 1500
 """Maximum characters of an error's text for a caller: it has to fit into the end of a call."""
 
 Codes = Sequence[tuple[type[BaseException], grpc.StatusCode]]
@@ -47,6 +47,6 @@ def code_of(error: BaseException, first: Codes = ()) -> grpc.StatusCode:
 
 
 def told(error: BaseException) -> str:
-    """Return an error's text for the caller: without a store's own words, and cut to MOST_TOLD."""
+    """Return an error's text for the caller: without a store's own words, and cut to MAX_TOLD."""
     text = error.told if isinstance(error, CorantoError) else str(error)
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}…"
+    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}…"

@@ -24,7 +24,7 @@ HISTORY_SECONDS: Final = 1200.0
 """The longest time that an etcd with a retention of ten minutes keeps an old version of a key."""
 _CHANGE_BYTES: Final = 256
 """The bytes that etcd keeps with each change of a key, in its database and its index."""
-_MOST_CALLERS: Final = 10_000
+_MAX_CALLERS: Final = 10_000
 _LOOK_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
@@ -124,5 +124,5 @@ class EtcdBudget:
     def _add(self, caller: str, cost: int) -> None:
         self._spent[caller] = max(0.0, self._spent_by(caller) + cost), self._clock.monotonic()
         self._spent.move_to_end(caller)
-        if len(self._spent) > _MOST_CALLERS:
+        if len(self._spent) > _MAX_CALLERS:
             self._spent.popitem(last=False)

@@ -117,12 +117,13 @@ class Membership:
         *,
         lease_seconds: float,
         record: LeaseRecord | None = None,
-        patience: float | None = None,
+        takeover_timeout: float | None = None,
     ) -> None:
         """Load the key space, announce the member at `endpoint` and start the work. Then the phase is SERVING.
 
-        With `record`, a lease that an earlier process left is resumed. For `patience` see `MemberSession.announce`.
-        Raises Unavailable, LeaseLost, MemberInUse and WrongCluster. After an error or a cancellation, call `close`.
+        With `record`, a lease that an earlier process left is resumed. `MemberSession.announce` explains
+        `takeover_timeout`. Raises Unavailable, LeaseLost, MemberInUse and WrongCluster. After an error or a
+        cancellation, call `close`.
         """
         self.session = await open_session(
             self._coordinator, ttl_seconds=lease_seconds, record=record, clock=self._clock
@@ -134,7 +135,7 @@ class Membership:
         self._undo.push_async_callback(self._keyspace.close)
         await self._keyspace.start()
         key = self._keyspace.layout.member_key(self.member)
-        announced = await self.session.announce(key, spec, patience=patience)
+        announced = await self.session.announce(key, spec, takeover_timeout=takeover_timeout)
         await self._keyspace.wait_for_revision(announced)
         if self._residence is not None:
             await self._residence.move_in()

@@ -46,7 +46,7 @@ class MemberParts:
     """Closes the work's resources, at the very end."""
     residence: DataDirectory | None = None
     record: LeaseRecord | None = None
-    patience: float | None = None
+    takeover_timeout: float | None = None
     """See `Membership` and `Membership.join` for these three."""
 
 
@@ -97,7 +97,10 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
         )
         self._exits.push_async_callback(self.membership.close)
         await self.membership.join(
-            self.endpoint, lease_seconds=settings.lease_seconds, record=parts.record, patience=parts.patience
+            self.endpoint,
+            lease_seconds=settings.lease_seconds,
+            record=parts.record,
+            takeover_timeout=parts.takeover_timeout,
         )
         await parts.server.start()
         self._exits.push_async_callback(parts.server.stop, self.grace_seconds)

@@ -182,7 +182,7 @@ class Ledger:
     def decide(self, decision: Decision) -> Decision:
         """Record a decision, unless the publication is decided already. Returns the decision that counts.
 
-        Raises AppendOutcomeUnknown when the answers of brokers were lost for the client's patience: open the ledger
+        Raises AppendOutcomeUnknown when brokers' answers were lost until the client's retry timeout: open the ledger
         later to learn which decision counts.
         """
         self._append_if(decision.to_line(), lambda: self.find(decision.writer_id) is None)

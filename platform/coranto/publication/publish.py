@@ -41,7 +41,7 @@ M = TypeVar("M")
 
 BATCH_BYTES = 256 << 10
 """The size of appends, in bytes."""
-OTHERS_PATIENCE = 5.0
+OTHERS_RETRY_TIMEOUT = 5.0
 """The time in seconds that brokers have to take an acknowledgement of another writer."""
 _APPENDS_AT_ONCE = 8
 
@@ -154,7 +154,7 @@ def _finish_other(
 
 def _append(client: SyncJournalClient, decision: Decision, refused: dict[str, CorantoError]) -> None:
     """Append the acknowledgements of another writer. Adds the errors of journals to `refused`, and raises the first."""
-    errors, _ = _append_all(client, decision, OTHERS_PATIENCE)
+    errors, _ = _append_all(client, decision, OTHERS_RETRY_TIMEOUT)
     refused.update(errors)
     for error in errors.values():
         raise error
@@ -179,14 +179,14 @@ def append_intents(client: SyncJournalClient, decision: Decision) -> bool:
 
 
 def _append_all(
-    client: SyncJournalClient, decision: Decision, patience: float | None
+    client: SyncJournalClient, decision: Decision, retry_timeout: float | None
 ) -> tuple[dict[str, CorantoError], bool]:
-    """Append acknowledgements, each for `patience` seconds. Returns the errors, and True if some may appear again."""
+    """Append acknowledgements, each for `retry_timeout` seconds. Returns errors, and True if some may appear again."""
 
     def append(journal: str) -> CorantoError | bool:
         try:
             intent = decision.intents[journal]
-            return client.append(journal, intent, retry_unknown=True, patience=patience).may_repeat
+            return client.append(journal, intent, retry_unknown=True, retry_timeout=retry_timeout).may_repeat
         except JournalNotFound:
             if not shows(client.config.auth, journal):
                 return PermissionDenied(

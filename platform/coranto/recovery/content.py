@@ -249,7 +249,9 @@ class ContentDoctor:
         try:
             async with asyncio.timeout(LISTING_SECONDS):
                 for endpoint in info.route.endpoints:
-                    config = replace(self._client.config, endpoint=endpoint, route_cache=0, patience=BROKER_SECONDS)
+                    config = replace(
+                        self._client.config, endpoint=endpoint, route_cache=0, retry_timeout=BROKER_SECONDS
+                    )
                     async with self._connect(config) as broker:
                         while True:
                             listed = [info.fragment for info in await broker.fragments(fragment.journal)]

@@ -63,7 +63,7 @@ class GoodCopies:
         pieces: list[bytes] = []
         try:
             # Without a cache of routes the broker itself is asked, and it serves its own content.
-            config = replace(self.client.config, endpoint=endpoint, route_cache=0, patience=BROKER_SECONDS)
+            config = replace(self.client.config, endpoint=endpoint, route_cache=0, retry_timeout=BROKER_SECONDS)
             async with self.connect(config) as broker:
                 reading = broker.read(
                     fragment.journal, fragment.begin, end_offset=fragment.end, direct=False, fail_on_jump=True

@@ -21,7 +21,7 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.client import JournalClient
-from coranto.client.config import DEFAULT_PATIENCE
+from coranto.client.config import DEFAULT_RETRY_TIMEOUT
 from coranto.errors import ClusterError, InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.labels import label_set, union
@@ -143,14 +143,14 @@ class Cluster:
         *,
         name: str = "client",
         zone: str = "",
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         append_streams: bool = True,
     ) -> JournalClient:
         """Return a client, ready for use. It is closed with the cluster, if not earlier.
 
         `name` is its node of the network, for `cut` and `calls`. Clients may share a name.
         """
-        client = self._new_client(name, zone, patience, append_streams)
+        client = self._new_client(name, zone, retry_timeout, append_streams)
         self._world.clients.append(client)
         return client
 
@@ -299,7 +299,7 @@ class Cluster:
     def _ended(self) -> None:
         self._running = None
 
-    def _new_client(self, name: str, zone: str, patience: float, append_streams: bool = True) -> JournalClient:
+    def _new_client(self, name: str, zone: str, retry_timeout: float, append_streams: bool = True) -> JournalClient:
         if not name or name in (*SERVICES, *self._names):
             raise InvalidInput(f"{name!r} cannot be the name of a client; choose one that no broker has", field="name")
         world = self._world
@@ -307,7 +307,7 @@ class Cluster:
         return JournalClient(
             self.endpoint,
             zone=zone,
-            patience=patience,
+            retry_timeout=retry_timeout,
             append_streams=append_streams,
             clock=SimClock(world.timeline),
             connect=functools.partial(SimConnection, world.rpc, name),

@@ -68,7 +68,7 @@ class MemoryJournals:
         check_registers: pb.LabelSelector | None = None,
         union_registers: pb.LabelSet | None = None,
         retry_unknown: bool = False,
-        patience: float | None = None,
+        retry_timeout: float | None = None,
     ) -> AppendResult:
         """Append as `JournalClient.append` does. It is applied a turn of the loop later, and answered another later."""
         whole = content if isinstance(content, bytes) else b"".join(content)

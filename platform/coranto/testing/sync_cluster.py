@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coranto.client import SyncJournalClient
-from coranto.client.config import DEFAULT_PATIENCE
+from coranto.client.config import DEFAULT_RETRY_TIMEOUT
 from coranto.client.loop import Blocking, run_blocking
 from coranto.testing.cluster import Cluster
 from coranto.testing.generated.faces import ClusterFace
@@ -46,9 +46,9 @@ class SyncCluster(ClusterFace, Blocking):
         return self._cluster
 
     def client(
-        self, *, zone: str = "", patience: float = DEFAULT_PATIENCE, append_streams: bool = True
+        self, *, zone: str = "", retry_timeout: float = DEFAULT_RETRY_TIMEOUT, append_streams: bool = True
     ) -> SyncJournalClient:
         """Return a blocking client, ready for use. It is closed with the cluster, if not earlier."""
-        client = SyncJournalClient(self.endpoint, zone=zone, patience=patience, append_streams=append_streams)
+        client = SyncJournalClient(self.endpoint, zone=zone, retry_timeout=retry_timeout, append_streams=append_streams)
         self._clients.append(client)
         return client

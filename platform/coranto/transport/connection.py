@@ -29,7 +29,7 @@ FRAME_SECONDS: Final = 60.0
 WRITE_BYTES: Final = 1 << 20
 """Bytes that the network has not taken, beyond which `write` waits."""
 
-MOST_SIGNS: Final = 16
+MAX_SIGNS: Final = 16
 """Signs of life, and questions for them, that may come in one piece. A client asks once a minute."""
 
 SILENT_SECONDS: Final = 60.0
@@ -249,8 +249,8 @@ class FrameConnection(asyncio.Protocol):
             else:
                 self._frames.append(frame)
                 self._unread += len(frame.payload) + FRAME_BYTES
-        if signs > MOST_SIGNS:
-            raise FrameError(f"{signs} signs of life came at once, which are more than {MOST_SIGNS}")
+        if signs > MAX_SIGNS:
+            raise FrameError(f"{signs} signs of life came at once, which are more than {MAX_SIGNS}")
         # Somebody who asks and does not read the answers gets none.
         if asked and self._writable.is_set():
             self._send(FrameKind.PONG, b"")

@@ -30,8 +30,8 @@ def test_first_content_that_is_acknowledged_is_not_in_a_fully_suspended_journal(
             spec.fragment.length, spec.fragment.compression_codec = 1024, pb.NONE
             spec.fragment.refresh_interval.seconds = 60
             await cluster.create(spec)
-            writer = cluster.client(patience=5, append_streams=streams)
-            other = cluster.client(patience=5, append_streams=False)
+            writer = cluster.client(retry_timeout=5, append_streams=streams)
+            other = cluster.client(retry_timeout=5, append_streams=False)
 
             async def append() -> int:
                 await asyncio.sleep(rng.uniform(0, 4 * DELAY))

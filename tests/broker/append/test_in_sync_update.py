@@ -37,7 +37,7 @@ def test_positions_behind_the_fall_are_refused_and_others_stay_valid(replication
     async def main() -> None:
         async with Cluster(brokers=replication) as cluster:
             await cluster.create(spec_of(J, replication))
-            client = cluster.client(patience=30)
+            client = cluster.client(retry_timeout=30)
             end = await fill(client, J)
             before = (await one(client)).journal_id
             await asyncio.sleep(5)
@@ -99,7 +99,7 @@ def test_a_journal_that_lost_nothing_keeps_its_positions() -> None:
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
             await cluster.create(spec_of(J, 1))
-            client = cluster.client(patience=30)
+            client = cluster.client(retry_timeout=30)
             end = await fill(client, J)
             before = (await one(client)).journal_id
             await cluster.kill(0, expire=True)

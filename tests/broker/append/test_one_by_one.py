@@ -101,7 +101,7 @@ def outcome_of(
             spec.fragment.length, spec.fragment.compression_codec = 1024, pb.NONE
             spec.fragment.refresh_interval.seconds = 60
             await cluster.create(spec)
-            client, end = cluster.client(patience=5), 0
+            client, end = cluster.client(retry_timeout=5), 0
             for step in steps:
                 try:
                     done = await append_step(client, step, end)

@@ -105,7 +105,7 @@ class Run:
             spec.fragment.stores.append("file:///fragments/")
             spec.fragment.refresh_interval.seconds = 60
             await cluster.create(spec)
-            client, once = cluster.client(patience=60), cluster.client(patience=0)
+            client, once = cluster.client(retry_timeout=60), cluster.client(retry_timeout=0)
             for step in (Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled")):
                 await self._append(client, step)
             for event in events:

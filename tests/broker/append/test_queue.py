@@ -318,7 +318,7 @@ async def test_appends_that_come_together_fit_into_the_smallest_message_that_a_b
         wanted = spec()
         wanted.replication = 2
         await create(raw, wanted)
-        client = await stack.enter_async_context(JournalClient(process.endpoint, patience=0))
+        client = await stack.enter_async_context(JournalClient(process.endpoint, retry_timeout=0))
         await begin(client)
         for _ in range(3):
             await asyncio.gather(*(client.append(J, b"x" * 30_000) for _ in range(40)))
@@ -358,11 +358,11 @@ async def test_a_full_disk_of_any_replica_loses_nothing_that_was_acknowledged(
     acknowledged: list[tuple[int, bytes]] = []
     failed = 0
 
-    async def append(client: JournalClient, number: int, patience: float) -> None:
+    async def append(client: JournalClient, number: int, retry_timeout: float) -> None:
         nonlocal failed
         content = b"%06d\n" % number
         try:
-            acknowledged.append(((await client.append(J, content, patience=patience)).begin, content))
+            acknowledged.append(((await client.append(J, content, retry_timeout=retry_timeout)).begin, content))
         except CorantoError:
             failed += 1
 

@@ -68,7 +68,7 @@ def test_a_client_that_takes_no_answer_for_long_loses_its_stream_and_others_do_n
     played(main)
 
 
-def test_patience_is_short_while_all_streams_hold_much() -> None:
+def test_timeout_is_short_while_all_streams_hold_much() -> None:
     async def main(watch: AnswerWatch, budget: ReceiveBudget) -> None:
         deaf, began = Stream(), asyncio.get_running_loop().time()
         budget.held = MAX_BUFFERED_BYTES + 1

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coranto_broker.fragments.backlog import FAILING_ATTEMPTS, PATIENCE_SECONDS, Backlog
+from coranto_broker.fragments.backlog import FAILING_ATTEMPTS, TIMEOUT_SECONDS, Backlog
 from coranto_broker.ownership import Invalidated, Signal
 from tests.broker.running import ManualClock
 
@@ -112,7 +112,7 @@ async def test_an_append_waits_a_while_for_room(backlog: Backlog, clock: ManualC
     assert await waiting == ""
 
     backlog.add(A, 30)
-    clock.advance(PATIENCE_SECONDS)
+    clock.advance(TIMEOUT_SECONDS)
     assert "101 bytes" in await backlog.wait_for_room(A, URL), "those who come later do not wait again"
 
 

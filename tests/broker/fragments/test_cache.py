@@ -179,7 +179,7 @@ async def test_readers_of_too_many_fragments_wait_and_are_refused(
             await asyncio.sleep(0.05)
             assert not waiting.done()
         await waiting  # The second was given back.
-        monkeypatch.setattr(fragment_cache, "PATIENCE_SECONDS", 0.05)
+        monkeypatch.setattr(fragment_cache, "TIMEOUT_SECONDS", 0.05)
         with pytest.raises(Unavailable, match="too many different fragments"):
             await held.enter_async_context(cache.open(fragments[1]))
     async with cache.open(fragments[1]):

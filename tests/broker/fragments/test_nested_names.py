@@ -248,7 +248,7 @@ async def test_a_token_for_one_reads_nothing_of_the_other(broker_settings: Broke
         await eventually(lambda: len(stored_files(settings, INNER)) == 3)
         await everything.append(OUTER, b"open")
         await listed_again(process.broker.resolver.local_replicas)
-        async with JournalClient(process.endpoint, auth=token(f"name={OUTER}"), patience=1.0) as client:
+        async with JournalClient(process.endpoint, auth=token(f"name={OUTER}"), retry_timeout=1.0) as client:
             assert await client.head(OUTER) == 4
             assert [chunk.content async for chunk in client.read(OUTER, 0)] == [b"open"]
             assert [each.fragment.end for each in await client.fragments(OUTER)] == [4]

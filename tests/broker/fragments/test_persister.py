@@ -37,14 +37,14 @@ class MemoryStore(FragmentStore):
         self.marked: list[str] = []
         self.failures: list[Exception] = []
         self.attempts = 0
-        self.parallel = self.most_parallel = 0
+        self.parallel = self.max_parallel = 0
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
     async def put(self, fragment: Fragment, content: Content) -> None:
         self.attempts += 1
         self.parallel += 1
-        self.most_parallel = max(self.most_parallel, self.parallel)
+        self.max_parallel = max(self.max_parallel, self.parallel)
         try:
             await asyncio.sleep(0)
             await self.may_go_on.wait()
@@ -215,7 +215,7 @@ async def test_uploads_are_bounded(fixture: Fixture) -> None:
     await eventually(lambda: store.parallel == 2)
     store.may_go_on.set()
     await eventually(lambda: len(fixture.stored) == 10)
-    assert store.most_parallel == 2
+    assert store.max_parallel == 2
 
 
 async def test_replicas_hold_back_unless_they_become_primary(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from coranto.cluster.processes import free_port
 from coranto.errors import StoreError
 from coranto.fragments.stores import StoreRegistry, open_store
 from coranto.testing.clocks import HurriedClock
-from coranto_broker.fragments.store_probe import FORGET_SECONDS, PATIENCE, StoreHealth
+from coranto_broker.fragments.store_probe import FORGET_SECONDS, TOLERATED_FAILURES, StoreHealth
 from coranto_broker.ownership import Invalidated, Signal
 
 URL = "file:///frags/"
@@ -79,7 +79,7 @@ async def test_a_store_that_never_works_is_given_up_after_some_probes(health: He
     assert health.clock.slept >= sum((0.0, 0.1, 1.0, 1.0))
     # Those who come later do not wait again.
     assert "cannot put" in await asyncio.wait_for(health.health.problem(URL), 60)
-    assert PATIENCE < 10
+    assert TOLERATED_FAILURES < 10
     assert set(health.probes) == {(URL, False)}
 
 

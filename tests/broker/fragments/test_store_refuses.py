@@ -56,7 +56,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         value: Any = (0.05,) * 5 if name == "_BACKOFF_SECONDS" else 0.05
         monkeypatch.setattr(persister, name, value)
     monkeypatch.setattr(persister, "_OPEN_SECONDS", 0.1)
-    monkeypatch.setattr("coranto_broker.fragments.backlog.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("coranto_broker.fragments.backlog.TIMEOUT_SECONDS", 0.1)
 
 
 def small(spec: MakeSpec, name: str = J, **fields: Any) -> pb.JournalSpec:
@@ -78,7 +78,7 @@ async def refused(client: RawClient, journal: str = J, size: int = 1500) -> tupl
 async def test_appends_are_refused_while_too_much_waits_and_continue_by_themselves(
     broker_settings: BrokerSettings, spec: MakeSpec, refusals: Refusals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coranto_broker.fragments.backlog.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("coranto_broker.fragments.backlog.TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(persister, "_HELD_SECONDS", 0.1)
     bounded = broker_settings.model_copy(update={"max_unpersisted_journal_bytes": 10_000})
     async with running_broker(bounded) as (process, client):
@@ -264,7 +264,7 @@ async def test_content_that_nobody_else_has_is_neither_stored_nor_served(
         damage(process.broker.settings)
         refusals.on = False
         await eventually(lambda: process.broker.persister.damaged)
-        async with JournalClient(process.endpoint, patience=0.1) as reader:
+        async with JournalClient(process.endpoint, retry_timeout=0.1) as reader:
             audit = await audit_journal(reader, process.broker.stores, J)
         statuses = {found.fragment.begin: found.status for found in audit.fragments}
         assert statuses[0] is AuditStatus.UNREADABLE

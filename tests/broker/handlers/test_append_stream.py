@@ -53,7 +53,7 @@ async def append_numbers(client: JournalClient, journal: str, count: int) -> lis
 
     async def one(number: int) -> tuple[int, int] | None:
         try:
-            return (await client.append(journal, f"{number:06}\n".encode(), patience=0)).begin, number
+            return (await client.append(journal, f"{number:06}\n".encode(), retry_timeout=0)).begin, number
         except CorantoError:
             return None
 
@@ -176,7 +176,7 @@ def test_appends_of_a_batch_have_their_own_conditions_and_registers(replication:
 def test_a_broken_stream_leaves_unknown_only_what_was_sent_and_not_answered() -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
-        client = cluster.client(patience=30)
+        client = cluster.client(retry_timeout=30)
         await client.append(J, b"first\n")
         rpc = cluster._world.rpc
         under_way = [asyncio.create_task(client.append(J, b"x\n")) for _ in range(20)]
@@ -197,7 +197,7 @@ def test_a_broken_stream_leaves_unknown_only_what_was_sent_and_not_answered() ->
 def test_no_append_is_of_unknown_outcome_when_a_broker_exits_gracefully() -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
-        client = cluster.client(patience=60)
+        client = cluster.client(retry_timeout=60)
         stop, sent = asyncio.Event(), 0
 
         async def writer() -> None:

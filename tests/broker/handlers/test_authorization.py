@@ -575,7 +575,7 @@ def certificates(tmp_path: Path) -> Certificates:
 async def lists(endpoint: str, tls: ClientTls | None, keys: str = "") -> bool:
     """Return whether a client can list."""
     auth = Keys.parse(keys) if keys else None
-    async with JournalClient(endpoint, patience=0.0, auth=auth, tls=tls) as client:
+    async with JournalClient(endpoint, retry_timeout=0.0, auth=auth, tls=tls) as client:
         try:
             await client.list()
         except Unavailable:
@@ -694,7 +694,7 @@ async def test_a_peer_without_the_key_cannot_replicate(broker_settings: BrokerSe
         replicated.replication = 2
         await client.apply([upsert(replicated, 0)])
         with pytest.raises(CorantoError):
-            await client.append("test/other", b"content", patience=0.5)
+            await client.append("test/other", b"content", retry_timeout=0.5)
 
 
 # -- Settings ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def bearer(capability: Capability, subject: str) -> BearerToken:
 
 
 def client(process: BrokerProcess, auth: BearerToken | Keys | None = None) -> JournalClient:
-    return JournalClient(process.endpoint, auth=auth, patience=0.2)
+    return JournalClient(process.endpoint, auth=auth, retry_timeout=0.2)
 
 
 def change(spec: pb.JournalSpec, number: int = 0) -> pb.ApplyRequest.Change:

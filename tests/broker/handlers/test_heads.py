@@ -126,14 +126,14 @@ def test_lost_consistency_shows_and_ends_with_the_reset() -> None:
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
             await cluster.create(spec_of(J, 1))
-            client = cluster.client(patience=5)
+            client = cluster.client(retry_timeout=5)
             end = await fill(client, J)
             await asyncio.sleep(5)
             await cluster.kill(0, expire=True)
             wipe(cluster, 0)
             await cluster.start(0)
             with pytest.raises(IndexHasGreaterOffset):
-                await client.append(J, b"refused", patience=1)
+                await client.append(J, b"refused", retry_timeout=1)
             await asyncio.sleep(1)
             head = await one(client)
             assert (head.append_status, head.head) == (pb.INDEX_HAS_GREATER_OFFSET, end - len(PIECE))
@@ -148,12 +148,12 @@ def test_a_broker_that_waits_for_the_content_of_another_does_not_report_its_own_
     async def main() -> None:
         async with Cluster(brokers=2, lease_seconds=2) as cluster:
             await cluster.create(spec_of(J, 1))
-            client = cluster.client(patience=5)
+            client = cluster.client(retry_timeout=5)
             await client.append(J, b"content that only one broker has")
             (info,) = (await client.list()).journals
             number = int(info.route.members[info.route.primary].suffix.rpartition("-")[2])
             await cluster.kill(number, expire=True)
-            other = cluster.client(name="other", patience=1)
+            other = cluster.client(name="other", retry_timeout=1)
             with pytest.raises(IndexHasGreaterOffset):
                 await other.append(J, b"refused")
             await asyncio.sleep(5)
@@ -175,13 +175,13 @@ def test_an_empty_journal_whose_disks_were_wiped_continues_after_a_reset() -> No
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
             await cluster.create(spec_of(J, 1))
-            client = cluster.client(patience=5)
+            client = cluster.client(retry_timeout=5)
             await asyncio.sleep(5)
             await cluster.kill(0, expire=True)
             wipe(cluster, 0)
             await cluster.start(0)
             with pytest.raises(IndexHasGreaterOffset):
-                await client.append(J, b"refused", patience=1)
+                await client.append(J, b"refused", retry_timeout=1)
             assert await reset_head(client, J) == "reset to 0"
             assert (await client.append(J, b"more")).begin == 0
 
@@ -274,7 +274,7 @@ def test_a_client_sees_the_journals_that_it_has_just_created_and_registers_as_th
 def test_nobody_is_asked_forever() -> None:
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
-            client = cluster.client(patience=2)
+            client = cluster.client(retry_timeout=2)
             await cluster.kill(0)
             with pytest.raises(CorantoError):
                 await client.heads()

@@ -70,7 +70,7 @@ async def test_appends_that_are_too_many_are_refused_and_not_applied(
             await eventually(lambda: process.broker.metrics.appends_refused.value > 3)
             patient.cancel()
             # A stream is not refused: one of its appends is taken, and the others wait for it.
-            many = [asyncio.ensure_future(streamed.append(J, b"later", patience=0)) for _ in range(20)]
+            many = [asyncio.ensure_future(streamed.append(J, b"later", retry_timeout=0)) for _ in range(20)]
             await eventually(lambda: process.broker.append_streams)
             replica.pipeline.put(pipeline)
             assert {(await each).status for each in waiting} == {pb.OK}

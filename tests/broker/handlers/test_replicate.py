@@ -142,7 +142,7 @@ async def test_content_comes_with_the_proposal_that_commits_it(primary: Primary)
 async def test_readers_wait_for_a_primary_that_sends_readable_offsets(
     primary: Primary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "READABLE_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(index, "READABLE_TIMEOUT_SECONDS", 0.0)
     stream = primary.stream()
     first = propose(fragment(0, 0), header=await primary.header())
     first.readable = 0

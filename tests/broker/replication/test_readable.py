@@ -78,7 +78,7 @@ class Replicated:
 
 @pytest.fixture
 def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replicated:
-    monkeypatch.setattr(index, "READABLE_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(index, "READABLE_TIMEOUT_SECONDS", 0.0)
     return Replicated(tmp_path)
 
 
@@ -185,7 +185,7 @@ async def test_a_replica_without_readable_offsets_shows_nothing_and_reports_the_
 ) -> None:
     # As when the primary dies between the acknowledgements and its word about them.
     replica, follower, primary = pair
-    monkeypatch.setattr(index, "READABLE_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(index, "READABLE_TIMEOUT_SECONDS", 0.05)
     with monkeypatch.context() as silent:
         silent.setattr(PeerStream, "readable", lambda *_: None)
         appended = await primary.append(J, b"third")

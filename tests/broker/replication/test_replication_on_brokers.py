@@ -124,10 +124,10 @@ async def test_answers_tell_what_appends_survive_and_labels_demand_it(cluster: C
         assert first.durability == Durability(2, 2)
         assert await first.durable(zones=2) == first.durability, "nobody has to be asked"
         with pytest.raises(NotDurable, match=r"of test/journal is at 2 replicas.*wanted: in a fragment store"):
-            await first.stored(patience=0)
+            await first.stored(retry_timeout=0)
         assert await first.durable(zones=2, synced=True) == Durability(2, 2, 2, 2)
         with pytest.raises(NotDurable, match="wanted: at 3 replicas"):
-            await first.durable(replicas=3, patience=0)
+            await first.durable(replicas=3, retry_timeout=0)
 
         def change(**wanted: str) -> pb.JournalSpec:
             zones.labels.CopyFrom(labels.label_set({f"coranto.dev/{name}": wanted[name] for name in wanted}))
@@ -148,7 +148,7 @@ async def test_answers_tell_what_appends_survive_and_labels_demand_it(cluster: C
         await cluster.stop(1, gracefully=True)
         await cluster.settled(2)
         with pytest.raises(InsufficientBrokers, match=r"in 1 zone.*Start brokers in other zones"):
-            await client.append(J, b"refused", patience=0)
+            await client.append(J, b"refused", retry_timeout=0)
         (head,) = await client.heads(f"name={J}")
         assert "Start brokers in other zones" in head.demand_unmet
         assert head.append_status == pb.INSUFFICIENT_JOURNAL_BROKERS

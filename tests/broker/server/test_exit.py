@@ -101,7 +101,7 @@ class Load:
 async def test_an_exit_under_load_is_noticed_by_nobody(children: list[BrokerChild], spec: MakeSpec) -> None:
     leaving = children[0]
     endpoints = ",".join([str((await child.ready())["endpoint"]).removeprefix("http://") for child in children])
-    async with JournalClient(endpoints, patience=120) as client:
+    async with JournalClient(endpoints, retry_timeout=120) as client:
         names = [f"test/journal-{number}" for number in range(JOURNALS)]
         changes = []
         for number, name in enumerate(names):

@@ -81,13 +81,13 @@ async def outcomes(client: JournalClient) -> list[object]:
         (b"", {}),
     ):
         try:
-            done = await client.append(J, content, patience=0, **options)
+            done = await client.append(J, content, retry_timeout=0, **options)
             registers = [(each.name, each.value) for each in done.registers.labels]
             found.append((done.begin, done.end, done.sum, registers, done.durability))
         except CorantoError as error:
             found.append((type(error).__name__, str(error)))
     try:
-        await client.append("no/such/journal", b"x", patience=0)
+        await client.append("no/such/journal", b"x", retry_timeout=0)
     except CorantoError as error:
         found.append((type(error).__name__, str(error)))
     many = await asyncio.gather(*(client.append(J, b"%04d\n" % number) for number in range(300)))
@@ -241,7 +241,7 @@ async def test_appends_stay_with_grpc_where_frames_do_not_get_through(
                 async with JournalClient(process.endpoint) as client:
                     await created(client, spec(J)) if port == silent.getsockname()[1] else await client.append(J, b"")
                     for _ in range(20):
-                        await client.append(J, b"x", patience=0)
+                        await client.append(J, b"x", retry_timeout=0)
                     assert not streams_of(client).over_frames
 
 
@@ -341,7 +341,7 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
         gone.writer.transport.abort()
         await eventually(lambda: process.frame_connections == own)
         assert process.broker.receive_budget.held == 0
-        await client.append(J, b"still served", patience=0)
+        await client.append(J, b"still served", retry_timeout=0)
         assert streams_of(client).over_frames
 
 
@@ -426,7 +426,7 @@ async def test_an_exit_answers_what_it_was_sent(broker_settings: BrokerSettings,
         async def append(number: int) -> None:
             while True:
                 try:
-                    await client.append(J, b"x", patience=0)
+                    await client.append(J, b"x", retry_timeout=0)
                     done.append("committed")
                 except AppendOutcomeUnknown:
                     done.append("unknown")
@@ -468,9 +468,9 @@ async def test_nothing_acknowledged_over_frames_is_lost_by_kills(
                     for number in range(1_000_000):
                         content = b"<%d %d %d>" % (life, writer, number)
                         try:
-                            acknowledged[(await client.append(J, content, patience=0, retry_unknown=False)).begin] = (
-                                content
-                            )
+                            acknowledged[
+                                (await client.append(J, content, retry_timeout=0, retry_unknown=False)).begin
+                            ] = content
                         except (AppendOutcomeUnknown, Unavailable):
                             lost.append(content)
                             return

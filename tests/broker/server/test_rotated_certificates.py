@@ -62,7 +62,7 @@ async def test_a_whole_cluster_moves_to_another_authority_without_a_restart(
         gone = Files(tmp_path / "gone")
         gone.issue(old, new)
         for broker in brokers:
-            async with JournalClient.of(ClientConfig(broker.endpoint, tls=gone.tls, patience=0.0)) as refused:
+            async with JournalClient.of(ClientConfig(broker.endpoint, tls=gone.tls, retry_timeout=0.0)) as refused:
                 with pytest.raises(Unavailable):
                     await refused.list()
             with pytest.raises((aiohttp.ClientError, ssl.SSLError)):

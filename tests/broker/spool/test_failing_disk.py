@@ -42,7 +42,7 @@ async def test_an_append_that_meets_a_full_disk_reports_that_nothing_was_applied
             assert refused.value.code() is grpc.StatusCode.ABORTED
         both = await asyncio.gather(*(client.append(J, b"group") for _ in range(8)), return_exceptions=True)
         assert {each.code() for each in both if isinstance(each, grpc.aio.AioRpcError)} == {grpc.StatusCode.ABORTED}
-        async with JournalClient(process.endpoint, patience=0.2) as ours:
+        async with JournalClient(process.endpoint, retry_timeout=0.2) as ours:
             with pytest.raises(Unavailable, match="disk is full, and nothing was applied"):
                 await ours.append(J, b"through the client")
         disk.full = None

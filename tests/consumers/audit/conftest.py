@@ -136,7 +136,7 @@ class Scene:
         *,
         remember: bool = True,
         expect: tuple[str, ...] | None = None,
-        patience_s: float = 0.5,
+        timeout_s: float = 0.5,
         evidence: SqlEvidence | None = None,
         **options: Any,
     ) -> Report:
@@ -147,7 +147,7 @@ class Scene:
             ["shard-orders"],
             expectations=[parse_expectation(each) for each in (self.expect if expect is None else expect)],
             memory=self.memory if remember else None,
-            patience_s=patience_s,
+            timeout_s=timeout_s,
             **options,
         )
         return await run_checks("orders", [check], depth=Depth.DEEP if check.is_deep else Depth.CHEAP)

@@ -307,7 +307,7 @@ async def test_an_acknowledgement_that_comes_while_the_audit_looks_is_waited_for
                 missed.set()
             return super().read(*arguments)
 
-    auditing = asyncio.create_task(scene.audit(expect=(), patience_s=60.0, evidence=Watched(scene.store)))
+    auditing = asyncio.create_task(scene.audit(expect=(), timeout_s=60.0, evidence=Watched(scene.store)))
     assert await asyncio.to_thread(missed.wait, 60)
     await scene.client.append("out/one", intents["out/one"])
 

@@ -84,7 +84,7 @@ def test_what_crashes_leave_is_found_and_gone_after_the_next_start(
                     audited,
                     SqlEvidence(SqlStore(url)),
                     expectations=[parse_expectation("SELECT SUM(n) FROM seen == sum(/n)")],
-                    patience_s=0.1,
+                    timeout_s=0.1,
                 )
                 return await run_checks("copies", [check], depth=Depth.DEEP)
 

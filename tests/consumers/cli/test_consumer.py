@@ -118,10 +118,10 @@ def served(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def command(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """Runs the command line in this process, with more patience than a person has."""
-    for name in ("coranto.cli.connect.PATIENCE", "coranto_consumers.cli.shards.PATIENCE"):
+    """Runs the command line in this process, with more retry_timeout than a person has."""
+    for name in ("coranto.cli.connect.RETRY_TIMEOUT", "coranto_consumers.cli.shards.RETRY_TIMEOUT"):
         monkeypatch.setattr(name, 120.0)
-    monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_PATIENCE", 120.0)
+    monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_TIMEOUT", 120.0)
     return CommandLine(capfdbinary.readouterr)
 
 
@@ -221,7 +221,7 @@ def _audit(environment, run, monkeypatch) -> None:
 
 def test_specs_that_cannot_be_applied_are_reported(cluster, run, monkeypatch):
     """Without a consumer the commands wait, and then say so; see the test before for what they do with one."""
-    monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_PATIENCE", 0.1)
+    monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_TIMEOUT", 0.1)
     assert "names no shards" in run("shards", "apply", "--specs", "-", code=1)
     told, error = run("shards", "list", code=1).splitlines()
     assert "no consumer answers on this cluster yet; waiting 0.1 s" in told
@@ -249,10 +249,10 @@ async def test_the_only_consumer_that_answers_is_found_also_if_it_starts_late(cl
             await coordinator.txn([], put[:2])
             with pytest.raises(ClusterError, match=rf"do not answer \(http://127.0.0.1:{dead}"):
                 await find_consumer(cluster.data_dir)
-            assert await find_consumer(cluster.data_dir, patience=120.0, waiting=start) == f"http://127.0.0.1:{port}"
+            assert await find_consumer(cluster.data_dir, timeout=120.0, waiting=start) == f"http://127.0.0.1:{port}"
             await coordinator.txn([], put[3:])
             with pytest.raises(ClusterError, match=r"running: late, other"):
-                await find_consumer(cluster.data_dir, patience=120.0, waiting=start)
+                await find_consumer(cluster.data_dir, timeout=120.0, waiting=start)
         finally:
             await asyncio.gather(*late)
             await coordinator.txn([], [Delete(each.key) for each in put])

@@ -136,7 +136,7 @@ class Scene:
             expectations=expectations,
             memory=self._memory,
             accept=accept,
-            patience_s=0.5,
+            timeout_s=0.5,
         )
         return await run_checks("test", [check], depth=Depth.DEEP)
 
@@ -154,7 +154,7 @@ async def scene(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Scene]:
-    monkeypatch.setattr("coranto.cli.connect.PATIENCE", 120.0)
+    monkeypatch.setattr("coranto.cli.connect.RETRY_TIMEOUT", 120.0)
     async with JournalClient(cluster.info.endpoint) as client:
         made = Scene(client, store_url, capsys)
         for name in (*JOURNALS, "out/one"):

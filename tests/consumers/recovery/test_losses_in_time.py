@@ -65,7 +65,7 @@ class Timed(Scene):
         self.process = Process(self.world.timeline, "audit")
         self.database, self.backup = folder / "store.db", folder / "backup.db"
         clock = CorrectedClock(SimClock(self.world.timeline), -ahead)
-        super().__init__(cluster.client(patience=3), f"sqlite:///{self.database}", clock)
+        super().__init__(cluster.client(retry_timeout=3), f"sqlite:///{self.database}", clock)
         self.expect = expect
 
     async def create(self) -> None:
@@ -450,12 +450,12 @@ def test_a_deleted_source_comes_back_by_the_advice(
     async def story(scene: Timed) -> None:
         cluster, stores = scene.cluster, SimStores(scene.world.store, scene.world.network, "client", scene.process)
         monkeypatch.setattr(
-            JournalClient, "of", classmethod(lambda cls, config: cluster.client(patience=config.patience))
+            JournalClient, "of", classmethod(lambda cls, config: cluster.client(retry_timeout=config.retry_timeout))
         )
 
         def journals() -> JournalDoctor:
             def connect(config: ClientConfig) -> JournalClient:
-                return cluster.client(patience=config.patience)
+                return cluster.client(retry_timeout=config.retry_timeout)
 
             return JournalDoctor(scene.client, stores, "name=in/one", connect=connect)
 

@@ -69,7 +69,7 @@ def test_a_plan_for_a_home_is_the_same_at_once_and_later(
     async def story() -> None:
         async with Cluster(brokers=1) as cluster:
             scene = Scene(
-                cluster.client(patience=3), f"sqlite:///{tmp_path}/unused.db", SimClock(cluster._world.timeline)
+                cluster.client(retry_timeout=3), f"sqlite:///{tmp_path}/unused.db", SimClock(cluster._world.timeline)
             )
             scene.app = LakeOrders(catalog)  # type: ignore[assignment]
             for name in ("in/one", "in/two", "out/one"):
@@ -90,7 +90,7 @@ def test_a_plan_for_a_home_is_the_same_at_once_and_later(
                     memory=scene.memory,
                     accept=accept,
                     deep=deep,
-                    patience_s=0.2,
+                    timeout_s=0.2,
                 )
 
             async def audits() -> None:

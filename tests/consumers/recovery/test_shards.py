@@ -93,7 +93,7 @@ async def test_failed_shards_are_unassigned_and_what_mends_itself_is_left_alone(
     ],
 )
 async def test_a_step_tells_whether_the_shard_runs_again(monkeypatch, later, done, problem):
-    monkeypatch.setattr(shards, "PATIENCE_S", 0.1 if "yet" in done else 60)
+    monkeypatch.setattr(shards, "TIMEOUT_S", 0.1 if "yet" in done else 60)
     monkeypatch.setattr(shards, "LOOK_AGAIN_S", 0.01)
     failed = [shard("broken", "FAILED", errors=["boom"])]
     client = Told(failed, failed, [shard("broken", "IDLE", primary=-1)], [later])

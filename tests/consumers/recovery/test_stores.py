@@ -31,7 +31,7 @@ def doctor(scene: Scene, *, remember: bool = True) -> StoreDoctor:
             expectations=[parse_expectation(each) for each in scene.expect],
             memory=scene.memory if remember else None,
             accept=accept,
-            patience_s=0.2,
+            timeout_s=0.2,
         )
 
     return StoreDoctor(scene.client, MendedDatabase(scene.store), check)

@@ -45,7 +45,7 @@ from coranto_consumers.stores.sql_shard import SqlShardStore
 
 _numbers = itertools.count()
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 """Seconds for what is sure to come, however slow the machine."""
 
 SUMS = Table(
@@ -240,7 +240,7 @@ class Consumer:
     async def stat(self, process: ConsumerProcess, id: str = "shard-sums", **read_through: int) -> pc.StatResponse:
         """Stat once there is a primary. Journals are given by what follows `in/`."""
         offsets = {f"in/{name}": offset for name, offset in read_through.items()}
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 state = process.keyspace.state
                 response: pc.StatResponse = await self.stub(process).Stat(
@@ -257,7 +257,7 @@ class Consumer:
             found = [pc.ReplicaStatus.Code.Name(each.value.code) for each in state.assignments(id)]
             return found == list(codes)
 
-        await process.keyspace.wait_until(reached, timeout=PATIENCE)
+        await process.keyspace.wait_until(reached, timeout=TIMEOUT)
 
 
 @pytest.fixture

@@ -131,10 +131,10 @@ def histories(draw: Any) -> list[Envelope[Any]]:
 
 
 @given(histories(), st.integers(1, 12), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 4, 1 << 16]))
-def test_batches_have_the_messages_that_come_one_by_one(history, reads, ring, most_rows):
+def test_batches_have_the_messages_that_come_one_by_one(history, reads, ring, max_rows):
     expected = by_message({}, history)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(column_intake, "MOST_ROWS", most_rows)
+        patch.setattr(column_intake, "MAX_ROWS", max_rows)
         found = by_batch({}, history, ring=ring, reads=reads)
     assert found.places == expected.places
     states = {producer: (state.last_ack, state.begin) for producer, state in _producers(found).items()}
@@ -145,11 +145,11 @@ def test_batches_have_the_messages_that_come_one_by_one(history, reads, ring, mo
 @given(
     histories(), st.integers(1, 12), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 4, 1 << 16]), st.integers(0, 8)
 )
-def test_whoever_goes_on_from_a_checkpoint_gets_exactly_the_rest(history, reads, ring, most_rows, consumed):
+def test_whoever_goes_on_from_a_checkpoint_gets_exactly_the_rest(history, reads, ring, max_rows, consumed):
     """Also in the middle of what one acknowledgement commits, batch by batch or message by message, to and fro."""
     everything = by_message({}, history).places
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(column_intake, "MOST_ROWS", most_rows)
+        patch.setattr(column_intake, "MAX_ROWS", max_rows)
         first = by_batch({}, history, consumed, ring, reads)
         assert first.places == everything[: len(first.places)]
         rest = sorted(everything[len(first.places) :])

@@ -247,7 +247,7 @@ async def test_a_deferred_batch_begins_the_next_transaction_and_its_dead_letters
     journals, client, sums, monkeypatch
 ):
     """Also in the middle of what one acknowledgement commits, if that makes several batches."""
-    monkeypatch.setattr(column_intake, "MOST_ROWS", 2)
+    monkeypatch.setattr(column_intake, "MAX_ROWS", 2)
     letters = dead_letter_table("letters")
     sums.columns = Columns(COLUMNS, misfits=DeadLetters(table=letters))
     sums.most = 3

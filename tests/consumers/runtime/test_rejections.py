@@ -191,9 +191,9 @@ def test_a_dead_letter_that_is_rejected_itself_ends_the_search() -> None:
     letter = Consumed("in/one", 7, DeadLetters(journals=["in/two"]))
     assert search.met(problem, 9, None) is problem
     assert search.may_continue()
-    assert search.most_messages == 4
+    assert search.max_messages == 4
     search.completed()
-    assert search.most_messages == 8
+    assert search.max_messages == 8
     assert search.met(problem, 1, letter).offset == 7
     assert search.may_continue()
     assert not search.may_continue(), "it counts once"
@@ -203,4 +203,4 @@ def test_a_dead_letter_that_is_rejected_itself_ends_the_search() -> None:
     assert not search.may_continue()
     for _ in range(20):
         search.completed()
-    assert search.most_messages is None
+    assert search.max_messages is None

@@ -7,7 +7,7 @@ from tests.consumers.spark.large_run import LargeRun
 
 def test_what_is_read_and_consumed_is_what_duckdb_finds_in_the_lines(spark, postgres, tmp_path):
     with EmbeddedCluster(tmp_path / "cluster", etcd_fsync=False) as cluster:
-        config = ClientConfig(cluster.info.endpoint, cluster.info.file_root, patience=300.0)
+        config = ClientConfig(cluster.info.endpoint, cluster.info.file_root, retry_timeout=300.0)
         run = LargeRun(spark, config, postgres.new_database(), tmp_path, 20_000, 8, fragment_bytes=256 << 10)
         run.write()
         run.read()

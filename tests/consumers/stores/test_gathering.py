@@ -107,14 +107,14 @@ async def test_rows_are_written_once_they_are_many(store_url: str, monkeypatch: 
     monkeypatch.setattr(GatheredRows, "write", write)
 
     def work() -> None:
-        for number in range(2 * gathering.MOST_ROWS + 1):
+        for number in range(2 * gathering.MAX_ROWS + 1):
             store.insert(NUMBERS, {"n": number})
 
     await asyncio.to_thread(work)
     await (await store.start_commit(SHARD, checkpoint(1), []))
-    assert written == [gathering.MOST_ROWS, gathering.MOST_ROWS, 1]
+    assert written == [gathering.MAX_ROWS, gathering.MAX_ROWS, 1]
     connection = await store.begin()
-    assert connection.execute(select(func.count()).select_from(NUMBERS)).scalar() == 2 * gathering.MOST_ROWS + 1
+    assert connection.execute(select(func.count()).select_from(NUMBERS)).scalar() == 2 * gathering.MAX_ROWS + 1
     await store.destroy()
 
 

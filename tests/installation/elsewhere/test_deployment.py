@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 FILE = ROOT / "deploy" / "compose" / "compose.yaml"
 SERVICES: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
 PORTS = (2379, 2380, 8080, 8081, 8082, 8090, 8091, 3000)
-PATIENCE = 300.0
+TIMEOUT = 300.0
 
 
 class Machine:
@@ -106,7 +106,7 @@ class Machine:
     def run(self, service: str) -> None:
         """Run a service that ends; try again where the file says so."""
         assert SERVICES[service]["restart"] == "on-failure"
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             done = subprocess.run(
                 self.command(service), env=self.environment(service), capture_output=True, text=True, check=False
@@ -125,7 +125,7 @@ class Machine:
         return subprocess.run([sys.executable, *test[2:]], capture_output=True, check=False).returncode == 0
 
     def await_healthy(self, *services: str) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         for service in services:
             while not self.healthy(service):
                 process = self.processes[service]
@@ -184,7 +184,7 @@ def test_the_cluster_of_the_file_serves_loses_a_broker_and_ends_in_time(tmp_path
             assert done.returncode == 0, done.stderr
 
         def await_totals(expected: dict[str, int]) -> None:
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + TIMEOUT
             while read(store_url) != expected:
                 assert time.monotonic() < deadline, (read(store_url), machine.processes["consumer"].last_words(40))
                 time.sleep(0.2)

@@ -37,7 +37,7 @@ ALERTS: dict[str, dict[str, Any]] = {
     rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
 }
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "coranto-brokers.json").read_text())
-PATIENCE = 300.0
+TIMEOUT = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +304,7 @@ class Prometheus:
 
 
 def until(holds: Callable[[], object], told: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not holds():
         assert time.monotonic() < deadline, told()
         time.sleep(0.2)
@@ -369,7 +369,7 @@ def scraped(programs: Path, tmp_path: Path) -> Iterator[tuple[Prometheus, Embedd
         made = Prometheus(programs, tmp_path, targets)
         stack.callback(made.process.kill)
         until(made.ready, lambda: made.process.last_words(40))
-        client = stack.enter_context(SyncJournalClient(cluster.info.endpoint, patience=PATIENCE))
+        client = stack.enter_context(SyncJournalClient(cluster.info.endpoint, retry_timeout=TIMEOUT))
         yield made, cluster, Work(client, brokers[0]["http"])
 
 

@@ -29,7 +29,7 @@ EARLIER = "9e148bb78a9d09c97d616e25dcfa2089fc317f74"
 """The last commit before brokers told their version."""
 SOURCES = ("platform", "broker")
 JOURNAL = "upgrade/part-000"
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +67,14 @@ class Brokers:
         self._running[zone] = ChildProcess(
             f"broker {zone}", command, log=self._folder / f"{zone}.log", cwd=self._folder, environment=environment
         )
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not serves(f"127.0.0.1:{self._ports[zone]}"):
             assert self._running[zone].alive, self._running[zone].failure()
             assert time.monotonic() < deadline, self._running[zone].last_words(40)
             time.sleep(0.1)
 
     def stop(self, zone: str) -> None:
-        assert self._running[zone].stop(PATIENCE), self._running[zone].last_words(40)
+        assert self._running[zone].stop(TIMEOUT), self._running[zone].last_words(40)
         assert self._running[zone].exit_code == 0
 
     def kill(self) -> None:
@@ -109,7 +109,7 @@ class Writer:
 
     def _append(self, line: bytes) -> None:
         """Append at the end, and nowhere else, so that a repeated append is applied once."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         begin, registers = len(self.content), label_set(lines=str(len(self.content)))
         while True:
             try:
@@ -132,7 +132,7 @@ class Writer:
 def test_brokers_are_upgraded_one_after_the_other(earlier: Path, brokers: Brokers) -> None:
     brokers.start("a", earlier)
     brokers.start("b", earlier)
-    with SyncJournalClient(brokers.endpoint, patience=60.0) as client:
+    with SyncJournalClient(brokers.endpoint, retry_timeout=60.0) as client:
         spec = pb.JournalSpec(name=JOURNAL, replication=2, flags=pb.JournalSpec.O_RDWR)
         spec.fragment.length = 1024
         spec.fragment.compression_codec = pb.ZSTANDARD

@@ -44,8 +44,8 @@ def why_not() -> str:
     return f"needs Debian's Chromium at {CHROMIUM}; `make browser` installs it for root on Debian"
 
 
-PATIENCE_MS = 180_000
-expect.set_options(timeout=PATIENCE_MS)  # What is loaded piece by piece appears late on a busy machine.
+TIMEOUT_MS = 180_000
+expect.set_options(timeout=TIMEOUT_MS)  # What is loaded piece by piece appears late on a busy machine.
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
@@ -66,11 +66,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext
             tmp_path_factory.mktemp("profile"),
             executable_path=CHROMIUM,
             headless=True,
-            timeout=PATIENCE_MS,
+            timeout=TIMEOUT_MS,
             args=ARGUMENTS,
             viewport={"width": 1400, "height": 700},
         )
-        context.set_default_timeout(PATIENCE_MS)
+        context.set_default_timeout(TIMEOUT_MS)
         yield context
         context.close()
 
@@ -124,7 +124,7 @@ def metadata_value(page: Page, key: str) -> Locator:
 def test_the_graph_shows_the_lineage_from_specs_to_delays_and_alerts(ui: DagsterUi, page: Page) -> None:
     open_graph(page, ui)
     # Boxes move while the graph is laid out.
-    deadline = time.monotonic() + PATIENCE_MS / 1000
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
     while not are_in_order(left := lefts(page)):
         assert time.monotonic() < deadline, left
         page.wait_for_timeout(100)

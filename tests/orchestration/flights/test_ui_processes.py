@@ -18,7 +18,7 @@ from dagster_coranto.flights.ui import DagsterUi
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
-PATIENCE_S = 180
+TIMEOUT_S = 180
 
 LAUNCH = """
 mutation Launch($what: ExecutionParams!) {
@@ -37,7 +37,7 @@ def launch(ui: DagsterUi, job: str) -> str:
     what = {"selector": selector, "mode": "default", "runConfigData": {}}
     body = json.dumps({"query": LAUNCH, "variables": {"what": what}}).encode()
     request = urllib.request.Request(f"{ui.url}/graphql", data=body, headers={"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
         answer: dict[str, Any] = json.load(response)["data"]["launchPipelineExecution"]
     assert answer["__typename"] == "LaunchRunSuccess"
     return str(answer["run"]["runId"])
@@ -45,7 +45,7 @@ def launch(ui: DagsterUi, job: str) -> str:
 
 def await_status(run_id: str, *wanted: dg.DagsterRunStatus) -> dg.DagsterRunStatus:
     with dg.DagsterInstance.get() as instance:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             run = instance.get_run_by_id(run_id)
             if run is not None and (run.status in wanted or run.is_finished):
@@ -70,7 +70,7 @@ def test_closing_the_ui_ends_its_servers_and_the_runs_that_they_started(
     cluster_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
-    with DagsterUi(cluster_dir, stop_seconds=PATIENCE_S) as ui:
+    with DagsterUi(cluster_dir, stop_seconds=TIMEOUT_S) as ui:
         # All flights: more than can be published before the UI is closed.
         run_id = launch(ui, "flights")
         assert await_status(run_id, dg.DagsterRunStatus.STARTED) is dg.DagsterRunStatus.STARTED
@@ -87,7 +87,7 @@ def test_definitions_that_do_not_load_are_told_with_dagsters_message(
     (tmp_path / "broken.py").write_text("raise RuntimeError('the tail numbers are gone')\n")
     (tmp_path / "workspace.yaml").write_text("load_from:\n  - python_file: broken.py\n")
     monkeypatch.chdir(tmp_path)
-    ui = DagsterUi(tmp_path / "data", daemon=None, stop_seconds=PATIENCE_S)
+    ui = DagsterUi(tmp_path / "data", daemon=None, stop_seconds=TIMEOUT_S)
     with pytest.raises(ClusterError, match=r"(?s)cannot load broken.py.*the tail numbers are gone"), ui:
         raise AssertionError("it started")
     assert ui.pids == []

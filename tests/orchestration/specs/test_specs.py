@@ -174,7 +174,7 @@ def test_drift_holds_back_what_is_downstream_of_a_blocking_check(
 def test_while_nobody_answers_the_check_says_so_and_does_not_pass(
     journals: JournalResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_coranto.resources.journals.AUDIT_PATIENCE_S", 0.1)
+    monkeypatch.setattr("dagster_coranto.resources.journals.AUDIT_RETRY_TIMEOUT_S", 0.1)
     for away in (JournalResource(data_dir=str(tmp_path)), JournalResource(endpoint="127.0.0.1:1")):
         passed, description, metadata = check(away)
         assert (passed, description) == (False, "nothing could be compared with the document")

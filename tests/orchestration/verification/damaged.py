@@ -37,7 +37,7 @@ STORED: Final = 4
 """Each journal has this many fragments in its store, and one on brokers' disks."""
 KINDS: Final = [(store, replication) for store in ("file", "s3") for replication in (1, 3)]
 PAIRS: Final = (KINDS[::3], KINDS[1:3])
-PATIENCE_S: Final = 120.0
+TIMEOUT_S: Final = 120.0
 _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 
@@ -86,7 +86,7 @@ class Place:
     def __init__(self, cluster: EmbeddedCluster, s3: S3Server, gate: Proxy, link: ProxiedLink) -> None:
         self.cluster, self.s3, self.gate, self.link = cluster, s3, gate, link
         self.client = SyncJournalClient(
-            ",".join(cluster.info.endpoints), file_root=cluster.file_root, timeout=PATIENCE_S, patience=60
+            ",".join(cluster.info.endpoints), file_root=cluster.file_root, timeout=TIMEOUT_S, retry_timeout=60
         )
         self._replicas: dict[str, SyncJournalClient] = {}
         self.instance = dg.DagsterInstance.ephemeral()
@@ -142,7 +142,7 @@ class Journal:
 
     def fill(self, appends: int = STORED + 1) -> None:
         for number in range(appends):
-            self.head = self.client.append(self.name, bytes([65 + number]) * SIZE, patience=60).end
+            self.head = self.client.append(self.name, bytes([65 + number]) * SIZE, retry_timeout=60).end
 
     @property
     def info(self) -> JournalInfo:
@@ -196,7 +196,7 @@ class Journal:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -231,7 +231,7 @@ def test_a_group_without_journals_fails_unless_declared(journals: JournalResourc
 def test_brokers_that_do_not_answer_fail_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resource = JournalResource(endpoint="127.0.0.1:1", file_root=str(tmp_path))
     config = resource.client_config()
-    monkeypatch.setattr(JournalResource, "client_config", lambda self: replace(config, patience=0.1))
+    monkeypatch.setattr(JournalResource, "client_config", lambda self: replace(config, retry_timeout=0.1))
     evaluation = run_audit(resource)
     assert not evaluation.passed
     assert evaluation.description == "the journals could not be examined"

@@ -171,7 +171,7 @@ def test_objects_of_wrong_names(place: Place) -> None:
         assert not plan.gone
         row.recover(plan)
         for journal in row.journals:
-            assert place.client.append(journal.name, b"goes on", patience=60).begin == journal.head
+            assert place.client.append(journal.name, b"goes on", retry_timeout=60).begin == journal.head
 
 
 def test_one_disk_is_wiped(place: Place) -> None:
@@ -214,7 +214,7 @@ def test_all_disks_are_wiped(place: Place) -> None:
         assert plan.gone.count(f"content [{STORED * SIZE}, {(STORED + 1) * SIZE}) is gone") == KINDS
         row.recover(plan)
         for journal in row.journals:
-            assert place.client.append(journal.name, b"goes on", patience=60).begin == STORED * SIZE
+            assert place.client.append(journal.name, b"goes on", retry_timeout=60).begin == STORED * SIZE
 
 
 def test_deleted_journals_and_ones_that_are_created_again(place: Place) -> None:
@@ -244,7 +244,7 @@ def test_deleted_journals_and_ones_that_are_created_again(place: Place) -> None:
         assert plan.gone.count("it was deleted and created again") == KINDS
         row.recover(plan)
         for journal in row.journals:
-            assert place.client.append(journal.name, b"goes on", patience=60).begin == journal.head
+            assert place.client.append(journal.name, b"goes on", retry_timeout=60).begin == journal.head
 
 
 def test_retention_is_shortened_and_lengthened_again(place: Place) -> None:
@@ -312,7 +312,7 @@ class ConsumerRow(Row):
         ]
 
     async def _scene(self, url: str) -> Scene:
-        return Scene(JournalClient(",".join(self.place.cluster.info.endpoints), patience=60), url)
+        return Scene(JournalClient(",".join(self.place.cluster.info.endpoints), retry_timeout=60), url)
 
     def _check(self, client: JournalClient, *, accept: bool) -> ConsumerCheck:
         return ConsumerCheck(
@@ -323,7 +323,7 @@ class ConsumerRow(Row):
             expectations=[parse_expectation(each) for each in EXPECTATIONS],
             memory=self.scene.memory,
             accept=accept,
-            patience_s=0.2,
+            timeout_s=0.2,
         )
 
     @property

@@ -25,9 +25,9 @@ from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalResource
 from dagster_coranto.flights.ui import DagsterUi
 from tests.orchestration.flights.test_ui import (
-    PATIENCE_MS,
     ROOT,
     RUN_SECONDS,
+    TIMEOUT_MS,
     browser,
     page,
     pytestmark,
@@ -135,7 +135,7 @@ def launch(page: Page, ui: DagsterUi, job: str, config: str) -> dict[str, Any]:
 
 def open_until(page: Page, url: str, shown: Locator) -> None:
     """Open a page anew until it shows something: a UI that has just started does not look again for new assets."""
-    deadline = time.monotonic() + PATIENCE_MS / 1000
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
     while True:
         page.goto(url)
         try:
@@ -179,7 +179,7 @@ def test_a_failed_check_tells_what_is_gone_and_a_recovery_is_approved_by_clickin
 ) -> None:
     with JournalResource().client() as client:
         (_, lost, *_) = [each.fragment for each in client.fragments(ORDERS[0]) if each.persisted]
-        deadline = time.monotonic() + PATIENCE_MS / 1000
+        deadline = time.monotonic() + TIMEOUT_MS / 1000
         while [*(cluster_dir / "brokers").glob(f"*/spools/shop_orders*/**/{lost.begin:016x}.content")]:
             assert time.monotonic() < deadline
             page.wait_for_timeout(200)

@@ -35,7 +35,7 @@ class Damaged:
         self.cluster = cluster
         self.world = cluster._world
         self.replication = replication
-        self.client: JournalClient = cluster.client(patience=3)
+        self.client: JournalClient = cluster.client(retry_timeout=3)
         self.process = Process(self.world.timeline, "audit")
         self.stores = SimStores(self.world.store, self.world.network, "client", self.process)
         self.clock = SimClock(self.world.timeline)

@@ -44,7 +44,7 @@ def test_acknowledgements_below_the_demand_are_named(play: Play, unmet: str, sou
             await journal.client.append(J, PIECE)
         else:
             with pytest.raises(InsufficientBrokers, match="Start brokers in other zones"):
-                await journal.client.append(J, PIECE, patience=0)
+                await journal.client.append(J, PIECE, retry_timeout=0)
         report = await journal.audit()
         assert (kinds(report), report.sound) == ({Kind.DEMAND_UNMET}, sound)
         (finding,) = (each for each in report.findings if each.kind is Kind.DEMAND_UNMET)

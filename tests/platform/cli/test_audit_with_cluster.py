@@ -58,7 +58,7 @@ class Journal:
         )
         client.apply([pb.ApplyRequest.Change(upsert=pb.JournalSpec(name=self.name, replication=1, fragment=fragment))])
         for _ in range(5):
-            client.append(self.name, PIECE, patience=60)
+            client.append(self.name, PIECE, retry_timeout=60)
         self.until(lambda: len(self.stored) == 4 and len(self.spools) == 1)
 
     def until(self, holds: Callable[[], bool]) -> None:

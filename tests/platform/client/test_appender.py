@@ -158,7 +158,7 @@ async def test_every_status_is_an_error_of_its_own_and_applies_nothing(
 ) -> None:
     broker.at(point, status)
     with pytest.raises(type(status_error(status, ""))) as caught:
-        await client.append(NAME, b"content", patience=0)
+        await client.append(NAME, b"content", retry_timeout=0)
     assert caught.value.status == status
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert caught.value.header is not None
@@ -188,7 +188,7 @@ async def test_a_refusal_in_the_middle_of_streaming_is_seen_by_the_writer(
 async def test_nothing_listens(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
     await broker.refuse()
     with pytest.raises(Unavailable) as caught:
-        await client.append(NAME, b"content", patience=0)
+        await client.append(NAME, b"content", retry_timeout=0)
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert broker.endpoint in str(caught.value)
 
@@ -205,7 +205,7 @@ async def test_to_connect_may_take_more_than_a_moment(
 
     monkeypatch.setattr(broker._proxy, "_serve", serve_late)
     await broker.accept()
-    await client.append(NAME, b"content", patience=0)
+    await client.append(NAME, b"content", retry_timeout=0)
     assert journal.content == b"content"
 
 
@@ -257,7 +257,7 @@ async def test_an_append_rolled_back_as_too_slow_is_repeated(
 ) -> None:
     broker.at(CallPoint.APPEND_HALF_CLOSED, grpc.StatusCode.ABORTED)
     with pytest.raises(Unavailable, match="ABORTED") as caught:
-        await client.append(NAME, b"content", patience=0)
+        await client.append(NAME, b"content", retry_timeout=0)
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert journal.content == b""
     broker.at(CallPoint.APPEND_HALF_CLOSED, grpc.StatusCode.ABORTED)
@@ -378,12 +378,12 @@ async def test_content_is_appended_again_while_brokers_cannot_serve(
     assert clock.slept == pytest.approx(0.05 * 2 + 0.1 * 2 + 0.25 + 0.5 + 1)
 
 
-async def test_patience_runs_out(
+async def test_retry_timeout_ends(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
 ) -> None:
     broker.at(CallPoint.APPEND_BEGUN, *[pb.NO_JOURNAL_PRIMARY_BROKER] * 10)
     with pytest.raises(NoPrimaryBroker):
-        await client.append(NAME, b"content", patience=2)
+        await client.append(NAME, b"content", retry_timeout=2)
     assert clock.slept <= 2
     assert broker.count("Append") == 7
 
@@ -394,9 +394,9 @@ async def test_a_broker_that_comes_back_is_found(
     await client.append(NAME, b"before ")
     await broker.refuse()
     with pytest.raises(Unavailable):
-        await client.append(NAME, b"never", patience=0)
+        await client.append(NAME, b"never", retry_timeout=0)
     await broker.accept()
-    async with JournalClient(broker.endpoint, patience=120) as patient:
+    async with JournalClient(broker.endpoint, retry_timeout=120) as patient:
         await patient.append(NAME, b"after")
     assert journal.content == b"before after"
 
@@ -439,7 +439,7 @@ async def test_an_iterable_is_kept_while_no_broker_listens(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
 ) -> None:
     await broker.refuse()
-    append = asyncio.create_task(client.append(NAME, _pieces(b"a", b"b"), patience=math.inf))
+    append = asyncio.create_task(client.append(NAME, _pieces(b"a", b"b"), retry_timeout=math.inf))
     await clock.has_slept.wait()
     await broker.accept()
     await append

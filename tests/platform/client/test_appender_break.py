@@ -55,13 +55,13 @@ async def test_after_the_message_that_asks_to_commit_nobody_knows(broker: FakeBr
     """A broker takes the end of its client for the end of the stream, or does not. This one does."""
     async with _client(broker, after=True) as client:
         with pytest.raises(AppendOutcomeUnknown) as caught:
-            await client.append(NAME, b"content", patience=0)
+            await client.append(NAME, b"content", retry_timeout=0)
     assert caught.value.outcome is Outcome.UNKNOWN
 
 
 async def test_before_it_nothing_was_applied(broker: FakeBroker, journal: FakeJournal) -> None:
     async with _client(broker, after=False) as client:
         with pytest.raises(Unavailable) as caught:
-            await client.append(NAME, b"content", patience=0)
+            await client.append(NAME, b"content", retry_timeout=0)
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert journal.content == b""

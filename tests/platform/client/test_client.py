@@ -76,7 +76,7 @@ async def test_closing_the_client_ends_its_calls(client: JournalClient, broker: 
 
 async def test_nothing_listens(broker: FakeBroker) -> None:
     await broker.refuse()
-    async with JournalClient(broker.endpoint, clock=HurriedClock(), patience=0.2) as client:
+    async with JournalClient(broker.endpoint, clock=HurriedClock(), retry_timeout=0.2) as client:
         with pytest.raises(Unavailable, match=broker.endpoint):
             await client.list()
         with pytest.raises(Unavailable, match="cannot connect") as caught:

@@ -216,7 +216,7 @@ def test_the_blocking_client(cluster: EmbeddedCluster) -> None:
 async def test_a_tail_survives_a_killed_broker(tmp_path: Path) -> None:
     name = "killed/part-000"
     with EmbeddedCluster(tmp_path, etcd_fsync=False) as cluster:
-        async with JournalClient(cluster.info.endpoint, file_root=cluster.info.file_root, patience=180) as client:
+        async with JournalClient(cluster.info.endpoint, file_root=cluster.info.file_root, retry_timeout=180) as client:
             await client.apply([change(name, length=1 << 12)])
             expected = b"".join(b"%08d\n" % number for number in range(3000))
 

@@ -123,9 +123,9 @@ def tell(brokers: Sequence[FakeBroker], primary: int) -> None:
         broker.advance()
 
 
-def client_of(*seeds: FakeBroker, zone: str = "", patience: float = 5.0) -> JournalClient:
+def client_of(*seeds: FakeBroker, zone: str = "", retry_timeout: float = 5.0) -> JournalClient:
     endpoint = ",".join(seed.endpoint for seed in seeds)
-    return JournalClient(endpoint, zone=zone, clock=HurriedClock(), patience=patience)
+    return JournalClient(endpoint, zone=zone, clock=HurriedClock(), retry_timeout=retry_timeout)
 
 
 async def test_appends_go_to_the_primary(brokers: Sequence[FakeBroker]) -> None:
@@ -229,7 +229,7 @@ async def test_a_refusal_that_knows_nothing_later_leads_back_to_the_endpoint(bro
 
 async def test_a_primary_that_cannot_be_reached_is_avoided_for_a_while(brokers: Sequence[FakeBroker]) -> None:
     clock = HurriedClock()
-    async with JournalClient(brokers[0].endpoint, clock=clock, patience=5.0) as client:
+    async with JournalClient(brokers[0].endpoint, clock=clock, retry_timeout=5.0) as client:
         await client.append(JOURNAL, b"x")
         await brokers[1].refuse()
         for _ in range(3):
@@ -313,7 +313,7 @@ async def test_the_next_seed_is_used_when_one_goes_away(brokers: Sequence[FakeBr
 async def test_with_all_seeds_down(brokers: Sequence[FakeBroker]) -> None:
     for broker in brokers:
         await broker.refuse()
-    async with client_of(*brokers, patience=0.3) as client:
+    async with client_of(*brokers, retry_timeout=0.3) as client:
         with pytest.raises(Unavailable, match=r"cannot connect to .*refused.*\). Check the address"):
             await client.list()
         with pytest.raises(Unavailable, match=r"cannot connect to .*\. Check the address"):
@@ -343,7 +343,7 @@ def test_blocking_clients_follow_routes_too() -> None:
         for remote in (first, second):
             remote.fake.create(JOURNAL)
             remote.fake.route = header(f"http://{second.fake.endpoint}").route
-        config = ClientConfig(first.fake.endpoint, zone="b", patience=60.0)
+        config = ClientConfig(first.fake.endpoint, zone="b", retry_timeout=60.0)
         with SyncJournalClient.of(pickle.loads(pickle.dumps(config))) as client:
             client.append(JOURNAL, b"x")
             client.append(JOURNAL, b"y")

@@ -54,7 +54,7 @@ async def test_an_append_that_is_refused_early_is_never_of_unknown_outcome(refus
         for size in (1, 2 << 20):
             for _ in range(200):
                 with pytest.raises(Exception) as refused:  # noqa: PT011 (Any, since each is counted.)
-                    await client.append("test/journal", b"x" * size, patience=1e-9)
+                    await client.append("test/journal", b"x" * size, retry_timeout=1e-9)
                 found[f"{type(refused.value).__name__}: {REASON in str(refused.value)}"] += 1
     assert found == {f"{Unavailable.__name__}: True": 400}
 
@@ -65,7 +65,7 @@ async def test_a_broker_without_append_streams_is_known_from_the_first_append(re
     for _ in range(200):  # Each client opens a stream, which the broker ends while the client still sends.
         async with JournalClient(refusing_broker) as client:
             with pytest.raises(Unavailable) as refused:
-                await client.append("test/journal", b"x", patience=0.0)
+                await client.append("test/journal", b"x", retry_timeout=0.0)
             if REASON not in str(refused.value):
                 others.append(str(refused.value))
     # On a busy machine gRPC may break a connection by itself. That is Unavailable as well, and certainly not applied.
@@ -115,7 +115,7 @@ async def test_a_status_counts_that_comes_before_or_after_the_error_of_sending()
 
 
 async def test_without_a_status_of_the_peer_the_error_of_sending_remains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coranto.client.peer_status.MOST_SECONDS", 0.01)
+    monkeypatch.setattr("coranto.client.peer_status.MAX_SECONDS", 0.01)
     call = _Call()
     status = PeerStatus(call)  # type: ignore[arg-type]
     error = call.end(*INTERNAL)

@@ -230,7 +230,7 @@ async def test_a_journal_that_is_not_there_is_asked_for_a_few_times(client: Jour
     assert await gather(client.read(NAME)) == []
 
 
-async def test_patience_runs_out_without_block(
+async def test_retry_timeout_ends_without_block(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
 ) -> None:
     broker.at(CallPoint.READ_BEGUN, *[pb.INSUFFICIENT_JOURNAL_BROKERS] * 50)
@@ -242,12 +242,12 @@ async def test_patience_runs_out_without_block(
         await gather(client.read(NAME))
 
 
-async def test_progress_renews_patience(broker: FakeBroker, journal: FakeJournal, clock: HurriedClock) -> None:
+async def test_progress_renews_the_retry_timeout(broker: FakeBroker, journal: FakeJournal, clock: HurriedClock) -> None:
     await broker.write(NAME, bytes(20))
     broker.chunk_bytes = lambda: 1
     for _ in range(20):
         broker.at(CallPoint.READ_CONTENT, None, grpc.StatusCode.UNAVAILABLE)
-    async with JournalClient(broker.endpoint, patience=0.2, clock=clock) as client:
+    async with JournalClient(broker.endpoint, retry_timeout=0.2, clock=clock) as client:
         assert joined(await gather(client.read(NAME))) == bytes(20)
 
 

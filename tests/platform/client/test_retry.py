@@ -19,7 +19,7 @@ def test_waits_grow() -> None:
     assert [RetryPolicy().wait(attempt) for attempt in (35, 36, 1000)] == [1, 5, 5]
 
 
-def test_patience_counts_from_the_first_failure_since_progress() -> None:
+def test_retry_timeout_counts_from_the_first_failure_since_progress() -> None:
     retry = Retry(1.5)
     assert [retry.failed(now) for now in (100.0, 100.05, 100.1, 100.2)] == [0.05, 0.05, 0.1, 0.1]
     assert retry.failed(100.3) == 0.25
@@ -29,7 +29,7 @@ def test_patience_counts_from_the_first_failure_since_progress() -> None:
     assert retry.failed(200.0) == 0.05
 
 
-def test_no_patience_and_endless_patience() -> None:
+def test_no_and_endless_retry_timeout() -> None:
     assert Retry(0).failed(5.0) is None
     endless = Retry()
     assert all(endless.failed(float(hour * 3600)) is not None for hour in range(1000))
@@ -107,7 +107,7 @@ async def test_a_call_to_a_broker_that_is_away_says_so_long_before_it_fails(
     unused_endpoint: str, clock: HurriedClock
 ) -> None:
     with capture_logs() as logs:
-        async with JournalClient(unused_endpoint, patience=7, clock=clock) as client:
+        async with JournalClient(unused_endpoint, retry_timeout=7, clock=clock) as client:
             with pytest.raises(Unavailable):
                 await client.list("")
     assert unused_endpoint in next(each["error"] for each in logs if each["event"] == "client.waiting")

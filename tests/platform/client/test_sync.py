@@ -74,7 +74,7 @@ def remote() -> Iterator[Broker]:
 
 @pytest.fixture
 def sync(remote: Broker) -> Iterator[SyncJournalClient]:
-    with SyncJournalClient(remote.endpoint, patience=60) as client:
+    with SyncJournalClient(remote.endpoint, retry_timeout=60) as client:
         yield client
 
 
@@ -276,7 +276,7 @@ def _append_and_fail(service: SyncAppendService, dropped: list[Future[Appended]]
 _CHILD = """
 import os, sys
 from coranto.client import SyncJournalClient
-client = SyncJournalClient(sys.argv[1], patience=60)
+client = SyncJournalClient(sys.argv[1], retry_timeout=60)
 before = sys.argv[2] == "connected"
 if before:
     client.head("test/journal")

@@ -64,9 +64,12 @@ async def test_a_change_elsewhere_is_not_told_after_resuming(client: JournalClie
         assert await waiting == ("a/journal", "a/other")
 
 
-async def test_patience_is_for_the_first_snapshot(broker: FakeBroker) -> None:
+async def test_retry_timeout_is_for_the_first_snapshot(broker: FakeBroker) -> None:
     await broker.refuse()
-    async with JournalClient(broker.endpoint, patience=0.1) as client, contextlib.aclosing(client.watch()) as snapshots:
+    async with (
+        JournalClient(broker.endpoint, retry_timeout=0.1) as client,
+        contextlib.aclosing(client.watch()) as snapshots,
+    ):
         with pytest.raises(Unavailable):
             await names(snapshots)
 

@@ -59,7 +59,7 @@ async def test_each_row_is_there_once_and_each_key_in_order(tmp_path: Path, seed
     file.write_text(SPEC.format(stream=STREAM, folder=tmp_path / "in"))
     with EmbeddedCluster(tmp_path / "cluster", brokers=2, lease_seconds=60, etcd_fsync=False) as cluster:
         endpoint = ",".join(cluster.info.endpoints)
-        async with JournalClient(endpoint, patience=120) as client:
+        async with JournalClient(endpoint, retry_timeout=120) as client:
             await Streams(client).create(STREAM, 2, template=default_template(replication=2))
             killed = 0
             while killed < KILLS:

@@ -162,11 +162,11 @@ def test_a_signed_manifest_is_what_the_cluster_wrote(
         load_manifest(root / "gone")
 
 
-def _without_tokens(endpoint: str, file_root: Path | None, patience: float) -> object:
+def _without_tokens(endpoint: str, file_root: Path | None, retry_timeout: float) -> object:
     """The fake broker takes no tokens."""
     from coranto.client import ClientConfig
 
-    return ClientConfig(endpoint, file_root, patience)
+    return ClientConfig(endpoint, file_root, retry_timeout)
 
 
 def test_a_changed_document_is_no_manifest(run: CommandLine, root: Path) -> None:

@@ -112,7 +112,7 @@ def test_without_limits_everything_is_counted_and_nothing_refused() -> None:
 
 
 def test_callers_are_forgotten_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coranto.member.etcd_budget._MOST_CALLERS", 3)
+    monkeypatch.setattr("coranto.member.etcd_budget._MAX_CALLERS", 3)
     setting = Setting(caller_bytes=1000)
     for number in range(10):
         setting.spend(f"caller {number}", Put("k", b"x" * 700))

@@ -372,13 +372,13 @@ class SlowJournals(Journals):
         super().__init__()
         self.gate = asyncio.Event()
         self.active: dict[str, int] = defaultdict(int)
-        self.most_at_once = 0
+        self.max_concurrent = 0
         self.waiting = asyncio.Event()
 
     async def append_slowly(self, journal: str, content: bytes) -> None:
         self.active[journal] += 1
         assert self.active[journal] == 1, "appends of one journal must not overlap"
-        self.most_at_once = max(self.most_at_once, sum(self.active.values()))
+        self.max_concurrent = max(self.max_concurrent, sum(self.active.values()))
         self.waiting.set()
         try:
             await self.gate.wait()
@@ -407,7 +407,7 @@ async def test_an_async_publisher_appends_to_journals_in_parallel_and_in_order()
         await journals.waiting.wait()
         journals.gate.set()
         intents = await committing
-    assert journals.most_at_once == 4
+    assert journals.max_concurrent == 4
     assert all(size <= 200 for _, size in journals.appends)
     for index, journal in enumerate("abcd"):
         assert journals.values(journal) == [*range(index, 40, 4), None]

@@ -198,11 +198,13 @@ def test_the_sequencer_keeps_to_the_rules(history: History, ring_size: int, ring
 
 
 @given(histories, st.integers(1, 8), st.lists(st.integers(1, 6), max_size=8))
-def test_a_restored_sequencer_delivers_the_rest_once(history: History, ring_size: int, patience: list[int]) -> None:
+def test_a_restored_sequencer_delivers_the_rest_once(
+    history: History, ring_size: int, retry_timeout: list[int]
+) -> None:
     """Consumers stop after some messages, also in the middle of a transaction's, and others go on from there."""
     delivered: list[int] = []
     sources: dict[str, Source] = {}
-    for count in [*patience, len(history.rows) + 1]:
+    for count in [*retry_timeout, len(history.rows) + 1]:
         sequencer: Sequencer[JsonObject] = Sequencer(sources, ring_size, ring_bytes=40 * ring_size)
         begin = sequencer.read_through(JOURNAL)
         messages = read_committed(history.content(begin, 2**63), sequencer, history.replay)

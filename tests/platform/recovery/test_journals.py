@@ -48,7 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
 @pytest.fixture
 async def client(cluster: EmbeddedCluster) -> AsyncIterator[JournalClient]:
     # Doctors read damaged content until the retry timeout has run out, so only appends have a long one.
-    async with JournalClient(",".join(cluster.info.endpoints), file_root=cluster.file_root, patience=1) as made:
+    async with JournalClient(",".join(cluster.info.endpoints), file_root=cluster.file_root, retry_timeout=1) as made:
         yield made
 
 
@@ -67,7 +67,7 @@ class Journal:
         spec.fragment.refresh_interval.FromSeconds(refresh_seconds)
         await self.client.apply([pb.ApplyRequest.Change(upsert=spec)])
         for number in range(fragments + 1):  # The last one stays with the brokers.
-            await self.client.append(self.name, bytes([65 + number]) * SIZE, patience=60)
+            await self.client.append(self.name, bytes([65 + number]) * SIZE, retry_timeout=60)
         return await self.stored(fragments)
 
     async def stored(self, count: int) -> list[Fragment]:

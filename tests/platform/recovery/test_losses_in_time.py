@@ -33,7 +33,7 @@ Damage = Callable[[Damaged], Awaitable[None]]
 
 def doctor(journal: Damaged) -> JournalDoctor:
     def connect(config: ClientConfig) -> JournalClient:
-        return journal.cluster.client(patience=config.patience)
+        return journal.cluster.client(retry_timeout=config.retry_timeout)
 
     return JournalDoctor(journal.client, journal.stores, "name:prefix=shop/", connect=connect)
 
@@ -184,7 +184,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Damaged], Cor
             async with Cluster(brokers=1) as cluster:
                 journal = Damaged(cluster, 1)
                 monkeypatch.setattr(
-                    JournalClient, "of", classmethod(lambda cls, config: cluster.client(patience=config.patience))
+                    JournalClient,
+                    "of",
+                    classmethod(lambda cls, config: cluster.client(retry_timeout=config.retry_timeout)),
                 )
                 await cluster.create(journal.spec())
                 await journal.fill()

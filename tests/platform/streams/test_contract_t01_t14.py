@@ -133,7 +133,7 @@ async def test_t01_connections_that_break_at_any_byte() -> None:
 
 async def test_t01_a_writer_that_goes_away_within_a_commit_leaves_all_or_nothing(world: StreamWorld) -> None:
     for number, (cut, shares) in enumerate(WAYS):
-        writer = StreamWriter(world.client if shares else world.calling_client, STREAM, patience=30)
+        writer = StreamWriter(world.client if shares else world.calling_client, STREAM, retry_timeout=30)
         await writer.open()
         gone = asyncio.Event()
         world.wire.cut(cut, then=gone.set)
@@ -226,7 +226,7 @@ async def test_t03_a_commit_that_broke_before_it_was_applied_leaves_nothing_anyw
     cut: CutPoint, shares: bool
 ) -> None:
     async with stream_world(3, replication=3, log_level="critical", append_streams=shares) as world:
-        writer = StreamWriter[Any](world.client, STREAM, patience=5)
+        writer = StreamWriter[Any](world.client, STREAM, retry_timeout=5)
         await writer.open()
         await writer.write_event("key", {"n": 0})
         gone = asyncio.Event()
@@ -540,7 +540,7 @@ async def test_t11_after_a_merge_each_key_continues_at_its_own_segments_sequence
             next(key for key in map(str, range(100)) if stream.segment_of(key) == each) for each in stream.active()
         )
         given = [(4, low), (5, low), (6, high), (7, low), (8, high)]
-        writer = StreamWriter(world.client, STREAM, writer_id="importer", patience=0.01)
+        writer = StreamWriter(world.client, STREAM, writer_id="importer", retry_timeout=0.01)
         await writer.open()
         await write(writer, low, {"n": 4}, sequence=4)
         world.wire.cut(CutPoint.COMMIT)

@@ -188,7 +188,7 @@ async def test_t18_writes_reported_as_not_applied_are_never_read(world: StreamWo
 
 
 async def test_t18_behind_something_that_failed_nothing_is_appended(world: StreamWorld) -> None:
-    writer = StreamWriter(world.client, STREAM, in_flight=2, batch_bytes=1, patience=0.01)
+    writer = StreamWriter(world.client, STREAM, in_flight=2, batch_bytes=1, retry_timeout=0.01)
     await writer.open()
     await writer.write_event("key", {"n": 0})
     world.wire.cut(CutPoint.COMMIT, then=lambda: world.cluster.cut("client", 0))
@@ -539,7 +539,7 @@ async def test_t24_a_token_that_expires_within_an_append_leaves_all_or_nothing(r
     """Brokers end calls when their tokens do. Keys sign each call anew; who has but the one token is turned away."""
     async with one_segment_on_a_fake_broker() as broker:
         async with (
-            JournalClient(broker.endpoint, auth=BearerToken.parse("expires"), patience=60) as client,
+            JournalClient(broker.endpoint, auth=BearerToken.parse("expires"), retry_timeout=60) as client,
             StreamWriter(client, STREAM) as writer,
         ):
             await write(writer, "key", {"n": 0})

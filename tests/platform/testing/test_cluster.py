@@ -194,7 +194,7 @@ def test_the_only_broker_remembers_over_a_kill_and_stores_at_a_graceful_stop() -
             await cluster.kill(0)
             await cluster.kill(0)  # It is down already.
             with pytest.raises(Unavailable):
-                await cluster.client(patience=0.0).head(JOURNAL)
+                await cluster.client(retry_timeout=0.0).head(JOURNAL)
             await cluster.start(0)
             assert await client.read_all(JOURNAL, 0, 4) == b"kept"
             await cluster.stop(0)
@@ -209,7 +209,7 @@ def test_a_cut_link_carries_nothing_until_it_is_healed() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=2, lease_seconds=3) as cluster:
             await cluster.create(JOURNAL, replication=2)
-            far = cluster.client(name="far", patience=0.0)
+            far = cluster.client(name="far", retry_timeout=0.0)
             assert await far.head(JOURNAL) == 0
             for number in range(2):
                 cluster.cut("far", number)
@@ -253,7 +253,7 @@ async def test_other_programs_reach_it_by_grpc() -> None:
             assert cluster.endpoints == endpoints
             assert await client.read_all(JOURNAL, 0, 7) == b"by gRPC"
         assert await cluster.client().head(JOURNAL) == 7
-    async with JournalClient(endpoints[0], patience=0.0) as client:
+    async with JournalClient(endpoints[0], retry_timeout=0.0) as client:
         with pytest.raises(Unavailable):
             await client.list()
 

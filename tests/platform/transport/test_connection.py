@@ -10,7 +10,7 @@ import pytest
 
 from coranto.transport.connection import (
     FRAME_BYTES,
-    MOST_SIGNS,
+    MAX_SIGNS,
     READ_BYTES,
     FrameBudget,
     FrameConnection,
@@ -199,7 +199,7 @@ async def test_many_questions_for_a_sign_of_life_get_one_answer_and_too_many_end
     connection, sent = made()
     connection.data_received(bytes_of(FrameKind.OPENING))
     connection.opened(LIMIT, FrameBudget(LIMIT))
-    connection.data_received(bytes_of(FrameKind.PING) * MOST_SIGNS + bytes_of(FrameKind.MESSAGE))
+    connection.data_received(bytes_of(FrameKind.PING) * MAX_SIGNS + bytes_of(FrameKind.MESSAGE))
     assert sent.pieces[1:] == [bytes_of(FrameKind.PONG)]
     assert [await connection.read(), await connection.read()] == [(FrameKind.OPENING, b""), (FrameKind.MESSAGE, b"")]
     connection.data_received(bytes_of(FrameKind.PONG) * 50_000)

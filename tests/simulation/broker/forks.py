@@ -165,9 +165,9 @@ class Forker:
             except CorantoError as error:
                 world.coverage.sometimes(f"fork: {type(error).__name__}")
 
-    async def append(self, journal: str, patience: float = 5.0) -> None:
+    async def append(self, journal: str, retry_timeout: float = 5.0) -> None:
         world, rng = self.world, self.rng
-        client = world.client("writer-0", rng.choice(world.machines), patience)
+        client = world.client("writer-0", rng.choice(world.machines), retry_timeout)
         content = unique_content(world.loop.number(), rng, 100, 700)
         result = await client.append(journal, content)
         world.note(journal, result.begin, content)
@@ -325,7 +325,7 @@ async def _examine(world: ForkWorld, forker: Forker, report: ForkReport) -> None
         while True:
             try:
                 await forker.compare(name)
-                await forker.append(name, patience=30.0)
+                await forker.append(name, retry_timeout=30.0)
             except CorantoError as error:
                 if isinstance(error, OffsetJump) or world.loop.time() > until:
                     what = f"{world.forks[name]} cannot be read: {type(error).__name__} {error}"

@@ -47,9 +47,9 @@ class FrameLoad:
     async def _busy(self, name: str, machine: BrokerHost) -> None:
         """Append by several tasks over one stream, fast enough for it and for replication to move to frames."""
         world, rng, workload = self._world, self._rng, self._workload
-        patience = rng.choice((0.0, 0.0, 2.0))
+        retry_timeout = rng.choice((0.0, 0.0, 2.0))
         connection = world.connection(name, machine)
-        client = world.client_over(connection, patience)
+        client = world.client_over(connection, retry_timeout)
         pause = rng.choice((0.0, 0.005, 0.1))
         given: list[Operation] = []
 
@@ -58,12 +58,12 @@ class FrameLoad:
                 operation = workload.begin_append(name, rng.choice(world.journals), plain=rng.random() < 0.8)
                 given.append(operation)
                 await workload.finish(operation, self._in_time(operation, workload.begun(client, operation)))
-                self._audit.check(operation, retried=patience > 0, given_up=operation.error == GONE)
+                self._audit.check(operation, retried=retry_timeout > 0, given_up=operation.error == GONE)
                 await asyncio.sleep(rng.uniform(0, pause))
 
         await asyncio.gather(*(task() for _ in range(rng.randint(2, 5))))
         world.coverage.sometimes("appends moved to frames", connection.append_streams.over_frames)
-        if not patience:
+        if not retry_timeout:
             self.check_order(name, given)
         if rng.random() < 0.5:
             await client.close()

@@ -339,7 +339,7 @@ class Nemesis:
     async def _suspend(self, machine: BrokerHost) -> None:
         """Suspend a journal, as operators do with idle ones, although this one is not. The next append wakes it."""
         world, rng = self._world, self._rng
-        journal, client = rng.choice(world.journals), world.client("operator", machine, patience=1.0)
+        journal, client = rng.choice(world.journals), world.client("operator", machine, retry_timeout=1.0)
         try:
             result = await client.append(
                 journal, b"", suspend=rng.choice((Suspend.NOW, Suspend.NOW, Suspend.IF_FLUSHED))

@@ -105,7 +105,7 @@ async def _prove_alive(world: World, workload: Workload, report: RunReport) -> N
         return
     for journal in world.journals:
         for machine in world.machines:
-            client = world.client("prover", machine, patience=LIVELINESS_SECONDS)
+            client = world.client("prover", machine, retry_timeout=LIVELINESS_SECONDS)
             until = world.loop.time() + LIVELINESS_SECONDS
             while True:
                 operation = await workload.append("prover", client, journal, plain=True)
@@ -132,7 +132,7 @@ async def _prove_alive(world: World, workload: Workload, report: RunReport) -> N
 
 async def _read_back(world: World, journal: str, report: RunReport) -> FinalJournal:
     """Read a journal's content and registers through a client, and its replicas' local content."""
-    client = world.client("prover", world.rng.choice(world.machines), patience=60.0)
+    client = world.client("prover", world.rng.choice(world.machines), retry_timeout=60.0)
     content = bytearray()
     registers: pb.LabelSet | None = None
     try:
@@ -190,7 +190,7 @@ async def _prove_replaceable(world: World, finals: dict[str, FinalJournal], repo
         machine.boot(world.rng.uniform(0, 0.3))
     world.loop.note("new disks")
     for journal, final in finals.items():
-        client = world.client("successor", world.rng.choice(world.machines), patience=LIVELINESS_SECONDS)
+        client = world.client("successor", world.rng.choice(world.machines), retry_timeout=LIVELINESS_SECONDS)
         try:
             async with asyncio.timeout(LIVELINESS_SECONDS):
                 barrier = await _barrier(world, client, journal)

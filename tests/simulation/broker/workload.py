@@ -56,7 +56,7 @@ class Workload:
         """Run one operation of a client, of a random kind."""
         rng, world = self._rng, self._world
         journal = rng.choice(world.journals)
-        client = world.client(name, rng.choice(world.machines), patience=rng.choice((0.0, 2.0, 10.0)))
+        client = world.client(name, rng.choice(world.machines), retry_timeout=rng.choice((0.0, 2.0, 10.0)))
         if world.options.frames and rng.random() < 0.15:
             await self._frames.step(name, rng.choice(world.machines))
             return
@@ -99,8 +99,8 @@ class Workload:
         Without retries, what commits of it is in the journal in the order in which it was given, if it shares a stream.
         """
         rng, world = self._rng, self._world
-        patience = rng.choice((0.0, 2.0))
-        client = world.client(name, machine, patience=patience)
+        retry_timeout = rng.choice((0.0, 2.0))
+        client = world.client(name, machine, retry_timeout=retry_timeout)
         given = [self.begin_append(name, rng.choice(world.journals)) for _ in range(rng.randint(2, 10))]
 
         async def one(operation: Operation) -> None:
@@ -112,7 +112,7 @@ class Workload:
                 operation.outcome, operation.error = OperationOutcome.INFO, GONE
 
         await asyncio.gather(*(self.finish(operation, one(operation)) for operation in given))
-        if not patience:  # Then each is sent once.
+        if not retry_timeout:  # Then each is sent once.
             self._frames.check_order(name, given)
 
     async def stream(self, name: str, client: JournalClient, journal: str) -> Operation:
@@ -210,7 +210,9 @@ class Workload:
         if rng.random() < 0.3:
             synced, number = rng.random() < 0.7, rng.randint(1, 2)
             with contextlib.suppress(CorantoError):  # It survives less than that, or nobody answers.
-                found = await result.durable(replicas=number, zones=number, synced=synced, patience=rng.choice((0, 3)))
+                found = await result.durable(
+                    replicas=number, zones=number, synced=synced, retry_timeout=rng.choice((0, 3))
+                )
                 world.coverage.sometimes("an append survived what its client waited for")
                 check_claims(world, operation, found)
 
@@ -233,7 +235,7 @@ class Workload:
         offset = 0
         while True:
             machine = rng.choice(world.machines)
-            client = world.client(name, machine, patience=5.0)
+            client = world.client(name, machine, retry_timeout=5.0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rng.uniform(1.0, 8.0)):
                     try:

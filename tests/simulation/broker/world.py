@@ -194,14 +194,14 @@ class World:
 
     # -- Clients -------------------------------------------------------------------------------------------------------
 
-    def client(self, node: str, machine: BrokerHost, patience: float) -> JournalClient:
-        return self.client_over(self.connection(node, machine), patience)
+    def client(self, node: str, machine: BrokerHost, retry_timeout: float) -> JournalClient:
+        return self.client_over(self.connection(node, machine), retry_timeout)
 
-    def client_over(self, connection: WorldConnection, patience: float) -> JournalClient:
+    def client_over(self, connection: WorldConnection, retry_timeout: float) -> JournalClient:
         return JournalClient(
             connection.endpoint,
             clock=self.client_clock,
-            patience=patience,
+            retry_timeout=retry_timeout,
             connection=connection,
             append_streams=self.options.append_streams,
         )

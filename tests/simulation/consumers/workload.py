@@ -132,7 +132,7 @@ class _Producer:
     async def _append_once(self, journal: str, content: bytes) -> AppendResult:
         while True:
             try:
-                result = await self._client.append(journal, content, retry_unknown=True, patience=math.inf)
+                result = await self._client.append(journal, content, retry_unknown=True, retry_timeout=math.inf)
                 self._end = result.end
                 return result
             except (IndexHasGreaterOffset, StoreUnhealthy) as error:

@@ -47,7 +47,7 @@ from .options import Options
 SHARDS = Layout("/gazette/consumers/tally")
 LOGS = "logs"
 HINTS = "/hints/tally"
-PATIENCE = 60.0
+TIMEOUT = 60.0
 STEPS = ("fence", "publish", "update", "commit", "log", "acknowledge")
 """Of a transaction. `fence`, `update` and `commit` are the database's, `log` is an append to a recovery log."""
 
@@ -113,7 +113,7 @@ class ConsumerWorld(World):
         return {
             "endpoint": ",".join(machine.endpoint for machine in self.machines),
             "clock": clock or self.client_clock,
-            "patience": PATIENCE,
+            "retry_timeout": TIMEOUT,
             "connect": lambda config, _clock, _tokens: WorldConnection(self.rpc, node, config.endpoint, process),
             "entropy": self.rng.randbytes,
             "append_streams": self.options.append_streams,

@@ -211,7 +211,7 @@ class Group:
     @classmethod
     async def of(cls, world: StreamWorld, members: int) -> Group:
         """Create it."""
-        client = world.journal_client("prover", patience=100.0)
+        client = world.journal_client("prover", retry_timeout=100.0)
         group = ReaderGroup(client, STREAM, GROUP, clock=world.client_clock, entropy=world.rng.randbytes)
         async with asyncio.timeout(100.0):
             while True:

@@ -19,7 +19,7 @@ from .segments import parse
 from .several import committed
 from .world import STREAM, StreamWorld
 
-_PATIENCE = 40.0
+_TIMEOUT = 40.0
 
 
 class Mover(Host):
@@ -53,7 +53,7 @@ class Mover(Host):
         clock = SimClock(world.loop, process)
         client = world.journal_client(self.name, process, clock)
         writer: MultiKeyWriter[Any] = MultiKeyWriter(
-            client, STREAM, patience=_PATIENCE, clock=clock, entropy=rng.randbytes
+            client, STREAM, retry_timeout=_TIMEOUT, clock=clock, entropy=rng.randbytes
         )
         async with writer:
             tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +107,7 @@ class Mover(Host):
         other = world.journal_client("verifier")
         found: list[int] = []
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 for each in result.positions:
                     head = await other.head(each.journal)
                     content = bytearray()

@@ -61,7 +61,7 @@ async def _run(world: StreamWorld, report: Report) -> None:
     options = world.stream_options
     world.start()
     await world.until(lambda: all(machine.is_up for machine in world.machines), 30.0)
-    streams = world.streams(world.journal_client("prover", patience=LIVELINESS_SECONDS))
+    streams = world.streams(world.journal_client("prover", retry_timeout=LIVELINESS_SECONDS))
     await streams.create(
         STREAM,
         options.segments,
@@ -197,7 +197,7 @@ def _note_ends(world: StreamWorld, several: Mapping[int, Sequence[Part]]) -> Non
 
 async def _content(world: StreamWorld, journal: str) -> bytes:
     """A journal's content, behind a barrier."""
-    client = world.journal_client("prover", patience=LIVELINESS_SECONDS)
+    client = world.journal_client("prover", retry_timeout=LIVELINESS_SECONDS)
     while True:
         try:
             barrier = await client.append(journal, b"")

@@ -23,7 +23,7 @@ from .segments import parse
 from .world import STREAM, StreamWorld
 
 _MAX_ACTIVE = 5
-_PATIENCE = 40.0
+_TIMEOUT = 40.0
 
 
 class _Again(CorantoError):
@@ -99,7 +99,7 @@ class WriterHost(Host):
             fresh=self._fresh,
             in_flight=options.in_flight,
             batch_bytes=rng.choice((1, 300, 1 << 20)),
-            patience=_PATIENCE if rng.random() < 0.7 else 1.0,
+            retry_timeout=_TIMEOUT if rng.random() < 0.7 else 1.0,
             clock=clock,
             entropy=rng.randbytes,
         )
@@ -263,7 +263,7 @@ class WriterHost(Host):
         world = self._world
         content = bytearray()
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 other = world.journal_client("verifier")
                 chunks = other.read(
                     result.journal, result.begin, end_offset=result.end, block=True, direct=False, fail_on_jump=True

@@ -38,7 +38,7 @@ class StreamWorld(World):
         """Promises that turned out not to be kept while the run went on: the anomaly's name and what happened."""
 
     def journal_client(
-        self, node: str, process: Process | None = None, clock: SimClock | None = None, *, patience: float = 30.0
+        self, node: str, process: Process | None = None, clock: SimClock | None = None, *, retry_timeout: float = 30.0
     ) -> JournalClient:
         """A client that may go to every broker, and learns where journals are."""
         endpoints = [machine.endpoint for machine in self.machines]
@@ -46,7 +46,7 @@ class StreamWorld(World):
         return JournalClient(
             ",".join(endpoints),
             clock=clock or self.client_clock,
-            patience=patience,
+            retry_timeout=retry_timeout,
             append_streams=self.stream_options.append_streams,
             connect=functools.partial(SimConnection, self.rpc, node, process=process),
             entropy=self.rng.randbytes,

@@ -39,9 +39,9 @@ def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> Ackn
     failure: CorantoError | None = None
     for journal, content in sorted(intents.items()):
         # If brokers are away for long, all journals may fail: do not wait for the full timeout each time.
-        patience = None if failure is None else min(_TIMEOUT_AFTER_FAILURE, client.config.patience)
+        retry_timeout = None if failure is None else min(_TIMEOUT_AFTER_FAILURE, client.config.retry_timeout)
         try:
-            may_repeat |= client.append(journal, content, retry_unknown=True, patience=patience).may_repeat
+            may_repeat |= client.append(journal, content, retry_unknown=True, retry_timeout=retry_timeout).may_repeat
         except JournalNotFound as error:
             if shows(client.config.auth, journal):
                 _log.warning("source.pending_messages_gone", journal=journal)
@@ -76,7 +76,7 @@ def rolled_back_on_failure(client: SyncJournalClient, published: Published) -> I
 def _roll_back(client: SyncJournalClient, rollbacks: Mapping[str, bytes], error: CorantoError) -> None:
     for journal, content in sorted(rollbacks.items()):
         try:
-            client.append(journal, content, retry_unknown=True, patience=_ROLLBACK_TIMEOUT)
+            client.append(journal, content, retry_unknown=True, retry_timeout=_ROLLBACK_TIMEOUT)
         except CorantoError as failure:
             error.add_note(f"{failure}: readers keep the failed transaction's messages aside")
             return

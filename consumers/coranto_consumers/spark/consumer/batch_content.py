@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coranto.errors import CorruptData, InvalidInput
 
-_MOST_TEXT: Final = 32 << 10
+_MAX_TEXT: Final = 32 << 10
 """The longest record of a batch, in characters. A longer record has a digest instead of the files or offsets."""
 _FILE_OFFSET: Final = "logOffset"
 _QUERY: Final = "sql.streaming.queryId"
@@ -47,7 +47,7 @@ class BatchContent:
             {},
         ):
             text = json.dumps({**kept, "digest": digest}, separators=(",", ":"))
-            if len(text) <= _MOST_TEXT:
+            if len(text) <= _MAX_TEXT:
                 break
         return text
 

@@ -19,7 +19,7 @@ from coranto.messages.checkpoints import Source
 from coranto_consumers.spark.application.application import Outputs
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
 
-_MOST_SKIPPED = 256
+_MAX_SKIPPED = 256
 
 
 class OptimisticWrites:
@@ -50,7 +50,7 @@ class OptimisticWrites:
         """Record a transaction that took two jobs, and if they followed a `wasted` optimistic one."""
         self._skipped += 1
         if wasted:
-            self._skipped, self._to_skip = 0, min(_MOST_SKIPPED, max(1, 2 * self._to_skip))
+            self._skipped, self._to_skip = 0, min(_MAX_SKIPPED, max(1, 2 * self._to_skip))
 
     def took_one_job(self) -> None:
         """Record a transaction that one job has written."""

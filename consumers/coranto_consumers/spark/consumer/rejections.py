@@ -20,12 +20,12 @@ from pyspark.sql import functions as F
 
 from coranto.errors import RejectedRow
 from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, MisfitPolicy
-from coranto_consumers.outputs.rejections import MOST_REJECTED, TooManyRejected, find_nulls, find_rejected
+from coranto_consumers.outputs.rejections import MAX_REJECTED, TooManyRejected, find_nulls, find_rejected
 from coranto_consumers.spark.application.application import Outputs
 from coranto_consumers.spark.inputs.frames import METADATA
 from coranto_consumers.spark.inputs.inputs import Input
 
-_MOST_LOGGED: Final = 10
+_MAX_LOGGED: Final = 10
 _FOUND_BEFORE_FAILING: Final = 8
 """The number of rejected messages to find before reporting the first one: the search may find later ones earlier."""
 _JOURNAL, _OFFSET, _NULLS, _MARK = (f"_coranto_{name}" for name in ("journal", "offset", "nulls", "mark"))
@@ -89,7 +89,7 @@ class Rejections:
 
         fails = self.misfits is MisfitPolicy.FAIL
         try:
-            found = find_rejected(len(places), attempt, problem, _FOUND_BEFORE_FAILING if fails else MOST_REJECTED)
+            found = find_rejected(len(places), attempt, problem, _FOUND_BEFORE_FAILING if fails else MAX_REJECTED)
         except TooManyRejected as many:
             found = many.found
             if not fails:
@@ -106,7 +106,7 @@ class Rejections:
         rejected = {places[number]: problem for number, problem in sorted(found.items())}
         nulls = self.misfits is MisfitPolicy.NULLS
         treatments = self._nulls(committed, kept, rejected) if nulls else dict.fromkeys(rejected)
-        for place, each in list(rejected.items())[:_MOST_LOGGED]:
+        for place, each in list(rejected.items())[:_MAX_LOGGED]:
             _log.warning(
                 "consumer.row_rejected",
                 consumer=self.consumer,

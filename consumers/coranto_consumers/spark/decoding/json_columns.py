@@ -52,7 +52,7 @@ TYPES: Final = (
 )
 """The types that pyarrow parses, with Arrow's types. They are also the types of columns of CSV rows."""
 
-_MOST_DIGITS: Final = 76
+_MAX_DIGITS: Final = 76
 
 
 def is_parsed(kind: DataType) -> bool:
@@ -163,7 +163,7 @@ def _parsed_as(kind: DataType) -> Any:
             return pa.struct([(field.name, _parsed_as(field.dataType)) for field in kind.fields])
         case DecimalType():
             # pyarrow does not detect a number that, with its scale, has more digits than a decimal can hold.
-            return pa.decimal256(_MOST_DIGITS - kind.scale, kind.scale)
+            return pa.decimal256(_MAX_DIGITS - kind.scale, kind.scale)
         case FloatType():
             return pa.float32()
         case BinaryType() | DateType() | TimestampType() | TimestampNTZType():

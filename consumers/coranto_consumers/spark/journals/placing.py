@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coranto_consumers.spark.journals.ranges import Range, Slice, plan_slices, split
 
-_MOST_PLACES: Final = 10_000
+_MAX_PLACES: Final = 10_000
 
 _log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ class FragmentPlaces:
                 mine[-1] = replace(mine[-1], end=part.end)
             else:
                 mine.append(part)
-        while len(self._places) > max(_MOST_PLACES, len(pieces)):
+        while len(self._places) > max(_MAX_PLACES, len(pieces)):
             del self._places[next(iter(self._places))]
         return dealt
 

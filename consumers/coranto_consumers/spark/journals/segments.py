@@ -74,12 +74,12 @@ def not_read(journal: str, offset: int) -> StreamTruncated:
     )
 
 
-def when_sealed(ask: Callable[[], dict[str, ContentExtent]], patience: float) -> dict[str, ContentExtent]:
+def when_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> dict[str, ContentExtent]:
     """Call `ask` for the content of journals until every segment is open once all present content is read.
 
-    During a split or merge, some are not for a moment. Raises StreamChanged after `patience` seconds.
+    During a split or merge, some are not for a moment. Raises StreamChanged after `timeout` seconds.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         present = ask()
         waiting = present.keys() - open_journals(present, heads_of(present))

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from coranto.client import ClientConfig
-from coranto.client.config import DEFAULT_PATIENCE
+from coranto.client.config import DEFAULT_RETRY_TIMEOUT
 from coranto.errors import InvalidInput
 from coranto.security.tokens import BearerToken
 
 OPTIONS: Final = {
     "endpoint": "a broker's host:port (required)",
     "fileRoot": "folder that file:/// fragment stores are rooted at, where executors can read it",
-    "patience": "seconds for which calls are repeated while brokers cannot serve them",
+    "retryTimeout": "seconds for which calls are repeated while brokers cannot serve them",
     "zone": "zone of the executors, whose brokers are read from first (default: $CORANTO_ZONE of the executors)",
     "authToken": "a bearer token for brokers (default: $CORANTO_AUTH_TOKEN of the executors)",
     "authSecret": "keys to sign tokens with, as base64 (default: $CORANTO_AUTH_KEYS of the executors)",
@@ -29,7 +29,7 @@ OPTIONS: Final = {
 
 def client_options(config: ClientConfig) -> dict[str, str]:
     """Return the options that are equivalent to a client's configuration."""
-    options = {"endpoint": config.endpoint, "patience": str(config.patience)}
+    options = {"endpoint": config.endpoint, "retryTimeout": str(config.retry_timeout)}
     if config.zone:
         options["zone"] = config.zone
     if config.name:
@@ -64,9 +64,9 @@ def client_of(given: Mapping[str, str]) -> ClientConfig:
         if path := given.get(f"tls{name.lower()}", ""):
             environment[f"CORANTO_TLS_{name}"] = path
     try:
-        patience = float(given.get("patience", DEFAULT_PATIENCE))
+        retry_timeout = float(given.get("retrytimeout", DEFAULT_RETRY_TIMEOUT))
     except ValueError as error:
         raise InvalidInput(
-            f"{given['patience']!r} is not a number of seconds, such as 30", field="option patience"
+            f"{given['retrytimeout']!r} is not a number of seconds, such as 30", field="option retryTimeout"
         ) from error
-    return ClientConfig.from_environment(endpoint, Path(root) if root else None, patience, environment)
+    return ClientConfig.from_environment(endpoint, Path(root) if root else None, retry_timeout, environment)

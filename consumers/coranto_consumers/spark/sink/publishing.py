@@ -104,7 +104,7 @@ class PendingPublisher:
         self._service.cancel()
         try:
             for journal, content in self._pending().rollbacks(self._framing).items():
-                self._client.append(journal, content, retry_unknown=True, patience=1.0)
+                self._client.append(journal, content, retry_unknown=True, retry_timeout=1.0)
         except CorantoError as failure:
             error.add_note(f"{failure}: readers keep the attempt's messages aside until retention removes them")
 

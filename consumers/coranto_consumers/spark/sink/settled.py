@@ -26,8 +26,8 @@ from coranto_consumers.spark.sink.producer_ids import IdPool, Use
 
 _RUN: Final = "spark.jobGroup.id"
 """Spark's name of a query's run, where tasks see it."""
-_MOST_RUNS: Final = 20
-_MOST_USES: Final = 1_000
+_MAX_RUNS: Final = 20
+_MAX_USES: Final = 1_000
 
 _log = structlog.get_logger(__name__)
 
@@ -46,9 +46,9 @@ def settled_pools() -> dict[str, IdPool]:
         return {}
     try:
         files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-        for path in files[:-_MOST_RUNS]:
+        for path in files[:-_MAX_RUNS]:
             path.unlink(missing_ok=True)
-        return {path.stem: IdPool(path.stem, tuple(_load(path).values())) for path in files[-_MOST_RUNS:]}
+        return {path.stem: IdPool(path.stem, tuple(_load(path).values())) for path in files[-_MAX_RUNS:]}
     except (OSError, ValueError) as error:
         _log.warning("producer.id_not_reused", folder=str(folder), error=str(error))
         return {}
@@ -71,7 +71,7 @@ def settle(run: str, uses: Iterable[Use]) -> None:
         for use in uses:
             known.pop(use.producer, None)
             known[use.producer] = use
-        text = json.dumps([[use.producer.hex(), use.token, use.clock] for use in list(known.values())[-_MOST_USES:]])
+        text = json.dumps([[use.producer.hex(), use.token, use.clock] for use in list(known.values())[-_MAX_USES:]])
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(text)
         partial.replace(path)

@@ -50,7 +50,7 @@ _APPEND_BYTES: Final = 1 << 20
 _HELD_BYTES: Final = 16 << 20
 _PENDING_BYTES: Final = 32 << 20
 _POLL_SECONDS: Final = 0.05
-_MOST_REFUSALS: Final = 1000
+_MAX_REFUSALS: Final = 1000
 """The appends of an attempt that may be refused, or lose their answers."""
 
 
@@ -224,7 +224,7 @@ class SegmentPublisher:
 
     async def _prepare(self, journal: str) -> None:
         async with JournalClient.of(self._client.config) as client:
-            await hold_segment(client, journal, self._clock, client.config.patience)
+            await hold_segment(client, journal, self._clock, client.config.retry_timeout)
 
     def _settle(self, journal: str, *, wait: bool) -> None:
         """Take note of appends that are done, in their order. What a sealed segment refused goes to others."""
@@ -257,7 +257,7 @@ class SegmentPublisher:
         places: UInt64s = np.concatenate([*(block.places for block in refused), *segment.held_places])
         segment.held, segment.held_places, segment.size = [], [], 0
         self._refusals += 1
-        if self._refusals > _MOST_REFUSALS:
+        if self._refusals > _MAX_REFUSALS:
             raise error
         if not isinstance(error, AppendOutcomeUnknown):
             self._await_change(journal, error)
@@ -277,7 +277,7 @@ class SegmentPublisher:
 
         A broker that does not know a new segment yet says that it does not exist.
         """
-        deadline = time.monotonic() + self._client.config.patience
+        deadline = time.monotonic() + self._client.config.retry_timeout
         while True:
             self._look()
             if journal not in self._journals:

@@ -123,7 +123,7 @@ class _ToStream:
         if None not in messages:
             return
         parts = [part for each in published(messages) for part in each.parts]
-        config = replace(self._options.client, patience=_ABORT_SECONDS)
+        config = replace(self._options.client, retry_timeout=_ABORT_SECONDS)
 
         async def run() -> None:
             async with JournalClient.of(config) as client:

@@ -145,7 +145,7 @@ class _Writer:
             for journal, content in each.pending.rollbacks(self._options.framing).items():
                 contents[journal] += content
         try:
-            with SyncJournalClient.of(replace(self._config, patience=_ABORT_SECONDS)) as client:
+            with SyncJournalClient.of(replace(self._config, retry_timeout=_ABORT_SECONDS)) as client:
                 for journal, content in contents.items():
                     client.append(journal, content, retry_unknown=True)
         except CorantoError as error:

@@ -140,7 +140,7 @@ class JournalReader(DataSourceReader):
         config = replace(partition.client, disk_cache=shared_cache(self._options.cache_bytes))
         if config.route_cache:
             config = replace(config, route_cache=max(config.route_cache, len(partition.routes)))
-        with told_to_driver(), SyncJournalClient.of(config, timeout=config.patience) as client:
+        with told_to_driver(), SyncJournalClient.of(config, timeout=config.retry_timeout) as client:
             client.suggest_routes(partition.routes)
             framing, isolation = self._options.framing, self._options.isolation
             # What is committed in one of several ranges of a journal depends on all of them, so each task reads those.

@@ -65,7 +65,7 @@ def _contents(client: SyncJournalClient, options: SourceOptions) -> dict[str, Co
     """Return what the journals hold. If a read ends where they do, it has no event without those before it."""
     if options.ending is not None or options.as_of is not None:
         return contents(client, _journals(client, options))
-    return when_sealed(lambda: contents(client, _journals(client, options)), options.client.patience)
+    return when_sealed(lambda: contents(client, _journals(client, options)), options.client.retry_timeout)
 
 
 def _at_moment(

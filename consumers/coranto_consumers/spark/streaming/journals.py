@@ -33,7 +33,7 @@ class QueryJournals:
     def client(self) -> SyncJournalClient:
         if self._client is None:
             config = replace(self._options.client, disk_cache=shared_cache(self._options.cache_bytes))
-            self._client = SyncJournalClient.of(config, timeout=config.patience)
+            self._client = SyncJournalClient.of(config, timeout=config.retry_timeout)
         return self._client
 
     def ask(self) -> dict[str, ContentExtent]:
@@ -53,7 +53,7 @@ class QueryJournals:
 
     def ask_for_all(self) -> dict[str, ContentExtent]:
         """Ask like `ask`, until all of it can be read now. Raises StreamChanged (`when_sealed`)."""
-        return when_sealed(self.ask, self._options.client.patience)
+        return when_sealed(self.ask, self._options.client.retry_timeout)
 
     def close(self) -> None:
         if self._client is not None:

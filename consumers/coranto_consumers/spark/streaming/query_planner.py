@@ -33,7 +33,7 @@ from coranto_consumers.spark.streaming.lost_content import beginning_at, lost_at
 from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, loads
 from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
-_LEAST_LISTED: Final = 8
+_MIN_LISTED: Final = 8
 _THREADS: Final = 8
 
 
@@ -229,7 +229,7 @@ class QueryPlanner:
         return fragment_begins(self._journals.client, whole.journal)
 
     def _listed(self, journals: int) -> int:
-        return max(_LEAST_LISTED, MAX_LISTED // max(1, journals))
+        return max(_MIN_LISTED, MAX_LISTED // max(1, journals))
 
     def _planner(self, total: int = 0) -> BatchPlanner:
         """Return a planner of batches of `total` bytes."""

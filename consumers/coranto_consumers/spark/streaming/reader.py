@@ -46,7 +46,7 @@ from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
 _WORTHWHILE_BYTES: Final = 2 << 20
 """Ranges are read by one task until they have this many bytes together: a task costs some tens of milliseconds."""
-_LEAST_LINE_BYTES: Final = len('{"_meta":{"uuid":"00000000-0000-1000-8000-000000000000"}}\n')
+_MIN_LINE_BYTES: Final = len('{"_meta":{"uuid":"00000000-0000-1000-8000-000000000000"}}\n')
 
 
 @dataclass
@@ -135,7 +135,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets = {name: state.position.offset for name, state in states.items()}
         readable = open_journals(heads, {**offsets, **self._ended})
         behind = {name: (offset, heads[name].head) for name, offset in offsets.items() if name in readable}
-        least = _LEAST_LINE_BYTES if name_of(self._options.source.framing) == "json" else 1
+        least = _MIN_LINE_BYTES if name_of(self._options.source.framing) == "json" else 1
         if limited and self._waits(sum(head - offset for offset, head in behind.values()) // least, behind):
             return start
         ranges = plan_transaction(behind, self._options.max_bytes if limited else 1 << 62)
@@ -215,7 +215,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = [part.numbered.range for part in partition.parts]
         with (
             told_to_driver(),
-            SyncJournalClient.of(config, timeout=config.patience) as client,
+            SyncJournalClient.of(config, timeout=config.retry_timeout) as client,
             read_together(client, ranges, source.framing) as content,
         ):
             for part in partition.parts:

@@ -17,12 +17,12 @@ from pyiceberg.table import DataScan, FileScanTask, Transaction
 from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores.iceberg.merge import having_keys, merge
 from coranto_consumers.stores.iceberg.rows import fit
-from coranto_consumers.stores.iceberg.slices import MOST_BYTES, Parts, slices
+from coranto_consumers.stores.iceberg.slices import MAX_BYTES, Parts, slices
 from coranto_consumers.stores.iceberg.writing import FileWriter
 from coranto_consumers.stores.merge import MergePlan
 
 _E: Any = expressions  # Type checkers miss how its classes are made.
-_MOST_KEYS: Final = 200
+_MAX_KEYS: Final = 200
 """The number of values that a file's bounds are compared with one by one. More are compared as a range."""
 
 
@@ -83,7 +83,7 @@ def merge_rows(
                     met.append(rows.filter(same))
                     _, before = replaced.get(task.file.file_path, (task, same))
                     replaced[task.file.file_path] = task, pc.or_(before, same)
-                    if sum(each.nbytes for each in held.values()) + rows.nbytes <= MOST_BYTES:
+                    if sum(each.nbytes for each in held.values()) + rows.nbytes <= MAX_BYTES:
                         held[task.file.file_path] = rows
             yield from merge(plan, pa.concat_tables(met), new).to_batches()
         for task, gone in replaced.values():
@@ -146,8 +146,8 @@ def _may_have(plan: MergePlan, new: pa.Table) -> BooleanExpression:
         is_text = pa.types.is_large_string(kind) or pa.types.is_string(kind)  # pyiceberg gives large ones.
         if not (pa.types.is_integer(kind) or is_text or pa.types.is_date32(kind)) or not new.num_rows:
             continue
-        distinct: list[int | str | dt.date] = pc.unique(values.slice(0, 10 * _MOST_KEYS)).to_pylist()
-        if len(values) <= 10 * _MOST_KEYS and len(distinct) <= _MOST_KEYS:
+        distinct: list[int | str | dt.date] = pc.unique(values.slice(0, 10 * _MAX_KEYS)).to_pylist()
+        if len(values) <= 10 * _MAX_KEYS and len(distinct) <= _MAX_KEYS:
             wanted = _E.And(wanted, _E.In(key, distinct))
         else:
             bounds = pc.min_max(values).as_py()

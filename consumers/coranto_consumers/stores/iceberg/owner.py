@@ -47,7 +47,7 @@ from coranto_consumers.stores.iceberg.together import has_snapshot, remove_manif
 from coranto_consumers.stores.urls import location_of
 
 _ATTEMPTS: Final = 20
-_MOST_WAIT: Final = 1.0
+_MAX_WAIT: Final = 1.0
 _RESOLVING: Final = RetryPolicy(timeout=20.0)
 
 _log = structlog.get_logger(__name__)
@@ -310,7 +310,7 @@ class IcebergOwner:
             except CommitFailedException as error:
                 failure = error
             self._sleep(random.uniform(wait / 2, wait))
-            wait = min(2 * wait, _MOST_WAIT)
+            wait = min(2 * wait, _MAX_WAIT)
         raise SqlStoreError(
             f"{self.home}: other writers came first {_ATTEMPTS} times: {failure}; have them commit less often"
         ) from failure

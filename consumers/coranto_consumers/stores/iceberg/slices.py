@@ -16,7 +16,7 @@ from coranto_consumers.stores.merge import MergePlan
 
 Parts = Callable[[], Iterable[pa.Table]]
 """Reads rows in parts, again at each call."""
-MOST_BYTES: Final = 256 << 20
+MAX_BYTES: Final = 256 << 20
 """Bytes of rows, in memory, that are merged together."""
 _SAMPLED: Final = 1000
 
@@ -28,8 +28,8 @@ class _Sample(NamedTuple):
     step: int
 
 
-def slices(plan: MergePlan, parts: Parts, most_bytes: int = MOST_BYTES) -> Iterator[pa.Table]:
-    """Yield rows in tables of about `most_bytes`, split by values of one key. Reads the parts again for each table.
+def slices(plan: MergePlan, parts: Parts, max_bytes: int = MAX_BYTES) -> Iterator[pa.Table]:
+    """Yield rows in tables of about `max_bytes`, split by values of one key. Reads the parts again for each table.
 
     Rows whose keys have no reliable order, or only one value, come in larger tables. Raises InvalidInput
     for rows that a plan cannot merge.
@@ -39,7 +39,7 @@ def slices(plan: MergePlan, parts: Parts, most_bytes: int = MOST_BYTES) -> Itera
     size = 0
     for part in parts():
         size += part.nbytes
-        if size <= most_bytes:
+        if size <= max_bytes:
             held.append(part)
         else:
             held = []
@@ -50,8 +50,8 @@ def slices(plan: MergePlan, parts: Parts, most_bytes: int = MOST_BYTES) -> Itera
                 samples.setdefault(key, []).append(_Sample(every.column(key), step))
     bounds: list[Any] = []
     key = ""
-    if size > most_bytes and samples:
-        number = math.ceil(size / most_bytes)
+    if size > max_bytes and samples:
+        number = math.ceil(size / max_bytes)
         found = {name: _bounds(taken, number) for name, taken in samples.items()}
         key = max(found, key=lambda name: len(found[name]))  # Equal bounds mean large slices.
         bounds = found[key]

@@ -20,7 +20,7 @@ from coranto_consumers.stores.iceberg.files import place_of
 from coranto_consumers.stores.iceberg.rows import fit
 from coranto_consumers.stores.iceberg.state import PREFIX
 
-_MOST_BYTES: Final = 128 << 20
+_MAX_BYTES: Final = 128 << 20
 """The most bytes of rows, in memory, for one file."""
 _DICTIONARY_BYTES: Final = 256 << 10
 """The most bytes of a column's dictionary, unless the table sets it. PyArrow writes dictionaries even if nearly all
@@ -63,13 +63,13 @@ class FileWriter:
         place = place_of(table, folder).rstrip("/")
         own = {name: value for name, value in table.properties.items() if not name.startswith(PREFIX)}
         own.setdefault(TableProperties.PARQUET_DICT_SIZE_BYTES, str(_DICTIONARY_BYTES))
-        target = int(own.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, _MOST_BYTES))
+        target = int(own.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, _MAX_BYTES))
         metadata = table.metadata.model_copy(
             update={
                 "properties": {
                     **own,
                     TableProperties.WRITE_DATA_PATH: place,
-                    TableProperties.WRITE_TARGET_FILE_SIZE_BYTES: str(min(target, _MOST_BYTES)),
+                    TableProperties.WRITE_TARGET_FILE_SIZE_BYTES: str(min(target, _MAX_BYTES)),
                 },
                 "snapshots": [],
                 "snapshot_log": [],
@@ -125,7 +125,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         if batch.num_rows:
             held.append(batch)
             size += batch.nbytes
-        if size >= _MOST_BYTES:
+        if size >= _MAX_BYTES:
             yield pa.Table.from_batches(held)
             held, size = [], 0
     if held:

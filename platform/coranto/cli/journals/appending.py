@@ -21,7 +21,7 @@ from coranto.cli.journals.records import RecordFraming, read_records, with_keys
 from coranto.cli.journals.selection import Selection, Selector, select_now
 from coranto.cli.output import opened
 from coranto.client import Appended, SyncJournalClient
-from coranto.client.config import DEFAULT_PATIENCE
+from coranto.client.config import DEFAULT_RETRY_TIMEOUT
 from coranto.errors import InvalidInput, PermissionDenied
 from coranto.labels import CONTENT_TYPE, FIXED_FRAMES, NAME, label_selector, takes_whole_lines, value_of
 from coranto.messages.mapping import Mapping, ModuloMapping, RandomMapping, RendezvousMapping
@@ -175,7 +175,7 @@ def _append_records(client: SyncJournalClient, pairs: Iterator[tuple[bytes, byte
         # An append whose outcome is unknown is not repeated: records may have no UUIDs that would reveal duplicates.
         with (
             progress("Appending records", unit="records") as report,
-            client.append_service(retry_unknown=False, patience=DEFAULT_PATIENCE) as service,
+            client.append_service(retry_unknown=False, retry_timeout=DEFAULT_RETRY_TIMEOUT) as service,
         ):
             try:
                 for key, record in pairs:

@@ -24,15 +24,15 @@ TOGETHER: Final = 4096
 class EventFeed:
     """Feeds events to a writer, and counts those that become durable. Call `add` and `finish` from one thread.
 
-    `late` is called, at most once per wait, when no event has become durable for `patience` seconds.
+    `late` is called, at most once per wait, when no event has become durable for `stall_timeout` seconds.
     """
 
-    def __init__(self, writer: StreamWriter[Any], *, patience: float, late: Callable[[], None]) -> None:
+    def __init__(self, writer: StreamWriter[Any], *, stall_timeout: float, late: Callable[[], None]) -> None:
         self.given = 0
         self.durable = 0
         self.repeated = 0
         self._writer = writer
-        self._patience = patience
+        self._stall_timeout = stall_timeout
         self._late = late
         self._calls = CallQueue()
         self._settled = 0
@@ -67,7 +67,7 @@ class EventFeed:
             told = False
             while self.given - self._settled > left and self._failure is None:
                 before = self._settled
-                if not self._change.wait(self._patience) and self._settled == before and not told:
+                if not self._change.wait(self._stall_timeout) and self._settled == before and not told:
                     told = True
                     self._late()
             self._awaited = False

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import structlog
 import typer
 
-from coranto.cli.connect import PATIENCE, Endpoint, connect, ended_by_sigterm
+from coranto.cli.connect import RETRY_TIMEOUT, Endpoint, connect, ended_by_sigterm
 from coranto.cli.journals.records import RecordFraming, read_records
 from coranto.cli.output import note, opened
 from coranto.cli.streams.event_feed import EventFeed
@@ -23,7 +23,7 @@ from coranto.errors import CommitUnknown, InvalidInput, WriterExpired
 from coranto.streams.blocking.lifecycle import SyncStreams
 from coranto.streams.blocking.writer import SyncStreamWriter
 from coranto.streams.model.events import JsonEvents, format_of
-from coranto.streams.writer.stream_writer import CLOSE_SECONDS, DEFAULT_PATIENCE, StreamWriter
+from coranto.streams.writer.stream_writer import CLOSE_SECONDS, DEFAULT_RETRY_TIMEOUT, StreamWriter
 from coranto.telemetry import ProgressReport, configure_logging, progress
 
 
@@ -97,7 +97,7 @@ def write(
                 else:
                     own = JournalClient.of(client.config)
                     writer: StreamWriter[Any] = StreamWriter(own, name, format=format, writer_id=writer_id, fresh=fresh)
-                    handing = EventFeed(writer, patience=PATIENCE, late=lambda: _say_late(name, report))
+                    handing = EventFeed(writer, stall_timeout=RETRY_TIMEOUT, late=lambda: _say_late(name, report))
                     told = _write(own, writer, pairs, handing, report, numbered=writer_id is not None)
         except BaseException:
             if handing is not None and handing.given:
@@ -137,7 +137,7 @@ def _commit(
     if not structlog.get_logger().is_enabled_for(logging.DEBUG):
         configure_logging("error")  # The error that the command shows is enough.
     committing = writer.write_events(key, events, sequence=sequence, expected_offset=expected_offset)
-    if not wait([committing], PATIENCE).done:
+    if not wait([committing], RETRY_TIMEOUT).done:
         _say_late(name, report)
     result = committing.result()
     report.advance(len(events))
@@ -163,7 +163,7 @@ def _write(
             report.advance()
         handing.finish()
     except KeyboardInterrupt:
-        deadline = PATIENCE
+        deadline = RETRY_TIMEOUT
         raise
     finally:
         loop.run(writer.close(deadline))
@@ -174,7 +174,7 @@ def _write(
 
 def _say_late(stream: str, report: ProgressReport) -> None:
     say = report.note if sys.stderr.isatty() else note  # On a terminal, the progress bar shows it.
-    say(f"{stream} takes no events at the moment; trying for {DEFAULT_PATIENCE:g} s, unless interrupted")
+    say(f"{stream} takes no events at the moment; trying for {DEFAULT_RETRY_TIMEOUT:g} s, unless interrupted")
 
 
 def _parser(key: str | None, key_field: str | None, *, is_json: bool) -> Callable[[bytes, int], tuple[str, Any]]:

@@ -60,16 +60,16 @@ class JournalClientFace(Face):
         replicas: int = 0,
         zones: int = 0,
         synced: bool = False,
-        patience: float | None = None,
+        retry_timeout: float | None = None,
     ) -> Durability:
         """Wait until an append is on so many replicas, in so many zones, and return what it survives then."""
         return self._run(
-            self._inner.durable(appended, replicas=replicas, zones=zones, synced=synced, patience=patience)
+            self._inner.durable(appended, replicas=replicas, zones=zones, synced=synced, retry_timeout=retry_timeout)
         )
 
-    def stored(self, appended: AppendResult, *, patience: float | None = None) -> None:
+    def stored(self, appended: AppendResult, *, retry_timeout: float | None = None) -> None:
         """Wait until a fragment store has the whole append."""
-        self._run(self._inner.stored(appended, patience=patience))
+        self._run(self._inner.stored(appended, retry_timeout=retry_timeout))
 
     def read_all(self, journal: str, begin: int, end: int) -> bytes:
         """Return exactly the bytes [begin, end)."""

@@ -39,7 +39,7 @@ from coranto.types.kinds import TypeField
 
 _HEAD_BYTES: Final = 5
 _NOT_FOUND: Final = 404
-_MOST_INDEXES: Final = 64
+_MAX_INDEXES: Final = 64
 _NUMBERS: Final = frozenset(
     ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity", "cache.latest.ttl.sec")
 )
@@ -177,7 +177,7 @@ def _indexes(content: bytes) -> tuple[list[int], int]:
     """Return the numbers that lead to a message, and the offset behind them. `0` alone stands for the first message."""
     numbers, at = list[int](), _HEAD_BYTES
     count = 1
-    while len(numbers) <= count <= _MOST_INDEXES:
+    while len(numbers) <= count <= _MAX_INDEXES:
         value, shift = 0, 0
         while True:
             if at >= len(content) or shift > 28:

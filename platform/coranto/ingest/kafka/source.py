@@ -26,7 +26,7 @@ from coranto.ingest.source import Poison, Positions, Read, SourceRow
 from coranto.types.kinds import TypeField
 
 _POLL_SECONDS: Final = 0.1
-_MOST_RECORDS: Final = 5000
+_MAX_RECORDS: Final = 5000
 _FIRST_RECORDS: Final = 500
 _RECORD_BYTES: Final = 100
 """The bytes that a record takes besides its key and its value."""
@@ -211,7 +211,7 @@ class KafkaSource:
             self._assign(self._known.topics(), {})
         count = _FIRST_RECORDS if not self._record_bytes else room // self._record_bytes
         try:
-            records = self._reading.consume(max(1, min(count, _MOST_RECORDS)), _POLL_SECONDS)
+            records = self._reading.consume(max(1, min(count, _MAX_RECORDS)), _POLL_SECONDS)
         except (KafkaException, RuntimeError) as error:
             raise problem_of(error) from error
         found: dict[_Place, list[SourceRow | Poison]] = {}

@@ -24,7 +24,7 @@ from coranto.streams.blocking.generated.faces import (
 from coranto.streams.groups.group_reader import DEFAULT_BEAT, DEFAULT_TIMEOUT, GroupReader
 from coranto.streams.groups.reader_groups import ReaderGroup
 from coranto.streams.groups.state_synchronizer import (
-    DEFAULT_PATIENCE,
+    DEFAULT_RETRY_TIMEOUT,
     DEFAULT_SNAPSHOT_EVERY,
     StateModel,
     StateSynchronizer,
@@ -198,11 +198,11 @@ class SyncStateSynchronizer(StateSynchronizerFace[S, U], Blocking):
         model: StateModel[S, U],
         *,
         snapshot_every: int = DEFAULT_SNAPSHOT_EVERY,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
     ) -> None:
         self._client = JournalClient.of(client.config)
         self._synchronizer = StateSynchronizer(
-            self._client, journal, model, snapshot_every=snapshot_every, patience=patience
+            self._client, journal, model, snapshot_every=snapshot_every, retry_timeout=retry_timeout
         )
 
     @property

@@ -25,8 +25,8 @@ from coranto.streams.writer.stream_writer import (
     CLOSE_SECONDS,
     DEFAULT_BATCH_BYTES,
     DEFAULT_IN_FLIGHT,
-    DEFAULT_PATIENCE,
     DEFAULT_PENDING_BYTES,
+    DEFAULT_RETRY_TIMEOUT,
     DEFAULT_TIMEOUT,
     MAX_TRANSACTION_BYTES,
     StreamWriter,
@@ -58,7 +58,7 @@ class SyncStreamWriter(StreamWriterFace[E], Blocking):
         in_flight: int = DEFAULT_IN_FLIGHT,
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         pending_bytes: int = DEFAULT_PENDING_BYTES,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         metrics: WriterMetrics | None = None,
     ) -> None:
         self._client = JournalClient.of(client.config)
@@ -72,7 +72,7 @@ class SyncStreamWriter(StreamWriterFace[E], Blocking):
             in_flight=in_flight,
             batch_bytes=batch_bytes,
             pending_bytes=pending_bytes,
-            patience=patience,
+            retry_timeout=retry_timeout,
             metrics=metrics,
         )
         self._calls = BoundedCalls(MAX_PENDING_EVENTS)
@@ -170,11 +170,15 @@ class SyncMultiKeyWriter(MultiKeyWriterFace[E], Blocking):
         *,
         format: EventFormat[E] | None = None,
         max_transaction_bytes: int = MAX_MULTI_KEY_BYTES,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
     ) -> None:
         self._client = JournalClient.of(client.config)
         self._writer: MultiKeyWriter[E] = MultiKeyWriter(
-            self._client, stream, format=format, max_transaction_bytes=max_transaction_bytes, patience=patience
+            self._client,
+            stream,
+            format=format,
+            max_transaction_bytes=max_transaction_bytes,
+            retry_timeout=retry_timeout,
         )
 
     @property

@@ -29,7 +29,7 @@ async def apply_changes(
 
     Raises ApplyOutcomeUnknown if an attempt whose answer was lost may have been applied or not.
     """
-    retry = Retry(client.config.patience)
+    retry = Retry(client.config.retry_timeout)
     unknown: ApplyOutcomeUnknown | None = None
     while True:
         try:

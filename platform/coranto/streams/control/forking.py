@@ -53,7 +53,7 @@ from coranto.telemetry import ProgressReport
 from coranto.wire import protocol_pb2 as pb
 
 _ATTEMPTS: Final = 20
-MOST_SEGMENTS: Final = 40
+MAX_SEGMENTS: Final = 40
 """The most segments that are forked in one change, so that a crash leaves all of their forks or none."""
 
 
@@ -95,9 +95,9 @@ async def fork_stream(
             await streams.describe(name), {number: fork.offset for number, (_, fork) in present.items()}
         )
     stream, heads = await streams.cut(source)
-    if len(stream.segments) > MOST_SEGMENTS:
+    if len(stream.segments) > MAX_SEGMENTS:
         raise InvalidInput(
-            f"has {len(stream.segments)} segments, and at most {MOST_SEGMENTS} can be forked; truncate it first, so "
+            f"has {len(stream.segments)} segments, and at most {MAX_SEGMENTS} can be forked; truncate it first, so "
             "that old ones are deleted",
             field=f"stream {source}",
         )

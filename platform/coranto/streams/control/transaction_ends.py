@@ -28,11 +28,11 @@ async def end_transactions(
     journal: str,
     ends: Sequence[LaneEnd],
     *,
-    patience: float | None = None,
+    retry_timeout: float | None = None,
     is_done: Callable[[str], Awaitable[bool]] | None = None,
 ) -> None:
     """End decided transactions in a segment, as far as they have not ended. Repeats lost answers for
-    `patience` seconds, by default the client's.
+    `retry_timeout` seconds, by default the client's.
 
     `is_done` returns whether another process's transaction is recorded as done, so that its lane may have another
     transaction now. It is asked after a loss of the registers that would show this. Raises NotAllowed and
@@ -41,18 +41,18 @@ async def end_transactions(
     changes = [LaneChange(LaneStep.END, each.use) for each in ends if each.use is not None]
     try:
         await client.append(
-            journal, [each.ack for each in ends], retry_unknown=True, patience=patience, **parameters(changes)
+            journal, [each.ack for each in ends], retry_unknown=True, retry_timeout=retry_timeout, **parameters(changes)
         )
     except RegisterMismatch:  # Some have ended.
         for each in ends:
-            await _end(client, journal, each, patience, is_done)
+            await _end(client, journal, each, retry_timeout, is_done)
 
 
 async def _end(
     client: JournalClient,
     journal: str,
     end: LaneEnd,
-    patience: float | None,
+    retry_timeout: float | None,
     is_done: Callable[[str], Awaitable[bool]] | None,
 ) -> None:
     step: LaneStep | None = LaneStep.END
@@ -60,12 +60,12 @@ async def _end(
         changes, offset = [] if end.use is None else [LaneChange(step, end.use)], 0
         if step is LaneStep.END_AFTER_LOSS and end.use is not None and is_done is not None:
             # The lane gets no other transaction before this one is recorded as done. So it has none at this offset.
-            offset = (await client.append(journal, b"", retry_unknown=True, patience=patience)).end
+            offset = (await client.append(journal, b"", retry_unknown=True, retry_timeout=retry_timeout)).end
             if await is_done(end.use.txn):
                 return
         try:
             await client.append(
-                journal, end.ack, offset=offset, retry_unknown=True, patience=patience, **parameters(changes)
+                journal, end.ack, offset=offset, retry_unknown=True, retry_timeout=retry_timeout, **parameters(changes)
             )
         except RegisterMismatch as error:
             assert end.use is not None
@@ -86,16 +86,16 @@ def dropping(format: Framing[Any], use: LaneUse, last: bytes) -> bytes:
 
 
 async def drop_transaction(
-    client: JournalClient, journal: str, use: LaneUse, content: bytes, *, patience: float | None = None
+    client: JournalClient, journal: str, use: LaneUse, content: bytes, *, retry_timeout: float | None = None
 ) -> None:
     """Append what `dropping` returned, of a transaction that can never be decided. Raises errors of the client."""
     change = LaneChange(LaneStep.DROP, use)
-    await client.append(journal, content, retry_unknown=True, patience=patience, **parameters([change]))
+    await client.append(journal, content, retry_unknown=True, retry_timeout=retry_timeout, **parameters([change]))
 
 
-async def open_lanes(client: JournalClient, journal: str, *, patience: float | None = None) -> tuple[LaneUse, ...]:
+async def open_lanes(client: JournalClient, journal: str, *, retry_timeout: float | None = None) -> tuple[LaneUse, ...]:
     """Return the transactions in progress in a segment. Raises errors of the client."""
-    return lanes_in((await client.append(journal, b"", retry_unknown=True, patience=patience)).registers)
+    return lanes_in((await client.append(journal, b"", retry_unknown=True, retry_timeout=retry_timeout)).registers)
 
 
 async def drop_undecided(

@@ -58,7 +58,7 @@ REVISION_LABEL: Final = "coranto.dev/revision"
 SNAPSHOT_LABEL: Final = "coranto.dev/snapshot"
 DEFAULT_SNAPSHOT_EVERY: Final = 256
 """Updates after which a snapshot is written."""
-DEFAULT_PATIENCE: Final = 60.0
+DEFAULT_RETRY_TIMEOUT: Final = 60.0
 """Retry timeout of a call in seconds."""
 
 _log = structlog.get_logger(__name__)
@@ -131,7 +131,7 @@ class StateSynchronizer(Generic[S, U]):
     """The state in `journal`, as this process knows it. For one event loop; safe for many tasks.
 
     Call `initialize` or `load` first. A snapshot is written after every `snapshot_every` updates. An update whose
-    answer was lost is retried for up to `patience` seconds. A cancelled read leaves the state as known before, or
+    answer was lost is retried for up to `retry_timeout` seconds. A cancelled read leaves the state as known before, or
     newer. A cancelled write may or may not have been applied.
     """
 
@@ -142,7 +142,7 @@ class StateSynchronizer(Generic[S, U]):
         model: StateModel[S, U],
         *,
         snapshot_every: int = DEFAULT_SNAPSHOT_EVERY,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
@@ -154,7 +154,7 @@ class StateSynchronizer(Generic[S, U]):
         self._client = client
         self._model = model
         self._snapshot_every = snapshot_every
-        self._patience = patience
+        self._retry_timeout = retry_timeout
         self._clock: Clock = clock or SystemClock()
         self._entropy = entropy
         self._lock = asyncio.Lock()
@@ -204,7 +204,7 @@ class StateSynchronizer(Generic[S, U]):
 
         `decide` is called again whenever another process was faster, so it must have no side effects. If it returns
         None, nothing changes. An error that it raises on the newest state is raised here. Raises AppendOutcomeUnknown
-        if answers were lost for `patience` seconds. After that error or a cancellation, the update may still be
+        if answers were lost for `retry_timeout` seconds. After that error or a cancellation, the update may still be
         applied, but only to the state that it was decided on. Also raises what `JournalClient.append` raises.
         """
         async with self._lock:
@@ -334,7 +334,7 @@ class StateSynchronizer(Generic[S, U]):
     async def _append(self, token: str, content: bytes, check: pb.LabelSelector) -> bool:
         """Append a record and apply it. If the check fails, read the new records and return False."""
         union = labels.label_set([(HELD_LABEL, "true"), (REVISION_LABEL, token)])
-        retry = Retry(self._patience)
+        retry = Retry(self._retry_timeout)
         while True:
             try:
                 result = await self._client.append(self.journal, content, check_registers=check, union_registers=union)

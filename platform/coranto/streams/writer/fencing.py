@@ -36,7 +36,7 @@ async def raise_fence(shared: Shared, fence: Fence, writer_of: Callable[[], Awai
                 check_registers=conditions.check,
                 union_registers=conditions.union,
                 retry_unknown=True,
-                patience=shared.patience,
+                retry_timeout=shared.retry_timeout,
             )
         except RegisterMismatch:
             continue  # Another fence was raised, or ours was and the answer was lost, or the registers were lost.

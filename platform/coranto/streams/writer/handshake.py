@@ -37,11 +37,11 @@ async def handshake(shared: Shared, journal: str) -> tuple[Registers, int]:
 
 async def hold(shared: Shared, journal: str, head: int) -> None:
     """Mark registers as held, for a journal that ends at `head`. If it has content, they were lost and are restored."""
-    await hold_registers(shared.client, journal, head, shared.events, shared.ticks, shared.patience)
+    await hold_registers(shared.client, journal, head, shared.events, shared.ticks, shared.retry_timeout)
 
 
 async def hold_registers(
-    client: JournalClient, journal: str, head: int, events: Framing[Any], ticks: ProducerClock, patience: float
+    client: JournalClient, journal: str, head: int, events: Framing[Any], ticks: ProducerClock, retry_timeout: float
 ) -> None:
     """Mark registers as held, like `hold`, but without the `Shared` of segment writers."""
     noop = events.acknowledgement(build_uuid(rules.NOOP_PRODUCER, ticks.tick(), Flags.ACK_TXN))
@@ -53,18 +53,18 @@ async def hold_registers(
             check_registers=conditions.check,
             union_registers=conditions.union,
             retry_unknown=True,
-            patience=patience,
+            retry_timeout=retry_timeout,
         )
 
 
 async def ensure_held(
-    client: JournalClient, journal: str, events: Framing[Any], ticks: ProducerClock, patience: float
+    client: JournalClient, journal: str, events: Framing[Any], ticks: ProducerClock, retry_timeout: float
 ) -> pb.LabelSet:
     """Mark the registers of a segment as held, unless they are, so that no writer takes them for lost later.
 
     Returns the registers as they were found.
     """
-    found = await client.append(journal, b"", retry_unknown=True, patience=patience)
+    found = await client.append(journal, b"", retry_unknown=True, retry_timeout=retry_timeout)
     if not Registers.of(found.registers).held:
-        await hold_registers(client, journal, found.end, events, ticks, patience)
+        await hold_registers(client, journal, found.end, events, ticks, retry_timeout)
     return found.registers

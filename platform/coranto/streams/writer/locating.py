@@ -18,7 +18,7 @@ from coranto.messages.reading import AsyncReadUncommitted
 from coranto.messages.uuids import Flags, ProducerId
 from coranto.streams.model.events import EventFormat, TransactionEnd
 
-LEAST_PATIENCE_SECONDS = 20.0
+MIN_TIMEOUT_SECONDS = 20.0
 """Minimum time of the search for the place of a durable unit, whatever the retry timeout.
 
 It is longer than the ten seconds after which brokers list a store again for a reader that waits at a gap.
@@ -35,18 +35,18 @@ async def find_append(
     producer: ProducerId,
     first_clock: int,
     within: range,
-    patience_seconds: float,
+    timeout_seconds: float,
 ) -> int | None:
     """Find the offset of a message by its producer and clock, `within` a range of offsets that begins with a message.
 
     An empty range means up to the head. Returns None if the message is not there, or the journal cannot be read within
-    `patience_seconds`, or LEAST_PATIENCE_SECONDS if that is more.
+    `timeout_seconds`, or MIN_TIMEOUT_SECONDS if that is more.
     """
 
     def match(message: Envelope[E]) -> int | None:
         return message.begin if (message.producer, message.clock) == (producer, first_clock) else None
 
-    return await _found(client, journal, events, within, match, patience_seconds)
+    return await _found(client, journal, events, within, match, timeout_seconds)
 
 
 async def find_transaction(
@@ -56,7 +56,7 @@ async def find_transaction(
     producer: ProducerId,
     end: TransactionEnd,
     within: range,
-    patience_seconds: float,
+    timeout_seconds: float,
 ) -> tuple[int, int] | None:
     """Find the bytes [begin, end) of a transaction by its transaction end, `within` a range as for `find_append`.
 
@@ -76,7 +76,7 @@ async def find_transaction(
             started = -1
         return None
 
-    return await _found(client, journal, events, within, match, patience_seconds)
+    return await _found(client, journal, events, within, match, timeout_seconds)
 
 
 async def _found(
@@ -85,13 +85,13 @@ async def _found(
     events: EventFormat[E],
     within: range,
     match: Callable[[Envelope[E]], T | None],
-    patience_seconds: float,
+    timeout_seconds: float,
 ) -> T | None:
     """Find what `match` returns for a message, `within` a range of offsets, or to the head if that is empty."""
     begin, end = within.start, within.stop if within else 0
     try:
         async with (
-            asyncio.timeout(max(patience_seconds, LEAST_PATIENCE_SECONDS)),
+            asyncio.timeout(max(timeout_seconds, MIN_TIMEOUT_SECONDS)),
             contextlib.aclosing(client.read(journal, begin, end_offset=end, block=end > 0)) as chunks,
         ):
             passed_over: list[CorruptMessage] = []

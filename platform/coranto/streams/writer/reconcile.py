@@ -40,7 +40,7 @@ class Reconciler:
         self.segment = segment
         self._before = before
         self._shared = shared
-        self.retry = Retry(shared.patience)
+        self.retry = Retry(shared.retry_timeout)
         self.queue = AttemptQueue()
         self.registers: Registers | None = None
         """The registers to enter with; None before the first handshake."""
@@ -136,7 +136,7 @@ class Reconciler:
                 shared.identity.producer,
                 wanted,
                 within,
-                shared.patience,
+                shared.retry_timeout,
             )
             if found is not None:
                 result = CommitResult(segment.journal, segment.number, *found, unit.place, -1, unit.sequence, True)
@@ -192,7 +192,7 @@ class Reconciler:
             shared.identity.producer,
             attempt.first_clock,
             range(self.end, self._told_end),
-            shared.patience,
+            shared.retry_timeout,
         )
         self._succeed(attempt, -1 if begin is None else begin, -1)
 
@@ -299,7 +299,7 @@ class Reconciler:
 
     def fail_all(self, error: CorantoError) -> None:
         """Fail all units: the first with the error, and those that may be durable as unknown."""
-        self.retry.progressed()  # Later units get the whole patience again.
+        self.retry.progressed()  # Later units get the whole retry timeout again.
         failed = [(unit, attempt.doubtful) for attempt in self.queue.take_attempts() for unit in attempt.units]
         failed += [(unit, False) for unit in self.queue.take_units()]
         for number, (unit, doubtful) in enumerate(failed):

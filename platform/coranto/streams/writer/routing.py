@@ -97,7 +97,7 @@ class Routing:
         return [segments[number] for number in earlier if segments[number].range.contains(place)]
 
     async def left(self, writer: SegmentWriter) -> Segment | None:
-        retry = Retry(self._shared.patience)
+        retry = Retry(self._shared.retry_timeout)
         while True:
             await self.refresh()
             segment = self._stream.segments.get(writer.segment.number)

@@ -57,7 +57,7 @@ class Router(Protocol):
     async def left(self, writer: SegmentWriter) -> Segment | None:
         """Wait until the segment is listed as being sealed, and return it as listed; None if it is gone.
 
-        Raises StreamNotFound, and NotAllowed if it is not listed as being sealed within the writer's patience.
+        Raises StreamNotFound, and NotAllowed if it is not listed as being sealed within the writer's retry timeout.
         """
         ...
 

@@ -35,7 +35,7 @@ class Shared:
     counters: WriterCounters
     in_flight: int
     batch_bytes: int
-    patience: float
+    retry_timeout: float
     fresh: bool
     sequence: int = -1
     """The largest sequence that was used so far."""
@@ -126,7 +126,7 @@ class Shared:
             b"",
             check_registers=label_selector(include={HELD: ""}) if held else None,
             retry_unknown=True,
-            patience=self.patience,
+            retry_timeout=self.retry_timeout,
             min_etcd_revision=min_revision,
         )
 

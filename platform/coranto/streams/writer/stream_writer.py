@@ -50,7 +50,7 @@ MAX_TRANSACTION_BYTES: Final = 16 << 20
 DEFAULT_BATCH_BYTES: Final = 1 << 20
 DEFAULT_PENDING_BYTES: Final = 64 << 20
 DEFAULT_IN_FLIGHT: Final = 8
-DEFAULT_PATIENCE: Final = 60.0
+DEFAULT_RETRY_TIMEOUT: Final = 60.0
 DEFAULT_TIMEOUT: Final = 60.0
 CLOSE_SECONDS: Final = 30.0
 
@@ -76,7 +76,7 @@ class StreamWriter(Generic[E]):
         in_flight: int = DEFAULT_IN_FLIGHT,
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         pending_bytes: int = DEFAULT_PENDING_BYTES,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         metrics: WriterMetrics | None = None,
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
@@ -87,7 +87,7 @@ class StreamWriter(Generic[E]):
         the stream has forgotten the state of such a writer, writing raises WriterExpired; with `fresh`, the writer
         continues, and assumes that its earlier writes are settled. Up to `in_flight` appends per segment are in flight;
         an append of several events or transactions has at most `batch_bytes`. `drain` waits while more than
-        `pending_bytes` are not resolved. Appends are retried for `patience` seconds.
+        `pending_bytes` are not resolved. Appends are retried for `retry_timeout` seconds.
         """
         if writer_id is not None:
             validate_writer_id(writer_id)
@@ -110,7 +110,7 @@ class StreamWriter(Generic[E]):
         self._entropy = entropy
         self._in_flight = in_flight
         self._batch_bytes = batch_bytes
-        self._patience = patience
+        self._retry_timeout = retry_timeout
         self._fresh = fresh
         self._shared: Shared | None = None
         self._routing: Routing | None = None
@@ -155,7 +155,7 @@ class StreamWriter(Generic[E]):
             self._tally,
             self._in_flight,
             self._batch_bytes,
-            self._patience,
+            self._retry_timeout,
             self._fresh,
         )
         self._format = events

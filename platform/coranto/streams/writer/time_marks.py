@@ -78,7 +78,7 @@ class TimeMarkWriter:
                 self._journal,
                 JsonEvents().marshal(mark.to_message(), uuid),
                 retry_unknown=True,
-                patience=shared.patience,
+                retry_timeout=shared.retry_timeout,
             )
         except CorantoError as error:
             # Watermarks come later or not at all; no event is affected.

@@ -170,7 +170,7 @@ def test_a_query_without_an_end_waits_for_its_store_and_its_brokers(batches, bro
         metrics.observe(report)
         gauges.append(registry.get_sample_value("coranto_spark_outage_seconds", {"consumer": "counts"}) or 0.0)
 
-    batches.broker.config = replace(broker.config, patience=0.05)
+    batches.broker.config = replace(broker.config, retry_timeout=0.05)
     for step in (Step.FENCED, Step.MERGED, Step.COMMITTED):
         batches.add(9)
         with ProxiedStore(batches.store_url) as proxied:
@@ -260,7 +260,7 @@ def test_a_query_that_was_replaced_during_an_outage_ends_and_fences_nobody_off(b
 
 def test_a_database_that_lost_a_batch_in_a_failover_ends_the_query(batches, broker):
     batches.add(9)
-    batches.broker.config = replace(broker.config, patience=0.05)
+    batches.broker.config = replace(broker.config, retry_timeout=0.05)
 
     class Lossy(Waiting):
         def pause(self, seconds: float) -> None:
@@ -294,7 +294,7 @@ def test_a_service_waits_for_its_store_and_its_brokers(spark, broker, postgres):
     world, url = World(broker), postgres.new_database()
     registry = CollectorRegistry()
     metrics = SparkConsumerMetrics("delays", registry)
-    client = replace(broker.config, patience=0.05)
+    client = replace(broker.config, retry_timeout=0.05)
     gauges: list[float] = []
 
     def observe(report: ConsumeReport) -> None:
@@ -358,7 +358,7 @@ def test_a_database_that_lost_commits_in_a_failover_ends_the_consumer(spark, bro
 
         consumer = SparkConsumer(
             LoggedDelays(),
-            replace(broker.config, patience=0.05),
+            replace(broker.config, retry_timeout=0.05),
             proxied.url,
             spark,
             hooks=Lossy(Outage(broker.refuse, broker.accept), Step.COMMITTED),

@@ -67,7 +67,10 @@ def test_keys_are_in_any_case():
         ({**ENDPOINT, "selector": "x", "endingOffsets": '{"a/one": true}'}, "True is not an offset for a/one"),
         ({**ENDPOINT, "selector": "x", "isolation": "serializable"}, "not one of read_committed, read_uncommitted"),
         ({**ENDPOINT, "selector": "x", "isolation": "sequenced"}, "not one of read_committed, read_uncommitted"),
-        ({**ENDPOINT, "selector": "x", "patience": "long"}, "option patience: 'long' is not a number of seconds"),
+        (
+            {**ENDPOINT, "selector": "x", "retryTimeout": "long"},
+            "option retryTimeout: 'long' is not a number of seconds",
+        ),
         ({**ENDPOINT, "selector": "x", "slices": "[]"}, "option slices: there is no such option"),
         ({**ENDPOINT, "journal": "a//one"}, "option journal"),
         ({**ENDPOINT, "prefix": ""}, "option prefix: is empty"),

@@ -74,7 +74,7 @@ def test_rows_are_merged_in_the_files_that_have_their_keys(table: Table) -> None
 
 @pytest.mark.parametrize("most", [200, 1])
 def test_only_files_whose_bounds_admit_texts_are_read(most: int, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "_MOST_KEYS", most)
+    monkeypatch.setattr(changes, "_MAX_KEYS", most)
     texts = pa.schema([pa.field("key", pa.string(), nullable=False), ("n", pa.int64())])
     table = table.catalog.create_table("shop.texts", texts)
     last = "\U0010ffff" * 20  # Its first part cannot be rounded up to a bound.

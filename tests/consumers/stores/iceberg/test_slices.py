@@ -25,7 +25,7 @@ def test_a_merge_in_slices_gives_what_a_merge_of_all_does(tmp_path: Path, monkey
     chance, expected, many = random.Random(1), dict[tuple[int, str], int](), list[int]()
     table = catalog.create_table("shop.sums", SCHEMA)
     plan = plan_for(table, None, SCHEMA.names, ["few", "key"], {"n": Add()}, "")
-    monkeypatch.setattr(changes, "MOST_BYTES", 4000)  # Some files are held, others read again.
+    monkeypatch.setattr(changes, "MAX_BYTES", 4000)  # Some files are held, others read again.
     monkeypatch.setattr(changes, "slices", lambda plan, parts: counted(slices(plan, parts, 2000)))
 
     def counted(made):

@@ -49,7 +49,7 @@ def test_a_writer_in_another_process_needs_nothing_of_the_catalog(table: Table, 
 
 
 def test_many_rows_become_several_files_in_each_partition(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_MOST_BYTES", 150)
+    monkeypatch.setattr(writing, "_MAX_BYTES", 150)
     with table.update_spec() as spec:
         spec.add_identity("day")
     files = list(FileWriter.of(table, "mine/1/").write(batches(60)))

@@ -17,19 +17,19 @@ from airflow_coranto.offsets import MARK
 
 T = TypeVar("T")
 
-PATIENCE = 400.0
+TIMEOUT = 400.0
 REPAIR_SECONDS = 30.0
 """The time that SQLite may take to repair its file."""
 DONE = {"success", "failed", "skipped", "upstream_failed"}
 
 
-def until(ask: Callable[[], T], *, pause: float = 0.2, patience: float = PATIENCE) -> T:
+def until(ask: Callable[[], T], *, pause: float = 0.2, retry_timeout: float = TIMEOUT) -> T:
     """Return the first answer that is true."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + retry_timeout
     while True:
         if answer := ask():
             return answer
-        assert time.monotonic() < deadline, f"still {answer!r} after {patience} s"
+        assert time.monotonic() < deadline, f"still {answer!r} after {retry_timeout} s"
         time.sleep(pause)
 
 

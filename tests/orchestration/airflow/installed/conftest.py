@@ -49,7 +49,7 @@ def client(broker: SyncCluster, monkeypatch: pytest.MonkeyPatch) -> SyncJournalC
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that give up soon when a cluster is away."""
     usual = ConnectionFields.client_config
-    monkeypatch.setattr(ConnectionFields, "client_config", lambda fields: replace(usual(fields), patience=0.1))
+    monkeypatch.setattr(ConnectionFields, "client_config", lambda fields: replace(usual(fields), retry_timeout=0.1))
 
 
 @pytest.fixture

@@ -143,4 +143,4 @@ def _stop(terminal: subprocess.Popen[bytes]) -> None:
             return
         os.killpg(terminal.pid, signum)
         with suppress(AssertionError):
-            until(ended, patience=seconds)
+            until(ended, retry_timeout=seconds)

@@ -49,7 +49,7 @@ def handing(writer: HeldWriter, late: list[int]) -> EventFeed:
         late.append(1)
         shared_loop().call(writer.settle)
 
-    return EventFeed(cast("StreamWriter[Any]", writer), patience=0.02, late=settle)
+    return EventFeed(cast("StreamWriter[Any]", writer), stall_timeout=0.02, late=settle)
 
 
 def test_appends_in_flight_are_bounded_and_waiting_is_reported() -> None:

@@ -153,7 +153,7 @@ async def test_decisions_of_an_earlier_stream_of_the_name_are_not_taken_for_the_
     async with StreamWriter[Any](client, "orders") as writer:
         await writer.write_event("a", {"n": 0})
     with monkeypatch.context() as patch:
-        patch.setattr(forking, "MOST_SEGMENTS", 1)
+        patch.setattr(forking, "MAX_SEGMENTS", 1)
         with pytest.raises(InvalidInput, match=r"has 2 segments, and at most 1 can be forked; truncate it first"):
             await fork_stream(client, "orders", "what-if")
     assert (await client.list("name:prefix=what-if/")).journals == (), "nothing is forked of a stream that is too large"
@@ -190,7 +190,7 @@ async def test_what_a_dead_writer_has_decided_is_decided_in_the_fork_and_nothing
         mortal: Any = Mortal(client, last)
         survived = False
         try:
-            writer: MultiKeyWriter[Any] = MultiKeyWriter(mortal, name, patience=1)
+            writer: MultiKeyWriter[Any] = MultiKeyWriter(mortal, name, retry_timeout=1)
             await writer.open()
             await write(writer, 0)
             survived = True

@@ -226,7 +226,7 @@ async def test_lanes_of_dead_writers_are_dropped_when_a_segment_has_many(
             """Do nothing, as a process does that is gone."""
 
     for number in range(3):
-        async with Deserted(killed, "orders", patience=0.1) as writer:
+        async with Deserted(killed, "orders", retry_timeout=0.1) as writer:
             with pytest.raises(Unavailable):
                 await write(writer, number)
     assert len(lanes_in((await client.append(SEGMENT, b"")).registers)) == 3

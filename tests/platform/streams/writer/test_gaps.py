@@ -99,7 +99,7 @@ async def test_a_write_that_fails_by_its_own_condition_leaves_no_gap() -> None:
 @pytest.mark.parametrize("transaction", [True, False])
 @pytest.mark.parametrize("entered", [True, False], ids=["a later append", "the first append"])
 async def test_a_write_of_unknown_outcome_that_is_given_again_is_stored_once(transaction: bool, entered: bool) -> None:
-    async with stream_world() as world, importer(world, patience=0.2) as writer:
+    async with stream_world() as world, importer(world, retry_timeout=0.2) as writer:
 
         def give(n: int) -> Any:
             if transaction:

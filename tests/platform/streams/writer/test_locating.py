@@ -58,7 +58,7 @@ async def test_a_broker_that_shows_an_older_head_is_not_believed() -> None:
 
 
 async def test_the_search_ends_when_the_journal_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locating, "LEAST_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(locating, "MIN_TIMEOUT_SECONDS", 0.05)
     assert await place(StaleClient(10), 48, range(0, len(CONTENT))) is None
     assert await place(StaleClient(10, failure=Unavailable("away")), 48, range(0, len(CONTENT))) is None
 

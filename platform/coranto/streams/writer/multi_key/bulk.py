@@ -60,7 +60,7 @@ from coranto.streams.writer.handshake import ensure_held
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, PartMover, acknowledgements, roll_back
 from coranto.streams.writer.multi_key.decision_log import DecisionLog, StreamSnapshot
 
-DEFAULT_PATIENCE: Final = 60.0
+DEFAULT_RETRY_TIMEOUT: Final = 60.0
 _NONE_YET: Final = "0.0.done"
 """The register of a writer that is enlisted."""
 _WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
@@ -103,17 +103,17 @@ class BulkCommitter:
         client: JournalClient,
         stream: str,
         *,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        self._log = DecisionLog(client, stream, patience=patience, clock=clock, entropy=entropy)
+        self._log = DecisionLog(client, stream, retry_timeout=retry_timeout, clock=clock, entropy=entropy)
         self.stream = self._log.stream
         self._client = client
         self._clock, self._ticks = self._log.clock, self._log.ticks
-        self._patience = patience
+        self._retry_timeout = retry_timeout
         self._decisions = self._log.decisions
-        self._mover = PartMover(client, self._ticks, patience, entropy)
+        self._mover = PartMover(client, self._ticks, retry_timeout, entropy)
         self.last_batches: Mapping[str, int] = {}
         """The last batch of each writer, when the stream was prepared."""
 
@@ -134,7 +134,7 @@ class BulkCommitter:
 
         async def hold(journal: str) -> None:
             async with at_once:
-                await hold_segment(self._client, journal, self._ticks, self._patience)
+                await hold_segment(self._client, journal, self._ticks, self._retry_timeout)
 
         await asyncio.gather(*(hold(segment.journal) for segment in stream.active()))
         return stream
@@ -172,7 +172,7 @@ class BulkCommitter:
         committed with a content of another `digest` (if both are known), and InvalidInput for a batch above 0 if none
         is known, unless `accept_loss`: the stream was recreated, or all brokers of its decisions were lost. A writer
         whose batches are kept must be enlisted, and has batches above 0. Raises StreamChanged
-        if a part cannot be moved to the successors of its segment, or the stream is changed for all of `patience`;
+        if a part cannot be moved to the successors of its segment, or the stream is changed for all of `retry_timeout`;
         StreamSealed, and errors of `kept` and the client. After these, this call has committed nothing. After
         CommitUnknown that is not known: the next commit of the batch tells, whether it is given the same parts or
         others. Without a writer nothing tells: do not give the parts again.
@@ -204,7 +204,7 @@ class BulkCommitter:
         planned_behind: int | None,
     ) -> bool:
         """Decide, and acknowledge. Returns False if the batch was committed before. Moved parts replace others."""
-        txn, retry = self._log.new_transaction(), Retry(self._patience)
+        txn, retry = self._log.new_transaction(), Retry(self._retry_timeout)
         while True:
             doubt.of_earlier = bool(writer)
             snapshot = await self._log.snapshot()
@@ -238,7 +238,7 @@ class BulkCommitter:
                 delay = retry.failed(self._clock.monotonic())
                 if delay is None:
                     raise StreamChanged(
-                        f"stream {self.stream} was being changed for all of {self._patience:g} s; nothing is written. "
+                        f"stream {self.stream} was being changed for {self._retry_timeout:g} s; nothing was written. "
                         "Try again"
                     ) from error
                 await self._clock.sleep(delay)
@@ -287,7 +287,9 @@ class BulkCommitter:
 
         async def append(journal: str) -> None:
             async with at_once:
-                await self._client.append(journal, contents[journal], retry_unknown=True, patience=self._patience)
+                await self._client.append(
+                    journal, contents[journal], retry_unknown=True, retry_timeout=self._retry_timeout
+                )
 
         outcomes = await asyncio.gather(*(self._log.acknowledge(append(journal)) for journal in contents))
         if failures := [each for each in outcomes if each is not None]:
@@ -303,9 +305,9 @@ class BulkCommitter:
             _log.info("bulk_transaction.not_recorded_as_done", stream=self.stream, error=str(error))
 
 
-async def hold_segment(client: JournalClient, journal: str, ticks: ProducerClock, patience: float) -> None:
+async def hold_segment(client: JournalClient, journal: str, ticks: ProducerClock, retry_timeout: float) -> None:
     """Prepare a segment for events of a bulk transaction."""
-    await ensure_held(client, journal, EVENTS, ticks, patience)
+    await ensure_held(client, journal, EVENTS, ticks, retry_timeout)
 
 
 def _check_writer(writer: str) -> None:

@@ -95,11 +95,11 @@ class PartMover:
     """Moves parts of sealed segments to the segments that have their keys now."""
 
     def __init__(
-        self, client: JournalClient, ticks: ProducerClock, patience: float, entropy: Entropy = os.urandom
+        self, client: JournalClient, ticks: ProducerClock, retry_timeout: float, entropy: Entropy = os.urandom
     ) -> None:
         self._client = client
         self._ticks = ticks
-        self._patience = patience
+        self._retry_timeout = retry_timeout
         self._entropy = entropy
 
     async def move(self, part: BulkPart, stream: Stream) -> list[BulkPart]:
@@ -177,9 +177,9 @@ class PartMover:
         if not to.held:
             return
         if to.begin < 0:
-            await ensure_held(self._client, journal, EVENTS, self._ticks, self._patience)
+            await ensure_held(self._client, journal, EVENTS, self._ticks, self._retry_timeout)
         content, to.held, to.size = b"".join(to.held), [], 0
-        done = await self._client.append(journal, content, patience=self._patience)
+        done = await self._client.append(journal, content, retry_timeout=self._retry_timeout)
         to.begin = done.begin if to.begin < 0 else to.begin
 
 
@@ -191,6 +191,6 @@ async def roll_back(client: JournalClient, parts: Sequence[BulkPart]) -> None:
 
     async def drop(journal: str, content: bytes) -> None:
         with contextlib.suppress(CorantoError):
-            await client.append(journal, content, retry_unknown=True, patience=_ROLL_BACK_SECONDS)
+            await client.append(journal, content, retry_unknown=True, retry_timeout=_ROLL_BACK_SECONDS)
 
     await asyncio.gather(*(drop(journal, content) for journal, content in contents.items()))

@@ -39,13 +39,13 @@ class StreamSnapshot:
 
 
 class DecisionLog:
-    """The decisions of one stream, and the clocks of a writer that decides. `patience` is in seconds."""
+    """The decisions of one stream, and the clocks of a writer that decides. `retry_timeout` is in seconds."""
 
     def __init__(
-        self, client: JournalClient, stream: str, *, patience: float, clock: Clock | None, entropy: Entropy
+        self, client: JournalClient, stream: str, *, retry_timeout: float, clock: Clock | None, entropy: Entropy
     ) -> None:
         self.stream = validate_stream(stream)
-        self.patience = patience
+        self.retry_timeout = retry_timeout
         self.clock: Clock = clock or SystemClock()
         self.entropy = entropy
         self.ticks = ProducerClock(lambda: int(self.clock.now() * 1e9))

@@ -34,7 +34,7 @@ class MultiKeyPosition(NamedTuple):
 class MultiKeyResult:
     """A committed transaction, with the positions of its events by segment.
 
-    `visible` is false if an acknowledgement could not be appended within the writer's patience. The transaction is
+    `visible` is false if an acknowledgement could not be appended within the writer's retry timeout. The transaction is
     committed nevertheless, and readers get the rest of it once the stream is resumed or another writer is opened.
     """
 

@@ -77,7 +77,7 @@ E = TypeVar("E")
 
 MAX_MULTI_KEY_BYTES: Final = 16 << 20
 DEFAULT_TIMEOUT: Final = 30.0
-DEFAULT_PATIENCE: Final = 60.0
+DEFAULT_RETRY_TIMEOUT: Final = 60.0
 _FINISH_EVERY: Final = 256
 """Transactions of a writer after which it records that all decisions are carried out, so that recovery reads little."""
 
@@ -126,16 +126,16 @@ class MultiKeyWriter(Generic[E]):
         *,
         format: EventFormat[E] | None = None,
         max_transaction_bytes: int = MAX_MULTI_KEY_BYTES,
-        patience: float = DEFAULT_PATIENCE,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT,
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """`format` is the format of events, by default that of the stream's content type. `patience` is in seconds."""
+        """`format` of events is by default that of the stream's content type. `retry_timeout` is in seconds."""
         if max_transaction_bytes < 1:
             raise InvalidInput(
                 "the limit of transactions must be a positive number of bytes", field="max_transaction_bytes"
             )
-        self._log = DecisionLog(client, stream, patience=patience, clock=clock, entropy=entropy)
+        self._log = DecisionLog(client, stream, retry_timeout=retry_timeout, clock=clock, entropy=entropy)
         self.stream = self._log.stream
         self.max_transaction_bytes = max_transaction_bytes
         self._client = client
@@ -207,7 +207,7 @@ class MultiKeyWriter(Generic[E]):
     async def _attempts(
         self, events: Sequence[tuple[int, bytes]], batch: NumberedBatch | None = None
     ) -> MultiKeyResult:
-        retry = Retry(self._log.patience)
+        retry = Retry(self._log.retry_timeout)
         while True:
             snapshot = await self._snapshot()
             try:
@@ -222,7 +222,7 @@ class MultiKeyWriter(Generic[E]):
                     ) from error.__cause__
                 if delay is None:
                     raise TransactionTimeout(
-                        f"stream {self.stream} was being changed for all of {self._log.patience:g} s; nothing was "
+                        f"stream {self.stream} was being changed for {self._log.retry_timeout:g} s; nothing was "
                         "committed. Try again"
                     ) from None
                 await self._log.clock.sleep(delay)
@@ -359,26 +359,26 @@ class MultiKeyWriter(Generic[E]):
     async def _send(self, part: _Part, content: bytes, step: LaneStep) -> ContentRange:
         """Append a step of a transaction, batched with other waiting steps. Lost answers are not repeated."""
         journal, change = part.journal, LaneChange(step, part.use)
-        append, patience = self._client.append, self._log.patience
+        append, retry_timeout = self._client.append, self._log.retry_timeout
         batches = self._batches.get(journal)
         if batches is None:
             batches = self._batches[journal] = Batches(
-                lambda contents, changes: append(journal, contents, patience=patience, **parameters(changes))
+                lambda contents, changes: append(journal, contents, retry_timeout=retry_timeout, **parameters(changes))
             )
         try:
             return await batches.append(content, change)
         except RegisterMismatch:  # Perhaps because of another transaction.
-            alone = await append(journal, content, patience=patience, **parameters([change]))
+            alone = await append(journal, content, retry_timeout=retry_timeout, **parameters([change]))
             return ContentRange(alone.begin, alone.end)
 
     async def _hold(self, journal: str, format: EventFormat[Any]) -> None:
         """Have the registers of a segment held, with room for lanes. Checks that use lanes fail on lost registers."""
         if journal in self._held:
             return
-        registers = await ensure_held(self._client, journal, format, self._log.ticks, self._log.patience)
+        registers = await ensure_held(self._client, journal, format, self._log.ticks, self._log.retry_timeout)
         if self._is_crowded(lanes_in(registers)):
             async with self._dropping:
-                if self._is_crowded(await open_lanes(self._client, journal, patience=self._log.patience)):
+                if self._is_crowded(await open_lanes(self._client, journal, retry_timeout=self._log.retry_timeout)):
                     await self._log.streams.drop_lanes(self.stream, self._format)
         self._held.add(journal)
 
@@ -406,14 +406,16 @@ class MultiKeyWriter(Generic[E]):
             await self._send(part, part.ack, LaneStep.END)
         except (AppendOutcomeUnknown, RegisterMismatch):
             end = LaneEnd(part.use, part.ack)
-            await end_transactions(self._client, part.journal, [end], patience=self._log.patience)
+            await end_transactions(self._client, part.journal, [end], retry_timeout=self._log.retry_timeout)
 
     async def _roll_back(self, parts: Sequence[_Part]) -> None:
         """Make readers drop events that were not decided. Failures are ignored, because no reader waits for this."""
 
         async def drop(part: _Part) -> None:
             with contextlib.suppress(CorantoError):
-                await drop_transaction(self._client, part.journal, part.use, part.drop, patience=self._log.patience)
+                await drop_transaction(
+                    self._client, part.journal, part.use, part.drop, retry_timeout=self._log.retry_timeout
+                )
 
         await asyncio.gather(*map(drop, parts))
 

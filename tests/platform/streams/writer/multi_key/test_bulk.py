@@ -200,7 +200,7 @@ async def test_a_listing_of_a_restored_etcd_need_not_have_the_revision_of_anothe
 ) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
     scaled = await streams.scale("orders", [Split(0)])
-    log = decision_log.DecisionLog(client, "orders", patience=5.0, clock=None, entropy=os.urandom)
+    log = decision_log.DecisionLog(client, "orders", retry_timeout=5.0, clock=None, entropy=os.urandom)
     opened = await log.decisions.gate()
     assert (opened.revision, opened.cluster) == (
         max(each.mod_revision for each in scaled.segments.values()),

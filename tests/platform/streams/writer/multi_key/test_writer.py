@@ -257,7 +257,7 @@ async def test_whatever_a_writer_died_at_the_transaction_is_there_wholly_or_not_
         await streams.create(name, 2, template=TEMPLATE)
         mortal: Any = Mortal(client, last)
         try:
-            writer: MultiKeyWriter[Any] = MultiKeyWriter(mortal, name, patience=1)
+            writer: MultiKeyWriter[Any] = MultiKeyWriter(mortal, name, retry_timeout=1)
             await writer.open()
             await write(writer, 0)
             survived = True
@@ -307,7 +307,7 @@ async def test_events_that_are_never_answered_are_not_committed(streams: Streams
     await streams.create("orders", 2, template=TEMPLATE)
 
     mute: Any = Mute(client, {b'"n":1': AppendOutcomeUnknown("lost")})
-    async with MultiKeyWriter[Any](mute, "orders", patience=0.1) as writer:
+    async with MultiKeyWriter[Any](mute, "orders", retry_timeout=0.1) as writer:
         txn = writer.transaction()
         txn.write("a", {"n": 1})
         with pytest.raises(Unavailable, match="was not committed: lost") as raised:
