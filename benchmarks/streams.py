@@ -55,7 +55,7 @@ class Bench:
             await streams.create(
                 f"bench/{segments}", segments, template=template, content_type=BytesEvents().content_type
             )
-        await streams.ensure_part("bench/1", PLAIN)
+        await streams.ensure_part("bench/1", PLAIN, content_type=BytesEvents().content_type)
 
     def writer(self, segments: int) -> StreamWriter[bytes]:
         return StreamWriter(self.client, f"bench/{segments}", format=BytesEvents())
