@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
 def test_the_tour_in_the_documents_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    (specs,) = blocks("yaml")
+    (specs,) = (each for each in blocks("yaml") if each.startswith("# journals.yaml"))
     (tmp_path / "journals.yaml").write_text(specs)
     append_and_read, publish, transaction, _spark, _consume = blocks("python")
     with SyncCluster(brokers=1) as cluster:
@@ -45,3 +45,24 @@ def test_the_tour_in_the_documents_works(
         assert capfdbinary.readouterr().out.startswith(b"13 26\n0 b'")
         found = run("streams", "read", "shop/orders").output.splitlines()
         assert [line.partition("},")[2] for line in found] == ['"order":11}', '"order":11,"item":"lamp"}']
+
+
+def test_the_default_path_ingests_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """As printed, but for the stores of the test's cluster, and without `--follow`, which does not end."""
+    (ingest,) = (each for each in blocks("yaml") if each.startswith("# orders.yaml"))
+    ((words, following),) = re.findall(r"^\$ coranto (ingest .*) (--follow)$", PAGE.read_text(), re.MULTILINE)
+    assert following
+    (tmp_path / "orders.yaml").write_text(ingest.replace("{segments: 2}", f'{{segments: 2, stores: ["{STORE_URL}"]}}'))
+    (tmp_path / "orders.jsonl").write_text('{"customer": "ada"}\n{"customer": "bob"}\n')
+    with SyncCluster(brokers=1) as cluster:
+        monkeypatch.setenv("CORANTO_ENDPOINT", cluster.endpoint.removeprefix("http://"))
+        monkeypatch.setenv("PWD", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        run = CommandLine(capfdbinary.readouterr)
+        assert [run(*words.split()).output for _ in range(2)] == [
+            "orders: 2 rows in 1 transactions\n",
+            "orders: 0 rows in 0 transactions\n",
+        ]
+        assert len(run("streams", "read", "shop/orders").output.splitlines()) == 2

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from coranto.cluster import EmbeddedCluster
-from tests.installation.elsewhere.environments import ROOT, THIS, Environment, block, blocks, supported
+from tests.installation.elsewhere.environments import ROOT, THIS, Environment, block, supported
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
@@ -41,7 +41,7 @@ Snippet = Callable[[Environment, EmbeddedCluster], None]
 
 
 def _orders(made: Environment, data: str) -> None:
-    (specs,) = blocks(README, "yaml")
+    specs = block(README, "yaml", "# journals.yaml")
     (made.work / "journals.yaml").write_text(specs)
     made.run("coranto", "journals", "apply", "--specs", "journals.yaml", CORANTO_DATA=data)
     made.run("coranto", "journals", "append", "orders/part-000", given=ORDER, CORANTO_DATA=data)
@@ -83,7 +83,7 @@ def consumers(made: Environment, cluster: EmbeddedCluster) -> None:
         block(page, "python", "class Totals(Application)").replace("sqlite:////tmp/totals.db", f"sqlite:///{store}")
     )
     (made.work / "shards.yaml").write_text(block(page, "yaml", "totals-000"))
-    (tree,) = blocks(README, "yaml")
+    tree = block(README, "yaml", "# journals.yaml")
     for name in ("sales/part-000", "sales/part-001", "alerts/large-customers"):
         one = re.sub(r"^children:.*\n", "", tree, flags=re.MULTILINE).replace("name: orders/", f"name: {name}")
         made.run("coranto", "journals", "apply", "--specs", "-", given=one, CORANTO_DATA=data)
