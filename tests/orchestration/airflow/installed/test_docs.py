@@ -1,4 +1,4 @@
-"""The examples of docs/airflow.md, parsed as DAGs; and its own Airflow, run as it is printed."""
+"""The examples of docs/airflow.md and the flights job, parsed as DAGs; and its own Airflow, run as it is printed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from airflow.sdk import DAG
 from coranto.cluster.processes import free_port
 from tests.orchestration.airflow.installed.airflow_api import until
 
-PAGE = Path(__file__).parents[4] / "docs" / "airflow.md"
+ROOT = Path(__file__).parents[4]
+PAGE = ROOT / "docs" / "airflow.md"
+FLIGHTS = ROOT / "orchestration" / "airflow_coranto" / "flights" / "dags" / "flights.py"
 
 
 def test_the_examples_are_dags() -> None:
     found: dict[str, DAG] = {}
-    for example in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+    examples = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    for example in [*examples, FLIGHTS.read_text()]:
         names: dict[str, object] = {"__name__": "example"}
         dags: list[DAG] = []
         entered = DAG.__enter__
