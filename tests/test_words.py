@@ -81,7 +81,7 @@ BUDGETS = {
     "consumers/coranto_consumers/runtime": 7,
     "consumers/coranto_consumers/spark": 127,
     "consumers/coranto_consumers/stores": 3,
-    "docs": 117,
+    "docs": 12,
     "orchestration/airflow_coranto": 20,
     "orchestration/airflow_coranto/assets": 1,
     "orchestration/airflow_coranto/decorators": 1,
