@@ -23,8 +23,8 @@ from coranto.ingest.files.options import read_files
 from coranto.ingest.kafka.options import read_kafka
 from coranto.ingest.option_fields import checked, choice, integer, required, seconds, text, texts
 from coranto.specs.yaml_fields import entries_of, line_error, line_of, read_document, read_text
+from coranto.streams.model.batch_content import validate_batch_writer
 from coranto.streams.model.stream import validate_stream
-from coranto.streams.writer.multi_key.numbered import validate_batch_writer
 
 _STORES: Final = ("file:///",)
 MAX_BATCH_BYTES: Final = 64 << 20

@@ -31,7 +31,6 @@ from coranto.client import SyncJournalClient
 from coranto.errors import (
     AppendOutcomeUnknown,
     CorruptData,
-    InvalidInput,
     LedgerDamaged,
     RegisterMismatch,
     WrongAppendOffset,
@@ -44,11 +43,11 @@ from coranto.streams.model.batch_content import (
     content_register,
     old_batch,
     require_same_content,
+    validate_batch_writer,
 )
 from coranto.streams.model.stream import HELD_LABEL
 from coranto.wire import protocol_pb2 as pb
 
-_WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
 _VALUE: Final = re.compile(r"([0-9]{1,19})\.([0-9]{1,19})(\.taken)?(\.done)?")
 _TAKEN, _DONE = ".taken", ".done"
 
@@ -72,12 +71,7 @@ class BatchLedger:
     """The decisions about one writer's batches. For one thread."""
 
     def __init__(self, client: SyncJournalClient, ledger: Ledger, writer: str, *, accept_loss: bool = False) -> None:
-        if not _WRITER.fullmatch(writer):
-            raise InvalidInput(
-                f"{writer[:100]!r} cannot name a writer of batches; give up to 40 letters, digits, - and _",
-                field="writer",
-            )
-        self.writer = writer
+        self.writer = validate_batch_writer(writer)
         self._client = client
         self._ledger = ledger
         self._accept_loss = accept_loss

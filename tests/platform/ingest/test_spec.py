@@ -43,7 +43,7 @@ def test_defaults() -> None:
     ("change", "problem"),
     [
         (("name: orders", ""), "line 3: the field 'name' is missing"),
-        (("name: orders", "name: a b"), "line 2: 'a b' is not a name of a writer"),
+        (("name: orders", "name: a b"), "line 2: 'a b' cannot name a writer of batches"),
         (("stream: shop/orders", "stream: //"), "line 3: "),
         (("poison: dead letters", "poison: drop"), "line 7: poison is 'drop'; it may be fail, dead letters"),
         (("bytes: 1000", "bytes: 0"), "line 8: bytes is 0; it may be 1 to"),

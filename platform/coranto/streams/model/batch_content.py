@@ -10,14 +10,23 @@ for another one.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from coranto import labels
-from coranto.errors import BatchChanged, CorantoError, Fenced
+from coranto.errors import BatchChanged, CorantoError, Fenced, InvalidInput
 from coranto.wire import protocol_pb2 as pb
 
 BATCH_REGISTER: Final = "coranto.dev/batch/"
 _PREFIX: Final = "coranto.dev/batch-content/"
+_WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
+
+
+def validate_batch_writer(name: str) -> str:
+    """Return `name` if it can name a writer of batches of any kind. Raises InvalidInput."""
+    if not _WRITER.fullmatch(name):
+        raise InvalidInput(f"{name[:100]!r} cannot name a writer of batches; give up to 40 letters, digits, - and _")
+    return name
 
 
 def content_register(writer: str, batch: int, digest: str) -> dict[str, str]:

@@ -2,9 +2,15 @@
 
 import pytest
 
-from coranto.errors import BatchChanged, Fenced
+from coranto.errors import BatchChanged, Fenced, InvalidInput
 from coranto.labels import label_set
-from coranto.streams.model.batch_content import content_register, last_batches, old_batch, require_same_content
+from coranto.streams.model.batch_content import (
+    content_register,
+    last_batches,
+    old_batch,
+    require_same_content,
+    validate_batch_writer,
+)
 
 
 def test_another_digest_of_the_same_batch_is_an_error():
@@ -44,3 +50,10 @@ def test_a_batch_that_was_planned_behind_later_ones_tells_how_old_the_checkpoint
     assert "checkpoint is 3 batches older than" in str(error)
     assert "batches 2 to 4, as it plans them now" in str(error)
     assert "in batch 5 or later" in str(error)
+
+
+def test_names_of_writers_are_checked() -> None:
+    assert validate_batch_writer("orders-1") == "orders-1"
+    for name in ("", "a/b", "x" * 41, "a b"):
+        with pytest.raises(InvalidInput, match="cannot name a writer of batches"):
+            validate_batch_writer(name)

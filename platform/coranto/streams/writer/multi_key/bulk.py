@@ -53,6 +53,7 @@ from coranto.streams.model.batch_content import (
     last_batches,
     old_batch,
     require_same_content,
+    validate_batch_writer,
 )
 from coranto.streams.model.events import JsonEvents, format_of
 from coranto.streams.model.stream import HELD_LABEL, Stream
@@ -63,7 +64,6 @@ from coranto.streams.writer.multi_key.decision_log import DecisionLog, StreamSna
 DEFAULT_RETRY_TIMEOUT: Final = 60.0
 _NONE_YET: Final = "0.0.done"
 """The register of a writer that is enlisted."""
-_WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
 _VALUE: Final = re.compile(r"(\d{1,18})\.([0-9a-f]{1,64})(\.done)?")
 _AT_ONCE: Final = 16
 
@@ -146,7 +146,7 @@ class BulkCommitter:
 
     async def enlist(self, writer: str) -> None:
         """Give a writer whose batches are kept its register, unless it has one. Its last batch is 0 then."""
-        _check_writer(writer)
+        validate_batch_writer(writer)
         missing = labels.label_selector(include=[(HELD_LABEL, "")], exclude=[(BATCH_REGISTER + writer, "")])
         with contextlib.suppress(RegisterMismatch):  # It has one.
             await self._decisions.record(
@@ -178,7 +178,7 @@ class BulkCommitter:
         others. Without a writer nothing tells: do not give the parts again.
         """
         if writer:
-            _check_writer(writer)
+            validate_batch_writer(writer)
         placed, doubt = list(parts), _Doubt()
         try:
             mine = await self._decided(placed, doubt, writer, batch, accept_loss, kept, digest, planned_behind)
@@ -308,11 +308,6 @@ class BulkCommitter:
 async def hold_segment(client: JournalClient, journal: str, ticks: ProducerClock, retry_timeout: float) -> None:
     """Prepare a segment for events of a bulk transaction."""
     await ensure_held(client, journal, EVENTS, ticks, retry_timeout)
-
-
-def _check_writer(writer: str) -> None:
-    if not _WRITER.fullmatch(writer):
-        raise InvalidInput(f"{writer[:100]!r} cannot name a writer of batches; give up to 40 letters, digits, - and _")
 
 
 def _parsed(value: str) -> _Known:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from coranto import labels
-from coranto.errors import CorruptData, InvalidInput
+from coranto.errors import CorruptData
 from coranto.streams.control.decisions import Decisions, Gate
 from coranto.streams.model.batch_content import BATCH_REGISTER
 from coranto.wire import protocol_pb2 as pb
@@ -27,7 +27,6 @@ from coranto.wire import protocol_pb2 as pb
 PROGRESS_REGISTER: Final = "coranto.dev/progress/"
 PROGRESS: Final = "progress"
 """The field of a record of progress that has the writer's name."""
-_WRITER: Final = re.compile(r"[0-9A-Za-z_-]{1,40}")
 _VALUE: Final = re.compile(r"(\d{1,18})\.[0-9a-f]{1,64}")
 
 
@@ -86,13 +85,6 @@ class NumberedBatch:
     def line(self) -> dict[str, object]:
         """Return the record as it stands in the journal of decisions."""
         return {PROGRESS: self.writer, "batch": self.number, "complete": self.is_complete, **self.record}
-
-
-def validate_batch_writer(name: str) -> str:
-    """Return `name` if it can name a writer of batches. Raises InvalidInput."""
-    if not _WRITER.fullmatch(name):
-        raise InvalidInput(f"{name[:100]!r} is not a name of a writer; give up to 40 letters, digits, - and _")
-    return name
 
 
 def last_batch_of(gate: Gate, writer: str) -> LastBatch:

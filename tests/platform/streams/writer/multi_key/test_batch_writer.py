@@ -9,7 +9,7 @@ import pytest
 
 from coranto import labels
 from coranto.client import JournalClient
-from coranto.errors import AppendOutcomeUnknown, CommitUnknown, CorruptData, Fenced, InvalidInput
+from coranto.errors import AppendOutcomeUnknown, CommitUnknown, CorruptData, Fenced
 from coranto.messages.framing import Envelope
 from coranto.messages.reading import ReadCommitted
 from coranto.streams.control.lifecycle import Streams, default_template
@@ -21,7 +21,7 @@ from coranto.streams.model.keys import key_hash
 from coranto.streams.model.stream import dead_letters_journal, transactions_journal
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.streams.writer.multi_key.batch_writer import BatchWriter
-from coranto.streams.writer.multi_key.numbered import LastBatch, NumberedBatch, validate_batch_writer
+from coranto.streams.writer.multi_key.numbered import LastBatch, NumberedBatch
 from coranto.testing.cluster import STORE_URL, Cluster
 
 TEMPLATE = default_template(stores=[STORE_URL])
@@ -188,10 +188,3 @@ async def test_a_register_of_another_kind_of_writer_is_refused(streams: Streams,
     async with BatchWriter[Any](client, "orders") as writer:
         with pytest.raises(CorruptData, match="another kind of writer has the same name"):
             await writer.last_batch(NAME)
-
-
-def test_names_of_writers_are_checked() -> None:
-    assert validate_batch_writer("orders-1") == "orders-1"
-    for name in ("", "a/b", "x" * 41, "a b"):
-        with pytest.raises(InvalidInput, match="is not a name of a writer"):
-            validate_batch_writer(name)
