@@ -45,7 +45,7 @@ def test_there_are_commands_to_look_at() -> None:
 @pytest.mark.parametrize(("page", "line"), sorted(set(_commands())))
 def test_the_command_is_there(page: str, line: str) -> None:
     words = shlex.split(line)[1:]
-    command = typer.main.get_command(_build(words))
+    command = typer.main.get_command(_build())
     at = 0
     for word in words:
         subcommands = set(command.list_commands(None)) if hasattr(command, "list_commands") else None

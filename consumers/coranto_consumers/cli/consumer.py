@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from coranto.cli.lazy_commands import lazy_group
+from coranto.cli.lazy_commands import LazyCommand, lazy_group
 
 _HOMES = {
     "serve": "coranto_consumers.cli.serving:serve_command",
@@ -24,12 +24,7 @@ _HOMES = {
 }
 
 app = typer.Typer(
-    cls=lazy_group(_HOMES),
+    cls=lazy_group({name: LazyCommand(home) for name, home in _HOMES.items()}),
     no_args_is_help=True,
-    help="Run, audit and recover consumers.",
 )
-
-
-@app.callback()
-def consumer() -> None:
-    """Run, audit and recover consumers."""
+app.callback()(lambda: None)  # Without one, typer makes no group of a Typer that has no commands yet.

@@ -44,7 +44,7 @@ from coranto_consumers.runtime.specs import most_advanced, recovery_log
 
 T = TypeVar("T")
 
-app = typer.Typer(no_args_is_help=True, help="Shards of consumers: their specs and how they are doing.")
+app = typer.Typer(no_args_is_help=True)
 
 CONSUMER_TIMEOUT = 15.0
 """Seconds that a command waits for a consumer that was just started."""

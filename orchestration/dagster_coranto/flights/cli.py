@@ -14,7 +14,7 @@ from rich.console import Console
 from coranto.process.dirlock import DirectoryLock
 from coranto.telemetry import configure_logging
 
-app = typer.Typer(help="The main job, end to end, on real flights.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder of all files of the demo.")]
 Brokers = Annotated[int, typer.Option("--brokers", min=1, help="How many brokers to run.")]

@@ -8,30 +8,57 @@ import platform
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Final
 
 import typer
 
+from coranto.cli.lazy_commands import LazyCommand, lazy_group
 from coranto.cli.output import Panel, printable
-from coranto.cli.plugins import GROUP, add_plugins
+from coranto.cli.plugins import plugin_commands
 from coranto.errors import CorantoError
 from coranto.telemetry import configure_logging
 
 _VERBOSE = "--verbose"
-_OWN_COMMANDS = [
-    importlib.metadata.EntryPoint(name, home, GROUP)
-    for name, home in (
-        ("up", "coranto.cli.cluster:up"),
-        ("doctor", "coranto.cli.doctor:doctor"),
-        ("journals", "coranto.cli.journals:app"),
-        ("streams", "coranto.cli.streams:app"),
-        ("ingest", "coranto.cli.ingest:app"),
-        ("types", "coranto.cli.types:app"),
-        ("attach-uuids", "coranto.cli.attach_uuids:attach_uuids"),
-        ("audit", "coranto.cli.audit:app"),
-        ("recover", "coranto.cli.recover:app"),
-    )
-]
-"""The commands of this package. Only those that a command line names are imported."""
+_COMMANDS: Final = {
+    "up": LazyCommand(
+        "coranto.cli.cluster:up",
+        "Run an embedded cluster (etcd and brokers) in the foreground, until Ctrl-C.",
+        Panel.CLUSTER,
+    ),
+    "doctor": LazyCommand(
+        "coranto.cli.doctor:doctor",
+        "Examine Python, Java, ports, etcd, stores, brokers and clocks, and say what to do. Exit code 1 if there is a "
+        "problem; warnings alone give 0.",
+        Panel.CLUSTER,
+    ),
+    "journals": LazyCommand("coranto.cli.journals:app", "Journals: their specs and their content.", Panel.DATA),
+    "streams": LazyCommand(
+        "coranto.cli.streams:app", "Streams: events by routing key, in segments that scale.", Panel.DATA
+    ),
+    "ingest": LazyCommand(
+        "coranto.cli.ingest:app",
+        "Ingest: rows of Kafka and files become events of a stream, each once.",
+        Panel.DATA,
+    ),
+    "types": LazyCommand(
+        "coranto.cli.types:app", "Message types: their fields and framings, by name and version.", Panel.DATA
+    ),
+    "attach-uuids": LazyCommand(
+        "coranto.cli.attach_uuids:attach_uuids",
+        "Attach a UUID to each line, and write them to standard output.",
+        Panel.DATA,
+    ),
+    "audit": LazyCommand(
+        "coranto.cli.audit:app",
+        "Compare journals with earlier audits, and with their stores. `coranto audit SELECTOR` stands for "
+        "`coranto audit run SELECTOR`.",
+        Panel.REPAIR,
+    ),
+    "recover": LazyCommand(
+        "coranto.cli.recover:app", "Find damage of journals, plan its repair, carry an approved plan out.", Panel.REPAIR
+    ),
+}
+"""The commands of this package. Only the one that a command line names is imported."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in _own(words) if word != _VERBOSE] + words[len(_own(words)) :]
     configure_logging("debug" if verbose else "warning")
     try:
-        _build(words)(args=words, prog_name="coranto")
+        _build()(args=words, prog_name="coranto")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
     except (CorantoError, OSError) as error:
@@ -54,9 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _build(words: Sequence[str]) -> typer.Typer:
+def _build() -> typer.Typer:
     app = typer.Typer(
         name="coranto",
+        cls=lazy_group({**_COMMANDS, **plugin_commands(), **_COMMANDS}),  # No plugin replaces a command of ours.
         help="Journals: replicated, transactional, append-only logs.",
         no_args_is_help=True,
         add_completion=False,
@@ -73,8 +101,6 @@ def _build(words: Sequence[str]) -> typer.Typer:
     ) -> None:
         """Journals: replicated, transactional, append-only logs."""
 
-    add_plugins(app, words, _OWN_COMMANDS)
-    add_plugins(app, words)
     app.command("version", rich_help_panel=Panel.OTHER)(version)
     return app
 

@@ -36,11 +36,7 @@ class _AuditGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=_AuditGroup,
-    help="Compare journals with earlier audits, and with their stores. "
-    "`coranto audit SELECTOR` stands for `coranto audit run SELECTOR`.",
-)
+app = typer.Typer(cls=_AuditGroup)
 
 
 @app.command(DEFAULT_COMMAND)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Ingest: rows of Kafka and files become events of a stream, each once.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="File of the ingest, in YAML.", show_default=False)]
 

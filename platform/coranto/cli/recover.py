@@ -20,7 +20,7 @@ from coranto.telemetry import ProgressReport, progress
 UNFINISHED = 1
 """The exit code of a plan that is not empty, and of a recovery that left something to do."""
 
-app = typer.Typer(no_args_is_help=True, help="Find damage of journals, plan its repair, carry an approved plan out.")
+app = typer.Typer(no_args_is_help=True)
 
 Approved = Annotated[str, typer.Option("--approve", help="The hash of the plan that you have read.")]
 PlanFormat = Annotated[Format, typer.Option("--output", "-o", help="`json` is for programs.")]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from coranto.cli.lazy_commands import lazy_group
+from coranto.cli.lazy_commands import LazyCommand, lazy_group
+from coranto.errors import CorantoError
 
 
 @pytest.fixture
@@ -27,7 +28,13 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "lazy_greeting", raising=False)
-    app = typer.Typer(cls=lazy_group({"greet": "lazy_greeting:greet", "more": "lazy_greeting:app"}))
+    (tmp_path / "lazy_needy.py").write_text("import sqlalchemy.no_such_module\n")
+    commands = {
+        "greet": LazyCommand("lazy_greeting:greet"),
+        "more": LazyCommand("lazy_greeting:app"),
+        "needy": LazyCommand("lazy_needy:app", "Needs more.", "Others"),
+    }
+    app = typer.Typer(cls=lazy_group(commands))
     app.command("own")(lambda: "own")
     app.callback()(lambda: None)
     return app
@@ -43,9 +50,14 @@ def test_a_command_is_imported_when_it_is_named(group: typer.Typer) -> None:
 def test_the_help_has_all_commands(group: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
     group(args=["--help"], standalone_mode=False)
     shown = capsys.readouterr().out
-    assert all(each in shown for each in ("greet", "Greet.", "more", "More.", "own"))
+    assert all(each in shown for each in ("greet", "Greet.", "more", "More.", "needy", "Needs more.", "Others", "own"))
     with pytest.raises(Exception, match="No such command"):
         group(args=["greeting"], standalone_mode=False)
+
+
+def test_a_command_whose_extra_is_missing_names_the_extra(group: typer.Typer) -> None:
+    with pytest.raises(CorantoError, match=r"`coranto needy` cannot be loaded: .*pip install 'coranto\[consumers\]'"):
+        group(args=["needy", "--help"], standalone_mode=False, prog_name="coranto")
 
 
 @pytest.mark.parametrize("words", ["consumer lag x --store sqlite:////no/such.db", "consumer offsets --help"])

@@ -19,7 +19,7 @@ from coranto.cli.journals import (
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Journals: their specs and their content.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 app.command("list")(listing.list_journals)
 app.command("apply")(applying.apply)

@@ -8,7 +8,7 @@ from coranto.cli.streams import autoscaling, forking, managing, reading, writing
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Streams: events by routing key, in segments that scale.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 app.command("create")(managing.create)
 app.command("list")(managing.list_streams)

@@ -8,7 +8,7 @@ from coranto.cli.types import registering, showing
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Message types: their fields and framings, by name and version.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 app.command("register")(registering.register)
 app.command("check")(registering.check)
