@@ -27,7 +27,7 @@ from dagster_coranto import (
     SparkResource,
     SqlStoreResource,
 )
-from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.instance.heartbeat import ALIVE_TAG
 from dagster_coranto.serve import load_repository, run, serve
 from tests.orchestration.revenue import ORDERS, REVENUE, SCHEMA, Revenue
@@ -41,14 +41,13 @@ def settings(context: dg.AssetExecutionContext, store: SqlStoreResource) -> Cons
     return ConsumerSettings(Revenue(), store.url_with_password())
 
 
-consumer = build_spark_consumer_assets(
+consumer = spark_consumer_assets(
     name="consume_orders",
-    settings=settings,
     sources=[ORDERS],
     tables=[dg.AssetSpec("revenue")],
     mode=ConsumerMode.SERVICE,
     report_seconds=0.5,
-)
+)(settings)
 
 
 @dataclass(frozen=True, slots=True)

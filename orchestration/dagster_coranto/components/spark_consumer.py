@@ -14,7 +14,7 @@ from coranto.fragments.windows import DEFAULT_MAX_WINDOWS, DEFAULT_WINDOW_BYTES
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
 from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import SparkConsumerScaffolder
-from dagster_coranto.consumers.assets import ConsumerStep, build_spark_consumer_assets
+from dagster_coranto.consumers.assets import ConsumerStep, spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumers.left_out import build_left_out_check
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
@@ -133,9 +133,8 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
         resources = {journals_key: journals, spark_key: spark}
         if self.windows is not None:
             return self._by_windows(self.windows, sources, journals_key, spark_key, resources)
-        assets = build_spark_consumer_assets(
+        assets = spark_consumer_assets(
             name=self.name,
-            settings=self.settings,
             sources=sources,
             tables=[self.get_asset_spec(spec) for spec in self.tables],
             outputs=[JournalGroup(name) for name in self.outputs],
@@ -144,7 +143,7 @@ class SparkConsumerComponent(dg.Component, dg.Model, dg.Resolvable):
             spark_resource_key=spark_key,
             mode=ConsumerMode(self.mode),
             execute=self.execute,
-        )
+        )(self.settings)
         check = build_left_out_check(assets)
         job = dg.define_asset_job(
             f"{self.name}_job",

@@ -101,66 +101,6 @@ class ConsumerStep:
         return True
 
 
-def build_spark_consumer_assets(
-    *,
-    name: str,
-    settings: Callable[..., ConsumerSettings],
-    sources: Iterable[JournalGroup],
-    tables: Sequence[dg.AssetSpec],
-    outputs: Sequence[JournalGroup] = (),
-    required_resource_keys: Set[str] = frozenset(),
-    dagster_journal_translator: DagsterJournalTranslator | None = None,
-    resource_key: str = "journals",
-    spark_resource_key: str = "spark",
-    mode: ConsumerMode = ConsumerMode.DRAIN,
-    report_seconds: float = 30.0,
-    execute: Callable[[dg.AssetExecutionContext, ConsumerStep], Iterator[Any]] = lambda context, step: step.run(),
-    **options: Unpack[AssetOptions],
-) -> dg.AssetsDefinition:
-    """Return the assets of `spark_consumer_assets` for a function `settings`. `execute` runs their step."""
-    sources = tuple(sources)
-    source_keys = tuple(build_group_spec(group, dagster_journal_translator).key for group in sources)
-    added: SpecOptions = {
-        **spec_options(options),
-        "kinds": {"spark", *options.get("kinds", ())},
-        "tags": {CONSUMER_TAG: name, **options.get("tags", {})},
-    }
-    definition = SparkConsumerDefinition(
-        name=name,
-        settings=settings,
-        sources=sources,
-        source_keys=source_keys,
-        tables=tuple(with_deps(filled(spec, added), source_keys) for spec in tables),
-        outputs=tuple(
-            (with_deps(filled(build_group_spec(group, dagster_journal_translator), added), source_keys), group)
-            for group in outputs
-        ),
-        mode=mode,
-        report_seconds=report_seconds,
-        resource_key=resource_key,
-        spark_resource_key=spark_resource_key,
-    )
-
-    @dg.multi_asset(
-        name=name,
-        # All of them change together, but a run may be requested for some of them.
-        specs=definition.specs,
-        required_resource_keys={
-            resource_key,
-            spark_resource_key,
-            *required_resource_keys,
-            *resource_parameters(settings),
-        },
-        can_subset=True,
-        **op_options(options),
-    )
-    def consume(context: dg.AssetExecutionContext, config: ConsumerRun) -> Iterator[Any]:
-        yield from execute(context, ConsumerStep(definition, context, config))
-
-    remember_consumer(consume, definition)
-    return consume
-
-
 def spark_consumer_assets(
     *,
     sources: Iterable[JournalGroup],
@@ -173,6 +113,7 @@ def spark_consumer_assets(
     spark_resource_key: str = "spark",
     mode: ConsumerMode = ConsumerMode.DRAIN,
     report_seconds: float = 30.0,
+    execute: Callable[[dg.AssetExecutionContext, ConsumerStep], Iterator[Any]] = lambda context, step: step.run(),
     **options: Unpack[AssetOptions],
 ) -> Callable[[Callable[..., ConsumerSettings]], dg.AssetsDefinition]:
     """Decorate a function that returns a Spark consumer's settings, to make assets of the consumer.
@@ -180,7 +121,7 @@ def spark_consumer_assets(
     The assets are the consumer's tables and the journal groups that it publishes to. All of them depend on the assets
     of the `sources`. The function is called when a run begins, with Dagster's context, and with a resource for each
     other parameter that is annotated with a resource's class; import the application there. `name` is the consumer's
-    name in Dagster, by default the function's.
+    name in Dagster, by default the function's. `execute` runs the step.
 
     A run does all of the consumer's work, even if it was requested for some of the assets: the others then get
     materialisations by events. In the mode DRAIN, a run ends when it has caught up with the heads that its source
@@ -201,21 +142,49 @@ def spark_consumer_assets(
     group's is a digest of its heads. A run that has read its sources up to their heads also reports their growth,
     unless that is reported already, so that Dagster shows its assets as up to date.
     """
+    read = tuple(sources)
+    source_keys = tuple(build_group_spec(group, dagster_journal_translator).key for group in read)
 
     def decorate(settings: Callable[..., ConsumerSettings]) -> dg.AssetsDefinition:
-        return build_spark_consumer_assets(
-            name=name or settings.__name__,
+        consumer = name or settings.__name__
+        added: SpecOptions = {
+            **spec_options(options),
+            "kinds": {"spark", *options.get("kinds", ())},
+            "tags": {CONSUMER_TAG: consumer, **options.get("tags", {})},
+        }
+        definition = SparkConsumerDefinition(
+            name=consumer,
             settings=settings,
-            sources=sources,
-            tables=tables,
-            outputs=outputs,
-            required_resource_keys=required_resource_keys,
-            dagster_journal_translator=dagster_journal_translator,
-            resource_key=resource_key,
-            spark_resource_key=spark_resource_key,
+            sources=read,
+            source_keys=source_keys,
+            tables=tuple(with_deps(filled(spec, added), source_keys) for spec in tables),
+            outputs=tuple(
+                (with_deps(filled(build_group_spec(group, dagster_journal_translator), added), source_keys), group)
+                for group in outputs
+            ),
             mode=mode,
             report_seconds=report_seconds,
-            **options,
+            resource_key=resource_key,
+            spark_resource_key=spark_resource_key,
         )
+
+        @dg.multi_asset(
+            name=consumer,
+            # All of them change together, but a run may be requested for some of them.
+            specs=definition.specs,
+            required_resource_keys={
+                resource_key,
+                spark_resource_key,
+                *required_resource_keys,
+                *resource_parameters(settings),
+            },
+            can_subset=True,
+            **op_options(options),
+        )
+        def consume(context: dg.AssetExecutionContext, config: ConsumerRun) -> Iterator[Any]:
+            yield from execute(context, ConsumerStep(definition, context, config))
+
+        remember_consumer(consume, definition)
+        return consume
 
     return decorate

@@ -50,7 +50,7 @@ class ConsumerSettings:
 
 @dataclass(frozen=True, slots=True)
 class SparkConsumerDefinition:
-    """The arguments of `build_spark_consumer_assets`."""
+    """The arguments of `spark_consumer_assets`."""
 
     name: str
     settings: Callable[..., ConsumerSettings]

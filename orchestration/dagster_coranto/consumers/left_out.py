@@ -116,7 +116,7 @@ class LeftOutConfig(dg.Config):
 
 
 def build_left_out_check(consumer: dg.AssetsDefinition) -> dg.AssetChecksDefinition:
-    """Return the check `nothing_left_out` of the assets of `build_spark_consumer_assets`.
+    """Return the check `nothing_left_out` of the assets of `spark_consumer_assets`.
 
     It fails when the consumer has skipped lost content (`fail_on_data_loss=False`), and warns of dead letters. Runs of
     the consumer, and `dagster_coranto.serve`, report both as they happen, so the check needs no schedule. It stays

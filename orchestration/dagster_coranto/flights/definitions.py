@@ -11,7 +11,7 @@ from coranto.client.groups import JournalGroup
 from coranto.telemetry import progress
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_flights.names import TABLE, TREE, consumer_name
-from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerSettings
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
 from dagster_coranto.flights.config import FlightsConfig, FlightsStore, store_url
@@ -69,9 +69,8 @@ def consumer_settings(context: dg.AssetExecutionContext) -> ConsumerSettings:
     )
 
 
-flight_consumer = build_spark_consumer_assets(
+flight_consumer = spark_consumer_assets(
     name="consume_flights",
-    settings=consumer_settings,
     sources=[EVENTS],
     tables=[
         dg.AssetSpec(
@@ -81,7 +80,7 @@ flight_consumer = build_spark_consumer_assets(
     outputs=[ALERTS],
     required_resource_keys={"flights"},
     group_name=GROUP,
-)
+)(consumer_settings)
 
 flights_job = dg.define_asset_job(
     "flights", selection=dg.AssetSelection.all(), description="Everything: specs, flights, delays and alerts, checks."

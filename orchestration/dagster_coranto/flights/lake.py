@@ -4,7 +4,7 @@ import dagster as dg
 
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_flights.names import LAKE
-from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.consumers.definition import ConsumerSettings
 from dagster_coranto.flights import definitions
 from dagster_coranto.flights.config import FlightsConfig
@@ -24,13 +24,12 @@ def lake_settings(context: dg.AssetExecutionContext) -> ConsumerSettings:
     )
 
 
-flights_lake = build_spark_consumer_assets(
+flights_lake = spark_consumer_assets(
     name="consume_flights_into_lake",
-    settings=lake_settings,
     sources=[definitions.EVENTS],
     tables=[dg.AssetSpec(LAKE, kinds={"iceberg"}, description="Every flight, in an Iceberg table.")],
     required_resource_keys={"flights"},
     group_name=definitions.GROUP,
-)
+)(lake_settings)
 
 defs = dg.Definitions.merge(definitions.defs, dg.Definitions(assets=[flights_lake]))

@@ -351,7 +351,7 @@ from dagster_coranto import (
     build_verification,
     journal_assets,
 )
-from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.assets import spark_consumer_assets
 
 ORDERS = JournalGroup("shop/orders")
 verification = build_verification(ORDERS)
@@ -362,13 +362,12 @@ recovery = build_journal_recovery(ORDERS)
 def refunds(context): ...
 
 
-consumer = build_spark_consumer_assets(
+consumer = spark_consumer_assets(
     name="consume",
-    settings=lambda context: None,
     sources=[ORDERS],
     tables=[dg.AssetSpec("revenue")],
     outputs=[JournalGroup("shop/alerts")],
-)
+)(lambda context: None)
 defs = dg.Definitions.merge(
     verification.definitions,
     dg.Definitions(

@@ -16,7 +16,7 @@ from coranto.testing.fake_broker import FakeBroker
 from coranto_consumers.spark import ConsumeReport, ConsumerOptions, DeadLetters, MisfitPolicy, dead_letter_table
 from coranto_consumers.spark.journals.losses import LostContent
 from dagster_coranto import ConsumerSettings, JournalResource, SparkResource, build_left_out_check
-from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.consumers.definition import consumers_of
 from dagster_coranto.consumers.left_out import LeftOut, LeftOutWatch, report_left_out
 from tests.orchestration.revenue import ORDERS, Revenue
@@ -72,8 +72,8 @@ def test_dead_letters_and_lost_content_are_told_until_they_are_accepted(
         options = ConsumerOptions(misfits=LETTERS, fail_on_data_loss=False)
         return ConsumerSettings(Revenue(), f"sqlite:///{tmp_path / 'store.db'}", options)
 
-    consumer = build_spark_consumer_assets(
-        name="consume_orders", settings=settings, sources=[ORDERS], tables=[dg.AssetSpec("revenue")]
+    consumer = spark_consumer_assets(name="consume_orders", sources=[ORDERS], tables=[dg.AssetSpec("revenue")])(
+        settings
     )
     checks = build_left_out_check(consumer)
     resources = {"journals": journals, "spark": SparkResource()}

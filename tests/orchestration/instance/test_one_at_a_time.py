@@ -208,7 +208,7 @@ PROCESS = """
 import sys, time
 import dagster as dg
 from dagster_coranto import *
-from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.assets import spark_consumer_assets
 
 endpoint, root, notes = sys.argv[1:]
 
@@ -221,9 +221,9 @@ def settings(context):
     raise dg.Failure("enough")
 
 
-consumer = build_spark_consumer_assets(
-    name="consume", settings=settings, sources=[JournalGroup("shop/orders")], tables=[dg.AssetSpec("revenue")]
-)
+consumer = spark_consumer_assets(
+    name="consume", sources=[JournalGroup("shop/orders")], tables=[dg.AssetSpec("revenue")]
+)(settings)
 resources = {"journals": JournalResource(endpoint=endpoint, file_root=root), "spark": SparkResource()}
 with dg.DagsterInstance.get() as instance:
     dg.materialize([consumer], instance=instance, resources=resources, raise_on_error=False)

@@ -20,7 +20,7 @@ from dagster_coranto import (
     build_fragment_check,
     build_journal_asset_specs,
 )
-from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.journals.assets import build_journal_group_asset
 from dagster_coranto.translation.metadata import JournalMetadataSet
 from dagster_coranto.translation.translator import build_group_spec
@@ -165,16 +165,15 @@ def test_options_extend_the_translators_spec() -> None:
 
 def test_consumers_have_every_field_as_translator_and_tables_say() -> None:
     table = dg.AssetSpec("revenue", owners=["team:tables"], group_name="tables", code_version="3", kinds={"sql"})
-    consumer = build_spark_consumer_assets(
+    consumer = spark_consumer_assets(
         name="consume",
-        settings=lambda context: pytest.fail("it does not run"),
         sources=[GROUP],
         tables=[table.replace_attributes(partitions_def=dg.StaticPartitionsDefinition(["eu", "us"]))],
         outputs=[JournalGroup("shop/alerts")],
         dagster_journal_translator=Full(),
         group_name="rest",
         owners=["team:rest"],
-    )
+    )(lambda context: pytest.fail("it does not run"))
     source = build_group_spec(GROUP, Full()).key
     made, said = (
         consumer.get_asset_spec(dg.AssetKey(["ours", "shop", "alerts"])),
@@ -200,13 +199,12 @@ def test_a_changed_key_reaches_group_check_and_consumer_alike() -> None:
     definitions = dg.Definitions(
         assets=[
             build_journal_group_asset(GROUP, publish, dagster_journal_translator=translator),
-            build_spark_consumer_assets(
+            spark_consumer_assets(
                 name="consume",
-                settings=lambda context: pytest.fail("it does not run"),
                 sources=[GROUP],
                 tables=[dg.AssetSpec("revenue")],
                 dagster_journal_translator=translator,
-            ),
+            )(lambda context: pytest.fail("it does not run")),
         ],
         asset_checks=[build_fragment_check(GROUP, dagster_journal_translator=translator)],
         resources={"journals": JournalResource(), "spark": SparkResource()},

@@ -32,7 +32,7 @@ DEFINITIONS = f"""
 import sys
 import dagster as dg
 from dagster_coranto import *
-from dagster_coranto.consumers.assets import build_spark_consumer_assets
+from dagster_coranto.consumers.assets import spark_consumer_assets
 
 sys.path.insert(0, {ROOT!r})  # The process of the code server does not know the folder of the tests.
 from tests.orchestration.revenue import Revenue, RevenueByWindow
@@ -51,9 +51,9 @@ def again(context):
 windowed = build_windowed_consumer(
     name="revenue_windows", settings=again, sources=[ORDERS], tables=[dg.AssetSpec("revenue_by_window")]
 )
-consumer = build_spark_consumer_assets(
-    name="consume", settings=live, sources=[ORDERS], tables=[dg.AssetSpec("revenue")]
-)
+consumer = spark_consumer_assets(
+    name="consume", sources=[ORDERS], tables=[dg.AssetSpec("revenue")]
+)(live)
 sensor = build_window_sensor(windowed, journals=JOURNALS, store=STORE, window_bytes=8_000, max_windows=4)
 defs = dg.Definitions(
     assets=[windowed.assets, consumer],
