@@ -33,5 +33,9 @@ def explained(error: ModuleNotFoundError) -> ImportError:
 def require(extra: str, *modules: str) -> None:
     """Raise MissingExtra if one of an extra's modules is not installed. Imports none of them."""
     for module in modules:
-        if importlib.util.find_spec(module) is None:
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # A module that contains it is missing.
+            found = None
+        if found is None:
             raise MissingExtra(module, extra)

@@ -35,6 +35,10 @@ except ImportError as error:
         ("pyspark", "spark", "import pyspark_coranto"),
         ("sqlalchemy", "consumers", "from coranto_consumers.stores import SqlStore"),
         ("sqlalchemy", "consumers", "from coranto_consumers.stores import SqlShardStore"),
+        ("sqlalchemy", "consumers", "from coranto_consumers.stores.sql import SqlStore"),
+        ("sqlalchemy", "consumers", "from coranto_consumers.stores.merge import Add"),
+        ("sqlalchemy", "consumers", "from coranto_consumers.runtime.columns import Columns"),
+        ("pyiceberg", "lake", "from coranto_consumers.stores.iceberg.urls import IcebergHome"),
         ("pyspark", "spark", "from coranto_consumers.spark.consumer.windows import WindowConsumer"),
         ("sqlalchemy", "consumers", "from coranto_consumers.audit import ConsumerCheck"),
         (

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from coranto.extras import require
 from coranto.lazy import lazy_names
+
+require("consumers", "sqlalchemy")
 
 if TYPE_CHECKING:
     from coranto_consumers.stores.base import Store

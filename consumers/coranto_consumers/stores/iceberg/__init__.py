@@ -1,6 +1,11 @@
 """Tables of an Iceberg catalog as stores: rows, checkpoint and fence are one commit of the catalog."""
 
-from coranto_consumers.stores.iceberg.rest import limit_questions
-from coranto_consumers.stores.iceberg.shard_store import IcebergShardStore
+from coranto.extras import explained
+
+try:
+    from coranto_consumers.stores.iceberg.rest import limit_questions
+    from coranto_consumers.stores.iceberg.shard_store import IcebergShardStore
+except ModuleNotFoundError as error:
+    raise explained(error) from error
 
 __all__ = ["IcebergShardStore", "limit_questions"]
