@@ -421,11 +421,11 @@ async def test_a_fragment_that_is_settled_waits_no_longer(fixture: Fixture, monk
     monkeypatch.setattr("coranto_broker.fragments.persister._BACKOFF_SECONDS", (600.0,))
     fixture.judgement = Judgement.OPEN
     sealed = fixture.add(b"abc")
-    await eventually(lambda: fixture.judged)
+    (job,) = fixture.persister._tasks.values()
+    await eventually(lambda: job.waits)
     fixture.judgement = Judgement.FINAL
     sealed.watermark.raise_to(2)
-    await asyncio.sleep(0.02)
-    assert fixture.stored == []
+    assert not job.hurry.is_set(), "a part of it is not settled"
     sealed.watermark.raise_to(3)
     await eventually(lambda: fixture.stored)
 

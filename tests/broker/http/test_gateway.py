@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 import trustme
+from aiohttp import web
 from pydantic import SecretStr
 
 from coranto import labels
@@ -145,7 +146,18 @@ async def test_a_long_poll_continues_as_content_comes_and_ends_with_its_client(g
     await reading(gateway, 0)
 
 
-async def test_content_is_not_held_in_memory_for_a_client_that_does_not_read(gateway: Gateway) -> None:
+async def test_content_is_not_held_in_memory_for_a_client_that_does_not_read(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transports: list[Any] = []
+    write = web.StreamResponse.write
+
+    async def noted(answer: web.StreamResponse, data: bytes) -> None:
+        assert answer._req is not None
+        transports.append(answer._req.transport)
+        await write(answer, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", noted)
     piece = bytes(1 << 20)
     for _ in range(24):
         await gateway.put(piece)
@@ -154,11 +166,10 @@ async def test_content_is_not_held_in_memory_for_a_client_that_does_not_read(gat
     reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=1 << 10)
     writer.write(f"GET /{J} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
-    await eventually(lambda: sent._value.get() > 0)
-    last = -1.0
-    while sent._value.get() != last:  # Until it stands still: sockets' buffers are full.
-        last = sent._value.get()
-        await asyncio.sleep(0.2)
+    # The client has stopped reading, and the server has stopped writing: sockets' buffers are full.
+    await eventually(lambda: reader._paused and transports and transports[-1].get_protocol()._paused)
+    assert transports[-1].get_write_buffer_size() < 2 << 20
+    last = sent._value.get()
     assert 0 < last < 20 << 20
     await reader.readexactly(8 << 20)  # The server was waiting for the client, and continues.
     await eventually(lambda: sent._value.get() > last)
