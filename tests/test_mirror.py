@@ -117,10 +117,6 @@ ELSEWHERE: Final = {
     "airflow_coranto.flights.dags.flights": JOB_OF_AIRFLOW,
     "airflow_coranto.flights.standalone": JOB_OF_AIRFLOW,
     "airflow_coranto.links.report": ("orchestration/airflow/installed/test_pages.py", "the pages of Airflow show it"),
-    "airflow_coranto.lineage": (
-        "orchestration/airflow/installed/assets/test_journal.py",
-        "the names are those of assets",
-    ),
     "airflow_coranto.offsets": ("orchestration/airflow/test_offsets.py", NO_AIRFLOW),
     "airflow_coranto.queues.journal": (
         "orchestration/airflow/installed/test_get_provider_info.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from airflow_coranto.hooks.coranto import CorantoHook
 
 if TYPE_CHECKING:
     from coranto.client import SyncJournalClient
+    from coranto.client.heads import Heads
     from coranto.client.positions import JournalPosition
 
     Positions = Mapping[str, Mapping[str, JournalPosition]]
@@ -28,11 +30,39 @@ def declare(
 
 
 def positions_in(client: SyncJournalClient, groups: Sequence[str]) -> Positions:
-    """Return the present positions of the journals of groups. Raises the client's errors."""
-    from coranto.client.groups import JournalGroup
+    """Return the positions of the journals of groups, before a task's work.
+
+    Heads that are not known, such as those of journals that were created just now, are waited for, for the client's
+    retry timeout. Raises Unavailable after that, and the client's errors.
+    """
     from coranto.client.positions import positions_of
 
-    return {group: positions_of(client.heads(JournalGroup(group).selector)) for group in groups}
+    return {group: positions_of(_heads(client, group).all_known()) for group in groups}
+
+
+def positions_after(client: SyncJournalClient, before: Positions) -> Positions:
+    """Return the positions of the journals of groups, after a task's work.
+
+    Waits as `positions_in` does. A head that is not known after that is taken to be where it was: the work is done, and
+    a failure would only repeat it. Raises the client's errors.
+    """
+    from coranto.client.positions import present_positions
+
+    return {group: present_positions(_heads(client, group), known) for group, known in before.items()}
+
+
+def _heads(client: SyncJournalClient, group: str) -> Heads:
+    """Return the heads of a group's journals, as soon as all are known, and at the latest after the retry timeout."""
+    from coranto.client.groups import JournalGroup
+    from coranto.client.retry import Retry
+
+    selector, retry = JournalGroup(group).selector, Retry(client.config.retry_timeout)
+    while True:
+        heads = client.heads(selector)
+        delay = retry.failed(time.monotonic()) if heads.unknown else None
+        if delay is None:
+            return heads
+        time.sleep(delay)
 
 
 def tell_growth(context: Any, outlets: Sequence[Any] | None, cluster: str, before: Positions, after: Positions) -> None:

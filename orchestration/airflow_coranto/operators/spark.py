@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 from airflow_coranto.connection import DEFAULT_CONNECTION
 from airflow_coranto.failures import TaskLog, airflow_errors
 from airflow_coranto.hooks.coranto import CorantoHook
-from airflow_coranto.lineage import declare, lineage, positions_in, tell_growth
+from airflow_coranto.lineage import declare, lineage, positions_after, positions_in, tell_growth
 from airflow_coranto.links.report import ReportLink
 from airflow_coranto.store import checked_store_url, store_url_of_connection
 from coranto.offsets import vector_to_json
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_coranto.lineage import Positions
+    from coranto.client import SyncJournalClient
     from coranto_consumers.spark.application.application import SparkApplication
     from coranto_consumers.spark.consumer.consumer import SparkConsumer
     from coranto_consumers.spark.consumer.progress import ConsumeReport
@@ -133,14 +134,15 @@ class SparkConsumerOperator(BaseOperator):
     def _consume(self, context: Any) -> dict[str, Any]:
         from coranto_consumers.spark.consumer.progress import catching_up
 
-        before = self._output_positions()
+        before = self._output_positions(lambda client: positions_in(client, self.outputs))
         with catching_up(TaskLog(self.log)) as show:
             try:
                 report = self._consumer(show).run_until_caught_up()
             finally:
                 if self._session is not None:
                     self._session.stop()
-        tell_growth(context, self.outlets, self.cluster, before, self._output_positions())
+        after = self._output_positions(lambda client: positions_after(client, before))
+        tell_growth(context, self.outlets, self.cluster, before, after)
         self.log.info("Consumed %d messages in %d transactions", report.messages, report.transactions)
         if report.misfits:
             self.log.warning("%d messages do not fit the application's columns", report.misfits)
@@ -158,11 +160,11 @@ class SparkConsumerOperator(BaseOperator):
             "fence": report.fence,
         }
 
-    def _output_positions(self) -> Positions:
+    def _output_positions(self, ask: Callable[[SyncJournalClient], Positions]) -> Positions:
         if not self.outputs:
             return {}
         with CorantoHook(self.coranto_conn_id).get_conn() as client:
-            return positions_in(client, self.outputs)
+            return ask(client)
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
         from coranto_consumers.spark.consumer.consumer import SparkConsumer
