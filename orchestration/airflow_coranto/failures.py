@@ -9,18 +9,39 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_coranto.connection import in_airflow
 from coranto.errors import (
+    ConsumerChanged,
+    ContentGone,
     CorantoError,
     CorruptData,
     Fenced,
+    IncompatibleType,
     InvalidInput,
     JournalNotFound,
     MissingExtra,
     PermissionDenied,
+    PoisonRow,
+    RejectedRow,
+    SourceChanged,
+    StreamSealed,
     Unauthenticated,
 )
 from coranto.extras import explained
 
-_LASTING = (CorruptData, Fenced, InvalidInput, MissingExtra, PermissionDenied, Unauthenticated)
+_LASTING = (
+    ConsumerChanged,
+    ContentGone,
+    CorruptData,
+    Fenced,
+    IncompatibleType,
+    InvalidInput,
+    MissingExtra,
+    PermissionDenied,
+    PoisonRow,
+    RejectedRow,
+    SourceChanged,
+    StreamSealed,
+    Unauthenticated,
+)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ class ApplySpecsOperator(BaseOperator):
         from coranto.reconcile import tree_reconciler
 
         config = CorantoHook(self.coranto_conn_id).client_config()
-        text = self.specs.read_text() if isinstance(self.specs, Path) else self.specs
+        text = self.specs.read_text(encoding="utf-8") if isinstance(self.specs, Path) else self.specs
         prune = [JournalGroup(name) for name in self.prune]
 
         async def work(report: Callable[[Sequence[SpecStep]], None]) -> SpecPlan:

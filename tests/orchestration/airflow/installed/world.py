@@ -22,6 +22,8 @@ SOURCES = ("platform", "broker", "consumers", "orchestration")
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.c2VjcmV0LXNjb3Bl.c2lnbmF0dXJlLXRoYXQtbm9ib2R5LW1heS1zZWU"
 SHOP = "shop/orders"
 SLOW = "slow/orders"
+INGESTED = "ingested/orders"
+INGESTED_ROWS = 20_000
 STORED = "stored_in_airflow"
 """A connection that is in Airflow's database."""
 SHOP_DAGS = f'''
@@ -30,6 +32,7 @@ from datetime import timedelta
 from pathlib import Path
 from airflow.sdk import DAG, task
 from airflow_coranto.operators.audit import AuditOperator
+from airflow_coranto.operators.ingest import IngestOperator
 from airflow_coranto.operators.publish import PublishOperator
 from airflow_coranto.operators.recovery import recovery_with_approval
 from airflow_coranto.operators.specs import ApplySpecsOperator
@@ -61,6 +64,9 @@ with DAG("recovery", schedule=None, default_args=RETRY):
 
 with DAG("shop_audit", schedule=None, default_args=RETRY):
     AuditOperator(task_id="audit", group="{SHOP}", depth="deep")
+
+with DAG("ingest", schedule=None, default_args=RETRY):
+    IngestOperator(task_id="ingest", ingest="ingest.yaml", stream="{INGESTED}")
 
 with DAG("slow_shop", schedule=None, default_args=RETRY):
 
@@ -114,6 +120,7 @@ def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
     for path in DAGS.glob("*.py"):
         shutil.copy(path, dags)
     (dags / "shop.py").write_text(SHOP_DAGS)
+    _put_ingest(dags / "rows", dags / "ingest.yaml")
     connection = {"conn_type": "coranto", "password": TOKEN, "extra": {"data_dir": str(data), "cluster": "demo"}}
     settings = {
         "AIRFLOW_CONN_CORANTO_DEFAULT": json.dumps(connection),
@@ -126,5 +133,19 @@ def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
         with AirflowStandalone(data, dags=dags, settings=settings) as airflow, SyncJournalClient.of(config) as client:
             api = AirflowApi(airflow.url, data / "logs" / "airflow-api-server.log")
-            api.await_dags("flights", "flight_alerts", "shop", "recovery", "shop_audit", "slow_shop")
+            api.await_dags("flights", "flight_alerts", "shop", "recovery", "shop_audit", "ingest", "slow_shop")
             yield AirflowWorld(airflow, api, config, client)
+
+
+def _put_ingest(rows: Path, file: Path) -> None:
+    """Write rows, and the file of an ingest that commits them in many transactions."""
+    rows.mkdir()
+    (rows / "rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(INGESTED_ROWS)))
+    ingest = {
+        "name": "orders",
+        "stream": INGESTED,
+        "source": {"files": {"url": f"file://{rows}/", "pattern": "*.jsonl"}},
+        "batch": {"bytes": "4000"},
+        "create": {"segments": "2"},
+    }
+    file.write_text(json.dumps(ingest))
