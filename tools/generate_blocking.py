@@ -50,9 +50,9 @@ FACES: Mapping[str, tuple[FaceSpec, ...]] = {
                 "reads_side_by_side": INTERNAL,
             },
         ),
-        FaceSpec("coranto.client.appender", "Appender", {"begin": INTERNAL}),
+        FaceSpec("coranto.client.append.appender", "Appender", {"begin": INTERNAL}),
         FaceSpec(
-            "coranto.client.append_service",
+            "coranto.client.append.service",
             "AppendService",
             {"append": BY_HAND, "append_nowait": "`append` blocks", "flush": BY_HAND, "cancel": BY_HAND},
         ),

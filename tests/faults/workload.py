@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Sequence
 
 from coranto.client import AppendService, ClientConfig, JournalClient
-from coranto.client.append_service import Appended
+from coranto.client.append.service import Appended
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, CorruptData, OffsetJump
 from coranto.labels import label_set

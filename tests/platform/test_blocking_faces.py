@@ -88,7 +88,7 @@ def test_the_generated_faces_are_current(monkeypatch: pytest.MonkeyPatch, capsys
 def test_the_check_finds_a_face_that_is_stale(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    less = tool.FaceSpec("coranto.client.appender", "Appender", {"begin": tool.INTERNAL, "abort": tool.INTERNAL})
+    less = tool.FaceSpec("coranto.client.append.appender", "Appender", {"begin": tool.INTERNAL, "abort": tool.INTERNAL})
     monkeypatch.setattr(tool, "FACES", {"coranto.client.generated.faces": (less,)})
     monkeypatch.setattr(sys, "argv", ["generate_blocking.py", "--check"])
     assert tool.main() == 1
@@ -97,4 +97,4 @@ def test_the_check_finds_a_face_that_is_stale(
 
 def test_a_face_that_omits_an_unknown_method_is_refused() -> None:
     with pytest.raises(SystemExit, match="Appender has no commits"):
-        tool.generated_class(tool.FaceSpec("coranto.client.appender", "Appender", {"commits": tool.INTERNAL}))
+        tool.generated_class(tool.FaceSpec("coranto.client.append.appender", "Appender", {"commits": tool.INTERNAL}))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from coranto.client.append_stream import AppendStream, NotSent
-from coranto.client.append_streams import AppendStreams
+from coranto.client.append.stream import AppendStream, NotSent
+from coranto.client.append.streams import AppendStreams
 from coranto.fragments.fragment import Fragment
 from coranto.specs.durability import Durability
 from coranto.transport.calls import FrameCall

@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 
 from coranto import labels
-from coranto.client.append_stream import AppendStream, NotSent
+from coranto.client.append.stream import AppendStream, NotSent
 from coranto.coordination.etcd import Delete
 from coranto.coordination.layout import AssignmentKey
 from coranto.fragments import stores

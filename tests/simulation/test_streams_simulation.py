@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coranto.client.prepared import PreparedAppend
+from coranto.client.append.prepared import PreparedAppend
 from coranto.errors import CorantoError
 from coranto.messages.uuids import Flags, build_uuid
 from coranto.streams.model import registers

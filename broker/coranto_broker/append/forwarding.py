@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from coranto.client.append_stream import MAX_CONTENT_BYTES, NotSent
+from coranto.client.append.stream import MAX_CONTENT_BYTES, NotSent
 from coranto.client.peer_status import PeerStatus
 from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb

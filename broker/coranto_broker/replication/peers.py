@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from coranto.client.append_streams import AppendStreams
+from coranto.client.append.streams import AppendStreams
 from coranto.client.channels import Channels
 from coranto.client.config import frame_dialer, parse_endpoint, require_private
 from coranto.effects import Bytes

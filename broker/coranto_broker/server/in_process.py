@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 import grpc.aio
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from coranto.client.append_streams import AppendStreams
+from coranto.client.append.streams import AppendStreams
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import Coordinator
 from coranto.coordination.keyspace import KeySpace

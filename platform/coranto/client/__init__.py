@@ -1,7 +1,7 @@
 """Clients of journals: asynchronous, blocking, and batching."""
 
-from coranto.client.append_service import Appended, AppendService
-from coranto.client.appender import Appender
+from coranto.client.append.appender import Appender
+from coranto.client.append.service import Appended, AppendService
 from coranto.client.client import JournalClient
 from coranto.client.config import ClientConfig
 from coranto.client.moments import Moment

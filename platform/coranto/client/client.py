@@ -14,7 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from coranto import labels
 from coranto.client import heads, kept_content, moments, notes
-from coranto.client.appender import Appender
+from coranto.client.append.appender import Appender
+from coranto.client.append.prepared import PreparedAppend
 from coranto.client.config import DEFAULT_RETRY_TIMEOUT, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
 from coranto.client.connection import Connection
 from coranto.client.direct import DirectReader
@@ -24,7 +25,6 @@ from coranto.client.heads import Heads
 from coranto.client.kept_content import KeptContent
 from coranto.client.moments import Moment
 from coranto.client.notes import Note
-from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
 from coranto.client.retry import Retry, wait_or_raise

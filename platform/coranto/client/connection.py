@@ -13,7 +13,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from coranto.client.append_streams import AppendStreams
+from coranto.client.append.streams import AppendStreams
 from coranto.client.config import ClientConfig, frame_dialer, parse_endpoint
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, PermissionDenied, RpcFailed, Unauthenticated, Unavailable

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from coranto.client.append_service import (
+from coranto.client.append.appender import Appender
+from coranto.client.append.service import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_PENDING_BYTES,
     Appended,
     AppendService,
 )
-from coranto.client.append_spill import DEFAULT_SPILL_BYTES
-from coranto.client.appender import Appender
+from coranto.client.append.spill import DEFAULT_SPILL_BYTES
 from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_RETRY_TIMEOUT, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
 from coranto.client.disk_cache import DiskCache

@@ -11,7 +11,7 @@ import pytest
 
 from coranto import labels
 from coranto.client import JournalClient
-from coranto.client.append_service import AppendService
+from coranto.client.append.service import AppendService
 from coranto.errors import TornAppend
 from coranto.labels import CONTENT_TYPE, CSV, FIXED_FRAMES, JSON_LINES, LINES, label_selector, label_set
 from coranto.testing import Cluster

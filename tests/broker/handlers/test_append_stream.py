@@ -15,8 +15,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.client import JournalClient
-from coranto.client import append_stream as client_stream
-from coranto.client.append_stream import AppendStream
+from coranto.client.append import stream as client_stream
+from coranto.client.append.stream import AppendStream
 from coranto.errors import AppendOutcomeUnknown, CorantoError, StatusError
 from coranto.labels import label_selector, label_set
 from coranto.testing import Cluster, SyncCluster

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from coranto import labels
 from coranto.client import ClientConfig, JournalClient
-from coranto.client.append_streams import AppendStreams
+from coranto.client.append.streams import AppendStreams
 from coranto.cluster import processes
 from coranto.effects import SystemClock
 from coranto.errors import AppendOutcomeUnknown, ClusterError, CorantoError, InvalidInput, Unavailable

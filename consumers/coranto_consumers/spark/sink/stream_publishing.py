@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from coranto.client import JournalClient, SyncJournalClient
-from coranto.client.append_service import Appended
+from coranto.client.append.service import Appended
 from coranto.client.loop import run_blocking
 from coranto.errors import (
     AppendOutcomeUnknown,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
-from coranto.client.append_service import AppendService
-from coranto.client.appender import Appender
+from coranto.client.append.appender import Appender
+from coranto.client.append.service import AppendService
 from coranto.client.client import JournalClient, ToldHead
 from coranto.client.heads import Heads
 from coranto.client.kept_content import KeptContent

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from coranto.client.prepared import PreparedAppend
+from coranto.client.append.prepared import PreparedAppend
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError
 from coranto.messages.uuids import Flags, ProducerClock

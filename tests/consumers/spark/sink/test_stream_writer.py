@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from coranto.client import JournalClient, SyncJournalClient
-from coranto.client.append_service import AppendService
+from coranto.client.append.service import AppendService
 from coranto.errors import (
     AppendOutcomeUnknown,
     BatchChanged,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coranto.client.appender import Appender
+from coranto.client.append.appender import Appender
 from coranto.client.dispatch import ChosenConnection
 from coranto.errors import CommitUnknown, IndexHasGreaterOffset, Outcome, WriteError, WriterClosed, WriterFenced
 from coranto.labels import label_selector

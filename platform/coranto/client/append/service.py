@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from coranto.client.append_spill import DEFAULT_SPILL_BYTES, Spill, Spilled
+from coranto.client.append.spill import DEFAULT_SPILL_BYTES, Spill, Spilled
 from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, InvalidInput

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from coranto.client.append_outcome import checked, failed_commit, outcome_unknown, subject_of
+from coranto.client.append.outcome import checked, failed_commit, outcome_unknown, subject_of
 from coranto.client.call_ends import CALL_ENDED, cancelled_from_outside
 from coranto.client.dispatch import ChosenConnection, Dispatcher
 from coranto.client.peer_status import PeerStatus

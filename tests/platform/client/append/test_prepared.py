@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from coranto.client import JournalClient
-from coranto.client.prepared import PreparedAppend
+from coranto.client.append.prepared import PreparedAppend
 from coranto.errors import CorantoError, CorruptData, RegisterMismatch
 from coranto.labels import label_selector, label_set
 from coranto.testing.fake_broker import CallPoint, FakeBroker, FakeJournal

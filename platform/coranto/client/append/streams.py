@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from coranto.client.append_stream import AppendStream
+from coranto.client.append.stream import AppendStream
 from coranto.client.call_ends import CALL_ENDED
 from coranto.client.peer_status import PeerStatus
 from coranto.security.call_tokens import Metadata

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coranto.client import append_streams
-from coranto.client.append_stream import AppendStream
-from coranto.client.append_streams import AppendStreams
+from coranto.client.append import streams as append_streams
+from coranto.client.append.stream import AppendStream
+from coranto.client.append.streams import AppendStreams
 from coranto.transport.calls import GrpcCall, ended_with
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch

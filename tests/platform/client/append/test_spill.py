@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from coranto.client import AppendService, JournalClient
-from coranto.client.append_spill import Spill
+from coranto.client.append.spill import Spill
 from coranto.client.config import ClientConfig
 from coranto.client.sync import SyncJournalClient
 from coranto.errors import CorruptData, DirectoryInUse, InvalidInput, JournalNotFound, SpillFailed
@@ -140,7 +140,7 @@ def test_content_that_changes_on_disk_is_not_appended(spill: Spill, folder: Path
 
 
 def test_one_process_uses_a_spill_at_a_time(spill: Spill, folder: Path) -> None:
-    program = f"from pathlib import Path; from coranto.client.append_spill import Spill; Spill(Path({str(folder)!r}))"
+    program = f"from pathlib import Path; from coranto.client.append.spill import Spill; Spill(Path({str(folder)!r}))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "DirectoryInUse" in found.stderr
     assert str(os.getpid()) in found.stderr
@@ -153,7 +153,7 @@ def test_a_full_disk_refuses_content_and_keeps_what_is_there(folder: Path) -> No
     program = f"""
 import resource, signal
 from pathlib import Path
-from coranto.client.append_spill import Spill
+from coranto.client.append.spill import Spill
 from coranto.errors import SpillFailed
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 spill = Spill(Path({str(folder)!r}))

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from coranto.client.append_stream import AppendStream, NotSent
+from coranto.client.append.stream import AppendStream, NotSent
 from coranto.transport import connection as of_connections
 from coranto.transport.calls import FrameDialer, GrpcCall
 from coranto.transport.connection import FrameConnection

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from coranto.client.append_stream import MAX_CONTENT_BYTES
-from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
+import grpc.aio
+
+from coranto.client.append.appender import MAX_MESSAGE_BYTES, Appender
+from coranto.client.append.outcome import checked, failed_commit, outcome_unknown, subject_of
+from coranto.client.append.stream import MAX_CONTENT_BYTES, NotSent
+from coranto.client.call_ends import cancelled_from_outside
 from coranto.client.dispatch import Dispatcher
 from coranto.client.reader import TRANSIENT
 from coranto.client.retry import Retry, wait_or_raise
-from coranto.client.small_append import append_small
 from coranto.client.values import AppendResult
 from coranto.effects import Clock
-from coranto.errors import AppendOutcomeUnknown, CorantoError
+from coranto.errors import AppendOutcomeUnknown, CorantoError, Unavailable
+from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -84,7 +90,7 @@ class PreparedAppend:
         try:
             small = _small(content) if append is None else None
             if small is not None and self._dispatcher.streams_appends:
-                result = await append_small(self._dispatcher, self._parameters, small, registers=self._registers)
+                result = await _append_small(self._dispatcher, self._parameters, small, registers=self._registers)
                 if result is not None:
                     return result
             append = append or self._appender()
@@ -103,6 +109,39 @@ class PreparedAppend:
 
     async def _wait(self, error: CorantoError) -> None:
         await wait_or_raise(self._retry, self._clock, error)
+
+
+async def _append_small(
+    dispatcher: Dispatcher, parameters: pb.AppendRequest, content: bytes, *, registers: bool
+) -> AppendResult | None:
+    """Append content, wholly or not at all. Returns None if the broker serves no streams: then nothing was applied.
+
+    A broker that was wrongly taken for the primary refuses the append. `registers` and errors are those of an
+    `Appender` that commits.
+    """
+    journal, subject, length = parameters.journal, subject_of(parameters), len(content)
+    way = await dispatcher.connected_to_primary(subject, journal)
+    parameters.do_not_proxy = way.routed
+    metadata = way.tokens.about(Capability.APPEND, journal)
+    closed = Unavailable(f"{subject}: the connection to {way.endpoint} was closed")
+    sending = False
+    try:
+        stream = await way.connection.append_streams.get(metadata)
+        if stream is None:
+            return None
+        sending = True
+        encoded = await stream.append(parameters, content, metadata)
+    except NotSent as error:
+        raise Unavailable(f"{subject}: {way.endpoint} could not serve it ({error})") from None
+    except grpc.aio.AioRpcError as error:
+        raise (failed_commit(way, subject, length, error) if sending else way.failure(subject, error)) from error
+    except asyncio.CancelledError:
+        if cancelled_from_outside():
+            raise
+        raise (outcome_unknown(subject, length, closed) if sending else closed) from None
+    digest = hashlib.sha1(content, usedforsecurity=False).digest()
+    response = pb.AppendResponse.FromString(encoded)
+    return checked(way, response, subject, journal, length, digest, registers=registers)
 
 
 def _small(content: bytes | Sequence[bytes]) -> bytes | None:
