@@ -51,7 +51,7 @@ _log = structlog.get_logger(__name__)
 
 
 class EndingStream(Protocol):
-    """A client's stream that must be told before this broker exits."""
+    """A client's stream that gets a notice before this broker exits."""
 
     def announce_end(self) -> None: ...
 
@@ -104,7 +104,7 @@ class Broker:
         self.proxied: dict[Any, None] = {}
         self.append_streams: dict[EndingStream, None] = {}
         self.frames: FramePort | None = None
-        """The port at which this broker serves frames; None while it does not."""
+        """This broker's port for frames; None while it serves none."""
         self.is_stopping = False
         self.disk = disk
         self.background = Background()
@@ -190,7 +190,7 @@ class Broker:
         return spec
 
     async def exit(self) -> None:
-        """Store content that is only here, then leave the in-sync records, so that others go on where journals end.
+        """Store content that only this broker has, then leave the in-sync records, so that others can continue.
 
         Stopping, storing and leaving take at most `exit_seconds` each.
         """

@@ -56,7 +56,7 @@ class Signal:
 
 
 class Waiters:
-    """Work that waits for an event which may come again and again. It is true while anybody waits."""
+    """Waits for a repeated event. It is true while there are some."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[object], None] = {}  # In order, too.
@@ -65,7 +65,7 @@ class Waiters:
         return bool(self._waiting)
 
     def wake(self) -> None:
-        """Let all that wait now go on."""
+        """End all current waits."""
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -100,7 +100,7 @@ class Slot(Generic[T]):
 
     @property
     def at_rest(self) -> T | None:
-        """The object while nobody owns it or waits for it. A caller may use it without owning it until it suspends."""
+        """The object, or None while it has an owner. A caller may use it without ownership until its next await."""
         return self._things[0] if self._things else None
 
     def take_at_rest(self) -> T:
@@ -110,8 +110,8 @@ class Slot(Generic[T]):
     async def take(self, until: Signal | None = None) -> T:
         """Take ownership of the object; give it back with `put`. Raises Invalidated if `until` fires first.
 
-        Does not suspend if the object is here and nobody waits for it. Raises Unavailable if the object was refused
-        (`refuse`). A take that is cancelled does not keep the object.
+        Does not suspend if the object has no owner. Raises Unavailable if the object was refused (`refuse`). A
+        cancelled call does not keep the object.
         """
         if until is not None and until.fired:
             raise Invalidated
@@ -127,7 +127,7 @@ class Slot(Generic[T]):
             return await taker  # type: ignore[return-value]  # `put` is what resolves it.
         except asyncio.CancelledError:
             if taker.done() and not taker.cancelled() and taker.exception() is None:
-                self.put(taker.result())  # type: ignore[arg-type]  # Handed to us just as we were cancelled.
+                self.put(taker.result())  # type: ignore[arg-type]  # It got the object during the cancellation.
             raise
         finally:
             if until is not None:
@@ -142,7 +142,7 @@ class Slot(Generic[T]):
                 taker.set_exception(Unavailable(problem))
 
     def put(self, thing: T) -> None:
-        """Give the object to the next taker, or keep it if nobody waits."""
+        """Give the object to the next taker, or keep it."""
         self._refusal = ""
         while self._takers:
             taker = self._takers.popleft()

@@ -55,7 +55,7 @@ def how_to_define(conn_id: str) -> str:
 
 
 def in_airflow(text: str) -> str:
-    """Return the text of an error with the places where Airflow's users write what it advises."""
+    """Return the text of an error in terms of Airflow's connections."""
     for name, place in _PLACES.items():
         text = text.replace(name, place)
     return text

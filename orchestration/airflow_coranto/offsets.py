@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from coranto.client.positions import JournalPosition
 
 MARK: Final = "coranto_watcher"
-"""The key of an event's payload under which the name of its watcher's variable is."""
+"""The key of an event's payload with the name of its watcher's variable."""
 Kept = dict[str, list[int | str]]
-"""Positions as they are kept, by journal: the etcd revision that created it, its head, and its id if that is known."""
+"""Stored positions by journal: the etcd revision that created it, its head, and its id if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """The last stored event of a watcher, as its variable keeps it."""
+    """The last stored event of a watcher, in its variable."""
 
     event: str
-    """The event's id; that of the beginning before the first event."""
+    """The event's id; before the first event, an id of the beginning."""
     positions: Kept
     """The positions at its end."""
     since: Mapping[str, int] = field(default_factory=dict)
@@ -60,18 +60,18 @@ class StoredEvent:
             return cls(str(told["event"]), positions, since, int(told["bytes"]))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise InvalidInput(
-                "this is not what a watcher keeps; delete the variable, and the watcher begins at the present heads",
+                "this is not a watcher's state; delete the variable, and the watcher begins at the current heads",
                 field="positions",
             ) from error
 
 
 def to_kept(positions: Mapping[str, JournalPosition]) -> Kept:
-    """Return positions in the form in which they are kept."""
+    """Return positions in their stored form."""
     return {journal: at.kept for journal, at in positions.items()}
 
 
 def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
-    """Return positions from the form in which they are kept. Raises InvalidInput for anything else."""
+    """Return positions from their stored form. Raises InvalidInput."""
     from coranto.client.positions import JournalPosition
 
     try:
@@ -83,8 +83,8 @@ def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
 def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the name of the Airflow variable that keeps a watcher's positions.
 
-    It is that of the watcher's own name, if it has one. Otherwise it depends on all arguments, without `committed`:
-    a watcher that begins to look at commits continues at its place.
+    It has the watcher's own name, if any. Otherwise it depends on all arguments except `committed`: a watcher that
+    begins to check commits continues at its position.
     """
     if name:
         return f"{MARK}.{name}"
@@ -96,8 +96,7 @@ def variable_name(name: str, arguments: Mapping[str, Any]) -> str:
 def watched(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the payload of a watcher's new event from the extra of an asset event; None for other events.
 
-    An event that was settled is not new. The variable is always that of a watcher, also if another program made the
-    event.
+    A settled event is not new. The variable always belongs to a watcher, even if another program made the event.
     """
     payload = (extra or {}).get("payload")
     if not isinstance(payload, Mapping):
@@ -187,11 +186,11 @@ def new_event_id() -> str:
 
 
 def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict[str, Any], StoredEvent]:
-    """Return the payload to store behind the last stored event, and what to keep then.
+    """Return the payload to store after the last stored event, and the watcher's next state.
 
-    An event follows the one that its watcher has seen last. If another was stored meanwhile, two watchers are at work,
-    as when a triggerer was taken for dead and goes on. Then the event becomes one of the growth beyond the stored one,
-    of no bytes if there is none: so no byte is in two events.
+    An event follows the last one that its watcher has seen. If another was stored since, two watchers are at work, for
+    example because a triggerer was wrongly taken for dead. Then the event has only the growth beyond the stored one,
+    perhaps none: so no byte is in two events.
     """
     event = payload["event"]
     if stored is not None and stored.event == event:  # Of another asset with the same watcher.
@@ -212,7 +211,7 @@ def settle(payload: Mapping[str, Any], stored: StoredEvent | None) -> tuple[dict
 
 
 def _with(payload: Mapping[str, Any], stored: StoredEvent) -> dict[str, Any]:
-    """Return the payload as it is stored: without `after`, by which one sees that it was not settled."""
+    """Return the payload to store: without `after`, the mark of an unsettled event."""
     kept = {name: value for name, value in payload.items() if name != "after"}
     from coranto.client.positions import heads_of
 

@@ -7,11 +7,11 @@
     ├── VersionTooOld                   the installed version of a package lacks a feature
     ├── CorruptData                     stored or received bytes that contradict themselves
     │   ├── CorruptFragment             content whose length or SHA-1 is not what its name says
-    │   ├── JournalRecreated            a position is of content that its journal does not have any more
+    │   ├── JournalRecreated            a position belongs to content that its journal no longer has
     │   ├── CorruptMessage              bytes of a journal that are not a message of its framing
-    │   │   └── TornMessage             a part of a message, which another message follows
+    │   │   └── TornMessage             an incomplete message before another message
     │   └── CorruptSpool                a broker's own durable spool
-    ├── Unavailable                     nobody answered, or the broker that did cannot serve now
+    ├── Unavailable                     no broker answered, or the answering broker cannot serve now
     │   └── EtcdFull                    etcd's database has reached its quota
     ├── StatusError                     a broker answered with a status other than OK
     │   ├── JournalNotFound
@@ -31,23 +31,23 @@
     │   ├── JournalSuspended
     │   ├── StoreUnhealthy
     │   └── UnknownStatus               a status number of a newer broker
-    ├── RpcFailed                       a broker ended a call with a gRPC error that a retry will not cure
+    ├── RpcFailed                       a broker ended a call with a permanent gRPC error
     │   ├── Unauthenticated             the call has no token, or an invalid one
     │   └── PermissionDenied            the token is valid, but does not allow this call
     ├── MessageTypeNotFound             a registry has no such message type, or no such version of it
     ├── IncompatibleType                a new version of a message type breaks the promise to readers of its journals
-    ├── LimitExceeded                   a server refused a call because of a limit of what callers may do
+    ├── LimitExceeded                   a server refused a call because of a limit on its callers
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
-    ├── NotDurable                      an acknowledged append does not survive yet what its client waits for
-    ├── ContentGone                     journals lack content that they had at the moment that is to be read
-    ├── OffsetJump                      a reader met content that begins above the offset it asked for
+    ├── NotDurable                      an acknowledged append has not reached the durability that its client waits for
+    ├── ContentGone                     journals no longer have the content of the moment to read
+    ├── OffsetJump                      the content at a reader's offset is gone, and begins again above it
     ├── StoreError                      a fragment store refused or failed
     │   ├── StoreDenied                 the credentials don't allow it
     │   └── FragmentNotFound            the store has no such fragment
     ├── SpillFailed                     pending appends cannot be written to this machine's disk, or read from it
     ├── SqlStoreError                   a consumer's SQL store refused or failed; nothing was committed
-    │   └── RejectedRow                 it refused a row because of its values
+    │   └── RejectedRow                 a row was refused because of its values
     ├── CommitOutcomeUnknown            the connection broke at a commit, and reading back failed too
     ├── Fenced                          a later owner has raised the fence: stop, do not retry
     ├── BatchChanged                    the number of a batch is committed, with other content
@@ -55,14 +55,14 @@
     ├── PoisonRow                       a row of an ingest's source cannot become an event
     ├── ConsumerChanged                 a consumer has other sources, outputs or another store than its checkpoint says
     ├── CoordinationError               etcd refused a call, or contradicts an earlier answer
-    │   ├── WatchReset                  a watch cannot go on from its revision; read the prefix again
+    │   ├── WatchReset                  a watch cannot continue from its revision; read the prefix again
     │   ├── TxnOutcomeUnknown           the connection broke while a transaction may have been applied
     │   └── LeaseLost                   the process's lease is gone, and its member key and assignments with it
     ├── StreamError                     an operation on a stream
     │   ├── StreamNotFound
     │   ├── StreamExists
-    │   ├── StreamChanged               somebody else changed the stream's segments meanwhile
-    │   ├── StreamSealed                the stream takes no more events
+    │   ├── StreamChanged               another process changed the stream's segments during the call
+    │   ├── StreamSealed                the stream accepts no more events
     │   ├── StreamTruncated             the events that a reader needs next are gone
     │   ├── ReaderOffline               a reader is not, or no longer, a member of its group
     │   ├── CheckpointRefused           a reader group cannot begin another checkpoint now
@@ -76,15 +76,15 @@
     │       ├── WriterClosed
     │       ├── WriterFenced            another process writes under this writer id now
     │       ├── WriterExpired           the stream's record of the writer was dropped or lost
-    │       ├── CommitUnknown           nothing shows any more whether the write is durable
-    │       └── PositionUnknown         an earlier attempt made it durable, but its place is not found any more
+    │       ├── CommitUnknown           it is unknown, and can no longer be found out, whether the write is durable
+    │       └── PositionUnknown         an earlier attempt made it durable, but its position cannot be found
     └── ClusterError                    a cluster could not be started, found or stopped
         ├── DirectoryInUse              another process holds a data directory
-        ├── WrongCluster                a data directory is of another cluster, or of this one before it was restored
+        ├── WrongCluster                a data directory belongs to another cluster, or to this one before its restore
         └── MemberInUse                 another live process has this process's name
 
-Each error tells the problem, the value concerned, and what to do next. `retriable` tells whether the same call may
-succeed later. For operations that change something, `outcome` tells whether the change was applied.
+Each error states the problem, the value concerned, and what to do next. `retriable` is true if the same call may
+succeed later. `outcome` states whether a change was applied.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ class Outcome(enum.Enum):
 
 
 class CorantoError(Exception):
-    """The base of every error that Coranto raises on purpose."""
+    """The base of every error that Coranto raises."""
 
     retriable: bool = False
     outcome: Outcome = Outcome.NOT_APPLIED
 
     @property
-    def told(self) -> str:
+    def public_text(self) -> str:
         """The text that a server may send to its caller. The server's log has the full error."""
         return str(self)
 
@@ -172,27 +172,27 @@ class CorruptMessage(CorruptData):
 
 
 class TornMessage(CorruptMessage):
-    """A part of a message, which another message follows at offset `following`: an append ended within it."""
+    """An incomplete message, because an append ended within it. The next message begins at offset `following`."""
 
     def __init__(self, journal: str, offset: int, following: int) -> None:
         super().__init__(
             journal,
             offset,
             f"a message is cut off here, because an append ended within it; the next one begins at offset {following}. "
-            "Pass this part over: by a policy for misfits (consumers, Spark), on_corrupt (readers), or reading on from "
+            "Skip this part by a policy for misfits (consumers, Spark), by on_corrupt (readers), or by reading from "
             "there. Brokers refuse appends that end within a line if the journal's content-type says that it has lines",
         )
         self.following = following
 
 
 class JournalRecreated(CorruptData):
-    """A journal does not have the content that an `offset` is of.
+    """A journal no longer has the content that an `offset` belongs to.
 
-    It was deleted, and created again under the same name. Or its head fell: brokers lost content that was not stored,
-    and an operator let the journal continue where its store ended.
+    It was deleted and recreated under the same name. Or brokers lost content that was not stored, and an operator reset
+    the journal's head to the end of its store.
 
-    `known` and `found` are the ids of the two journals, `head` is where the present one ends, as far as is known.
-    The present journal has the earlier content up to the offset `same_through`: above 0 if its head fell.
+    `known` and `found` are the ids of the two journals. `head` is the end of the current one, as far as known. It has
+    the earlier content up to the offset `same_through`, which is above 0 if its head was reset.
     """
 
     def __init__(self, journal: str, offset: int, known: str, found: str, head: int, advice: str = "") -> None:
@@ -201,17 +201,17 @@ class JournalRecreated(CorruptData):
         if self.same_through:
             text = (
                 f"journal {journal} has lost its content from offset {self.same_through} on, and continued there with "
-                f"other content (its head was reset): offset {offset} is of the lost content, with the id {known}, and "
-                f"this is {found}, which ends at {head}. "
+                f"other content (its head was reset): offset {offset} belongs to the lost content, with the id "
+                f"{known}, and this is {found}, which ends at {head}. "
             )
             if passed > self.same_through:
-                text += f"Reading on there, its messages from {self.same_through} to {passed} would be passed over. "
-            text += advice or f"Begin at offset {self.same_through}: what is there was not read."
+                text += f"Reading from there would skip its messages from {self.same_through} to {passed}. "
+            text += advice or f"Begin at offset {self.same_through}: the content there was not read."
         else:
-            lost = f"its messages before offset {passed} would be passed over" if passed else "it is empty"
+            lost = f"Reading from there would skip its messages before offset {passed}" if passed else "It is empty"
             text = (
-                f"journal {journal} was deleted and created again: offset {offset} is of the journal with the id "
-                f"{known}, and this is {found}, which ends at {head}. Reading on there, {lost}. "
+                f"journal {journal} was deleted and created again: offset {offset} belongs to the journal with the id "
+                f"{known}, and this is {found}, which ends at {head}. {lost}. "
             ) + (advice or "Begin at offset 0, unless you need unread content of the earlier journal.")
         super().__init__(text)
         self.journal = journal
@@ -226,21 +226,20 @@ class JournalRecreated(CorruptData):
 
 
 class LedgerDamaged(CorruptData):
-    """A ledger of publications may have lost records.
+    """A ledger of publications may have lost records, and their publications would be published again.
 
-    A publication whose record is gone would be published again. Recover the journal (`coranto audit`), or accept the
-    loss (`accept_loss`).
+    Recover the journal (`coranto audit`), or accept the loss (`accept_loss`).
     """
 
     def __init__(self, message: str) -> None:
         super().__init__(
-            f"{message}. Run `coranto audit` on it and recover what is lost; or accept that publications without a "
+            f"{message}. Run `coranto audit` on it and recover the lost records; or accept that publications without a "
             "record are published again (accept_loss; in Spark acceptLoss=true)."
         )
 
 
 class CorruptSpool(CorruptData):
-    """A durable spool cannot be recovered as it is, or one of its files is damaged."""
+    """A durable spool cannot be recovered, or one of its files is damaged."""
 
 
 class Unavailable(CorantoError):
@@ -254,7 +253,7 @@ class EtcdFull(Unavailable):
 
 
 class LimitExceeded(CorantoError):
-    """A server refused a call because its caller does too much, or all together do. The call changed nothing."""
+    """A server refused a call because its caller, or all callers together, exceed a limit. Nothing was changed."""
 
     retriable = True
 
@@ -262,7 +261,7 @@ class LimitExceeded(CorantoError):
 class AppendOutcomeUnknown(CorantoError):
     """The append may or may not have committed.
 
-    Read the journal to find out, or append again when readers can discard duplicates (messages with UUIDs).
+    Read the journal to find out, or append again if readers discard duplicates (messages with UUIDs).
     """
 
     retriable = True
@@ -276,13 +275,13 @@ class ApplyOutcomeUnknown(CorantoError):
 
 
 class NotDurable(CorantoError):
-    """An acknowledged append does not survive yet what its client waits for. It stays in the journal."""
+    """An acknowledged append has not reached the durability that its client waits for. It stays in the journal."""
 
     retriable = True
 
 
 class RpcFailed(CorantoError):
-    """A broker ended a call with a gRPC error that a retry will not cure. `code` is the name of that error."""
+    """A broker ended a call with a permanent gRPC error. `code` is the name of that error."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -290,14 +289,14 @@ class RpcFailed(CorantoError):
 
 
 class Unauthenticated(RpcFailed):
-    """A call had no token, or one that is expired, unsigned, signed by an unknown key or otherwise not valid."""
+    """A call had no token, or one that is expired, unsigned, signed by an unknown key, or otherwise invalid."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "UNAUTHENTICATED")
 
 
 class PermissionDenied(RpcFailed):
-    """A call's token is valid, but lacks the capability, or its scope does not cover what the call would change."""
+    """A call's token is valid, but its capability or scope does not cover the call."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "PERMISSION_DENIED")
@@ -317,11 +316,10 @@ class MessageTypeNotFound(CorantoError):
 
 
 class IncompatibleType(CorantoError):
-    """A new version of a message type breaks the promise that it is to keep. `problems` tell of each field."""
+    """A new version of a message type breaks its promise to readers. `problems` has one text per field."""
 
     def __init__(self, name: str, compatibility: str, problems: Sequence[str]) -> None:
-        told = "; ".join(problems)
-        super().__init__(f"{name} is not {compatibility} compatible with its earlier versions: {told}")
+        super().__init__(f"{name} is not {compatibility} compatible with its earlier versions: {'; '.join(problems)}")
         self.name = name
         self.compatibility = compatibility
         self.problems = tuple(problems)
@@ -341,17 +339,17 @@ class OffsetJump(CorantoError):
 
 
 class ContentGone(CorantoError):
-    """Journals lack content that they had at the moment that is to be read.
+    """Journals no longer have the content of the moment to read.
 
-    `gone` has the missing offsets [begin, end) of each journal, `left` the offsets where the rest begins.
+    `gone` has the missing offsets [begin, end) of each journal, `left` the first later offset with content.
     """
 
     def __init__(self, gone: Mapping[str, tuple[int, int]], left: Mapping[str, int], more: str = "") -> None:
-        told = [f"{journal} [{begin}, {end})" for journal, (begin, end) in sorted(gone.items())]
-        shown = ", ".join(told[:10]) + (f" and {len(told) - 10} more" if len(told) > 10 else "")
+        spans = [f"{journal} [{begin}, {end})" for journal, (begin, end) in sorted(gone.items())]
+        shown = ", ".join(spans[:10]) + (f" and {len(spans) - 10} more" if len(spans) > 10 else "")
         super().__init__(
             f"content of that moment is gone, by retention or deletion: {shown}{f' ({more})' if more else ''}. To read "
-            "what is left, begin at the ends of these"
+            "the rest, begin at the ends of these"
         )
         self.gone = dict(gone)
         self.left = dict(left)
@@ -363,12 +361,12 @@ class StoreError(CorantoError):
     retriable = True
 
     def __init__(self, message: str, *, kind: str = "") -> None:
-        """`kind` tells the failure without quoting the store's answer. Empty if `message` does not quote it either."""
+        """`kind` is the failure without the store's answer; empty if `message` does not quote the answer."""
         super().__init__(message)
         self.kind = kind
 
     @property
-    def told(self) -> str:
+    def public_text(self) -> str:
         return self.kind or str(self)
 
 
@@ -389,7 +387,7 @@ class SpillFailed(CorantoError):
 class SqlStoreError(CorantoError):
     """A consumer's SQL store refused or failed. The transaction was not committed.
 
-    `retriable` is True for a conflict of transactions and for a store that is unavailable or read-only at the moment.
+    `retriable` is True for a conflict of transactions, and for a store that is temporarily unavailable or read-only.
     """
 
     retriable = True
@@ -400,11 +398,10 @@ class SqlStoreError(CorantoError):
 
 
 class RejectedRow(SqlStoreError):
-    """A database does not take a row because of its values. Nothing was committed, and a retry fails in the same way.
+    """A database refused a row because of its values. Nothing was committed, and a retry fails in the same way.
 
-    `problem` has no values of rows. `journal` and `offset` say where its message is; `journal` is "" and `offset`
-    -1 until the message is found. For a row of a Spark query that comes from no message (`is_row`), they are the batch
-    and the number of the row in it.
+    `problem` has no values of rows. `journal` and `offset` are the position of its message, or "" and -1 if unknown.
+    For a row of a Spark query without a message (`is_row`), they are the batch and the number of the row in it.
     """
 
     def __init__(self, problem: str, *, journal: str = "", offset: int = -1, is_row: bool = False) -> None:
@@ -433,19 +430,19 @@ class Fenced(CorantoError):
     """A later owner raised the fence. This process must stop: its transaction did not commit and never will."""
 
     def __init__(self, text: str, *, is_moved: bool = False) -> None:
-        """`is_moved` says that an operator has moved the consumer, so that no other process runs because of that."""
+        """`is_moved` means that an operator has moved the consumer, and not that another process runs it."""
         super().__init__(text)
         self.is_moved = is_moved
 
 
 class BatchChanged(CorantoError):
-    """A query comes with a batch whose number is committed, but whose content differs from what was committed.
+    """A query repeats a committed batch number with other content, because its checkpoint is older than its target.
 
-    Its checkpoint is older than what it writes to. Nothing of the batch is written.
+    No part of the batch is written.
     """
 
     def __init__(self, text: str, *, batches: int = 1) -> None:
-        """`batches` says how many batches older the checkpoint is."""
+        """`batches` is the age of the checkpoint in batches."""
         super().__init__(text)
         self.batches = batches
 
@@ -455,7 +452,7 @@ class SourceChanged(CorantoError):
 
 
 class PoisonRow(CorantoError):
-    """A row of a source cannot become an event. Everything before the read that has it is committed."""
+    """A row of a source cannot become an event. All earlier reads of the source are committed."""
 
     def __init__(self, source: str, split: str, place: str, problem: str) -> None:
         super().__init__(
@@ -469,7 +466,7 @@ class PoisonRow(CorantoError):
 class ConsumerChanged(CorantoError):
     """A consumer has other sources or outputs, or another store, than its checkpoint records. Nothing is committed.
 
-    The error states what continuing would lose, and the confirmation that permits it.
+    The error states the consequences of continuing, and the confirmation that permits it.
     """
 
 
@@ -491,7 +488,7 @@ class TxnOutcomeUnknown(CoordinationError):
 
 
 class LeaseLost(CoordinationError):
-    """The process's lease is gone. Others may hold its assignments by now, so it must stop serving them."""
+    """The process's lease is gone. Others may hold its assignments, so it must stop serving them."""
 
 
 class ClusterError(CorantoError):
@@ -499,7 +496,7 @@ class ClusterError(CorantoError):
 
 
 class DirectoryInUse(ClusterError):
-    """Another process holds `directory`. `pid` is its process id, when it is known."""
+    """Another process holds `directory`. `pid` is its process id, if known."""
 
     def __init__(self, directory: Path, pid: int | None) -> None:
         holder = f"process {pid}" if pid is not None else "another process"
@@ -566,7 +563,7 @@ class OffsetNotYetAvailable(StatusError):
     retriable = True
     advice = (
         "The offset is at or beyond the write head: read with block, or later. If it is below, its content is missing: "
-        "brokers pass a gap by when what follows it has been in the store for six hours."
+        "brokers skip a gap when the content after it has been in the store for six hours."
     )
 
 
@@ -581,7 +578,7 @@ class ProposalMismatch(StatusError):
 
 class EtcdTransactionFailed(StatusError):
     status = pb.ETCD_TRANSACTION_FAILED
-    advice = "A revision differs from the expected one: list the journals again and apply to what is there now."
+    advice = "A revision differs from the expected one: list the journals again, and apply to their current specs."
 
 
 class NotAllowed(StatusError):
@@ -671,23 +668,23 @@ class StreamNotFound(StreamError):
 
 
 class StreamExists(StreamError):
-    """A stream of this name exists already, or content of an earlier one does."""
+    """A stream of this name, or content of an earlier one, already exists."""
 
 
 class StreamChanged(StreamError):
-    """Somebody else changed the stream's segments meanwhile. Nothing was applied. Describe the stream again first."""
+    """Another process changed the stream's segments during the call. Nothing was applied. Describe the stream first."""
 
     retriable = True
 
 
 class StreamSealed(StreamError):
-    """The stream is sealed: it takes no more events and does not scale."""
+    """The stream is sealed: it accepts no more events and does not scale."""
 
 
 class StreamTruncated(StreamError):
-    """The events that a reader needs next were truncated. Begin behind them if you can do without them.
+    """The events that a reader needs next were truncated. Begin after them if you do not need them.
 
-    `segment` still has its events from offset `available` on. None if the offset is not known or the segment is gone.
+    `segment` still has its events from offset `available` on. None if the offset is unknown or the segment is gone.
     """
 
     def __init__(self, message: str, segment: int, available: int | None = None) -> None:
@@ -699,13 +696,13 @@ class StreamTruncated(StreamError):
 class ReaderOffline(StreamError):
     """A reader is not, or no longer, a member of its group.
 
-    Other readers took it for dead or replaced it, or the group was reset. Nothing that it wanted to record was
-    recorded. Make another reader to go on.
+    Other readers took it for dead or replaced it, or the group was reset. Its last changes were not recorded. Make
+    another reader to continue.
     """
 
 
 class CheckpointRefused(StreamError):
-    """A checkpoint of this name exists, or the limit of open checkpoints is reached. Wait for those to complete."""
+    """A checkpoint of this name exists, or the limit of open checkpoints is reached. Wait until one completes."""
 
     retriable = True
 
@@ -725,7 +722,7 @@ class MaxTransactionSizeExceeded(WriteError):
 
     def __init__(self, limit: int, actual: int) -> None:
         super().__init__(
-            f"{actual} bytes, framing included, are more than the {limit} of one append: write less at once, "
+            f"{actual} bytes, framing included, are more than the {limit} of one append: write less in one call, "
             "or raise the writer's max_transaction_bytes"
         )
         self.limit = limit
@@ -741,13 +738,13 @@ class TransactionStateError(WriteError):
 
 
 class TransactionTimeout(WriteError):
-    """The transaction was open for longer than its time-out: it was aborted and its events dropped. Begin it again."""
+    """The transaction was open for longer than its timeout: it was aborted and its events dropped. Begin it again."""
 
 
 class PreconditionFailed(WriteError):
     """A transaction's condition does not hold. `actual` is the actual value: an offset, or a fence's token.
 
-    Nothing was written. The writer may go on.
+    Nothing was written. The writer may continue.
     """
 
     def __init__(self, message: str, actual: int | str | None) -> None:
@@ -776,8 +773,8 @@ class WriterFenced(WriteError):
 class WriterExpired(WriteError):
     """The stream's record of this writer is gone: it was idle for long while others wrote, or brokers were lost.
 
-    `outcome` tells whether the write may be durable. To go on, read the stream to find its last event if that matters,
-    then make a writer with `fresh=True`, which takes the past for settled.
+    `outcome` states whether the write may be durable. To continue, read the stream to find its last event if that
+    matters, then make a writer with `fresh=True`, which takes the past for settled.
     """
 
     def __init__(self, message: str, outcome: Outcome = Outcome.NOT_APPLIED) -> None:
@@ -792,7 +789,7 @@ class CommitUnknown(WriteError):
 
 
 class PositionUnknown(WriteError):
-    """A transaction was not appended again, because an earlier attempt made it durable. Its place was not found.
+    """A transaction was not appended again, because an earlier attempt made it durable at an unknown position.
 
     Its content was truncated or cannot be read, or its sequence number never belonged to a transaction.
     """

@@ -135,7 +135,7 @@ class RawClient:
         try:
             response: pb.AppendResponse = await call
         except grpc.aio.AioRpcError as error:
-            raise await ended.told(error) from error
+            raise await ended.error_of(error) from error
         return response
 
     async def append(self, journal: str, *chunks: bytes, **parameters: Any) -> pb.AppendResponse:

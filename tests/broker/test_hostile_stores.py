@@ -464,7 +464,7 @@ async def test_a_store_sends_nobody_elsewhere(service: Service, status: int) -> 
             service.status = status
             with pytest.raises(StoreError, match=str(status)) as refused:
                 await read(f"{service.url}/x", fragment(Codec.NONE))
-            assert f"HTTP {status}" in refused.value.told
+            assert f"HTTP {status}" in refused.value.public_text
         assert other.asked == []
         assert set(service.asked) == {"GET /x"}
         other.shutdown()

@@ -341,7 +341,7 @@ def test_an_answer_that_is_taken_for_that_to_a_later_proposal_is_caught(monkeypa
             owed[key] -= 1  # It was counted before it came.
             return
         real(stream, response)
-        if stream._call.writes_at_once and stream._requested:
+        if stream._call.can_write_now and stream._requested:
             owed[key] += 1
             real(stream, response)
 

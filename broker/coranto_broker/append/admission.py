@@ -1,12 +1,11 @@
-"""Admission of appends: a broker refuses appends beyond the number that it can complete soon.
+"""Admission of appends: a limit on the appends under way.
 
-Appends that come faster than they complete would queue without end, each with a longer delay, until their clients give
-up and cannot know which of them were applied. An append that is refused at once is certain not to be applied.
+Appends that arrive faster than they complete would queue with growing delays, until their clients time out with unknown
+outcomes. A unary append beyond the limit is refused immediately, so its client knows that it was not applied.
 
-A stream of appends is slowed down instead, and no append of it is refused: at the limit, it waits until there is room,
-or until all its own appends are done, since one append of each stream is always admitted. So no busy stream keeps
-another one out, and a wait ends whatever the others do: an append that is under way needs nothing that a stream waits
-for.
+A stream of appends is slowed down instead: at the limit it waits until there is room, or until its own appends are
+done, since one append of each stream is always admitted. So streams do not starve each other, and a wait always ends,
+because appends under way do not depend on waiting streams.
 """
 
 from __future__ import annotations
@@ -26,26 +25,23 @@ from coranto_broker.metrics import UnderWay
 from coranto_broker.rpc.rolled_back import TooManyAppends
 
 LOG_SECONDS: Final = 1.0
-"""Interval in which refusals share one log entry, since they come by the thousand."""
+"""The interval of log lines about refusals."""
 _log = structlog.get_logger(__name__)
 
 
 class Admission:
-    """Counts the appends under way, and refuses those beyond the limit."""
+    """Counts the appends under way, and refuses appends beyond the limit."""
 
     def __init__(self, most: int, under_way: UnderWay, refused: FastCounter, waits: FastCounter, clock: Clock) -> None:
-        """`most` appends may be under way at a time, as `under_way` counts them; 0: any number.
-
-        `refused` counts appends, and `waits` those of streams that had to wait.
-        """
+        """`most` is the limit of `under_way`; 0 is none. `refused` counts appends, and `waits` waits of streams."""
         self._most = most or math.inf
         self._under_way = under_way
         self._refused = refused
         self._waits = waits
         self._clock = clock
-        self._told_at = -math.inf
-        self._untold = 0
-        self._line: OrderedDict[asyncio.Event, None] = OrderedDict()  # The streams that wait.
+        self._logged_at = -math.inf
+        self._unlogged = 0
+        self._waiting: OrderedDict[asyncio.Event, None] = OrderedDict()
 
     @property
     def is_full(self) -> bool:
@@ -53,45 +49,42 @@ class Admission:
         return self._under_way.count >= self._most
 
     def enter(self) -> None:
-        """Count one more append. Call `leave` when it is done.
-
-        Raises TooManyAppends, and counts nothing, at the limit.
-        """
+        """Count an append; call `leave` when it is done. At the limit, raise TooManyAppends instead."""
         if self.is_full:
             self._refuse()
         self._under_way.count += 1
 
     def enter_in_turn(self) -> None:
-        """Count one more append of a stream that has none under way, or that has waited while `is_full`."""
+        """Count an append of a stream that has none under way, or that has waited while `is_full`."""
         self._under_way.count += 1
 
     @contextmanager
-    def line(self, room: asyncio.Event) -> Iterator[None]:
-        """Have `room` set when there is room, while a stream waits in the block. Who came first is told first."""
-        self._line[room] = None
+    def waiting(self, room: asyncio.Event) -> Iterator[None]:
+        """Set `room` when there is room, while a stream waits in the block. Streams are served in order."""
+        self._waiting[room] = None
         self._waits.value += 1
         try:
             yield
         finally:
-            del self._line[room]
-            self._tell()
+            del self._waiting[room]
+            self._wake()
 
     def leave(self) -> None:
         self._under_way.count -= 1
-        if self._line:
-            self._tell()
+        if self._waiting:
+            self._wake()
 
-    def _tell(self) -> None:
-        """Tell the stream that has waited longest of room. It tells the next one when it has stopped waiting."""
-        if self._line and not self.is_full:
-            next(iter(self._line)).set()
+    def _wake(self) -> None:
+        """Wake the stream that has waited longest, if there is room. It wakes the next one when it stops waiting."""
+        if self._waiting and not self.is_full:
+            next(iter(self._waiting)).set()
 
     def _refuse(self) -> None:
         count = self._under_way.count
         self._refused.value += 1
-        self._untold += 1
+        self._unlogged += 1
         now = self._clock.monotonic()
-        if now - self._told_at >= LOG_SECONDS:
-            _log.warning("admission.appends_refused", under_way=count, refused=self._untold)
-            self._told_at, self._untold = now, 0
+        if now - self._logged_at >= LOG_SECONDS:
+            _log.warning("admission.appends_refused", under_way=count, refused=self._unlogged)
+            self._logged_at, self._unlogged = now, 0
         raise TooManyAppends(count)

@@ -1,6 +1,6 @@
 """A batch: appends of one journal that commit with one proposal.
 
-A batch does not depend on its members' clients. If its proposal fails, it is unknown whether any of them commits.
+A batch does not depend on its members' clients. If its proposal fails, the outcome of all members is unknown.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SHUTTING_DOWN: Final = "this broker is shutting down"
 
 
 class Batch:
-    """Appends that commit with one proposal, and those that are refused because of what they follow."""
+    """Appends that commit with one proposal, and appends that are refused when it commits."""
 
     def __init__(self, host: AppendHost, replica: Replica, held: HeldPipeline) -> None:
-        """`held` owns the pipeline, and is given up with the proposal."""
+        """`held` owns the pipeline. `propose` hands it over."""
         assert held.pipeline is not None
         self._host = host
         self._replica = replica
@@ -36,13 +36,13 @@ class Batch:
         self.members: list[tuple[QueuedAppend, AppendRange]] = []
         self.refused: list[tuple[QueuedAppend, Refusal]] = []
         self.size = 0
-        """Bytes of the members' content."""
+        """The bytes of the members' content."""
         self._proposal = self.pipeline.spool.fragment
-        self._demand = self.pipeline.demand  # As the proposal is made.
-        self._since: int | None = None  # The only member asks what survives from this offset.
+        self._demand = self.pipeline.demand  # The demand at the time of the proposal.
+        self._since: int | None = None  # The only member asks for the durability of content from this offset on.
         self._stored_end = 0
-        self._sum = b""  # The SHA-1 of the content of a member whose content was streamed.
-        self._undone: CorantoError | None = None  # The reason why no replica was asked to commit.
+        self._sum = b""  # The SHA-1 of streamed content.
+        self._undone: CorantoError | None = None  # The error that kept the proposal from all replicas.
 
     def add(self, append: QueuedAppend, place: AppendRange) -> None:
         """Add an append that the plan has admitted."""
@@ -50,10 +50,10 @@ class Batch:
         self.size += place.end - place.begin
 
     def propose(self, registers: pb.LabelSet, stream: ContentStream | None = None) -> None:
-        """Send a proposal that commits the members, and leaves these registers, to all replicas. Hand the pipeline on.
+        """Send all replicas a proposal that commits the members with these registers. Hand the pipeline over.
 
-        Buffered content is sent with it. The content of `stream` was sent before: it becomes the only member's, or is
-        rolled back if it has a problem. Does not raise: each append gets an outcome, now or once replicas answer.
+        Buffered content is sent with it. The content of `stream` was sent before: its append becomes the only member,
+        or is rolled back if it has a problem. Does not raise: each append gets its outcome now or with the answers.
         """
         pipeline = self.pipeline
         try:
@@ -65,8 +65,8 @@ class Batch:
             if appends:
                 batch = ProposalPath.BATCH if appends > 1 else ProposalPath.ALONE
                 self._host.proposed(batch if stream is None else ProposalPath.STREAMED, appends)
-            turn, is_broken = self._held.hand_on()
-        except Exception as error:  # noqa: BLE001  # Only this batch ends with it.
+            turn, is_broken = self._held.hand_over()
+        except Exception as error:  # noqa: BLE001  # The batch fails, and no other.
             self._held.shut_down()
             self._held.release()
             self._fail(error)
@@ -74,7 +74,7 @@ class Batch:
             self._host.spawn(self._await_acks(turn, is_broken))
 
     def _write(self, registers: pb.LabelSet) -> int:
-        """Send the members' buffered content with the proposal. Returns the number of members that are no pulses."""
+        """Send the members' buffered content with the proposal. Return the number of members, without pulses."""
         pipeline = self.pipeline
         contents = [append.content.content for append, _ in self.members if append.content is not None]
         if pipeline.error is not None:
@@ -87,7 +87,7 @@ class Batch:
         return sum(not append.is_pulse for append, _ in self.members)
 
     def _end(self, stream: ContentStream, registers: pb.LabelSet) -> int:
-        """Propose to commit streamed content, or to roll it back. Returns the number of appends that are to commit."""
+        """Propose to commit streamed content, or to roll it back. Return the number of members."""
         append, pipeline, spool = stream.append, self.pipeline, self.pipeline.spool
         append.on(AppendEvent.PROPOSED)
         pipeline.join()
@@ -103,7 +103,7 @@ class Batch:
         return 1
 
     def _question(self) -> Ask.ValueType:
-        """Return the question to the replicas, by the journal's demand or the only member."""
+        """Return the question to the replicas: the only member's, or the one of the journal's demand."""
         request = self.members[0][0].request
         if self.size or not request.HasField("durability"):
             return Ask.SYNC if self._demand.synced else Ask.NOTHING
@@ -113,9 +113,9 @@ class Batch:
         return Ask.SYNC if question.sync else Ask.HELD
 
     async def _await_acks(self, turn: Turn, is_broken: bool) -> None:
-        """Read every replica's answer to the proposal in its turn, and settle the appends."""
+        """Read every replica's answer to the proposal when its turn has come, and settle the appends."""
         pipeline = self.pipeline
-        problem: Exception | None = Unavailable(f"{SHUTTING_DOWN}; what it proposed may be applied")
+        problem: Exception | None = Unavailable(f"{SHUTTING_DOWN}; the proposed append may be applied")
         outcomes: list[tuple[QueuedAppend, AppendOutcome]] = []
         try:
             await turn.wait()
@@ -125,7 +125,7 @@ class Batch:
                 await pipeline.gather_end()
             if problem is None:
                 outcomes = self._outcomes(durability)
-        except Exception as error:  # noqa: BLE001  # The appends end with it.
+        except Exception as error:  # noqa: BLE001  # The appends fail with it.
             problem = error
         finally:
             turn.done()
@@ -135,7 +135,7 @@ class Batch:
                 append.settle(outcome)
 
     def _below_demand(self, durability: Durability) -> CorantoError | None:
-        """Note appends that survive less than the journal's labels demand. Returns the error that tells so, if any."""
+        """Count appends below the durability that the journal's labels demand. Return the error for them, if any."""
         appends = sum(place.end > place.begin for _, place in self.members)
         if self._demand is NO_DEMAND or not appends or durability.meets(self._demand):
             return None
@@ -146,14 +146,14 @@ class Batch:
         return Unavailable(f"the append is in the journal, but {durability}; its labels demand {self._demand}")
 
     def _fail(self, error: Exception) -> None:
-        """Settle all appends with an error. Those that are refused were certainly not applied."""
+        """Settle all appends with an error. Refused appends were certainly not applied."""
         for append, _ in self.members:
             append.settle(error)
         for append, _ in self.refused:
             append.settle(rolled_back(error))
 
     def _outcomes(self, durability: Durability) -> list[tuple[QueuedAppend, AppendOutcome]]:
-        """Return the appends with their outcomes: the members have committed."""
+        """Return the appends with their outcomes, after the commit of the members."""
         outcomes = []
         for append, (begin, end, registers) in self.members:
             append.on(AppendEvent.COMMITTED)

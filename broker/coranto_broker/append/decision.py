@@ -1,9 +1,9 @@
 """The decision on an append, made by the primary from a snapshot of the journal. Pure.
 
-`decide` is the only place that knows what must hold before an append commits, and in which order (seed 001, "validate
-preconditions"). The state machine (`coranto_broker.append.fsm`) does what it says, and asks again when something has
-changed. Batches (`coranto_broker.append.plan`) hold the appends that it lets commit as things will then be. Within a
-`Steady` range, `apply_registers` gives the same answer for far less work.
+Only `decide` knows the preconditions of a commit and their order (seed 001, "validate preconditions"). The state
+machine (`coranto_broker.append.fsm`) carries out its decision, and decides again after changes. Batches
+(`coranto_broker.append.plan`) admit appends by its decision on the state after earlier members. Within a `Steady`
+range, `apply_registers` gives the same answer at lower cost.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ DEFAULT_FLUSH_SECONDS: Final = 24 * 60 * 60
 
 TORN_LINE: Final = (
     "the append does not end with a newline, and by its labels the journal has whole lines: the next append would "
-    "continue the line. Journals labelled coranto.dev/lines=any take it"
+    "continue the line. Journals labelled coranto.dev/lines=any accept it"
 )
-"""The reason for NOT_ALLOWED of such an append."""
+"""The reason for NOT_ALLOWED of an append that ends within a line."""
 _NEWLINE: Final = ord("\n")
 
 
 @dataclass(frozen=True, slots=True)
 class JournalSnapshot:
-    """The journal, as its primary knows it when it decides an append.
+    """The state of a journal at its primary, whose spool is synchronized with all replicas.
 
-    The primary's spool is synchronized with all replicas. `known` summarizes all known fragments. `now` is wall time in
-    seconds. `store_problem` is the reason why the store of new fragments takes none, "" if it takes them, and None if
-    that is not known. `listed` is True once all stores have been listed. `recorded` is True if the in-sync record names
-    the pipeline's replicas: one of them then holds all acknowledged content. `loss_confirmed` is True once this append
-    has turned out to be empty.
+    `known` summarizes all known fragments. `now` is wall time in seconds. `store_problem` is the problem of the store
+    of new fragments, "" without one, and None if unknown. `listed` is True once all stores have been listed. `recorded`
+    is True if the in-sync record names the pipeline's replicas: one of them then holds all acknowledged content.
+    `loss_confirmed` is True if this append is known to be empty.
     """
 
     spec: pb.JournalSpec
@@ -54,12 +53,12 @@ class JournalSnapshot:
     recorded: bool = True
     loss_confirmed: bool = False
     refusal: str = ""
-    """The reason why content is refused: acknowledgements cannot be what the journal's labels demand. Else ""."""
+    """The reason for refusing content whose acknowledgements cannot meet the demand of the journal's labels, or ""."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The append may commit, and leaves these registers. With `roll`, that empty fragment must begin first."""
+    """The append may commit, with these registers after it. With `roll`, that empty fragment must begin first."""
 
     registers: pb.LabelSet
     roll: Fragment | None = None
@@ -67,7 +66,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The append ends with a status. `registers` are those that it met; `reason` tells what is wrong with a store."""
+    """The append ends with a status. `registers` are the journal's; `reason` is text for the client."""
 
     status: pb.Status.ValueType
     registers: pb.LabelSet
@@ -75,31 +74,31 @@ class Refuse:
 
 
 class Need(enum.Enum):
-    """The part of a snapshot that an append waits for."""
+    """The missing part of a snapshot."""
 
-    STORE = "whether the fragment store takes content"
+    STORE = "the health of the fragment store"
     LISTING = "a first listing of all fragment stores"
-    EMPTY_APPEND = "that the client ends the append without content, and so confirms a loss"
-    RECORD = "an in-sync record that names the replicas that continue after a confirmed loss"
+    EMPTY_APPEND = "the end of an append without content, which confirms a loss"
+    RECORD = "an in-sync record of the replicas that continue after a confirmed loss"
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The decision needs something first. Then ask again."""
+    """The decision needs this first. Then decide again."""
 
     need: Need
 
 
 @dataclass(frozen=True, slots=True)
 class Synchronize:
-    """All replicas must first roll to this offset. Then ask again."""
+    """All replicas must first roll to this offset. Then decide again."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeSuspension:
-    """The journal's suspension must change first; with `roll`, after that empty fragment has begun. Then ask again."""
+    """The journal's suspension must change first; with `roll`, after that empty fragment began. Then decide again."""
 
     suspend: pb.JournalSpec.Suspend
     roll: Fragment | None = None
@@ -111,9 +110,9 @@ AppendDecision = Commit | Refuse | Wait | Synchronize | ChangeSuspension
 def decide(
     request: pb.AppendRequest, snapshot: JournalSnapshot, length: int | None = None, *, torn: bool = False
 ) -> AppendDecision:
-    """Decide an append of `length` bytes (None: not known yet; the first content is then judged by `judge_content`).
+    """Decide an append of `length` bytes (None if unknown: then `judge_content` judges each part of its content).
 
-    `torn` is True if `is_torn` holds for its content. Raises InvalidInput if the append would be wrong on any journal.
+    `torn` is True if `is_torn` holds for its content. Raises InvalidInput if the append is invalid for any journal.
     """
     spec, present = snapshot.spec, snapshot.committed.registers
     if spec.fragment.stores:
@@ -124,17 +123,17 @@ def decide(
     if not snapshot.listed:
         return Wait(Need.LISTING)
     found = _check(request, snapshot)
-    # A strict check means that no acknowledged content may be missing, even where nothing can be written twice.
+    # A strict check demands all acknowledged content, even of a journal that cannot be written to.
     lost = not snapshot.recorded and (may_write(spec) or of_registers.is_strict(request))
     is_at_head = request.offset or request.at_start
     if lost and (not is_at_head or isinstance(found, Refuse)):
-        # No replica is known to hold all acknowledged content, so the journal's head and registers are unknown.
+        # Perhaps no replica holds all acknowledged content, so the journal's head and registers are unknown.
         return Refuse(pb.INDEX_HAS_GREATER_OFFSET, present)
     if isinstance(found, Refuse):
         return found
     after = of_registers.after(request, present)
     if lost and not snapshot.loss_confirmed:
-        # By an empty append at an explicit offset, or at the start, an operator confirms that no such replica exists.
+        # An operator confirms the loss by an empty append at an explicit offset, or at the start.
         return Refuse(pb.INDEX_HAS_GREATER_OFFSET, present) if length else Wait(Need.EMPTY_APPEND)
     if isinstance(found, Synchronize):
         return found
@@ -150,7 +149,7 @@ def decide(
 
 
 def is_torn(content: Bytes, whole_lines: bool) -> bool:
-    """Return True if an append's content, or the last part of it, ends within a line though the journal has whole ones.
+    """Return True if content, or its last part, ends within a line of a journal of whole lines.
 
     `whole_lines` is `labels.takes_whole_lines` of the journal.
     """
@@ -160,16 +159,16 @@ def is_torn(content: Bytes, whole_lines: bool) -> bool:
 def judge_content(
     request: pb.AppendRequest, spec: pb.JournalSpec, length: int, refusal: str = ""
 ) -> pb.Status.ValueType | None:
-    """Return the status that refuses content which this append or its journal may not have; None if it may.
+    """Return the status that refuses content of this append to this journal, or None.
 
-    `length` is that of the whole append or, if that is above 0, of a part. `refusal` is the snapshot's. Raises
-    InvalidInput for an append without content that changes registers.
+    `length` is the length of the whole append or of a non-empty part. `refusal` is the snapshot's. Raises InvalidInput
+    for an append without content that changes registers.
     """
     if not length:
         if of_registers.change(request):
             raise InvalidInput("registers change only with content: append at least one byte", field="union_registers")
         return None
-    # Appends that suspend, or keep a suspension, have no content.
+    # Appends that suspend, or keep a suspension, must be empty.
     resumes = request.suspend in (pb.AppendRequest.SUSPEND_RESUME, pb.AppendRequest.SUSPEND_NO_RESUME)
     if not resumes or not may_write(spec):
         return pb.NOT_ALLOWED
@@ -179,9 +178,9 @@ def judge_content(
 def next_fragment(committed: CommittedState, roll_to: int, spec: pb.JournalSpec.Fragment, now: float) -> Fragment:
     """Return the spool's fragment or, if a roll is due, an empty one at its end or at `roll_to`, whichever is greater.
 
-    A roll is due when the fragment is empty (so that it adopts a changed codec), is longer than the spec's length, does
-    not begin at `roll_to` (unless that is 0), or had its first append in an earlier flush interval. Intervals are
-    counted from the epoch, in UTC. `now` is wall time in seconds.
+    A roll is due if the fragment is empty (to adopt a changed codec), is longer than the spec's length, does not begin
+    at `roll_to` (unless that is 0), or had its first append in an earlier flush interval. Intervals are counted from
+    the epoch, in UTC. `now` is wall time in seconds.
     """
     current = committed.fragment
     interval = spec.flush_interval.ToSeconds()
@@ -202,10 +201,10 @@ def is_plain(request: pb.AppendRequest) -> bool:
 
 
 def steady(snapshot: JournalSnapshot) -> Steady | None:
-    """Return the range in which every plain append commits without a roll, or None if this one would not."""
+    """Return the range where every plain append commits without a roll, or None if the next one would not."""
     spec, fragment, known, now = snapshot.spec, snapshot.committed.fragment, snapshot.known, snapshot.now
     if not fragment.length or known.empty:
-        return None  # The next append may find the fragment to be the first known one, which rolls.
+        return None  # The next append may roll, as the first known content.
     if decide(_PLAIN, snapshot, 1) != Commit(snapshot.committed.registers):
         return None
     interval = spec.fragment.flush_interval.ToSeconds()
@@ -214,7 +213,7 @@ def steady(snapshot: JournalSnapshot) -> Steady | None:
 
 
 def apply_registers(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | None:
-    """Return the registers after an append with content in a steady range, or None if `decide` has to decide it."""
+    """Return the registers after an append with content in a steady range, or None if `decide` must decide it."""
     if is_plain(request):
         return registers
     if request.offset or request.at_start or request.suspend or not of_registers.match(request, registers):
@@ -229,11 +228,11 @@ _PLAIN: Final = pb.AppendRequest()
 
 
 def _check(request: pb.AppendRequest, snapshot: JournalSnapshot) -> Refuse | Synchronize | ChangeSuspension | int:
-    """Check registers, offset and suspension, in this order. Returns the offset to roll to (0: no roll).
+    """Check registers, offset and suspension, in this order. Return the offset to roll to (0: no roll).
 
-    An index that reaches beyond the spool means that consistency was lost. Then only an append with that explicit
-    offset may continue: by it an operator confirms that no earlier broker can still hold content. Journals that cannot
-    be written to are exempt, because nothing can be written twice there. Strict checks of registers have no exemption.
+    An index beyond the spool's end means that consistency was lost. Then only an append with that explicit offset may
+    continue: with it an operator confirms that no earlier broker still holds content. Journals that cannot be written
+    to are exempt, unless the check of registers is strict.
     """
     spec, fragment, known = snapshot.spec, snapshot.committed.fragment, snapshot.known
     present = snapshot.committed.registers
@@ -254,13 +253,13 @@ def _check(request: pb.AppendRequest, snapshot: JournalSnapshot) -> Refuse | Syn
     suspension = _check_suspension(request, snapshot)
     if suspension is not None:
         return suspension
-    # The journal's first known content goes to the store early. Brokers that recover from lost consistency then see in
-    # the store that this is not a new journal.
+    # The journal's first known content is stored early, so that brokers that recover from lost consistency see that
+    # this is not a new journal.
     return fragment.end if fragment.begin == known.begin else 0
 
 
 def _check_suspension(request: pb.AppendRequest, snapshot: JournalSnapshot) -> Refuse | ChangeSuspension | None:
-    """Check the request's suspend mode for a journal that is not fully suspended. None: it continues."""
+    """Check the request's suspend mode for a journal that is not fully suspended. Return None to continue."""
     spec, known, registers = snapshot.spec, snapshot.known, snapshot.committed.registers
     end, suspended = snapshot.committed.fragment.end, spec.suspend.level != Suspend.NONE
     if request.suspend == pb.AppendRequest.SUSPEND_RESUME:
@@ -269,19 +268,19 @@ def _check_suspension(request: pb.AppendRequest, snapshot: JournalSnapshot) -> R
         return Refuse(pb.SUSPENDED, registers) if suspended else None
     if request.suspend == pb.AppendRequest.SUSPEND_KEEP:
         return None
-    if known.empty and not snapshot.committed.fragment.length:  # The index lacks what is not acknowledged yet.
+    if known.empty and not snapshot.committed.fragment.length:  # The index lacks unacknowledged content.
         return ChangeSuspension(Suspend(level=Suspend.FULL, offset=end))
     if suspended:
         return Refuse(pb.SUSPENDED, registers)
     # A journal without an append for a whole flush interval is idle.
     idle_since = snapshot.now - (spec.fragment.flush_interval.ToSeconds() or DEFAULT_FLUSH_SECONDS)
     if request.suspend == pb.AppendRequest.SUSPEND_NOW or 0 < known.flushed_at <= idle_since:
-        # The roll has content stored that only this broker has.
+        # The roll completes the local fragment, which is then stored.
         return ChangeSuspension(Suspend(level=Suspend.PARTIAL, offset=end), _roll(snapshot, end))
     return None
 
 
 def _roll(snapshot: JournalSnapshot, roll_to: int) -> Fragment | None:
-    """Return the fragment that must begin first, or None if the present one continues."""
+    """Return the fragment that must begin first, or None if the current one continues."""
     found = next_fragment(snapshot.committed, roll_to, snapshot.spec.fragment, snapshot.now)
     return found if found != snapshot.committed.fragment else None

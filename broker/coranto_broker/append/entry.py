@@ -1,8 +1,7 @@
-"""The way of an append to its journal's queue: it is resolved, and a stream's appends stay in their order.
+"""The entry of appends: their resolution, and the order of a stream's appends.
 
-The queue keeps the order of arrival. So a stream's append goes straight to it, unless earlier ones of the
-stream to the journal are elsewhere: still to be resolved, in the queue of an earlier replica, or forwarded to another
-broker.
+A queue keeps the order of arrival. So a stream's append is enqueued immediately, unless earlier appends of the stream
+to the journal are elsewhere: not resolved yet, in the queue of an earlier replica, or forwarded to another broker.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ from coranto_broker.authorization import UNRESTRICTED
 
 
 def recognize(host: AppendHost, append: QueuedAppend) -> bool:
-    """Resolve an append without a wait if that is possible. Returns True if its request is certain to be well-formed.
-
-    Its journal then exists, so its name is valid.
-    """
+    """Resolve an append if that needs no waiting. Return True if its request is known to be well-formed."""
     request = append.request
     if (append.claims is not UNRESTRICTED and not append.claims.covers_all) or request.HasField("header"):
         return False
@@ -41,13 +37,13 @@ def recognize(host: AppendHost, append: QueuedAppend) -> bool:
     append.resolution = resolution
     if request.offset or request.at_start or request.suspend:
         return False
-    before = append.met = pipeline.spool.registers
-    append.foreseen = before if is_plain(request) else of_registers.replaced(request, before)
-    return append.foreseen is not None
+    before = append.expected_before = pipeline.spool.registers
+    append.expected_registers = before if is_plain(request) else of_registers.replaced(request, before)
+    return append.expected_registers is not None
 
 
 async def resolve(host: AppendHost, append: QueuedAppend) -> AppendOutcome | CorantoError | None:
-    """Resolve an append that is in no queue. Returns its outcome if it is refused, or is to be forwarded."""
+    """Resolve an append that is in no queue. Return its outcome if it is refused or must be forwarded."""
     if append.resolution is None:
         fsm = AppendFsm(host, append)
         if not await fsm.run(State.ACQUIRE_PIPELINE):
@@ -56,23 +52,23 @@ async def resolve(host: AppendHost, append: QueuedAppend) -> AppendOutcome | Cor
 
 
 class StreamOrder:
-    """The appends of one stream to one journal that are under way. Call `ended` once one of them is answered."""
+    """The order of one stream's appends to one journal. Call `ended` when one of them is answered."""
 
     def __init__(self, host: AppendHost) -> None:
         self._host = host
-        self._unplaced: deque[QueuedAppend] = deque()  # They wait for their turn to be resolved.
+        self._unplaced: deque[QueuedAppend] = deque()
         self._placing: asyncio.Task[None] | None = None
-        self._place: JournalQueue | bytes | None = None  # The queue, or the broker, that has those before them.
-        self._under_way = 0  # The number of those before them.
+        self._place: JournalQueue | bytes | None = None  # The queue or broker of the appends under way.
+        self._under_way = 0  # Placed and not answered.
         self._changed = asyncio.Event()
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is under way."""
+        """True if no append is under way."""
         return not self._under_way and self._placing is None
 
     def add(self, append: QueuedAppend) -> None:
-        """Take an append behind all others."""
+        """Add an append at the end."""
         if self._placing is None:
             if append.resolution is not None:
                 queue = queue_of(append.resolution.require_replica)
@@ -84,13 +80,13 @@ class StreamOrder:
         self._unplaced.append(append)
 
     def ended(self) -> None:
-        """Note that an append was answered."""
+        """Count an append that was answered."""
         self._under_way -= 1
         if self._placing is not None:
             self._changed.set()
 
     def close(self) -> None:
-        """Place nothing more: the client is gone."""
+        """Stop placing appends, because the client has left."""
         if self._placing is not None:
             self._placing.cancel()
 
@@ -106,7 +102,7 @@ class StreamOrder:
         outcome: AppendOutcome | Exception | None
         try:
             outcome = await resolve(self._host, append)
-        except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
             outcome = error
         place = self._place
         if outcome is None:

@@ -1,4 +1,4 @@
-"""Forwarding of appends to the journal's primary, over a stream for small appends where the primary serves one."""
+"""Forwarding of appends to the journal's primary, over a stream for small appends if the primary serves one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ForwardingEnvironment(Protocol):
     peers: Peers
 
     def unrouted_header(self, state: JournalState) -> pb.Header:
-        """Return the header for a response that is not about one journal."""
+        """Return the header for a response without a Route."""
         ...
 
 
@@ -43,7 +43,7 @@ class Messages(Protocol):
 
 
 class _BufferedMessages:
-    """The messages of an append whose content is buffered."""
+    """The messages of an append with buffered content."""
 
     def __init__(self, found: BufferedContent) -> None:
         messages = (found.content, b"") if found.content else (b"",)
@@ -54,7 +54,7 @@ class _BufferedMessages:
 
 
 async def forward_buffered(environment: ForwardingEnvironment, append: QueuedAppend) -> bytes:
-    """Forward an append whose content is buffered, as `forward` does. Small ones share a stream to the primary."""
+    """Forward an append with buffered content, like `forward`. Small appends share a stream to the primary."""
     resolution, request, found = append.resolved, append.request, append.content
     assert found is not None
     if len(found.content) <= MAX_CONTENT_BYTES:
@@ -76,7 +76,7 @@ async def forward_buffered(environment: ForwardingEnvironment, append: QueuedApp
 
 
 def _forwarded(request: pb.AppendRequest, resolution: Resolution) -> pb.AppendRequest:
-    """Return a request for the primary, with the resolution by which it is forwarded."""
+    """Return a request for the primary, with the resolution's header."""
     forwarded = pb.AppendRequest()
     forwarded.CopyFrom(request)
     forwarded.header.CopyFrom(resolution.header)
@@ -84,7 +84,7 @@ def _forwarded(request: pb.AppendRequest, resolution: Resolution) -> pb.AppendRe
 
 
 def _unreachable(environment: ForwardingEnvironment, journal: str, resolution: Resolution, error: str | None) -> bytes:
-    """Return the response to an append of which the primary was told nothing, or not its end."""
+    """Return the response to an append that the primary did not get, or not completely."""
     _log.warning("append.primary_unreachable", journal=journal, error=error)
     header = environment.unrouted_header(environment.keyspace.state)
     header.route.CopyFrom(resolution.header.route)
@@ -96,11 +96,10 @@ def _protobuf(message: AppendMessage) -> pb.AppendRequest:
 
 
 async def forward(environment: ForwardingEnvironment, append: QueuedAppend, source: Messages) -> bytes:
-    """Forward an append to the primary with our resolution, and return the primary's encoded response.
+    """Forward an append to the primary with this broker's resolution, and return the primary's encoded response.
 
     If the primary becomes unavailable before the commit was forwarded, it has not applied the append. The response then
-    has the status NO_JOURNAL_PRIMARY_BROKER, so that the client knows. That is normal after a primary's death until
-    another broker takes over.
+    has the status NO_JOURNAL_PRIMARY_BROKER, as usual between a primary's death and its replacement.
     """
     resolution = append.resolved
     request = _forwarded(append.request, resolution)
@@ -110,8 +109,8 @@ async def forward(environment: ForwardingEnvironment, append: QueuedAppend, sour
         call = environment.peers.stub(resolution.header).Append(metadata=metadata)
         ended = PeerStatus(call)
         try:
-            # The primary may answer, and so end the call, before everything is sent. Its answer then says more than the
-            # error of sending the rest.
+            # The primary may end the call before everything is sent. Its answer then says more than the error of
+            # sending the rest.
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
                 await call.write(request)
                 while (message := await source.read()) is not None:
@@ -122,7 +121,7 @@ async def forward(environment: ForwardingEnvironment, append: QueuedAppend, sour
             response: pb.AppendResponse = await call
             return response.SerializeToString()
         except grpc.aio.AioRpcError as failed:
-            error = await ended.told(failed)
+            error = await ended.error_of(failed)
             if may_commit or error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise error from failed
             return _unreachable(environment, request.journal, resolution, error.details())

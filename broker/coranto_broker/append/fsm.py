@@ -1,10 +1,10 @@
-"""The append state machine: takes an append from its request to where its content may be proposed.
+"""The append state machine: prepares an append until its content may be proposed.
 
 `coranto_broker.append.states.TRANSITIONS` is the machine. Each state from RESOLVE to UPDATE_SUSPEND has a method of its
-name here that does its work, which may wait, and returns the event that ends the state. STREAM_CONTENT is in
+name here, which may wait, and returns the event that ends the state. STREAM_CONTENT is in
 `coranto_broker.append.streaming`, and READ_ACKNOWLEDGEMENTS in `coranto_broker.append.batch`.
 
-Each state here also ends in ERROR when it fails, or when the client goes away (the work is then cancelled).
+Each state here also ends in ERROR if it fails, or if the client leaves (which cancels the work).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from coranto_broker.spool.in_sync import Takeover
 
 
 class AppendFsm:
-    """The states of one append before its content. `run` it, then take its pipeline (`held`) or `release` it."""
+    """The states of one append before its content. `run` it, then use its pipeline (`held`) or `release` it."""
 
     def __init__(self, host: AppendHost, append: QueuedAppend) -> None:
         self._host = host
         self.append = append
         self.held = HeldPipeline(host.spawn)
         self.registers = pb.LabelSet()
-        """The registers that the pipeline begins with, or that refuse the append."""
+        """The journal's registers when the pipeline starts or the append is refused."""
         self.decided: Commit | None = None
-        """The decision on content. None: the append confirms a loss, but only if it turns out to be empty."""
+        """The decision on content. None if the append confirms a loss, which holds only if it is empty."""
         self._loss_confirmed = False
         self.is_streaming = False
         """True once the replicas may have content that is not proposed."""
@@ -56,13 +56,13 @@ class AppendFsm:
         self._status: pb.Status.ValueType = pb.OK
         self._reason = ""
         self._read_through = append.request.min_etcd_revision
-        self._await_change = False  # Resolve only from a key space later than the resolution's.
+        self._await_change = False  # Resolve next from a later key space.
         self._synchronizing = False
         self._roll_to = 0  # The offset that the next synchronizing proposal rolls to; 0 for none.
         self._suspend: pb.JournalSpec.Suspend | None = None  # The suspension that UPDATE_SUSPEND writes.
 
     async def run(self, *until: State) -> bool:
-        """Run until a state of `until` (returns True) or a terminal state (returns False). Default: STREAM_CONTENT."""
+        """Run until a state of `until`, by default STREAM_CONTENT. Return False if a terminal state comes first."""
         ends = until or (State.STREAM_CONTENT,)
         while self.append.state not in ends:
             if self.append.state in TERMINAL:
@@ -71,7 +71,7 @@ class AppendFsm:
         return True
 
     async def step(self) -> None:
-        """Do the work of the present state."""
+        """Do the work of the current state."""
         append = self.append
         try:
             event: AppendEvent = await getattr(self, f"_{append.state.name.lower()}")()
@@ -90,7 +90,7 @@ class AppendFsm:
         return AppendOutcome(append.state, append.resolved, self._status, self.registers, reason=self._reason)
 
     def release(self) -> None:
-        """Release the pipeline if the append still owns it. Rolls back content that was streamed but not proposed."""
+        """Release the pipeline if the append still owns it, and roll back streamed content without a proposal."""
         pipeline = self.held.pipeline
         if pipeline is not None and (self._synchronizing or isinstance(self._error, ReplicationFailed)):
             self.held.shut_down()
@@ -103,7 +103,7 @@ class AppendFsm:
     # -- RESOLVE to AWAIT_DESIRED_REPLICAS: a pipeline to all replicas, whose Route etcd has --------------------------
 
     async def _resolve(self) -> AppendEvent:
-        """Find the primary in a key space that is recent enough."""
+        """Find the primary in a sufficiently recent key space."""
         if self._await_change:
             self._await_change = False
             await self._host.resolver.wait_for_change(self.append.resolved)
@@ -117,7 +117,7 @@ class AppendFsm:
                 claims=self.append.claims,
             )
         except Unavailable as error:
-            # So clients may try again: no content has been proposed yet.
+            # Clients may retry, because no content was proposed.
             raise rolled_back(error, "nothing was appended") from error
         self.append.resolution = resolution
         if resolution.status == pb.SUSPENDED and self.append.request.suspend == pb.AppendRequest.SUSPEND_RESUME:
@@ -139,15 +139,15 @@ class AppendFsm:
         pipeline = await resolution.require_replica.pipeline.take(resolution.invalidated)
         self.held.acquired(pipeline, resolution)
         if pipeline is not None and self.append.content is not None:
-            # Appends that arrive meanwhile can join its batch.
+            # Until then, arriving appends can join its batch.
             await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, resolution.invalidated)
-        # From here on, the append commits before a caller that sees other flags, or suspends, reads the journal's end.
+        # Callers that see later flags or a suspension read the journal's end only after this append commits.
         return (
             AppendEvent.PIPELINE_ACQUIRED if self._host.resolver.permits_hold(resolution) else AppendEvent.INVALIDATED
         )
 
     async def _start_pipeline(self) -> AppendEvent:
-        """Use the pipeline if it follows our Route. Otherwise take the replica's spool and build a new pipeline."""
+        """Use the pipeline if it has the resolution's Route. Otherwise build one with the replica's spool."""
         resolution, pipeline = self.append.resolved, self.held.pipeline
         if pipeline is not None:
             fits = pipeline.fits(resolution)
@@ -158,8 +158,7 @@ class AppendFsm:
             self.held.shut_down()
         spool = await resolution.require_replica.spool.take(resolution.invalidated)
         try:
-            # Replicas are about to continue at the spool's end. If power loss took content before it here, that would
-            # leave a hole that readers wait at.
+            # Replicas are about to continue at the spool's end. A later power loss must not leave a gap before it.
             await spool.flush_commits()
             reading = await self._host.verify(resolution, spool)
         except BaseException:
@@ -171,7 +170,7 @@ class AppendFsm:
         return AppendEvent.PIPELINE_BUILT
 
     async def _send_pipeline_sync(self) -> AppendEvent:
-        """Propose the current fragment (perhaps rolled) to every replica."""
+        """Propose the current fragment, or the one after a roll, to every replica."""
         self._synchronizing = True
         pipeline = self._pipeline
         await pipeline.settled()
@@ -201,10 +200,7 @@ class AppendFsm:
         return AppendEvent.REPLICAS_AGREE
 
     async def _update_assignments(self) -> AppendEvent:
-        """Write to etcd that the Route is consistent, and its members to the in-sync record, unless etcd has both.
-
-        One transaction writes both.
-        """
+        """Write the consistent Route and the in-sync record to etcd in one transaction, unless etcd has both."""
         resolution, pipeline = self.append.resolved, self._pipeline
         route = pb.Route(members=resolution.header.route.members, primary=resolution.header.route.primary)
         stale: list[KeyValue] = [each.kv for each in resolution.assignments if not routes_equivalent(each.value, route)]
@@ -224,13 +220,13 @@ class AppendFsm:
         if may_record and not await self._record(pipeline, advertise):
             return AppendEvent.ETCD_CHANGED
         if stale and not may_record:
-            # This may lose against the allocator. Then the later revision shows the allocator's change, and we retry.
+            # If the allocator was faster, the later revision shows its change, and the append resolves again.
             compares = [unmodified(each.kv) for each in resolution.assignments]
             self._read_through = (await self._host.coordinator.txn(compares, advertise)).header.revision
         return AppendEvent.ETCD_CHANGED if stale else AppendEvent.ETCD_IS_CURRENT
 
     async def _await_desired_replicas(self) -> AppendEvent:
-        """Continue only with as many replicas as the journal should have."""
+        """Continue only with the number of replicas of the journal's spec."""
         resolution = self.append.resolved
         members = len(resolution.header.route.members)
         if members > resolution.replication:
@@ -242,14 +238,14 @@ class AppendFsm:
             return AppendEvent.PRIMARY_IS_ELSEWHERE
         pipeline = self.held.pipeline
         if pipeline is not None:
-            pipeline.found_to_fit(resolution)
-            pipeline.heed(resolution.spec.labels)
+            pipeline.mark_fitting(resolution)
+            pipeline.adopt_demand(resolution.spec.labels)
         return AppendEvent.REPLICAS_SUFFICE
 
     # -- VALIDATE_PRECONDITIONS and UPDATE_SUSPEND: the decision ------------------------------------------------------
 
     async def _validate_preconditions(self) -> AppendEvent:
-        """Ask for the decision, and carry it out or wait for what it needs."""
+        """Decide the append, and carry out the decision or wait for its need."""
         resolution, content, pipeline = self.append.resolved, self.append.content, self._pipeline
         replica = resolution.require_replica
         length = len(content.content) if content is not None else None
@@ -287,20 +283,20 @@ class AppendFsm:
                         self.decided = None
                         return AppendEvent.MAY_STREAM
                     case Need.EMPTY_APPEND:
-                        self._loss_confirmed = True  # It is empty.
+                        self._loss_confirmed = True  # Buffered content is empty here.
                     case Need.RECORD:
                         if await self._record(pipeline, fell=True):
-                            # Each replica must know the journal's other id before it takes content behind this offset.
+                            # Each replica must know the journal's new id before it accepts content after this offset.
                             self.held.shut_down()
                         return AppendEvent.ETCD_CHANGED
             except StoreError as error:
-                self._reason = error.told
+                self._reason = error.public_text
                 return self._refused(pb.FRAGMENT_STORE_UNHEALTHY)
 
     async def _update_suspend(self) -> AppendEvent:
         """Change the suspension in the journal's spec, then resolve again at the resulting revision.
 
-        This may lose against another change. The later revision then shows that change.
+        If another change was faster, the later revision shows that change.
         """
         resolution = self.append.resolved
         assert resolution.item is not None
@@ -311,7 +307,7 @@ class AppendFsm:
         put = Put(resolution.item.kv.key, spec.SerializeToString(deterministic=True))
         pipeline = self.held.pipeline
         if spec.suspend.level == pb.JournalSpec.Suspend.FULL and pipeline is not None and pipeline.reading is not None:
-            # No broker will hold the journal. The brokers assigned when it wakes continue where it ends.
+            # No broker will hold the journal. The brokers that are assigned when it wakes continue at its end.
             reading, spool = pipeline.reading, pipeline.spool
             record = in_sync.closed(reading.record, reading.create_revision, spool.end, spool.registers)
             pipeline.recorded = False
@@ -325,7 +321,7 @@ class AppendFsm:
 
     @property
     def _pipeline(self) -> Pipeline:
-        assert self.held.pipeline is not None  # States that use the pipeline come after those that acquire it.
+        assert self.held.pipeline is not None  # Earlier states acquired it.
         return self.held.pipeline
 
     def _refused(self, status: pb.Status.ValueType) -> AppendEvent:
@@ -333,19 +329,19 @@ class AppendFsm:
         return AppendEvent.REFUSED
 
     async def _record(self, pipeline: Pipeline, advertise: Sequence[Put] = (), *, fell: bool = False) -> bool:
-        """Record the pipeline's replicas as in sync. Returns False if something changed meanwhile."""
+        """Record the pipeline's replicas as in sync. Return False if another change was faster."""
         records, resolution = self._host.in_sync, self.append.resolved
         succeeded, read_through = await record_replicas(records, resolution, pipeline, advertise, fell=fell)
         self._read_through = read_through or self._read_through
         return succeeded
 
     async def begin_fragment(self, fragment: Fragment | None) -> None:
-        """Have all replicas complete the present fragment and begin this empty one. None: do nothing."""
+        """Have all replicas complete the current fragment and begin this empty one. None does nothing."""
         if fragment is None:
             return
         pipeline = self._pipeline
-        # A completed fragment is visible at once, so its content must be acknowledged first.
+        # A completed fragment is visible immediately, so its content must be acknowledged first.
         await pipeline.settled()
         if pipeline.error is not None:
-            raise pipeline.error  # Not every replica has the content that the roll would complete.
+            raise pipeline.error  # A replica may lack content of the completed fragment.
         pipeline.propose(fragment, pipeline.spool.registers, acknowledge=False)

@@ -1,7 +1,7 @@
-"""The pipeline that an append owns, and the ways in which it gives it up.
+"""Ownership of a replica's pipeline by an append.
 
-An append holds nothing until it has acquired the replica's pipeline. It keeps the pipeline while it synchronizes and
-streams. Once it has sent its proposal, it hands the pipeline on, and holds only its turn to read acknowledgements.
+An append owns the pipeline while it synchronizes and streams. With its proposal it hands the pipeline over to the next
+append, and keeps only its turn to read acknowledgements.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class HeldPipeline:
-    """Ownership of a replica's pipeline by one append. Without a pipeline, it owns the right to build one."""
+    """Ownership of a replica's pipeline, or of the right to build one."""
 
     def __init__(self, spawn: Spawn) -> None:
-        """`spawn` runs work that outlives the append."""
+        """`spawn` starts tasks that outlive the append."""
         self._spawn = spawn
         self.pipeline: Pipeline | None = None
         self.owner: Resolution | None = None
-        """The resolution whose replica's pipeline is owned; None while none is."""
+        """The resolution of the replica whose pipeline is owned; None without ownership."""
 
     def acquired(self, pipeline: Pipeline | None, owner: Resolution) -> None:
         self.pipeline, self.owner = pipeline, owner
 
     def shut_down(self) -> None:
-        """Close the pipeline, if there is one, and give back its spool, but keep the right to build another.
+        """Close the pipeline, if any, and return its spool, but keep the right to build another pipeline.
 
-        A background task reads the ends of the replicas' streams.
+        A background task reads the replicas' streams to their ends.
         """
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is None:
@@ -45,8 +45,8 @@ class HeldPipeline:
         else:
             self._spawn(pipeline.shut_down(turn))
 
-    def hand_on(self) -> tuple[Turn, bool]:
-        """Give the pipeline to the next append. Returns our turn to read, and True if the pipeline is broken.
+    def hand_over(self) -> tuple[Turn, bool]:
+        """Hand the pipeline over to the next append. Return the turn to read, and True if the pipeline is broken.
 
         A broken pipeline is closed instead, and its replicas' streams end after that turn.
         """
@@ -65,7 +65,7 @@ class HeldPipeline:
         return turn, broken
 
     def release(self) -> None:
-        """Give up the ownership, if there is one."""
+        """Give up the ownership, if any."""
         pipeline, owner = self.pipeline, self.owner
         self.pipeline = self.owner = None
         if owner is not None:

@@ -1,4 +1,4 @@
-"""The host of appends: the part of a broker that they use."""
+"""The part of a broker that its appends use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import DurableSpool
 
 RENEW_SECONDS = TOKEN_SECONDS / 3
-"""The lifetime of a pipeline whose streams end with their token. Tokens are valid for at least TOKEN_SECONDS / 2."""
+"""The lifetime of a pipeline with tokens, which are valid for at least TOKEN_SECONDS / 2."""
 
 
 class AppendHost:
@@ -47,15 +47,15 @@ class AppendHost:
         self.in_sync = records
         self.stores = stores
         self.max_append_rate = settings.max_append_rate
-        """The highest rate of every journal's appends in bytes per second; 0: unlimited."""
+        """The highest rate of each journal's appends in bytes per second; 0: unlimited."""
         self.spawn = spawn
         self._peers = peers
         self._metrics = metrics
 
     async def verify(self, resolution: Resolution, spool: DurableSpool) -> StoredRecord:
-        """Return the in-sync record if our spool may take part in a pipeline.
+        """Return the in-sync record if this broker's spool may take part in a pipeline.
 
-        Otherwise, restarts the replica and raises Stranded.
+        Otherwise restart the replica and raise Stranded.
         """
         replica = resolution.require_replica
         try:
@@ -70,7 +70,7 @@ class AppendHost:
         return reading
 
     def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: StoredRecord) -> Pipeline:
-        """Build a pipeline for the resolution's Route around the broker's own spool."""
+        """Build a pipeline for the resolution's Route with this broker's spool."""
         route = resolution.header.route
         metadata = self._peers.metadata(Capability.REPLICATE, resolution.spec.name)
         streams: list[ReplicaStream] = []
@@ -90,12 +90,12 @@ class AppendHost:
         return pipeline
 
     def proposed(self, path: ProposalPath, appends: int) -> None:
-        """Note that this many appends are proposed together, to be committed."""
+        """Count appends that are proposed together."""
         if path is not ProposalPath.STREAMED:
             self._metrics.group_appends.observe(appends)
 
     def ended(self, append: QueuedAppend) -> None:
-        """Count an append that is answered, or whose client has left."""
+        """Count an append that was answered, or whose client has left."""
         metrics, state, outcome = self._metrics, append.state, append.outcome
         metrics.appends.count(state)
         if state is State.FINISHED and isinstance(outcome, AppendOutcome):
@@ -103,5 +103,5 @@ class AppendHost:
             metrics.append_seconds.observe(self.clock.monotonic() - append.begun)
 
     def acknowledged_below_demand(self, appends: int) -> None:
-        """Note appends that are committed, but survive less than their journal's labels demand."""
+        """Count committed appends below the durability that their journal's labels demand."""
         self._metrics.acknowledged_below_demand.inc(appends)

@@ -1,4 +1,4 @@
-"""The in-sync record during an append: may the replicas continue the journal, and recording that they do.
+"""The in-sync record during an append: the check that replicas may continue the journal, and the update.
 
 The record names the replicas that hold all acknowledged content (`coranto_broker.spool.in_sync`).
 """
@@ -17,13 +17,13 @@ from coranto_broker.spool.in_sync import Takeover
 
 
 async def find_takeover(records: InSyncRecords, resolution: Resolution, pipeline: Pipeline) -> Takeover:
-    """Decide whether the pipeline's replicas, which agree with each other, may continue the journal."""
+    """Decide whether the pipeline's synchronized replicas may continue the journal."""
     spool = pipeline.spool
     assert resolution.item is not None
     found = Takeover.LOST
     if pipeline.reading is not None:
         found = in_sync.takeover(pipeline.reading.record, pipeline.names, spool.stamp, spool.end)
-    if found is not Takeover.CLEAN:  # The record may have changed since it was read.
+    if found is not Takeover.CLEAN:  # The record may have changed.
         reading = pipeline.reading = await records.read(resolution.item.id, resolution.item.create_revision)
         found = in_sync.takeover(reading.record, pipeline.names, spool.stamp, spool.end)
         if found is Takeover.LOST and reading.record is not None:
@@ -36,7 +36,7 @@ async def find_takeover(records: InSyncRecords, resolution: Resolution, pipeline
 def _was_closed_below(pipeline: Pipeline) -> bool:
     """Return True if the record was closed below the replicas' end after they had checked their spools against it.
 
-    Content between was never acknowledged, and perhaps no replica has it. To continue above it would then leave a hole.
+    Content in between was never acknowledged, and perhaps no replica has it. Continuing after it could leave a gap.
     """
     record = pipeline.reading.record if pipeline.reading is not None else None
     if record is None or not record.closed or pipeline.spool.end <= record.floor:
@@ -49,9 +49,9 @@ async def record_replicas(
 ) -> tuple[bool, int]:
     """Record the pipeline's replicas as in sync, and apply `ops` in the same transaction.
 
-    If the journal's head `fell`, it gets another id, since offsets behind the replicas' end are written again. Returns
-    False if something changed meanwhile, and the etcd revision to read through (0: none). Raises ReplicationFailed if a
-    pipeline of a later Route was recorded: this one is then useless.
+    If the journal's head `fell`, it gets another id, since offsets after the replicas' end are written again. Returns
+    False if another change was faster, and the etcd revision to read through (0: none). Raises ReplicationFailed if a
+    pipeline of a later Route was recorded, which replaces this one.
     """
     reading, spool = pipeline.reading, pipeline.spool
     assert reading is not None
@@ -69,7 +69,7 @@ async def record_replicas(
         if not result.succeeded:
             return False, read_through
     else:
-        records.keep(reading)  # An earlier attempt may have written it without learning so.
+        records.keep(reading)  # An earlier attempt may have written it without an answer.
     pipeline.recorded = True
     spool.settle(spool.end)
     pipeline.show()

@@ -1,9 +1,9 @@
 """Plans of batches: the appends at the head of a journal's queue that commit with one proposal.
 
-`BatchPlan` tracks the journal as it will be once all admitted appends have committed, and has
-`coranto_broker.append.decision` decide each append from that. So a batch has the same outcome as its appends one by
-one. A batch ends before an append that needs more than a decision: a new fragment, an explicit offset that the replicas
-must roll to, a change of the journal's suspension, or tokens of a limited rate.
+`BatchPlan` tracks the journal's state after all admitted appends, and decides the next one from it
+(`coranto_broker.append.decision`). So a batch has the same outcome as its appends one by one. A batch ends before an
+append that needs more than a decision: a new fragment, an explicit offset that the replicas must roll to, a change of
+the journal's suspension, or tokens of a limited rate. docs/architecture.md ("An append") has the rule of all batchers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from coranto_broker.append.host import AppendHost
 
 MAX_BATCH_BYTES: Final = 1 << 20
-"""Most content of one batch, in bytes. It must fit into one message to each replica."""
+"""The most content of a batch, which must fit into one message to each replica."""
 
 MAX_BATCH_APPENDS: Final = 256
-"""Most appends of one batch. Admitting them must not block the event loop for long."""
+"""The most appends of a batch, because planning blocks the event loop."""
 
 PROPOSALS_IN_FLIGHT: Final = 2
-"""Buffered appends wait while this many proposals are unacknowledged. Meanwhile others gather behind them."""
+"""The most unacknowledged proposals of buffered appends. While they are in flight, the next batch gathers."""
 
 _FINAL_REFUSALS: Final = (pb.REGISTER_MISMATCH, pb.WRONG_APPEND_OFFSET)
-"""The refusals that say everything with their status and registers. Others are for the state machine to answer."""
+"""The refusals that need no more than their status and registers. The state machine answers the others."""
 
 
 class AppendRange(NamedTuple):
@@ -45,17 +45,17 @@ class AppendRange(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The status that refuses an append, and the registers that it met."""
+    """The status that refuses an append, and the journal's registers."""
 
     status: pb.Status.ValueType
     registers: pb.LabelSet
 
 
 class BatchPlan:
-    """The journal as it will be once all appends admitted so far have committed."""
+    """The journal's state after all admitted appends."""
 
     def __init__(self, snapshot: JournalSnapshot, known_steady: Steady | None = None) -> None:
-        """`known_steady` is the steady range of the snapshot, if it is known."""
+        """`known_steady` is the steady range of the snapshot, if known."""
         self._first = snapshot
         self._fragment = snapshot.committed.fragment
         self._end = self._fragment.end
@@ -70,21 +70,21 @@ class BatchPlan:
         length: int,
         *,
         torn: bool = False,
-        foreseen: pb.LabelSet | None = None,
+        expected: pb.LabelSet | None = None,
     ) -> AppendRange | Refusal | None:
-        """Admit or refuse an append of `length` bytes. None: it needs more than a decision.
+        """Admit or refuse an append of `length` bytes. Return None if it needs more than a decision.
 
-        `torn` is as in `decide`. `foreseen` are the registers after it, if they were computed from `registers`.
+        `torn` is as in `decide`. `expected` are the registers after it, if already computed from `registers`.
         """
         if not length and request.HasField("durability"):
-            return None  # Replicas have to be asked.
+            return None  # The replicas have to answer.
         try:
             if length and not torn and self._is_steady():
-                registers = foreseen if foreseen is not None else apply_registers(request, self.registers)
+                registers = expected if expected is not None else apply_registers(request, self.registers)
                 if registers is not None:
                     return self.commit(length, registers)
             found = decide(request, self._snapshot(), length, torn=torn)
-        except Exception:  # noqa: BLE001  # The state machine meets it again, and only this append ends with it.
+        except Exception:  # noqa: BLE001  # The state machine raises it again, for this append only.
             return None
         if isinstance(found, Refuse) and found.status in _FINAL_REFUSALS:
             return Refusal(found.status, found.registers)
@@ -93,14 +93,14 @@ class BatchPlan:
         return self.commit(length, found.registers)
 
     def commit(self, length: int, registers: pb.LabelSet) -> AppendRange:
-        """Admit an append that may commit and leaves these registers."""
+        """Admit an append that commits with these registers."""
         begin, self._end = self._end, self._end + length
         if length:
             self.registers = registers
         return AppendRange(begin, self._end, registers)
 
     def _is_steady(self) -> bool:
-        """Return True if appends with content may follow without a roll. Admitting others does not change that."""
+        """Return True if appends with content may follow without a roll. Computed once for all of them."""
         begin = self._fragment.begin
         if not self._is_steadiness_known and self._end > begin:
             self._is_steadiness_known = True
@@ -112,7 +112,7 @@ class BatchPlan:
         before, known, fragment, end = self._first.committed, self._first.known, self._fragment, self._end
         if end == fragment.end:
             return self._first
-        # The old sum can stay: no decision needs the sum of content that is not written yet.
+        # No decision needs the sum of unwritten content.
         extended = Fragment(fragment.journal, fragment.begin, end, fragment.sum, fragment.codec)
         committed = CommittedState(extended, self.registers, before.first_append_time or self._first.now)
         grown = IndexSummary(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
@@ -127,7 +127,7 @@ def snapshot_of(
     *,
     loss_confirmed: bool = False,
 ) -> JournalSnapshot:
-    """Return the journal as the owner of its pipeline knows it. `now` is wall time in seconds."""
+    """Return the journal's state for a decision by the owner of its pipeline. `now` is wall time in seconds."""
     index = resolution.require_replica.index
     return JournalSnapshot(
         resolution.spec,
@@ -143,9 +143,9 @@ def snapshot_of(
 
 
 def steady_range(host: AppendHost, resolution: Resolution, pipeline: Pipeline) -> Steady | None:
-    """Return the range where appends extend the fragment as it is, without a wait; None if there is none now.
+    """Return the range where appends extend the fragment without waiting, or None. The pipeline caches it.
 
-    It is remembered with the pipeline, which fits the resolution.
+    The pipeline fits the resolution.
     """
     committed, now = pipeline.spool.committed, host.clock.now()
     changes = resolution.require_replica.index.changes
@@ -153,7 +153,7 @@ def steady_range(host: AppendHost, resolution: Resolution, pipeline: Pipeline) -
     if found is None or found.changes != changes or not found.range.holds(committed.fragment, now):
         spec = resolution.spec
         if host.max_append_rate or spec.max_append_rate:
-            return None  # Appends pay for their bytes one at a time.
+            return None  # The rate limit charges appends one at a time.
         decided = steady(snapshot_of(resolution, pipeline, now))
         store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first store.
         found = pipeline.steady = None if decided is None else SteadyPipeline(decided, changes, store)

@@ -11,8 +11,8 @@ from coranto_broker.append.host import AppendHost
 from coranto_broker.append.queue import queue_of
 from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
 from coranto_broker.ownership import Signal
+from coranto_broker.priority_limiter import PriorityLimiter
 from coranto_broker.replication.replica import PULSE_SECONDS, PulseFailed, Replica
-from coranto_broker.turns import Turns
 
 _QUIET = frozenset(
     {
@@ -23,18 +23,18 @@ _QUIET = frozenset(
         pb.SUSPENDED,
     }
 )
-"""Statuses of a pulse that are harmless, because a change of the Route will follow."""
+"""Statuses of a pulse that need no report, because a change of the Route follows."""
 
 
 class Pulses:
-    """The pulses of one broker, which take turns."""
+    """The pulses of one broker, limited in number."""
 
     def __init__(self, host: AppendHost) -> None:
         self._host = host
-        self._turns = Turns()
+        self._limiter = PriorityLimiter()
 
     async def pulse(self, replica: Replica) -> Signal | None:
-        """Make an empty append to a journal as its primary. Return a signal that fires once its Route changes.
+        """Make an empty append to a journal as its primary. Return a signal that fires when its Route changes.
 
         Raises PulseFailed if the pulse should be repeated soon.
         """
@@ -43,7 +43,7 @@ class Pulses:
         append = QueuedAppend(request, content=BufferedContent(b"", 0))
         append.is_pulse = True
         try:
-            async with self._turns.turn(replica.journal), asyncio.timeout(PULSE_SECONDS):
+            async with self._limiter.slot(replica.journal), asyncio.timeout(PULSE_SECONDS):
                 if (refusal := await resolve(self._host, append)) is not None:
                     append.settle(refusal)
                 else:

@@ -1,16 +1,16 @@
 """The queue of a journal's appends. The primary's replica owns it, and its order is the journal's order.
 
-Every append comes here: of a call, a stream or the HTTP gateway, forwarded by a peer, or a pulse. While nothing waits
-and the pipeline is idle, an append that extends the fragment within a steady range commits *inline*: this broker is
-then the only replica. Otherwise the appends that wait together are proposed in batches
-(`coranto_broker.append.batch`). A batch costs each replica one message, and all of its appends one round trip.
+Every append is enqueued here: of a call, a stream or the HTTP gateway, forwarded by a peer, or a pulse. If the queue is
+empty, the pipeline is idle, and this broker is the only replica, an append that extends the fragment within a steady
+range commits *inline*. Otherwise waiting appends are proposed in batches (`coranto_broker.append.batch`). A batch costs
+one message to each replica, and one round trip for all of its appends.
 
-The *committer* runs while appends wait. It waits until there is room for another proposal. It has the append at the
-head *prepared* by the state machine (`coranto_broker.append.fsm`) if that needs more than a decision. If that append's
-content is streamed, its client's task has the pipeline until the content is proposed.
+The *committer* runs while appends wait. It waits for room for another proposal. If the append at the head needs more
+than a decision, the state machine (`coranto_broker.append.fsm`) *prepares* it. If its content is streamed, its client's
+task owns the pipeline until the content is proposed.
 
-To plan, to write and to propose a batch does not suspend. So an append whose client goes away either still waits and
-leaves no trace, or is proposed and does not depend on its client any more.
+Planning, writing and proposing a batch do not suspend. So an append whose client disconnects either still waits and is
+dropped, or is proposed and no longer depends on its client.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from coranto_broker.append.plan import (
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
 from coranto_broker.append.receiving import Arrivals
 from coranto_broker.append.states import AppendEvent, ProposalPath, State
-from coranto_broker.append.streaming import ContentStream, pay, start_flow
+from coranto_broker.append.streaming import ContentStream, charge, start_flow
 from coranto_broker.ownership import Invalidated
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import Pipeline, rolled_back
@@ -49,18 +49,18 @@ from coranto_broker.replication.resolver import Resolution
 from coranto_broker.spool.steady import Steady
 
 ALONE: Final = Durability(1, 1)
-"""The durability of an append that commits inline: this broker alone has it, and its disk may not."""
+"""The durability of an append that commits inline: one replica has it, perhaps not on disk."""
 
 
 class JournalQueue:
-    """The appends of one replica's journal that are not proposed, in their order."""
+    """The unproposed appends of one replica's journal, in order."""
 
     def __init__(self, host: AppendHost, replica: Replica) -> None:
         self._host = host
         self._replica = replica
         self._waiting: dict[QueuedAppend, None] = {}
-        self._preparing: QueuedAppend | None = None  # The committer takes it to its content.
-        self._streaming: asyncio.Future[None] | None = None  # Done once that has proposed its content, or has left.
+        self._preparing: QueuedAppend | None = None
+        self._streaming: asyncio.Future[None] | None = None  # Done once `_preparing` has streamed its content or left.
         self._committer: asyncio.Task[None] | None = None
         self._is_due = False  # `_run` will be called.
         self.arrivals = Arrivals(self)
@@ -70,25 +70,25 @@ class JournalQueue:
         return len(self._waiting) + (self._preparing is not None)
 
     def enqueue(self, append: QueuedAppend) -> None:
-        """Take an append behind all others. Its resolution has this queue's replica."""
+        """Add an append at the end. Its resolution has this queue's replica."""
         append.queue = self
         if not self._waiting and self._committer is None:
             try:
                 if self._commit_inline(append):
                     return
-            except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+            except Exception as error:  # noqa: BLE001  # The append fails, and no other.
                 append.settle(error)
                 return
         if append.state is State.RESOLVE:
             append.on(AppendEvent.PRIMARY_IS_HERE)
         self._waiting[append] = None
         if self._committer is None and not self._is_due:
-            # By then, all that has come together waits.
+            # At the end of this turn of the event loop, appends that arrived together wait together.
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._run)
 
     def discard(self, append: QueuedAppend) -> None:
-        """Give up an append whose client is gone, unless it is proposed."""
+        """Drop an append whose client has left, unless it is proposed."""
         if append in self._waiting:
             del self._waiting[append]
         elif self._preparing is append and self._streaming is None:
@@ -100,7 +100,7 @@ class JournalQueue:
     # -- Inline --------------------------------------------------------------------------------------------------------
 
     def _commit_inline(self, append: QueuedAppend) -> bool:
-        """Commit an append at once, or change nothing and return False. Raises RolledBack if it cannot be written."""
+        """Commit an append immediately and return True, or return False. Raises RolledBack if writing fails."""
         resolution, content, pipeline = append.resolution, append.content, self._replica.pipeline.at_rest
         if resolution is None or content is None or not content.content or pipeline is None:
             return False
@@ -108,8 +108,10 @@ class JournalQueue:
             return False
         if steady_range(self._host, resolution, pipeline) is None or is_torn(content.content, pipeline.whole_lines):
             return False
-        before, registers = pipeline.spool.committed, append.foreseen
-        if registers is None or before.registers is not append.met:  # Registers are never modified in place.
+        before, registers = pipeline.spool.committed, append.expected_registers
+        if (
+            registers is None or before.registers is not append.expected_before
+        ):  # Registers are never modified in place.
             registers = apply_registers(append.request, before.registers)
             if registers is None:
                 return False
@@ -126,7 +128,7 @@ class JournalQueue:
         return True
 
     def _is_ready(self, pipeline: Pipeline, resolution: Resolution) -> bool:
-        """Return True if a pipeline at rest may take content by a resolution, as far as Route and replicas go."""
+        """Return True if Route and replicas of a pipeline at rest allow content by a resolution."""
         invalidated = resolution.invalidated
         if (invalidated is not None and invalidated.fired) or not pipeline.fits(resolution):
             return False
@@ -135,7 +137,7 @@ class JournalQueue:
     # -- Batches -------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Propose what waits, as far as it has nothing to wait for. The committer does the rest."""
+        """Propose batches while that needs no waiting. Start the committer for the rest."""
         self._is_due = False
         if self._committer is not None:
             return
@@ -148,7 +150,7 @@ class JournalQueue:
             self._committer = self._host.spawn(self._commit())
 
     async def _commit(self) -> None:
-        """Propose all appends that wait."""
+        """Propose all waiting appends."""
         try:
             while self._waiting:
                 try:
@@ -162,14 +164,14 @@ class JournalQueue:
                 append.settle(rolled_back(Unavailable(SHUTTING_DOWN), "nothing was appended"))
 
     def _fail_head(self, error: Exception) -> None:
-        """End the append at the head with an error, so that the others continue."""
+        """Fail the append at the head, so that the others continue."""
         append = next(iter(self._waiting), None)
         if append is not None:
             del self._waiting[append]
             append.settle(error)
 
     async def _commit_next(self) -> None:
-        """Propose the next batch, or come closer to that."""
+        """Propose the next batch, or prepare the append at the head."""
         if (ready := self._ready()) is not None:
             pipeline, _ = ready
             if not pipeline.has_room(PROPOSALS_IN_FLIGHT):
@@ -177,14 +179,14 @@ class JournalQueue:
                 try:
                     await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, head.resolved.invalidated)
                 except Invalidated:
-                    return  # The head resolves again.
+                    return  # The next call resolves the head again.
             await self.arrivals.gathered()
             if not self._waiting or self._propose_next():
                 return
         await self._prepare(next(iter(self._waiting)))
 
     def _ready(self) -> tuple[Pipeline, Steady] | None:
-        """Return the pipeline and its steady range if the append at the head may need no more than a decision."""
+        """Return the pipeline and its steady range if a decision may suffice for the append at the head."""
         pipeline, head, resolver = self._replica.pipeline.at_rest, next(iter(self._waiting)), self._host.resolver
         if pipeline is None or head.content is None:
             return None
@@ -198,7 +200,7 @@ class JournalQueue:
         return (pipeline, steady) if steady is not None else None
 
     def _propose_next(self) -> bool:
-        """Propose the appends at the head that need no more than a decision. Returns False if nothing has changed."""
+        """Propose the appends at the head that need only a decision. Return False if there are none."""
         ready = self._ready()
         if ready is None or not ready[0].has_room(PROPOSALS_IN_FLIGHT):
             return False
@@ -216,7 +218,7 @@ class JournalQueue:
             held.release()
 
     def _take(self, batch: Batch, plan: BatchPlan, resolution: Resolution, tokens: FlowControl | None = None) -> None:
-        """Move the appends at the head that may follow the batch's members to the batch."""
+        """Move appends from the head of the queue to the end of the batch, as far as limits and decisions allow."""
         whole_lines, members, taken = batch.pipeline.whole_lines, batch.members, len(batch.members)
         for append in self._waiting:
             content = append.content
@@ -227,9 +229,9 @@ class JournalQueue:
                 break
             if tokens is not None and not tokens.affords(length):
                 break
-            foreseen = append.foreseen if append.met is plan.registers else None
+            expected = append.expected_registers if append.expected_before is plan.registers else None
             torn = is_torn(content.content, whole_lines)
-            found = plan.admit(append.request, length, torn=torn, foreseen=foreseen)
+            found = plan.admit(append.request, length, torn=torn, expected=expected)
             if found is None or (not members and isinstance(found, Refusal)):
                 break
             if isinstance(found, Refusal):
@@ -244,9 +246,9 @@ class JournalQueue:
     # -- Appends that need more than a decision ------------------------------------------------------------------------
 
     async def _prepare(self, append: QueuedAppend) -> None:
-        """Have the state machine take the append at the head to its content. Propose that, with those behind it.
+        """Prepare the append at the head by the state machine, and propose its content with the appends after it.
 
-        Streamed content that turns out to be empty may confirm a loss. The state machine then continues.
+        An empty streamed append may confirm a loss. The state machine then continues.
         """
         del self._waiting[append]
         self._preparing = append
@@ -263,21 +265,21 @@ class JournalQueue:
                 await self._streaming
                 self._streaming = None
                 if append.content is None:
-                    break  # Its content is proposed or rolled back, or its client has left.
+                    break  # Its content was proposed or rolled back, or its client has left.
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if append.has_left and task is not None and task.uncancel() == 0:
                 return
             append.settle(rolled_back(Unavailable(SHUTTING_DOWN), "nothing was appended"))
             raise
-        except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
             append.settle(error)
         finally:
             self._preparing = self._streaming = None
             fsm.release()
 
     async def _reach_content(self, fsm: AppendFsm) -> bool:
-        """Run until content may be proposed. Returns False if the append is settled, or waits in another queue."""
+        """Run until content may be proposed. Return False if the append was settled or enqueued elsewhere."""
         append = fsm.append
         while await fsm.run(State.ACQUIRE_PIPELINE, State.STREAM_CONTENT):
             if append.state is State.STREAM_CONTENT:
@@ -290,18 +292,18 @@ class JournalQueue:
         return False
 
     async def _propose_prepared(self, fsm: AppendFsm, content: Bytes) -> None:
-        """Propose buffered content that the state machine has prepared, and the content of the appends behind it."""
+        """Propose the buffered content of a prepared append, and the content of appends after it."""
         append, decided, length = fsm.append, fsm.decided, len(content)
         assert decided is not None
         resolution = append.resolved
         flow = start_flow(self._host, resolution, 0)
         if length:
-            await pay(self._host, append, flow, length)
+            await charge(self._host, append, flow, length)
         await self.arrivals.gathered()
         batch = Batch(self._host, self._replica, fsm.held)
         plan = BatchPlan(snapshot_of(resolution, batch.pipeline, self._host.clock.now()))
         batch.add(append, plan.commit(length, decided.registers))
-        if length or not append.request.HasField("durability"):  # The answer to a question is not one to others.
+        if length or not append.request.HasField("durability"):  # A question of durability has a batch of its own.
             self._take(batch, plan, resolution, flow)
         batch.propose(plan.registers)
 
@@ -315,24 +317,23 @@ class JournalQueue:
             elif append.outcome is None:
                 registers = fsm.decided.registers if fsm.decided is not None else stream.pipeline.spool.registers
                 Batch(self._host, self._replica, fsm.held).propose(registers, stream)
-        except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
             append.settle(error)
         finally:
             self._end_turn(append)
 
     def _end_turn(self, append: QueuedAppend) -> None:
-        """Let the committer continue if this append streams its content."""
+        """Let the committer continue if it waits for this append's streamed content."""
         if self._preparing is append and self._streaming is not None and not self._streaming.done():
             self._streaming.set_result(None)
 
 
 def queue_of(replica: Replica) -> JournalQueue:
-    """Return a replica's queue."""
-    return replica.queue  # type: ignore[return-value]  # Its host makes it so.
+    return replica.queue  # type: ignore[return-value]  # The replica host sets it.
 
 
 def _is_alike(one: Resolution, other: Resolution) -> bool:
-    """Return True if an append that was resolved by one may commit by the other."""
+    """Return True if an append with one resolution may commit by the other."""
     if one is other:
         return True
     return one.invalidated is other.invalidated and (one.spec is other.spec or one.spec == other.spec)

@@ -1,4 +1,4 @@
-"""An append on its way through its journal's queue, and its outcome."""
+"""An append in its journal's queue, and its outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_REGISTERS: Final = pb.LabelSet()
 
 
 class BufferedContent(NamedTuple):
-    """Everything that an append's client has sent: the content, and the number of messages that it came in."""
+    """The complete content of an append, and the number of its messages."""
 
     content: Bytes
     chunks: int
@@ -33,9 +33,9 @@ class BufferedContent(NamedTuple):
 class AppendOutcome(NamedTuple):
     """The outcome of an append, by `state`.
 
-    FINISHED: [begin, end) of its content, which has the SHA-1 `sum` and belongs to `fragment`. ERROR: the status that
-    refuses it, and perhaps a `reason`. PROXY: the primary of `resolution` must be asked. `registers` are those after
-    the append, or those that it met.
+    FINISHED: [begin, end) of its content in `fragment`, and its SHA-1 `sum`. ERROR: the refusing status, and perhaps a
+    `reason`. PROXY: the primary of `resolution` has to decide. `registers` are the journal's registers after the
+    append, committed or refused.
     """
 
     state: State
@@ -49,19 +49,19 @@ class AppendOutcome(NamedTuple):
     total_chunks: int = 0
     delayed_chunks: int = 0
     durability: Durability = NO_DURABILITY
-    """The durability of the append or, of one that asks, of the content that it asks about."""
+    """The durability of the append, or of the content that it asks about."""
     stored_end: int = 0
-    """The end of the content that it asks about, as far as the stores have it."""
+    """The end of the stored part of the content that the append asks about."""
     reason: str = ""
 
 
 class QueuedAppend:
-    """An append. It has one outcome, or an error, unless its client leaves before."""
+    """An append. It gets one outcome or error, unless its client leaves first."""
 
     resolution: Resolution | None = None
-    foreseen: pb.LabelSet | None = None
-    """The registers after it, if it finds the registers `met`."""
-    met: pb.LabelSet | None = None
+    expected_registers: pb.LabelSet | None = None
+    """The registers after it, if it is applied to the registers `expected_before`."""
+    expected_before: pb.LabelSet | None = None
     state = State.RESOLVE
     queue: JournalQueue | None = None
     outcome: AppendOutcome | Exception | None = None
@@ -78,10 +78,10 @@ class QueuedAppend:
         begun: float = 0.0,
         on_settled: Callable[[QueuedAppend], None] | None = None,
     ) -> None:
-        """`request` is the validated first message. `claims` are its sender's.
+        """`request` is the validated first message, and `claims` are its sender's.
 
-        `content` is None while it is not received, and if it is to be streamed. `begun` is monotonic time. With
-        `on_settled`, that is called once it is settled, and must not raise; otherwise `settled` waits for it.
+        `content` is None while it is not received, and if it will be streamed. `begun` is monotonic time. `on_settled`
+        is called when the append is settled, and must not raise; without it, await `settled`.
         """
         self.request = request
         self.claims = claims
@@ -90,7 +90,7 @@ class QueuedAppend:
         self.on_settled = on_settled
 
     def on(self, event: AppendEvent) -> None:
-        """Go to the state that follows an event."""
+        """Move to the state that follows an event."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise RuntimeError(f"append state machine: {event.name} must not occur in state {self.state.name}")
@@ -98,12 +98,12 @@ class QueuedAppend:
 
     @property
     def resolved(self) -> Resolution:
-        """The resolution, which every state but the first has."""
+        """The resolution. Only RESOLVE has none."""
         assert self.resolution is not None
         return self.resolution
 
     def settle(self, outcome: AppendOutcome | Exception) -> None:
-        """Note the outcome. Later ones have no effect. Does not raise."""
+        """Set the outcome. Further calls have no effect. Does not raise."""
         if self.outcome is not None:
             return
         self.outcome = outcome
@@ -115,7 +115,7 @@ class QueuedAppend:
             self._wake()
 
     async def settled(self) -> AppendOutcome:
-        """Return the outcome. Raises the append's error."""
+        """Wait for the outcome. Raises the append's error."""
         while self.outcome is None:
             await self._changed()
         if isinstance(self.outcome, Exception):
@@ -128,7 +128,7 @@ class QueuedAppend:
         self._wake()
 
     async def may_stream(self) -> AppendFsm | None:
-        """Return once the append may stream its content, or None if it is settled before."""
+        """Wait until the append may stream its content. Return None if it is settled instead."""
         while self._turn is None and self.outcome is None:
             await self._changed()
         return self._turn
@@ -142,7 +142,7 @@ class QueuedAppend:
             self._waiter.set_result(None)
 
     def leave(self) -> None:
-        """Give the append up, because its client is gone. No effect once it is proposed or settled."""
+        """Drop the append, because its client has left. No effect once it is proposed or settled."""
         self.has_left = True
         if self.queue is not None and self.outcome is None:
             self.queue.discard(self)

@@ -1,8 +1,8 @@
-"""Receiving an append's messages from its client: in time and, if the append is small, ahead of the pipeline.
+"""Receiving an append's messages from its client, at a minimum rate and, if the append is small, ahead of the pipeline.
 
-A small append is buffered before it waits in its journal's queue. So it does not hold the pipeline while its client
-sends, and may share a proposal (`coranto_broker.append.queue`). If the append turns out to be larger, or breaks a rule,
-its messages so far are replayed once it has the pipeline, and the rest is read from there.
+A small append is buffered before it is enqueued. So it does not hold the pipeline while its client sends, and may join
+a batch (`coranto_broker.append.queue`). If the append is larger or invalid, its messages so far are replayed when it
+owns the pipeline, and the rest is read then.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ from coranto_broker.rpc.rolled_back import AppendUnderflow
 from coranto_broker.rpc.source import MessageSource, next_message, require_readable
 
 LATE_SECONDS = 0.25
-"""The most (in seconds) that a timer may be late. Beyond it, this process was busy and the client is not to blame."""
+"""The lateness of a timer that shows that this process was busy, so that its client is not charged."""
 
 GATHER_SECONDS = 0.002
-"""The longest time that a proposal waits for appends that are being received."""
+"""The longest wait of a proposal for appends that are being received."""
 
 MAX_FRUITLESS = 6
-"""A limit on backoff. Each such wait in a row without effect, up to this number, about doubles how many are skipped."""
+"""The limit of backoff: each fruitless wait in a row, up to this number, about doubles the number of skipped waits."""
 
 MAX_BUFFERED_BYTES = 64 << 20
-"""Most content that a broker holds of appends received ahead. Beyond it, appends first wait for the pipeline."""
-
+"""The most content that a broker receives ahead. Beyond it, appends first wait for the pipeline."""
 
 _MESSAGES = (ContentMessage, pb.AppendRequest)
 
 
 class ReceiveBudget:
-    """The budget of one broker for content received ahead, and its use."""
+    """The budget of one broker for content that is received ahead, and its use."""
 
     def __init__(self, bytes_per_append: int) -> None:
-        """`bytes_per_append` bounds the bytes of one append, except for its last message. 0: receive nothing ahead."""
+        """`bytes_per_append` bounds the bytes of an append, except for its last message. 0 disables receiving ahead."""
         self.bytes_per_append = bytes_per_append
         self.deadlines = DeadlineQueue()
         self.first_message_deadlines = DeadlineQueue()
-        """The deadlines of streams whose first message has not come."""
+        """The deadlines of streams without a first message."""
         self.held = 0
         """Bytes held or reserved."""
 
@@ -56,31 +55,30 @@ class ReceiveBudget:
 
 
 class Arrivals:
-    """The appends that are being received and may soon be in a queue."""
+    """The appends that are being received and may soon be enqueued."""
 
     def __init__(self, queue: Sized) -> None:
         self._queue = queue
         self.coming = 0
         """Their number."""
-        self._waiter: asyncio.Future[None] | None = None  # Of the proposal that waits for them.
-        self._fruitless = 0  # The number of waits in a row without an arrival, for example because a client is slow.
-        self._passes = 0  # The number of proposals that must not wait, for this reason.
+        self._waiter: asyncio.Future[None] | None = None  # Of a waiting proposal.
+        self._fruitless = 0  # Waits in a row without an arrival, for example because a client is slow.
+        self._passes = 0  # The next proposals that skip the wait.
 
     def expect(self) -> None:
-        """Note that an append is being received. Call `came` afterwards in any case."""
+        """Count an append that is being received. Call `came` afterwards in any case."""
         self.coming += 1
 
     def came(self) -> None:
-        """Note that an expected append is about to be in the queue, or never will."""
+        """Note that an expected append is about to be enqueued, or was dropped."""
         self.coming -= 1
         if not self.coming:
             self._let_go()
 
     async def gathered(self) -> None:
-        """Wait briefly for expected appends. For the queue's committer, before it proposes.
+        """Wait briefly for expected appends before a proposal. For the queue's committer.
 
-        Without load this takes no time. Under load it makes batches larger, and one large batch costs less than two
-        small ones.
+        Without load this takes no time. Under load it makes batches larger, which costs less.
         """
         if not self.coming:
             return
@@ -115,7 +113,7 @@ class Inbox:
         self._messages: deque[AppendMessage | CorantoError | None] = deque()
 
     async def read(self) -> AppendMessage | None:
-        """Return the next message, or None at the end of the stream. Raises the error of receiving it."""
+        """Return the next message, or None at the end. Raises the error of receiving it."""
         if not self._messages:
             return await next_message(self._context, pb.AppendRequest)
         found = self._messages.popleft()
@@ -126,9 +124,9 @@ class Inbox:
     async def receive(
         self, request: pb.AppendRequest, arrivals: Arrivals, min_rate: int, clock: Clock
     ) -> BufferedContent | None:
-        """Receive the append's messages ahead, before it is in the queue of these `arrivals`.
+        """Receive the append's messages before it is enqueued in the queue of `arrivals`.
 
-        Returns its content if that is complete and follows the rules that do not depend on its journal; otherwise None.
+        Returns its content if that is complete and valid for any journal; otherwise None.
         """
         budget, messages, read = self._budget, self._messages, self._context.read
         each = budget.bytes_per_append
@@ -168,7 +166,7 @@ class Inbox:
             underflow = guard.underflow()
             if underflow is None:
                 raise
-            messages.append(underflow)  # Its journal may refuse it with a better reason.
+            messages.append(underflow)  # Its journal may have a more important reason to refuse it.
             return None
         except AppendUnderflow as problem:
             messages.append(problem)
@@ -189,12 +187,12 @@ class Inbox:
 
 
 def has_parameters(message: AppendMessage) -> bool:
-    """Return True if a message of the stream holds anything but content."""
+    """Return True if a message has fields other than content."""
     return not isinstance(message, ContentMessage) and len(message.ListFields()) > bool(message.content)
 
 
 def _message(message: object) -> AppendMessage | None:
-    """Return a message as read, or None at the end. Raises InvalidInput for bytes that are not a message."""
+    """Return a message that was read, or None at the end. Raises InvalidInput for bytes that are not a message."""
     if isinstance(message, _MESSAGES):
         return message
     require_readable(message)
@@ -202,9 +200,9 @@ def _message(message: object) -> AppendMessage | None:
 
 
 class MinRateGuard:
-    """Cancels the current task, or raises AppendUnderflow, if its client sends too slowly.
+    """Raises AppendUnderflow, or cancels the current task, if its client sends too slowly.
 
-    Nearly all clients are done before their first credit may be used up. A slower one gets a timer of its own then.
+    Nearly all clients complete within their initial credit. A slower one then gets a timer of its own.
     """
 
     closed = False
@@ -214,9 +212,9 @@ class MinRateGuard:
     _task: asyncio.Task[object] | None = None
 
     def __init__(self, min_rate: int, clock: Clock, deadlines: DeadlineQueue, flow: FlowControl | None = None) -> None:
-        """`flow` accounts for the client's bytes, and has begun with its `min_rate`.
+        """`flow` accounts for the client's bytes, and was started with `min_rate`.
 
-        Without it, only their times and sizes are noted until the first check, which costs less.
+        Without it, times and sizes are only collected until the first check, which costs less.
         """
         self._min_rate = min_rate
         self._clock = clock
@@ -224,7 +222,7 @@ class MinRateGuard:
         self._begun = clock.monotonic()
         self._earned: list[tuple[float, int]] = []  # While there is no flow.
         self.reading = flow is None
-        """True while we wait for the client. Without a flow, work between two messages takes no time."""
+        """True while the client is awaited. Without a flow, processing between messages takes no time."""
         if min_rate:
             self._loop = asyncio.get_running_loop()
             self._task = asyncio.current_task()
@@ -244,7 +242,7 @@ class MinRateGuard:
         finally:
             self.reading = False
         if isinstance(message, _MESSAGES):
-            if message.content:  # An empty message comes once, at the end. The timer covers the wait for it.
+            if message.content:  # The timer covers the wait for the empty message at the end.
                 self._tick()
             return message
         self._tick()
@@ -252,7 +250,7 @@ class MinRateGuard:
         return None
 
     def earn(self, size: int) -> None:
-        """Note that `size` bytes were read. Raises AppendUnderflow."""
+        """Credit the client with `size` bytes. Raises AppendUnderflow."""
         if self._flow is None:
             self._earned.append((self._clock.monotonic(), size))
         else:
@@ -260,7 +258,7 @@ class MinRateGuard:
             self._flow.chunk(size)
 
     def _tick(self) -> None:
-        """Charge the client for the time passed, except when our own check is late. Raises AppendUnderflow."""
+        """Charge the client for the elapsed time, unless this check is late. Raises AppendUnderflow."""
         assert self._flow is not None
         now = self._clock.monotonic()
         if self._is_late():
@@ -271,7 +269,7 @@ class MinRateGuard:
         return self._task is not None and self._loop.time() - self.due > LATE_SECONDS
 
     def underflow(self) -> AppendUnderflow | None:
-        """Return the underflow that caused a cancellation, which the caller catches. None if it has another cause."""
+        """Return the underflow that caused the cancellation that the caller handles, or None for another cause."""
         if self._underflow is None or self._task is None or self._task.uncancel() > 0:
             return None
         return self._underflow
@@ -283,7 +281,7 @@ class MinRateGuard:
             self._timer.cancel()
 
     def check(self) -> None:
-        """Cancel the task if the client is too slow, now that its credit may be used up. Else set the next check."""
+        """Cancel the task if the client has used up its credit. Otherwise schedule the next check."""
         flow, now, busy = self._flow, self._clock.monotonic(), not self.reading or self._is_late()
         if flow is None:
             flow = self._flow = FlowControl()

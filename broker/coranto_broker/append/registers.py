@@ -1,4 +1,4 @@
-"""A journal's registers: whether an append's check matches them, and the registers after its commit. Pure."""
+"""A journal's registers: the check by an append, and the registers after its commit. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
 
 MAX_REGISTERS_BYTES: Final = 64 << 10
-"""Largest encoded size of a journal's registers. Every proposal and every record of a commit log holds all of them.
+"""The largest encoded size of a journal's registers, because every proposal and commit record has all of them.
 
-A stream's segment with 64 writers and all of its fences takes less than half of that.
+A stream's segment with 64 writers and all of its fences takes less than half of it.
 """
 
 
@@ -33,15 +33,15 @@ def is_strict(request: pb.AppendRequest) -> bool:
 
 
 def change(request: pb.AppendRequest) -> bool:
-    """Return True if the append asks for a change of registers. Such an append must have content."""
+    """Return True if the append changes registers. Such an append must have content."""
     return request.HasField("union_registers") or request.HasField("subtract_registers")
 
 
 def after(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
-    """Return the registers once the append commits: subtract first, then union, which wins over existing values.
+    """Return the registers after the append: subtract first, then union, which replaces existing values.
 
-    Raises InvalidInput if they would grow beyond MAX_REGISTERS_BYTES. Registers that are too large already, from an
-    earlier version, may stay as they are or shrink.
+    Raises InvalidInput if they would grow beyond MAX_REGISTERS_BYTES. Larger registers, from an earlier version, may
+    keep their size or shrink.
     """
     result = registers
     if request.HasField("subtract_registers"):
@@ -54,10 +54,10 @@ def after(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
 
 
 def replaced(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | None:
-    """Return the registers after an append that checks some of them by name and value and replaces one's value.
+    """Return the registers after an append that checks some of them by name and value, and replaces one value.
 
-    Writers of streams do this all the time. So one pass checks that the append is well-formed, matches the registers,
-    and computes the new ones. None means that the append is of another form or does not match; it may still be valid.
+    This is a fast path for writers of streams: one pass validates the append, matches the registers, and computes the
+    new ones. None means that the append has another form or does not match; it may still be valid.
     """
     check, replacements = request.check_registers, request.union_registers.labels
     if len(replacements) != 1 or check.exclude.labels or request.content or request.HasField("subtract_registers"):
@@ -96,6 +96,6 @@ def _require_bounded(before: pb.LabelSet, result: pb.LabelSet) -> None:
         return
     raise InvalidInput(
         f"the journal's registers would take {size} bytes, which is more than {MAX_REGISTERS_BYTES}; "
-        "subtract registers that are not needed any more, or keep such data in the journal's content",
+        "subtract registers that are no longer needed, or keep such data in the journal's content",
         field="union_registers",
     )

@@ -1,4 +1,4 @@
-"""The encoder of responses to appends, which takes little work beyond their own fields."""
+"""The encoder of responses to appends, with cached headers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def _encoded(durability: Durability, stored_end: int) -> bytes:
 
 
 class AppendResponseEncoder:
-    """Encodes responses.
+    """Encodes responses to appends.
 
-    The header is most of a response, and is encoded once for each resolution. In protobuf, two encoded messages one
-    after the other are one message with the fields of both.
+    The header is most of a response, and is encoded once for each resolution. In protobuf, the concatenation of two
+    encoded messages is one message with the fields of both.
     """
 
     def __init__(self) -> None:
         self._headers: dict[str, tuple[weakref.ref[Resolution], bytes]] = {}
 
     def encode(self, outcome: AppendOutcome) -> bytes:
-        """Return the encoded response to an append that has committed or is refused."""
-        # A new message each time: a reused one would keep the memory of all values that it ever had.
+        """Return the encoded response to a committed or refused append."""
+        # A new message each time, because a reused one keeps memory of earlier values.
         response, resolution, fragment = pb.AppendResponse(), outcome.resolution, outcome.fragment
         if fragment is None:
             response.status = outcome.status
@@ -61,13 +61,13 @@ class AppendResponseEncoder:
         return found[1] + response.SerializeToString() + _encoded(outcome.durability, outcome.stored_end)
 
     def _encode_header(self, journal: str, resolution: Resolution) -> tuple[weakref.ref[Resolution], bytes]:
-        # Hold the resolution weakly: it refers to the whole key space of its time.
+        # A weak reference, because a resolution refers to the key space of its time.
         encoded = pb.AppendResponse(header=resolution.header).SerializeToString()
         found = self._headers[journal] = weakref.ref(resolution, partial(self._forget, journal)), encoded
         return found
 
     def _forget(self, journal: str, resolution: weakref.ref[Resolution]) -> None:
-        """Drop the header of a resolution that is gone."""
+        """Drop the header of a resolution that was collected."""
         found = self._headers.get(journal)
         if found is not None and found[0] is resolution:
             del self._headers[journal]

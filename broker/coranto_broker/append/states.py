@@ -1,7 +1,7 @@
-"""The states of an append, and the table of events that take it from one to the next (seed 001, "State machine").
+"""The states of an append, and the table of their events (seed 001, "State machine").
 
-`TRANSITIONS` is the machine: the method that acts in a state only names the event that ended it. An event that the
-table does not have for a state is a bug. An append that commits inline passes no state (`coranto_broker.append.queue`).
+`TRANSITIONS` is the machine: the method of a state only returns the event that ended it. An event without an entry for
+the state is a bug. An append that commits inline passes no state (`coranto_broker.append.queue`).
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ class State(enum.Enum):
 
 
 class AppendEvent(enum.Enum):
-    """The reason why an append leaves a state."""
+    """The event that ends a state."""
 
     __hash__ = object.__hash__
 
     PRIMARY_IS_HERE = "this broker is the journal's primary"
-    PIPELINE_IS_OWNED = "this broker is the primary, and the append owns the pipeline already"
+    PIPELINE_IS_OWNED = "this broker is the primary, and the append already owns the pipeline"
     PRIMARY_IS_ELSEWHERE = "another broker is the journal's primary"
     INVALIDATED = "the resolution was invalidated, or the journal's flags changed"
     PIPELINE_ACQUIRED = "the append owns the replica's pipeline"
-    PIPELINE_FITS = "an earlier append found this pipeline to be right for the resolution"
-    PIPELINE_FOLLOWS_ROUTE = "the pipeline is good, but etcd may need an update"
+    PIPELINE_FITS = "the pipeline fits the resolution"
+    PIPELINE_FOLLOWS_ROUTE = "the pipeline follows the Route, but etcd may need an update"
     PIPELINE_BUILT = "there was no pipeline, or it followed an older Route"
     PROPOSED = "every replica was sent a proposal"
-    REPLICAS_AGREE = "all replicas hold the same"
+    REPLICAS_AGREE = "all replicas hold the same content"
     MUST_ROLL = "replicas must begin a fragment at a later offset"
-    ROUTE_IS_OLD = "a replica knows a later Route"
+    ROUTE_IS_OLD = "a replica has a later Route"
     ETCD_IS_CURRENT = "etcd has the consistent Route and the in-sync record"
     ETCD_CHANGED = "etcd has a later revision, by our transaction or another's"
-    REPLICAS_SUFFICE = "the journal has as many replicas as it should have"
+    REPLICAS_SUFFICE = "the journal has the replicas of its spec"
     TOO_MANY_REPLICAS = "the allocator is about to remove some replicas"
     MAY_STREAM = "all preconditions hold"
     SUSPENSION_MUST_CHANGE = "the journal must be suspended or woken first"
     CLIENT_SENT = "the client sent a message"
-    LOSS_CONFIRMED = "the client ended an append without content, and so confirmed a loss"
+    LOSS_CONFIRMED = "an append without content confirmed a loss"
     COMMITTED = "the append is part of the journal"
     REFUSED = "the append ends with a status"
-    FAILED = "the work of the state failed"
+    FAILED = "the state failed"
 
 
 class ProposalPath(enum.Enum):
@@ -73,11 +73,11 @@ class ProposalPath(enum.Enum):
 TERMINAL = frozenset({State.ERROR, State.PROXY, State.FINISHED})
 
 _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
-    # Find the primary in a key space that is recent enough.
+    # Find the primary in a sufficiently recent key space.
     State.RESOLVE: {
         AppendEvent.PRIMARY_IS_HERE: State.ACQUIRE_PIPELINE,
         AppendEvent.PIPELINE_IS_OWNED: State.START_PIPELINE,
-        AppendEvent.PRIMARY_IS_ELSEWHERE: State.AWAIT_DESIRED_REPLICAS,  # Before we proxy to it.
+        AppendEvent.PRIMARY_IS_ELSEWHERE: State.AWAIT_DESIRED_REPLICAS,  # Before forwarding to it.
         AppendEvent.SUSPENSION_MUST_CHANGE: State.UPDATE_SUSPEND,  # The journal is fully suspended: wake it.
         AppendEvent.REFUSED: State.ERROR,
         AppendEvent.FAILED: State.ERROR,
@@ -85,9 +85,9 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
     # The append waits in the journal's queue, whose order is the journal's order.
     State.ACQUIRE_PIPELINE: {
         AppendEvent.PIPELINE_ACQUIRED: State.START_PIPELINE,
-        AppendEvent.PROPOSED: State.READ_ACKNOWLEDGEMENTS,  # In a batch, which needs no more for it than a decision.
+        AppendEvent.PROPOSED: State.READ_ACKNOWLEDGEMENTS,  # In a batch, by a decision alone.
         AppendEvent.INVALIDATED: State.RESOLVE,
-        AppendEvent.REFUSED: State.ERROR,  # In a batch, too.
+        AppendEvent.REFUSED: State.ERROR,  # In a batch.
         AppendEvent.FAILED: State.ERROR,
     },
     State.START_PIPELINE: {
@@ -97,25 +97,25 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
         AppendEvent.INVALIDATED: State.RESOLVE,
         AppendEvent.FAILED: State.ERROR,
     },
-    # Replicas of a new pipeline may hold different content, or none. They agree before anything is appended.
+    # Replicas of a new pipeline may hold different content, and must agree before an append.
     State.SEND_PIPELINE_SYNC: {
         AppendEvent.PROPOSED: State.RECV_PIPELINE_SYNC,
         AppendEvent.FAILED: State.ERROR,
     },
     State.RECV_PIPELINE_SYNC: {
         AppendEvent.REPLICAS_AGREE: State.UPDATE_ASSIGNMENTS,
-        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # One is ahead, or cannot extend our fragment: propose again.
+        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # A replica is ahead, or cannot extend the fragment.
         AppendEvent.ROUTE_IS_OLD: State.RESOLVE,
         AppendEvent.FAILED: State.ERROR,
     },
-    # When the allocator sees that it may remove a replica, the others can already continue without it.
+    # The allocator removes a replica only after the others are recorded to continue without it.
     State.UPDATE_ASSIGNMENTS: {
         AppendEvent.ETCD_IS_CURRENT: State.AWAIT_DESIRED_REPLICAS,
-        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset: continue there.
+        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset.
         AppendEvent.ETCD_CHANGED: State.RESOLVE,
         AppendEvent.FAILED: State.ERROR,
     },
-    # A commit with fewer replicas would be less durable than the journal's spec promises.
+    # With fewer replicas, a commit would be less durable than the journal's spec demands.
     State.AWAIT_DESIRED_REPLICAS: {
         AppendEvent.REPLICAS_SUFFICE: State.VALIDATE_PRECONDITIONS,
         AppendEvent.PRIMARY_IS_ELSEWHERE: State.PROXY,
@@ -126,7 +126,7 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
     # `coranto_broker.append.decision` decides.
     State.VALIDATE_PRECONDITIONS: {
         AppendEvent.MAY_STREAM: State.STREAM_CONTENT,
-        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # To an explicit offset, or that of the suspension.
+        AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # To an explicit offset, or the suspension's.
         AppendEvent.SUSPENSION_MUST_CHANGE: State.UPDATE_SUSPEND,
         AppendEvent.ETCD_CHANGED: State.RESOLVE,  # While the replicas were being recorded.
         AppendEvent.INVALIDATED: State.RESOLVE,  # While the stores were being probed or listed.
@@ -139,10 +139,10 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
     },
     State.STREAM_CONTENT: {
         AppendEvent.CLIENT_SENT: State.STREAM_CONTENT,
-        AppendEvent.PROPOSED: State.READ_ACKNOWLEDGEMENTS,  # To commit the content or, after an error, to roll it back.
+        AppendEvent.PROPOSED: State.READ_ACKNOWLEDGEMENTS,  # To commit or, after an error, roll back the content.
         AppendEvent.LOSS_CONFIRMED: State.VALIDATE_PRECONDITIONS,
     },
-    # The next append owns the pipeline meanwhile.
+    # The next append owns the pipeline.
     State.READ_ACKNOWLEDGEMENTS: {
         AppendEvent.COMMITTED: State.FINISHED,
         AppendEvent.REFUSED: State.ERROR,

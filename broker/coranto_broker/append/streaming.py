@@ -1,7 +1,7 @@
-"""STREAM_CONTENT: the content of an append whose client sends it while the append owns the pipeline.
+"""STREAM_CONTENT: content that the client sends while its append owns the pipeline.
 
-It is for content that is not small enough to be buffered. The broker holds none of it: each message goes to all
-replicas as it comes. A client that is too slow loses its append (`coranto_broker.replication.flow_control`).
+This is for content that is too large to be buffered: each message goes to all replicas immediately. A client that is
+too slow loses its append (`coranto_broker.replication.flow_control`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ THROTTLE_QUANTUM_SECONDS = 0.05
 
 
 class ContentStream:
-    """The content that one append has sent so far: the range [begin, end) after the committed content."""
+    """The content of one append so far: the range [begin, end) after the committed content."""
 
     def __init__(self, fsm: AppendFsm) -> None:
         """`fsm` owns the pipeline, in STREAM_CONTENT."""
@@ -37,15 +37,15 @@ class ContentStream:
         self.pipeline: Pipeline = fsm.held.pipeline
         self.begin = self.end = self.pipeline.spool.end
         self.problem: AppendOutcome | CorantoError | None = None
-        """The reason to roll the content back, as the client gets it; None to commit."""
+        """The client's answer if the content must be rolled back; None to commit."""
         self.confirms_loss = False
-        """True once the append has turned out to be empty, and so confirms a loss."""
-        # In an empty fragment, the sum that the spool computes for the fragment is also the append's sum.
+        """True if the append is empty, which confirms a loss."""
+        # In an empty fragment, the spool's sum of the fragment is also the append's sum.
         self._sum: Hash | None = new_sum() if self.pipeline.spool.fragment.length else None
         self._is_committing = self._is_torn = False
 
     async def receive(self, host: AppendHost, inbox: Inbox, min_rate: int) -> None:
-        """Send the client's messages to all replicas, until no more are wanted."""
+        """Send the client's messages to all replicas, until the content is complete or invalid."""
         flow = start_flow(host, self.append.resolved, min_rate)
         guard = MinRateGuard(min_rate, host.clock, inbox.deadlines, flow)
         try:
@@ -56,10 +56,10 @@ class ContentStream:
                     self.client_ended()
                     return
                 if size := len(message.content):
-                    await pay(host, self.append, flow, size)
+                    await charge(host, self.append, flow, size)
                 if not self.client_sent(message):
                     return
-                await self.pipeline.drain()  # Slow replicas, including our own, catch up.
+                await self.pipeline.drain()  # Slow replicas, the local one included, catch up.
                 flow.forgive(host.clock.monotonic())
         except CorantoError as problem:
             self.problem = self.problem or problem
@@ -67,10 +67,10 @@ class ContentStream:
             guard.close()
 
     def client_sent(self, message: AppendMessage) -> bool:
-        """Handle a message of the client. Returns False when no more are wanted."""
+        """Handle a message of the client. Return False if the append has ended."""
         content = message.content
         if self.append.outcome is not None:
-            return False  # The pipeline was taken away from it.
+            return False  # It lost the pipeline.
         if self._is_committing:
             self.problem = InvalidInput("expected the end of the stream after the empty message that commits")
         elif has_parameters(message):
@@ -93,7 +93,7 @@ class ContentStream:
         return True
 
     def client_ended(self) -> None:
-        """Handle the end of the client's stream. Raises InvalidInput if that does not commit."""
+        """Handle the end of the client's stream. Raises InvalidInput without a commit."""
         if not self._is_committing:
             raise InvalidInput("unexpected EOF: an empty message commits, and none was sent")
         if self.end == self.begin:
@@ -104,12 +104,12 @@ class ContentStream:
             self.confirms_loss = self.fsm.decided is None
 
     def sum_in(self, proposal: Fragment) -> bytes:
-        """Return the SHA-1 of the content, given the proposal that commits it."""
+        """Return the SHA-1 of the content that `proposal` commits."""
         # The sum of an empty append is the SHA-1 of no bytes, unlike the sum of an empty fragment.
         return proposal.sum if self._sum is None and self.end > self.begin else (self._sum or new_sum()).digest()
 
     def _write(self, content: Bytes) -> None:
-        """Send content to all replicas. Failures are in the pipeline's `error`."""
+        """Send content to all replicas. The pipeline's `error` has failures."""
         self.pipeline.write(self.end - self.begin, content)
         if self._sum is not None:
             self.pipeline.spool.hash(self._sum, content)
@@ -122,7 +122,7 @@ class ContentStream:
 
 
 def start_flow(host: AppendHost, resolution: Resolution, min_rate: int) -> FlowControl:
-    """Begin the flow control of an append, with the lowest rate of its client and the highest of its journal."""
+    """Start the flow control of an append, with its client's minimum rate and its journal's maximum rate."""
     max_rate = resolution.spec.max_append_rate
     if host.max_append_rate:
         max_rate = min(max_rate or host.max_append_rate, host.max_append_rate)
@@ -131,8 +131,8 @@ def start_flow(host: AppendHost, resolution: Resolution, min_rate: int) -> FlowC
     return flow
 
 
-async def pay(host: AppendHost, append: QueuedAppend, flow: FlowControl, size: int) -> None:
-    """Account for a chunk, and wait while the journal's rate is exhausted."""
+async def charge(host: AppendHost, append: QueuedAppend, flow: FlowControl, size: int) -> None:
+    """Account for a chunk, and wait while the journal exceeds its rate."""
     invalidated = append.resolved.invalidated
     flow.chunk(size)
     while flow.throttled:

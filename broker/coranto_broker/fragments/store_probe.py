@@ -87,7 +87,7 @@ class StoreHealth:
                 watched.done("")
             except CorantoError as error:
                 _log.warning("store.unhealthy", store=url, error=str(error), failures=watched.failures + 1)
-                watched.done(error.told)
+                watched.done(error.public_text)
             self._on_probe(url, not watched.failures)
             failures = watched.failures
             pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else HEALTHY_SECONDS

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 async def serve(broker: Broker, context: MessageSource, claims: Claims) -> pb.AppendResponse:
-    """Serve one append. Cancelling it (the client went away) rolls back content that has not been proposed."""
+    """Serve one append. Cancelling it rolls back content that was not proposed."""
     return pb.AppendResponse.FromString(await serve_encoded(broker, context, claims, AppendResponseEncoder()))
 
 
 async def serve_encoded(
     broker: Broker, context: MessageSource, claims: Claims, encoder: AppendResponseEncoder
 ) -> bytes:
-    """Serve one append, and return the encoded response. Cancelling it rolls back content not yet proposed."""
+    """Serve one append, and return the encoded response. Cancelling it rolls back content that was not proposed."""
     begun = broker.clock.monotonic()
     request = await first_message(context, broker.receive_budget.first_message_deadlines)
     if not isinstance(request, pb.AppendRequest):
@@ -68,7 +68,7 @@ async def serve_encoded(
 
 
 def _refuse_first(message: object) -> NoReturn:
-    """Raise InvalidInput that says what is wrong with the first message, or that none came."""
+    """Raise InvalidInput for an invalid or missing first message."""
     require_readable(message)
     if isinstance(message, (ContentMessage, pb.AppendRequest)):
         raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")

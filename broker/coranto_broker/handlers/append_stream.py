@@ -1,4 +1,4 @@
-"""The RPC AppendStream: many small appends over one call, each decided and answered by itself."""
+"""The RPC AppendStream: many small appends over one call, each with its own decision and answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from coranto_broker.append.stream_bounds import (
     ITEM_BYTES,
     STREAM_APPENDS,
     STREAM_BYTES,
-    HoldsTooMuch,
-    TooMuchHeld,
+    StreamBudgetExceeded,
+    StreamOverloaded,
 )
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.handlers.errors import Context, log_failure
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 MAX_CONTENT_BYTES: Final = 1 << 20
-"""Most content of one append. It must fit into a batch."""
+"""The most content of one append, which must fit into a batch."""
 ANSWER_BYTES: Final = 256 << 10
-"""Bytes of answers in one message. Each answer has all registers of its journal, and a client limits messages."""
+"""The bytes of answers in one message. Each answer has all registers of its journal, and clients limit messages."""
 _NOW_BYTES: Final = 32 << 10
-"""Bytes of answers in one message that is sent without waiting, and so is no longer counted as held."""
+"""The bytes of answers in one message of `write_now`, which then no longer count as held."""
 MAX_TOKENS: Final = 1024
 MAX_ORDERS: Final = 1024
 _TURN_APPENDS: Final = 64
@@ -48,9 +48,9 @@ _Outcome = AppendOutcome | bytes | Exception
 
 
 async def serve(broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
-    """Serve a stream until its client ends it. Without its client, appends that are not proposed are given up.
+    """Serve a stream until its client ends it. If the client disconnects, unproposed appends are dropped.
 
-    Raises HoldsTooMuch when the client makes this broker hold too much (`coranto_broker.append.stream_bounds`).
+    Raises StreamOverloaded if the stream holds too much memory (`coranto_broker.append.stream_bounds`).
     """
     first = await first_message(context, broker.receive_budget.first_message_deadlines)
     require_readable(first)
@@ -71,7 +71,7 @@ async def serve(broker: Broker, context: Context, admission: Admission, encoder:
         if stream.given_up is None or stream.task.uncancel() > 0:
             raise
         raise stream.given_up from None
-    except HoldsTooMuch as error:
+    except StreamOverloaded as error:
         stream.given_up = error
         raise
     finally:
@@ -83,7 +83,7 @@ async def serve(broker: Broker, context: Context, admission: Admission, encoder:
 
 
 class _Tokens:
-    """The claims of the tokens that a stream's appends carry. Each token is verified once."""
+    """The claims of the tokens of a stream's appends. Each token is verified once."""
 
     def __init__(self, broker: Broker, context: Context) -> None:
         self._broker = broker
@@ -106,7 +106,7 @@ class _Tokens:
 
 
 class _Ready(NamedTuple):
-    """An answer that is to be sent: an encoded response, or else a status code and its words. `size` counts as held."""
+    """An unsent answer: an encoded response, or a status code and its text. `size` counts as held."""
 
     number: int
     size: int
@@ -126,16 +126,16 @@ class _Stream:
         self._encoder = encoder
         self.tokens = _Tokens(broker, context)
         self._orders: dict[str, StreamOrder] = {}  # By journal.
-        self._appends: dict[int, QueuedAppend | None] = {}  # Those without an answer, by id; None: not valid yet.
+        self._appends: dict[int, QueuedAppend | None] = {}  # Unanswered appends by id; None before validation.
         self._forwarding: set[asyncio.Task[None]] = set()
         self._ready: deque[_Ready] = deque()
         self._sends_soon = self._sending = False
-        self._largest = 0  # Answer so far. Those to come may be as large.
+        self._largest = 0  # The largest answer, as an estimate for further ones.
         self.held = 0
-        """Bytes that are held for it, as `coranto_broker.append.stream_bounds` counts them."""
+        """The held bytes, as `coranto_broker.append.stream_bounds` counts them."""
         self.waits_since = 0.0
-        self.given_up: HoldsTooMuch | None = None
-        """The reason why it is being ended."""
+        self.given_up: StreamOverloaded | None = None
+        """The error that ends the stream, if any."""
         task = asyncio.current_task()
         assert task is not None
         self.task = task
@@ -143,9 +143,9 @@ class _Stream:
         self._exits = self._ended = self._closed = False
 
     async def take_all(self, batch: AppendBatch) -> None:
-        """Begin the appends of a message, some at a time, as the bounds allow, and return when there is room for more.
+        """Begin the appends of a message as the bounds allow, and return when there is room for more.
 
-        Raises InvalidInput for an id that is in use, and TooMuchHeld.
+        Raises InvalidInput for an id that is in use, and StreamBudgetExceeded.
         """
         sizes = [len(append.content) + ITEM_BYTES for append in batch.appends]
         self._hold(sum(sizes))
@@ -160,25 +160,25 @@ class _Stream:
         await self.wait_for_room()
 
     def take(self, append: StreamedAppend, size: int) -> None:
-        """Begin an append of `size` held bytes. It is answered in any case. Raises InvalidInput for an id in use."""
+        """Begin an append of `size` held bytes, which is always answered. Raises InvalidInput for an id in use."""
         if append.id in self._appends:
             raise InvalidInput(f"append {append.id} of this stream is not answered yet", field="StreamedAppend.id")
         self._appends[append.id] = None
         self._admission.enter_in_turn()
         try:
             self._begin(append, size)
-        except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
             self._answer(append.id, append.request.journal, size, error)
 
     def _begin(self, append: StreamedAppend, size: int) -> None:
-        """Validate an append and have it placed in its journal's queue. Raises its error."""
+        """Validate an append and enqueue it. Raises its error."""
         request, broker, content = append.request, self._broker, append.content
         begun = broker.clock.monotonic()
         if request.content:
-            raise InvalidInput("content belongs beside the request", field="StreamedAppend.content")
+            raise InvalidInput("content belongs in StreamedAppend.content", field="StreamedAppend.request.content")
         if len(content) > MAX_CONTENT_BYTES:
             raise InvalidInput(
-                f"{len(content)} bytes are too many for a stream, which takes {MAX_CONTENT_BYTES}; use Append",
+                f"{len(content)} bytes are too many for a stream, which accepts {MAX_CONTENT_BYTES}; use Append",
                 field="StreamedAppend.content",
             )
         claims = self.tokens.claims_of(append.authorization)
@@ -192,14 +192,14 @@ class _Stream:
                 raise InvalidInput("an append must name its journal", field="AppendRequest.journal")
         order = self._orders.get(request.journal)
         if order is None:
-            if len(self._orders) >= MAX_ORDERS:  # Journals are many, and those in use at a time are few.
+            if len(self._orders) >= MAX_ORDERS:
                 self._orders = {journal: each for journal, each in self._orders.items() if not each.is_idle}
             order = self._orders[request.journal] = StreamOrder(broker.appends)
         self._appends[append.id] = queued
         order.add(queued)
 
     def _settled(self, number: int, size: int, append: QueuedAppend) -> None:
-        """Answer an append that has its outcome, or forward it."""
+        """Answer a settled append, or forward it."""
         if append.state is not State.PROXY:
             self._end(number, size, append, append.outcome)
         elif not self._closed:
@@ -211,7 +211,7 @@ class _Stream:
         outcome: _Outcome
         try:
             outcome = await forward_buffered(self._broker, append)
-        except Exception as error:  # noqa: BLE001  # The append ends with it, as a call of its own would.
+        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
             append.state, outcome = State.ERROR, error
         self._end(number, size, append, outcome)
 
@@ -229,18 +229,18 @@ class _Stream:
         if isinstance(outcome, AppendOutcome):
             try:
                 outcome = self._encoder.encode(outcome)
-            except Exception as error:  # noqa: BLE001  # Only this append ends with it.
+            except Exception as error:  # noqa: BLE001  # The append fails, and no other.
                 outcome = error
         if isinstance(outcome, bytes):
             ready = _Ready(number, len(outcome) + ITEM_BYTES, outcome)
         else:
             code: grpc.StatusCode = log_failure(outcome, "AppendStream", self._context, journal)
-            told = call_errors.told(outcome)
-            ready = _Ready(number, len(told) + ITEM_BYTES, code=code.value[0], error=told)
+            text = call_errors.public_text(outcome)
+            ready = _Ready(number, len(text) + ITEM_BYTES, code=code.value[0], error=text)
         self._ready.append(ready)
         self._largest = max(self._largest, ready.size)
         self._hold(ready.size - size)
-        if self._sending or self._ended or not self._sink.writes_at_once:
+        if self._sending or self._ended or not self._sink.can_write_now:
             self._is_ready.set()
         elif not self._sends_soon:
             self._sends_soon = True
@@ -248,14 +248,14 @@ class _Stream:
         self._room.set()
         try:
             self._broker.answer_watch.require_room(self)
-        except TooMuchHeld as error:
+        except StreamBudgetExceeded as error:
             self.give_up(error)
 
     async def _wait_for_turn(self) -> None:
-        """Wait while too many appends are under way and some are of this stream."""
+        """Wait while admission is full and this stream has appends under way."""
         if not (self._appends and self._admission.is_full):
             return
-        with self._admission.line(self._room):
+        with self._admission.waiting(self._room):
             while self._appends and self._admission.is_full:
                 self._room.clear()
                 await self._room.wait()
@@ -265,9 +265,9 @@ class _Stream:
         self._broker.receive_budget.held += more
 
     async def wait_for_room(self, to_come: int = 0) -> None:
-        """Wait while too much is held: the client is then slowed down by the flow control of its call.
+        """Wait while too much is held, so that flow control slows the client down.
 
-        `to_come` are the held bytes of appends that were received and not begun.
+        `to_come` are the held bytes of received appends that have not begun.
         """
         while (self._appends or self._ready) and (
             self.held - to_come + len(self._appends) * self._largest > STREAM_BYTES
@@ -278,7 +278,7 @@ class _Stream:
             await self._room.wait()
 
     async def send(self) -> None:
-        """Send answers as they come, those of one turn of the event loop together, until all is answered."""
+        """Send answers until the stream has ended and all are sent. One message has all answers of a turn."""
         watch = self._broker.answer_watch
         while self._appends or not self._ended or self._ready:
             await self._is_ready.wait()
@@ -294,7 +294,7 @@ class _Stream:
             self._sending = False
 
     def _send_soon(self) -> None:
-        """Send the answers of this turn without waking a task, unless the client is slow."""
+        """Send the answers of this turn by `write_now`. Leave them to `send` if the client is slow."""
         self._sends_soon = False
         while self._ready and not self._sending and not self._closed:
             answers, taken = self._next_answers(_NOW_BYTES)
@@ -307,7 +307,7 @@ class _Stream:
         self._room.set()
 
     def _next_answers(self, most: int) -> tuple[AppendAnswers, list[_Ready]]:
-        """Take the answers of the next message, of about `most` bytes."""
+        """Remove the answers of the next message, about `most` bytes, from the queue."""
         answers, taken, size = AppendAnswers(closing=self._exits), list[_Ready](), 0
         self._exits = False
         while self._ready and size < most:
@@ -317,7 +317,7 @@ class _Stream:
             taken.append(ready)
         return answers, taken
 
-    def give_up(self, error: HoldsTooMuch) -> None:
+    def give_up(self, error: StreamOverloaded) -> None:
         """End the stream with an error, once."""
         if self.given_up is None and not self._closed:
             self.given_up = error
@@ -329,12 +329,12 @@ class _Stream:
         self._is_ready.set()
 
     def end(self) -> None:
-        """Note that the client sends no more."""
+        """Note that the client sends no more appends."""
         self._ended = True
         self._is_ready.set()
 
     def close(self) -> None:
-        """Give up what is not proposed."""
+        """Drop all unproposed appends."""
         self._closed = True
         for order in self._orders.values():
             order.close()

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from coranto_broker.replication.resolver import JournalState
 
 _ATTEMPTS = 32
-"""Most attempts of an Apply that loses to other changes. In each attempt, one of the others has succeeded."""
+"""The most attempts of an Apply that loses to concurrent changes."""
 
 
 async def serve(broker: Broker, request: pb.ApplyRequest, claims: Claims, caller: str) -> pb.ApplyResponse:
     """Apply all changes in one transaction, and answer once this broker's key space has them.
 
     Raises PermissionDenied if the caller may not make all of the changes, even if they are malformed. Raises
-    InvalidInput for a new journal whose name nests with another's, for a journal that would get a folder of another's
-    in a store, with the name of the other, and for changes that would break a fork. Raises EtcdBudgetExceeded if
-    `caller` has written too much to etcd.
+    InvalidInput for a new journal whose name nests with another's, for a journal that would share a folder in a store
+    with another, and for changes that would break a fork. Raises EtcdBudgetExceeded if `caller` has written too much to
+    etcd.
     """
     _authorize(broker.keyspace.state, request, claims)
     validate(request)
@@ -45,7 +45,7 @@ async def serve(broker: Broker, request: pb.ApplyRequest, claims: Claims, caller
         )
     for _ in range(_ATTEMPTS):
         state = broker.keyspace.state
-        _authorize(state, request, claims)  # Labels may have changed since.
+        _authorize(state, request, claims)  # Labels may have changed.
         if not await _keeps_folders_apart(broker, state, request, claims):
             continue
         try:
@@ -65,16 +65,16 @@ async def serve(broker: Broker, request: pb.ApplyRequest, claims: Claims, caller
 
 
 async def _keeps_folders_apart(broker: Broker, state: JournalState, request: pb.ApplyRequest, claims: Claims) -> bool:
-    """Return True if no journal would get a folder of another's in a store. Raises InvalidInput if one would.
+    """Return True if no journal would share a folder in a store with another. Raises InvalidInput if one would.
 
-    Returns False once this broker knows changes that made `state` outdated.
+    Returns False, after an update of the key space, if `state` was outdated.
     """
     upserts = [change.upsert for change in request.changes if change.HasField("upsert")]
     deleted = {change.delete for change in request.changes if change.delete}
     conflict = folder_conflict(state, upserts, deleted)
     if conflict is None:
         return True
-    if (item := state.item(conflict.other)) is not None:  # Ask etcd: it may be gone, or have changed.
+    if (item := state.item(conflict.other)) is not None:  # Ask etcd whether it has changed.
         header, found = await broker.coordinator.get(state.layout.item_key(conflict.other))
         if found is None or found.mod_revision != item.mod_revision:
             await broker.keyspace.wait_for_revision(header.revision)
@@ -98,11 +98,11 @@ class _Transaction:
     created: list[str] = field(default_factory=list)
     """New names, which must not nest."""
     guards: list[Compare] = field(default_factory=list)
-    """Conditions that keep other journals from these folders meanwhile."""
+    """Conditions that keep other journals out of these folders."""
 
 
 async def _is_outdated(broker: Broker, state: JournalState) -> bool:
-    """Return True if journals have changed since `state`, once this broker knows how."""
+    """Return True, after an update of the key space, if journals have changed since `state`."""
     header, _ = await broker.coordinator.get(state.layout.items)
     await broker.keyspace.wait_for_revision(header.revision)
     return broker.keyspace.state is not state
@@ -113,7 +113,7 @@ def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest) 
     for index, change in enumerate(request.changes):
         name = _name(change)
         item, key = state.item(name), state.layout.item_key(name)
-        # The journal must still be as it was checked: have its labels, and only the forks that are known here.
+        # The journal must not have changed since the checks of its labels and forks.
         wanted.compares.append(Compare(key, CompareTarget.MOD_REVISION, _revision(state, key)))
         if change.expect_mod_revision != ANY_REVISION:
             wanted.expected[key] = change.expect_mod_revision
@@ -155,16 +155,15 @@ def _compares(state: JournalState, wanted: _Transaction) -> list[Compare]:
 async def _attempt(
     broker: Broker, state: JournalState, wanted: _Transaction, claims: Claims, caller: str
 ) -> pb.ApplyResponse | None:
-    """Try the transaction. Returns the response, or None if other changes came before it and made `state` outdated.
+    """Try the transaction. Return None, after an update of the key space, if concurrent changes came first.
 
-    None is returned once this broker knows those changes. Raises InvalidInput for a new journal whose name nests with
-    another's.
+    Raises InvalidInput for a new journal whose name nests with another's.
     """
     pair = nesting_pair(state, wanted.created)
     if pair is not None and pair[1] in wanted.created:
         raise _nesting(*pair)
     others = [key for key, revision in wanted.expected.items() if revision != _revision(state, key)]
-    if pair is None and others:  # Ask etcd: the latest changes may not have arrived here yet.
+    if pair is None and others:  # Ask etcd, because this key space may be behind.
         header, found = await broker.coordinator.get(others[0])
         if (found.mod_revision if found is not None else 0) != wanted.expected[others[0]]:
             return _failed(broker, header.revision)
@@ -216,11 +215,11 @@ def _name(change: pb.ApplyRequest.Change) -> str:
 
 
 def _authorize(state: JournalState, request: pb.ApplyRequest, claims: Claims) -> None:
-    """Check that the claims cover all changes, which are not validated yet. Raises PermissionDenied if they do not.
+    """Check that the claims cover all changes, which are not validated yet. Raises PermissionDenied.
 
-    Claims must cover a journal as it is and as it will be, so that no caller takes one over by relabelling it or
-    removes one that the claims exclude. A store that leads elsewhere than to the journal's own folder must already
-    be in use by a journal that the claims cover.
+    Claims must cover a journal before and after the change, so that callers cannot relabel or remove journals that the
+    claims exclude. A store URL that leads elsewhere than to the journal's own folder must already be in use by a
+    journal that the claims cover.
     """
     if claims.covers_all:
         return
@@ -245,8 +244,8 @@ def _authorize(state: JournalState, request: pb.ApplyRequest, claims: Claims) ->
                 }
             if url not in used:
                 raise PermissionDenied(
-                    f"the store {shown(url)} rewrites paths or says how it is reached, and no journal that the token "
-                    "covers has it yet; to introduce it takes the capability APPLY over all journals"
+                    f"the store {shown(url)} rewrites paths or sets its endpoint or profile, and no journal that the "
+                    "token covers uses it; introducing it needs the capability APPLY over all journals"
                 )
 
 
@@ -265,7 +264,7 @@ def _leads_elsewhere(url: str) -> bool:
 def _check_new_stores(
     stores: StoreRegistry, field: str, item: Item[pb.JournalSpec] | None, spec: pb.JournalSpec
 ) -> None:
-    """Check new stores of a spec. Raises InvalidInput for one that brokers would not open. Present stores may stay."""
+    """Check new stores of a spec; current ones may stay. Raises InvalidInput for a store that brokers cannot open."""
     known = item.spec.fragment.stores if item is not None else ()
     for index, url in enumerate(spec.fragment.stores):
         try:

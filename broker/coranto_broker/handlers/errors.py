@@ -1,4 +1,4 @@
-"""Reporting of errors: maps our errors to gRPC status codes, and logs failed calls."""
+"""Reporting of errors: maps them to gRPC status codes, and logs failed calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import structlog
 
 from coranto.errors import CorantoError, StatusError, StoreError
 from coranto.member import call_errors
-from coranto_broker.append.stream_bounds import HoldsTooMuch
+from coranto_broker.append.stream_bounds import StreamOverloaded
 from coranto_broker.rpc.rolled_back import RolledBack, TooManyAppends
 
 _log = structlog.get_logger(__name__)
@@ -27,19 +27,19 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _CODES: Final = (
     (RolledBack, grpc.StatusCode.ABORTED),
     (StatusError, grpc.StatusCode.FAILED_PRECONDITION),
-    (HoldsTooMuch, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (StreamOverloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (StoreError, grpc.StatusCode.UNAVAILABLE),
 )
 """The codes of errors that only brokers raise."""
 
-TOLD_SECONDS: Final = 5.0
-"""The time for a client to take the status of a failed call. One that reads nothing would keep the call for ever."""
+STATUS_SECONDS: Final = 5.0
+"""The longest wait for a client to read the status of a failed call."""
 
 _concerned: ContextVar[str] = ContextVar("journal", default="")
 
 
 def concerns(journal: str) -> None:
-    """Name the journal in the log entry if this call fails later."""
+    """Name the journal in the log line if this call fails."""
     _concerned.set(journal)
 
 
@@ -58,19 +58,19 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
 
 
 async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
-    """End the call with the status code of an error, and log it. A client that does not take it learns nothing."""
-    code, told = log_failure(error, method, context, _concerned.get()), call_errors.told(error)
+    """End the call with the status code of an error, and log it. The call is cancelled if its client reads nothing."""
+    code, text = log_failure(error, method, context, _concerned.get()), call_errors.public_text(error)
     try:
-        async with asyncio.timeout(TOLD_SECONDS):
-            await context.abort(code, told)
+        async with asyncio.timeout(STATUS_SECONDS):
+            await context.abort(code, text)
     except TimeoutError:
         raise asyncio.CancelledError from error
 
 
 def log_failure(error: Exception, method: str, context: Context, journal: str) -> grpc.StatusCode:
-    """Log the error with which a client's request ends, and return its status code. `journal` may be empty."""
+    """Log the error that ends a client's request, and return its status code. `journal` may be empty."""
     code = code_of(error)
-    if not isinstance(error, TooManyAppends):  # `Admission` logs these, many in one entry.
+    if not isinstance(error, TooManyAppends):  # `Admission` logs these together.
         level = logging.INFO if code is grpc.StatusCode.INVALID_ARGUMENT else logging.WARNING
         about = {"journal": journal} if journal else {}
         if name := _name_of(context):
@@ -81,7 +81,7 @@ def log_failure(error: Exception, method: str, context: Context, journal: str) -
 
 
 def _name_of(context: Context) -> str:
-    """Return the name that a client gave itself (`ClientConfig.name`), or the empty text."""
+    """Return the client's name (`ClientConfig.name`), or an empty string."""
     agents = [value for key, value in context.invocation_metadata() or () if key == "user-agent"]
     agent = agents[0] if agents and isinstance(agents[0], str) else ""
     name, _, library = agent.partition(" ")

@@ -1,18 +1,17 @@
-"""Reads that meet a gap: a span below the journal's head that nothing here covers.
+"""Reads at a gap: a span below the journal's head that this broker's fragment index does not cover.
 
 A gap arises when a disk loses content, or when a broker has just become a replica. The other brokers of the Route may
-have the content in local files that they store only later, or never if the journal has no store. So a read that meets
-a gap asks them, and goes on with what a peer shows to readers at exactly that offset, or within the span that it would
-jump over:
+have the content in local files, which they store later, or never if the journal has no store. So a read at a gap asks
+them, and continues with the content that a peer shows to readers at exactly that offset, or within the span that the
+read would jump over:
 
-* a fragment that a store of the journal has, though this broker has not listed it yet; or
-* the peer's local file. It is fetched whole and its SHA-1 verified before any of it is served, and it is kept in the
-  cache, so that readers of one gap share it.
+* a stored fragment that this broker has not listed yet; or
+* the peer's local file. It is fetched completely and verified by its SHA-1 before it is served, and readers of the gap
+  share it in the cache.
 
-Only the gap itself is served from there: its end is known here, so a peer cannot make the journal longer. Neither the
-index nor the head nor the spool changes. If no peer has the content, the read does what it would do without them: it
-waits, answers that there is nothing yet, or jumps. A read that waits asks again, ever less often. A call that comes
-from such a broker is not passed on.
+Only the gap is served from a peer: its end is known, so a peer cannot extend the journal. The index, the head and the
+spool do not change. If no peer has the content, the read waits, answers that the content is not available yet, or
+jumps, as it would without peers. A waiting read asks again at growing intervals. A broker does not forward such a call.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ if TYPE_CHECKING:
     from coranto_broker.replication.resolver import Resolution
 
 PAUSE_SECONDS = 1.0
-"""The first pause of a waiting read between questions to peers. Each further one is twice as long."""
+"""The first pause of a waiting read before it asks peers again. Each further pause is twice as long."""
 LONGEST_PAUSE_SECONDS = 30.0
 _log = structlog.get_logger(__name__)
 
 
 class Found(NamedTuple):
-    """An entry to read from up to `end` (exclusive), or None if there is nothing at `offset` (yet).
+    """An entry with content up to `end` (exclusive), or None if `offset` is not available yet.
 
-    `copy` is the entry's content, if that comes from a peer.
+    `copy` is the entry's content if it comes from a peer.
     """
 
     offset: int
@@ -56,7 +55,7 @@ class Found(NamedTuple):
 
 
 class GapReader:
-    """Finds what a read goes on with, here or at peers."""
+    """Finds the next content of a read, locally or at peers."""
 
     def __init__(self, broker: Broker, resolution: Resolution, request: pb.ReadRequest) -> None:
         self._broker = broker
@@ -66,7 +65,7 @@ class GapReader:
         self._asks = not (request.do_not_proxy and request.HasField("header"))
 
     async def find(self, offset: int, loans: AsyncExitStack) -> Found:
-        """Find what to read `offset` (-1: the write head) from. A copy of a peer is lent until `loans` closes."""
+        """Find the entry with `offset` (-1: the write head). A peer's copy is valid until `loans` closes."""
         request, pause = self._request, PAUSE_SECONDS
         while True:
             found = await self._index.query(
@@ -76,7 +75,7 @@ class GapReader:
                 break
             if (elsewhere := await self._elsewhere(found, loans)) is not None:
                 return elsewhere
-            if found.entry is not None:  # It may have changed since.
+            if found.entry is not None:  # It may have changed.
                 found = await self._index.query(offset, block=False, begin_mod_time=request.begin_mod_time)
                 if found.entry is not None or not request.block:
                     break
@@ -91,7 +90,7 @@ class GapReader:
         return Found(found.offset, found.write_head, found.entry, found.entry.end if found.entry is not None else 0)
 
     async def _elsewhere(self, found: QueryResult, loans: AsyncExitStack) -> Found | None:
-        """Find the content at the beginning of a gap at a peer, or in a store that a peer knows to have it."""
+        """Find the content at the beginning of a gap at a peer, or in a store that a peer names."""
         request, jumps = self._request, _jumps(found)
         copies, all_answered = await self._broker.copies.find(self._journal, found.gap.start, request.begin_mod_time)
         for copy in sorted(copies, key=lambda copy: copy.offset):
@@ -106,7 +105,7 @@ class GapReader:
                     content = None
                 elif (content := await self._open(copy, loans)) is None:
                     continue
-            # The peer may know a later head than this broker; a fragment that it shows is never beyond the head.
+            # The peer may have a later head. Its fragments are never beyond the head.
             head = max(found.write_head, entry.end)
             return Found(offset, head, entry, min(entry.end, found.gap.stop), content)
         if jumps and all_answered:
@@ -126,7 +125,7 @@ class GapReader:
         return size is not None and is_plausible(replace(fragment, file_bytes=size))
 
     async def _open(self, copy: PeerCopy, loans: AsyncExitStack) -> CachedContent | None:
-        """Borrow a peer's copy from the cache. Returns None if the peer does not have the content, or a damaged one."""
+        """Borrow a peer's copy from the cache. Return None if the peer lacks the content or has damaged content."""
         try:
             return await loans.enter_async_context(self._broker.fragments.open(copy.uncompressed, copy))
         except CorantoError as error:

@@ -1,7 +1,7 @@
-"""The RPC Heads: tells the heads of many journals at once.
+"""The RPC Heads: the heads of many journals in one call.
 
 The broker answers for the journals that it is primary of, and asks the primaries of the others, each once. If a primary
-does not answer, this broker tells what its own replica knows, or why nothing is known.
+does not answer, this broker reports its own replica's state, or the reason why the head is unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADS_PER_RESPONSE: Final = 200
 PEER_SECONDS: Final = 10.0
 """The longest wait for the heads of another broker."""
 LISTING_SECONDS: Final = 5.0
-"""The longest wait, in all, for the first listings of stores. Usually there is none."""
+"""The longest total wait for the first listings of stores."""
 VERSION: Final = importlib.metadata.version("coranto")
 _log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ async def serve(broker: Broker, request: HeadsRequest, context: Context, claims:
     await context.write(
         HeadsResponse(status=pb.OK, header=broker.unrouted_header(state), version=VERSION, time=broker.clock.now())
     )
-    mine, theirs, nobodys = _by_primary(broker, state, facts, selector, claims)
+    mine, theirs, without_primary = _by_primary(broker, state, facts, selector, claims)
     asked = [
         asyncio.ensure_future(_ask(broker, endpoint, selector, request.min_etcd_revision))
         for endpoint in theirs
@@ -61,25 +61,25 @@ async def serve(broker: Broker, request: HeadsRequest, context: Context, claims:
         await _send(context, (_head_of(broker, each) for each in mine))
         if request.do_not_proxy:
             return
-        await _send(context, (_head_of(broker, each) for each in nobodys))
+        await _send(context, (_head_of(broker, each) for each in without_primary))
         for journals, answer in zip(theirs.values(), asked, strict=True):
-            told = await answer
-            await _send(context, (_other(broker, each, told) for each in journals))
+            found = await answer
+            await _send(context, (_other(broker, each, found) for each in journals))
     finally:
         for task in asked:
             task.cancel()
 
 
 async def heads_of(broker: Broker, journals: Iterable[str]) -> dict[str, JournalHead]:
-    """Return the heads of journals as their primaries tell them, or else as this broker knows them."""
+    """Return the heads of journals by their primaries or, if one does not answer, by this broker's replicas."""
     selector = labels.label_selector(include=[(labels.NAME, name) for name in journals])
     state, facts = broker.keyspace.state, broker.facts.all()
-    mine, theirs, nobodys = _by_primary(broker, state, facts, selector, Claims(Capability.ALL))
+    mine, theirs, without_primary = _by_primary(broker, state, facts, selector, Claims(Capability.ALL))
     await _wait_listed(broker, mine)
-    found = [_head_of(broker, each) for each in (*mine, *nobodys)]
+    found = [_head_of(broker, each) for each in (*mine, *without_primary)]
     answers = await asyncio.gather(*(_ask(broker, endpoint, selector, 0) for endpoint in theirs))
-    for others, told in zip(theirs.values(), answers, strict=True):
-        found += [_other(broker, each, told) for each in others]
+    for others, answer in zip(theirs.values(), answers, strict=True):
+        found += [_other(broker, each, answer) for each in others]
     return {head.journal: head for head in found}
 
 
@@ -89,16 +89,16 @@ _Facts = list[EtcdFacts]
 def _by_primary(
     broker: Broker, state: JournalState, facts: _Facts, selector: pb.LabelSelector, claims: Claims
 ) -> tuple[_Facts, dict[str, _Facts], _Facts]:
-    """Return the matching journals of this broker, those of others by endpoint, and those without a primary."""
+    """Return the matching journals of this broker, of other primaries by endpoint, and without a primary."""
     matches, covers_all = labels.matcher(selector), claims.covers_all
     mine: _Facts = []
     by_member: dict[MemberId, _Facts] = {}
-    nobodys: _Facts = []
+    without_primary: _Facts = []
     for each in facts:
         if not matches(each.labels) or not (covers_all or claims.covers(each.item.id, each.item.spec.labels)):
             continue
         if each.primary is None:
-            nobodys.append(each)
+            without_primary.append(each)
         elif each.primary == broker.member:
             mine.append(each)
         else:
@@ -107,7 +107,7 @@ def _by_primary(
     for member_id, journals in by_member.items():
         member = state.member(member_id)
         theirs.setdefault(state.entities.endpoint(member.spec) if member is not None else "", []).extend(journals)
-    return mine, theirs, nobodys
+    return mine, theirs, without_primary
 
 
 async def _wait_listed(broker: Broker, journals: _Facts) -> None:
@@ -118,7 +118,7 @@ async def _wait_listed(broker: Broker, journals: _Facts) -> None:
             try:
                 await replica.index.wait_refreshed(max(0.0, deadline - broker.clock.monotonic()))
             except CorantoError:
-                continue  # The replica is gone. Its head will say so.
+                continue  # The replica is gone, and `_head_of` reports it.
 
 
 async def _send(context: Context, heads: Iterable[JournalHead]) -> None:
@@ -133,16 +133,16 @@ async def _send(context: Context, heads: Iterable[JournalHead]) -> None:
 
 
 @dataclass(slots=True)
-class _Told:
-    """Another broker's heads by journal, or the reason why it gives none. `lacks` is true for one of Gazette's."""
+class _PeerHeads:
+    """Another broker's heads by journal, or the problem of the call. `lacks` is True for Gazette's brokers."""
 
     heads: dict[str, JournalHead] = field(default_factory=dict)
     problem: str = ""
     lacks: bool = False
 
 
-async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector, min_etcd_revision: int) -> _Told:
-    told = _Told()
+async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector, min_etcd_revision: int) -> _PeerHeads:
+    found = _PeerHeads()
     request = HeadsRequest(selector=selector, do_not_proxy=True, min_etcd_revision=min_etcd_revision)
     try:
         async with asyncio.timeout(PEER_SECONDS):
@@ -151,36 +151,36 @@ async def _ask(broker: Broker, endpoint: str, selector: pb.LabelSelector, min_et
                 call = broker.peers.heads_stub_at(endpoint).Heads(request, metadata=metadata)
                 try:
                     async for response in call:
-                        told.heads.update((head.journal, head) for head in response.heads)
+                        found.heads.update((head.journal, head) for head in response.heads)
                 finally:
                     call.cancel()
     except TimeoutError:
-        told.problem = f"its primary at {endpoint} did not answer within {PEER_SECONDS:g} s"
+        found.problem = f"its primary at {endpoint} did not answer within {PEER_SECONDS:g} s"
     except CorantoError as error:
-        told.problem = f"its primary at {endpoint or 'an unknown address'} does not tell its head: {error}"
+        found.problem = f"its primary at {endpoint or 'an unknown address'} does not report its head: {error}"
         cause = error.__cause__
-        told.lacks = isinstance(cause, grpc.aio.AioRpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED
+        found.lacks = isinstance(cause, grpc.aio.AioRpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED
     else:
-        told.problem = f"the broker at {endpoint} is not its primary any more; ask again"
-        return told
-    _log.info("heads.peer_unknown", endpoint=endpoint, reason=told.problem)
-    return told
+        found.problem = f"the broker at {endpoint} is no longer its primary; ask again"
+        return found
+    _log.info("heads.peer_unknown", endpoint=endpoint, reason=found.problem)
+    return found
 
 
-def _other(broker: Broker, facts: EtcdFacts, told: _Told) -> JournalHead:
-    """Return the head of a journal that another broker is primary of: as told, or as our own replica knows it."""
-    if (head := told.heads.get(facts.item.id)) is not None:
+def _other(broker: Broker, facts: EtcdFacts, answer: _PeerHeads) -> JournalHead:
+    """Return the head of a journal with another primary, by the primary's answer or the local replica."""
+    if (head := answer.heads.get(facts.item.id)) is not None:
         return head
     replica = broker.resolver.replica_of(facts.item.id)
     if facts.head.status != pb.OK or (replica is not None and replica.committed is not None):
         return _head_of(broker, facts)
     head = _copy(facts.head)
-    head.status, head.problem, head.ask_alone = pb.NOT_JOURNAL_BROKER, told.problem, told.lacks
+    head.status, head.problem, head.ask_alone = pb.NOT_JOURNAL_BROKER, answer.problem, answer.lacks
     return head
 
 
 def _head_of(broker: Broker, facts: EtcdFacts) -> JournalHead:
-    """Return the head of a journal as etcd and this broker's replica, if there is one, know it. Do not change it."""
+    """Return the head of a journal by etcd and this broker's replica, if any. Callers must not change it."""
     if facts.head.status != pb.OK:
         return facts.head
     head, item = _copy(facts.head), facts.item
@@ -217,7 +217,7 @@ def _fill(broker: Broker, head: JournalHead, spec: pb.JournalSpec, replica: Repl
     head.registers.CopyFrom(committed.registers)
     head.append_status, head.append_status_time = replica.answer
     if head.is_primary and head.append_status_time and may_write(spec):
-        # The last pulse may be older than what the index and the spool know now.
+        # The index and the spool may have changed since the last pulse.
         if max(committed.fragment.end, spec.suspend.offset) < index.known.end:
             head.append_status = pb.INDEX_HAS_GREATER_OFFSET
         elif replica.refusal and not head.suspended:

@@ -1,8 +1,8 @@
-"""Reads of content by its identity: a journal's offsets, and the SHA-1 of what was there.
+"""Reads of content by its identity: a journal's offsets and a SHA-1.
 
-Such a read is answered with content that the fragment index may not know any more: from the cache of fragments, from
-any file of the journal in the data directory, and from other brokers. The journal may be deleted. Peers ask this way to
-replace damaged files, and recovery to restore fragments.
+The answer may come from the cache of fragments, from any file of the journal in the data directory, and from other
+brokers, even if the fragment index no longer has the content or the journal was deleted. Peers use such reads to
+replace damaged files, and recovery uses them to restore fragments.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _log = structlog.get_logger(__name__)
 
 
 async def send(broker: Broker, request: pb.ReadRequest, sink: MessageSink, claims: Claims) -> bool:
-    """Send the content of a request with a sum, from here or from another broker. Returns False if none has it.
+    """Send the content of a request with a sum, from this or another broker. Return False if none has it.
 
-    The header of the first answer names the broker that has it.
+    The header of the first answer names that broker.
     """
     if not _covers(broker, request.journal, claims):
         return False
@@ -55,7 +55,7 @@ async def send(broker: Broker, request: pb.ReadRequest, sink: MessageSink, claim
 
 
 def _covers(broker: Broker, journal: str, claims: Claims) -> bool:
-    """Return True if claims cover a journal. The labels of one that was deleted are not known."""
+    """Return True if claims cover a journal. The labels of a deleted journal are unknown."""
     name = strip_metadata(journal)
     item = broker.keyspace.state.item(name)
     if item is None:
@@ -71,7 +71,7 @@ def _first(broker: Broker, request: pb.ReadRequest) -> pb.ReadResponse:
 
 
 async def _pieces(broker: Broker, request: pb.ReadRequest, stack: AsyncExitStack) -> AsyncIterator[bytes] | None:
-    """Return the content that this broker has, in pieces, or None. It stays until `stack` closes."""
+    """Return the content in pieces if this broker has it, or None. It is valid until `stack` closes."""
     journal, begin, end = strip_metadata(request.journal), request.offset, request.end_offset
     digest = sum_from_wire(request.content_sum)
     cached = await stack.enter_async_context(broker.fragments.open_kept(journal, begin, end, digest))
@@ -80,7 +80,7 @@ async def _pieces(broker: Broker, request: pb.ReadRequest, stack: AsyncExitStack
     data_dir = broker.settings.data_dir
     try:
         files = await asyncio.to_thread(pieces_with_sum, data_dir, broker.disk, journal, begin, end, digest)
-    except OSError as error:  # A file may be removed meanwhile.
+    except OSError as error:  # A file may have been removed.
         _log.warning("fragment.files_not_searched", journal=journal, offset=begin, error=str(error))
         return None
     return _of_files(files) if files is not None else None

@@ -1,6 +1,6 @@
-"""The RPC Note: keeps short texts in etcd, by which auditors notice changes of files in a fragment store.
+"""The RPC Note: keeps short texts in etcd, so that auditors detect changes of files in a fragment store.
 
-A note is changed only by a caller who knows how often it was written. etcd counts that, and nobody can set it back.
+A caller can change a note only with its current version, which etcd counts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 MAX_NOTE_BYTES: Final = 16 << 10
 MAX_NAME_BYTES: Final = 1024
 MAX_NOTES: Final = 4096
-"""Most notes of a cluster, so that no caller can fill etcd."""
+"""The most notes of a cluster, so that callers cannot fill etcd."""
 
 
 async def serve(broker: Broker, request: NoteRequest, claims: Claims, caller: str) -> NoteResponse:
-    """Read or write a note. Raises InvalidInput, and PermissionDenied if the token has nothing to do with the store.
+    """Read or write a note.
 
-    Raises EtcdBudgetExceeded if `caller` has written too much to etcd.
+    Raises InvalidInput, PermissionDenied if the token covers no journal of the store, and EtcdBudgetExceeded if
+    `caller` has written too much to etcd.
     """
     if not claims.covers_all and not covered_journals(broker, request.fragment_store, claims):
         raise PermissionDenied("the token covers no journal of this fragment store, and not all journals")
@@ -40,8 +41,8 @@ async def serve(broker: Broker, request: NoteRequest, claims: Claims, caller: st
         return _response(broker, pb.OK, (await broker.coordinator.get(key))[1])
     if not request.expect_version and await _count(broker, layout.notes) >= MAX_NOTES:
         raise InvalidInput(
-            f"the cluster has {MAX_NOTES} notes, and takes no more. They are etcd keys below {layout.notes}: delete "
-            "those of stores that nobody audits any more"
+            f"the cluster has {MAX_NOTES} notes, and accepts no more. They are etcd keys below {layout.notes}: delete "
+            "notes about stores that are no longer audited"
         )
     unchanged = Compare(key, CompareTarget.VERSION, request.expect_version)
     put = Put(key, request.content)

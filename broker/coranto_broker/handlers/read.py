@@ -1,4 +1,4 @@
-"""The RPC Read: serves content from local spools and, for clients that cannot fetch it themselves, from stores.
+"""The RPC Read: serves content from local spools and, for clients without access, from stores.
 
 The response stream has a metadata message for each fragment (the first with the header), followed by the fragment's
 content in chunks.
@@ -108,7 +108,7 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
             with _lacking(index):
                 content = found.copy
                 if entry.local is not None:
-                    # Borrow before anything suspends us: from now on the file stays, even if the fragment is removed.
+                    # Borrow before any await, because then the file stays even if the fragment is removed.
                     content = loans.enter_context(entry.local.borrow())
                 if entry.fragment.backing_store:
                     metadata.fragment_url = await _signed_url(broker, entry.fragment)
@@ -124,9 +124,9 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
 
 
 async def _is_of_another(replica: Replica, request: pb.ReadRequest) -> bool:
-    """Return True if the reader's offset is of another journal than this one of the same name.
+    """Return True if the reader's offset belongs to another journal of the same name.
 
-    Waits a little for the first attempt to recover the spool, which tells the id of this one.
+    Waits briefly for the first attempt to recover the spool, which finds the id of this journal.
     """
     if not request.journal_id:
         return False
@@ -139,12 +139,12 @@ async def _is_of_another(replica: Replica, request: pb.ReadRequest) -> bool:
 
 @contextmanager
 def _lacking(index: FragmentIndex) -> Iterator[None]:
-    """Have the stores listed soon if content turns out not to be where the index says."""
+    """Have the stores listed soon if content is missing where the index has it."""
     try:
         yield
     except (FragmentNotFound, CorruptData):
-        # It was removed since the last listing, perhaps by retention; or it is damaged here, and another replica has
-        # stored it.
+        # It was removed since the last listing, perhaps by retention; or it is damaged here, and another replica may
+        # have stored it.
         index.found_missing()
         raise
 
@@ -152,7 +152,7 @@ def _lacking(index: FragmentIndex) -> Iterator[None]:
 async def _send(
     broker: Broker, entry: IndexEntry, here: CachedContent | None, offset: int, stop: int, context: MessageSink
 ) -> None:
-    """Send the entry's content of [offset, stop) in chunks, from `here` if it is given, otherwise from the store."""
+    """Send the entry's content of [offset, stop) in chunks, from `here` if given, otherwise from the store."""
     if here is not None:
         await _send_from(broker, here, entry, offset, stop, context)
         return
@@ -177,7 +177,7 @@ async def _send_from(
 async def _signed_url(broker: Broker, fragment: Fragment) -> str:
     """Return a signed URL of the fragment, or "" if the store cannot sign one.
 
-    Some stores need a request for each signature. If that fails or is denied, reads through brokers must still work.
+    Some stores need a request for each signature. Reads through brokers must work even if it fails.
     """
     try:
         return await broker.stores.get(fragment.backing_store).sign_async(fragment, URL_TTL_SECONDS)

@@ -1,7 +1,7 @@
 """Requests about a journal that the caller's claims may not cover.
 
-Such a journal looks like one that does not exist, even if the request is malformed. Only callers who may ask about the
-journal are told what is malformed.
+Such a journal looks like a missing one, even if the request is malformed. Only callers with access to the journal get
+the details of a malformed request.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def is_hidden(broker: Broker, journal: str, claims: Claims) -> bool:
 
 
 def is_acceptable(broker: Broker, request: Message, journal: str, claims: Claims) -> bool:
-    """Return True to go on with a request about a journal, or False to answer JOURNAL_NOT_FOUND.
+    """Return True to serve a request about a journal, or False to answer JOURNAL_NOT_FOUND.
 
-    Raises InvalidInput for a malformed request of a caller who may ask about the journal.
+    Raises InvalidInput for a malformed request of a caller with access to the journal.
     """
     try:
         validate(request)

@@ -1,4 +1,4 @@
-"""The RPC Replicate: a primary's pipeline drives our spool while its stream lives."""
+"""The RPC Replicate: a primary's pipeline drives this broker's spool while its stream lives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 DEMOTED_SECONDS = 5.0
-"""Time that a replaced primary has to finish what it has begun."""
+"""The time that a replaced primary has to complete its proposals."""
 
 
 async def serve(broker: Broker, context: Context, claims: Claims) -> None:
@@ -88,7 +88,7 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
         try:
             await asyncio.gather(driving, demoted, return_exceptions=True)
         finally:
-            # Do this even if we are cancelled again meanwhile: the next owner waits for the spool.
+            # Even after another cancellation, because the next owner waits for the spool.
             spool.roll_back()
             replica.spool.put(spool)
 
@@ -122,7 +122,7 @@ async def _drive(
 ) -> None:
     first: pb.Header | None = header
     revision = first_request.header.etcd.revision
-    # Gazette's primaries do not say what all replicas have. We show their commits at once, as Gazette does.
+    # Gazette's primaries do not send the offset that all replicas have. Their commits are shown immediately.
     waits = first_request.HasField("readable")
     request: ReplicateMessage | None = first_request
     is_plain = False
@@ -158,7 +158,7 @@ async def _drive(
                     settled=not request.acknowledge,
                 )
                 response = decision.response()
-            # A mismatch also tells the primary what we have. The primary goes on from there, so we must keep it.
+            # After a mismatch the primary continues at this replica's end, so its content must be kept.
             await complete(response, spool, replica, spool.version, request.ask)
             if response.status == pb.OK and not waits:
                 spool.publish_through(spool.fragment.end)
@@ -183,7 +183,7 @@ async def _drive(
 
 
 def _is_plain(request: pb.ReplicateRequest, registers: pb.LabelSet) -> bool:
-    """Return True for content with its proposal and nothing else. If the proposal fits the spool, both are valid."""
+    """Return True for only content and its proposal. They are valid if the proposal fits the spool."""
     return (
         bool(request.content)
         and request.HasField("proposal")
@@ -197,10 +197,10 @@ def _is_plain(request: pb.ReplicateRequest, registers: pb.LabelSet) -> bool:
 
 
 async def _confirmed(broker: Broker) -> None:
-    """Wait while it is in doubt that this broker is a member.
+    """Wait while the membership of this broker is in doubt.
 
-    If this process was paused, the others may have given up what waited here. To commit it would not harm them, but our
-    readers would see it.
+    If this process was paused, the others may have rolled back content that waited here. A commit would show it to
+    readers of this broker.
     """
     if broker.session is not None:
         await broker.session.confirmed()

@@ -1,4 +1,4 @@
-"""The RPC FragmentStoreHealth: tests that a fragment store does everything that a broker needs."""
+"""The RPC FragmentStoreHealth: a probe of all operations that a broker needs of a fragment store."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ async def serve(
             raise StoreError(f"it takes probes, but this broker cannot store fragments of {refused} journals there")
     except CorantoError as error:
         response.status = pb.FRAGMENT_STORE_UNHEALTHY
-        response.store_health_error = error.told
+        response.store_health_error = error.public_text
         _log.warning("store.unhealthy", store=request.fragment_store, error=str(error))
     return response
 
 
 def _authorize(broker: Broker, request: pb.FragmentStoreHealthRequest, claims: Claims) -> None:
-    """Check that the caller may have us use this store. Raises PermissionDenied if not.
+    """Check that the caller may probe this store. Raises PermissionDenied.
 
-    A probe writes files at an address that the request names. A caller who may read journals may probe the stores of
-    those journals, below their folders. All other stores take the right to apply any spec: with it, the caller could
-    create a journal that names the store.
+    A probe writes files at an address that the request names. A caller with access to journals may probe their stores,
+    below their folders. Other stores need the right to apply any spec, which could name the store anyway.
     """
     if claims.covers_all and Capability.APPLY in claims.capability:
         return

@@ -19,7 +19,7 @@ import structlog
 from aiohttp import web
 
 from coranto.errors import CorantoError, InvalidInput
-from coranto.member.call_errors import told
+from coranto.member.call_errors import public_text
 from coranto.member.hosts import local_only, trusts_the_machine
 from coranto.security.admission import caller_of
 from coranto.security.tokens import HEADER
@@ -138,4 +138,4 @@ class _Gateway:
             error=str(error),
         )
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status == 503 else {}
-        return web.Response(status=status, text=f"{told(error)}\n", headers=headers)
+        return web.Response(status=status, text=f"{public_text(error)}\n", headers=headers)

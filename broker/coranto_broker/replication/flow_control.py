@@ -1,15 +1,15 @@
 """Flow control of one journal's appends, as a pure state machine over clock readings.
 
-One append at a time owns the pipeline of a journal, so a client that sends slowly holds up all others. Two rates limit
+One append at a time owns the pipeline of a journal, so a client that sends slowly delays all others. Two rates limit
 this (both in bytes per second):
 
 * **minimum rate**: a client starts with one second of credit. It is charged the minimum rate as time passes and
   credited the bytes that it sends, up to one second's worth. A client without credit is in *underflow*, and its append
-  is rolled back. Time in which the broker itself holds the client back is not charged.
+  is rolled back. Time while the broker delays the client is not charged.
 * **maximum rate** of the journal (0: none): a token bucket that starts with one second of tokens and holds at most ten
-  seconds of them. If a chunk needs more tokens than there are, it waits for the rest. The bucket belongs to the
-  journal, so its balance carries over from one append to the next. Once the Route has changed, the limit is lifted for
-  the append in progress: a new topology becomes consistent only when this append is done.
+  seconds of them. A chunk waits for missing tokens. The bucket belongs to the journal, so its balance carries over from
+  one append to the next. Once the Route has changed, the limit is lifted for the append in progress, because a new
+  topology becomes consistent only after this append.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class FlowControl:
     def __init__(self) -> None:
         self._max_rate = 0
         self._min_rate = 0
-        self._tokens = 0.0  # Bytes that may be sent now without waiting.
-        self._credit = 0.0  # Bytes by which the client is ahead of the minimum rate.
-        self._owed = 0.0  # Tokens still missing for the present chunk.
+        self._tokens = 0.0  # Bytes that may be sent without waiting.
+        self._credit = 0.0  # The client's lead over the minimum rate, in bytes.
+        self._owed = 0.0  # Missing tokens of the current chunk.
         self._at: float | None = None  # Time of the last update of the balances.
         self.total_chunks = 0
         self.delayed_chunks = 0
 
     @property
     def throttled(self) -> bool:
-        """True if the present chunk must wait for tokens."""
+        """True if the current chunk must wait for tokens."""
         return self._owed > 0
 
     def start(self, min_rate: int, max_rate: int, now: float) -> None:
@@ -64,13 +64,13 @@ class FlowControl:
             raise AppendUnderflow(self._min_rate)
 
     def forgive(self, now: float) -> None:
-        """Let time pass without charging the client, because the broker held it back."""
+        """Let time pass without charging the client, because the broker delayed it."""
         if self._at is not None and now > self._at:
             self._earn(now)
             self._at = now
 
     def chunk(self, size: int) -> None:
-        """Account for a received chunk of `size` bytes. It may be used at once unless `throttled` is now True."""
+        """Account for a received chunk of `size` bytes. It must wait if `throttled` is then True."""
         self.total_chunks += 1
         self._credit = min(self._credit + size, self._min_rate * BURST_SECONDS)
         if self._max_rate:
@@ -84,7 +84,7 @@ class FlowControl:
         return not size or not self._max_rate or self._tokens >= size
 
     def spend(self, size: int) -> None:
-        """Take tokens for `size` bytes that do not come from the client whose append was begun."""
+        """Take tokens for `size` bytes of other appends than the one that was begun."""
         if self._max_rate:
             self._tokens -= size
 
@@ -98,7 +98,7 @@ class FlowControl:
         return self._credit / self._min_rate if self._min_rate else float("inf")
 
     def seconds_until_paid(self) -> float:
-        """Return the seconds that the present chunk must wait after the last update; 0 if it need not wait."""
+        """Return the seconds that the current chunk must wait after the last update."""
         return self._owed / self._max_rate if self._owed else 0.0
 
     def _earn(self, now: float) -> None:

@@ -1,6 +1,6 @@
-"""The facts that etcd has of each journal, worked out once for each change of the journal.
+"""A cache of the facts of each journal in etcd.
 
-A call for the heads of ten thousand journals needs them all, and few of these change between two calls.
+A call for the heads of ten thousand journals needs them all, and few change between two calls.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from coranto_broker.replication.resolver import JournalKeySpace, JournalState
 
 @dataclass(frozen=True, slots=True)
 class EtcdFacts:
-    """The facts of one journal. They are shared: copy a message before you change it."""
+    """The facts of one journal. They are shared: copy messages before changing them."""
 
     item: Item[pb.JournalSpec]
     labels: pb.LabelSet
     """Its labels as selectors see them."""
     primary: MemberId | None
     head: JournalHead
-    """The part of its head that etcd knows. Only if its status is OK, replicas know more."""
+    """The part of its head that is in etcd. If its status is OK, replicas have the rest."""
 
 
 class JournalsInEtcd:
@@ -35,14 +35,14 @@ class JournalsInEtcd:
         self._keyspace = keyspace
         self._member = member
         self._known: dict[str, EtcdFacts] = {}
-        self.worked_out = 0
-        """The number of times that facts of a journal were worked out."""
+        self.computations = 0
+        """The number of computations."""
         keyspace.observe(self._forget)
 
     def all(self) -> list[EtcdFacts]:
-        """Return the facts of all journals by the present key space, ordered by name."""
+        """Return the facts of all journals in the current key space, ordered by name."""
         state, known = self._keyspace.state, self._known
-        return [known.get(item.id) or self._work_out(state, item) for item in state.items]
+        return [known.get(item.id) or self._compute(state, item) for item in state.items]
 
     def _forget(self, state: JournalState) -> None:
         if state.changed is None:
@@ -51,7 +51,7 @@ class JournalsInEtcd:
         for journal in state.changed:
             self._known.pop(journal, None)
 
-    def _work_out(self, state: JournalState, item: Item[pb.JournalSpec]) -> EtcdFacts:
+    def _compute(self, state: JournalState, item: Item[pb.JournalSpec]) -> EtcdFacts:
         spec = item.spec
         assignments = state.assignments_in_key_order(item.id)
         primary = next((each.member for each in assignments if each.slot == 0), None)
@@ -73,7 +73,7 @@ class JournalsInEtcd:
         elif spec.suspend.level == pb.JournalSpec.Suspend.FULL:
             head.status, head.head = pb.SUSPENDED, spec.suspend.offset
             head.problem = "it is fully suspended; the next append wakes it"
-        self.worked_out += 1
+        self.computations += 1
         facts = EtcdFacts(item, labels.with_meta(item.id, spec.labels), primary, head)
         self._known[item.id] = facts
         return facts

@@ -1,9 +1,8 @@
-"""Copies of content that the other brokers of a journal's Route hold in local files.
+"""Copies of content in the local files of the other brokers of a journal's Route.
 
-They are asked as a client that reads, by calls that they do not pass on. So they tell only what readers may see, and
-only if they hold the journal as of the etcd revision that this broker knows. Content with a known SHA-1 may also come
-from what they have set aside: the last part of a fragment there may be content that others went on without, while they
-have the rest of it.
+They are asked by reads without proxying. So they return only content that readers may see, and only if they hold the
+journal as of this broker's etcd revision. Content with a known SHA-1 may also come from files that they have set aside:
+other replicas may have continued without the last part of such a file, but have the rest of it.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from coranto_broker.spool.shared_file import SharedFile
 ANSWER_TIMEOUT_SECONDS = 30.0
 """The longest wait for the next part of a peer's answer."""
 ASKING_SECONDS = 5.0
-"""The longest wait for a peer to tell which fragment it has."""
+"""The longest wait for a peer's answer about its fragment."""
 _log = structlog.get_logger(__name__)
 
 
 class Routes(Protocol):
-    """The part of the key space's `KeySpaceView` that tells who holds a journal, and its spec."""
+    """The part of the key space's state with members, Routes and specs."""
 
     @property
     def header(self) -> EtcdHeader: ...
@@ -67,9 +66,9 @@ class _Peer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeerCopy:
-    """A fragment from which a peer reads `offset`. As a source of `FragmentCache`, it reads the peer's local file.
+    """A peer's fragment with `offset`. As a source of `FragmentCache`, it reads the peer's local file.
 
-    The fragment's `backing_store` is "" unless the peer says that a store has it.
+    The fragment's `backing_store` is "" unless the peer reports that a store has it.
     """
 
     offset: int
@@ -83,7 +82,7 @@ class PeerCopy:
 
     @property
     def uncompressed(self) -> Fragment:
-        """The fragment as the peer's local file has it."""
+        """The fragment in the form of the peer's local file."""
         return replace(self.fragment, codec=Codec.NONE, backing_store="", mod_time=0, path_postfix="", file_bytes=None)
 
     async def read(self, fragment: Fragment) -> bytes:
@@ -97,7 +96,7 @@ class PeerCopy:
 
 
 class PeerCopies:
-    """Reads from the other brokers of a journal's Route, which use only their local files."""
+    """Reads from the local files of the other brokers of a journal's Route."""
 
     def __init__(self, keyspace: KeySpaceView, me: MemberId, peers: Peers) -> None:
         self._keyspace = keyspace
@@ -122,9 +121,9 @@ class PeerCopies:
         return ""
 
     async def find(self, journal: str, offset: int, begin_mod_time: int) -> tuple[list[PeerCopy], bool]:
-        """Ask all peers at once for the fragment from which they read this offset, or a later one if they jump.
+        """Ask all peers for their fragment with this offset, or with a later one if they jump.
 
-        Returns what they have, and True if all of them have answered.
+        Returns their copies, and True if all of them have answered.
         """
         asked = [self._ask(peer, journal, offset, begin_mod_time) for peer in self._others(journal)]
         answers = await asyncio.gather(*asked)
@@ -133,7 +132,7 @@ class PeerCopies:
     async def kept(self, request: pb.ReadRequest) -> AsyncGenerator[pb.ReadResponse]:
         """Yield the answers of the first other broker of the cluster that has the content of a request with a sum.
 
-        Yields nothing if none has it. Raises CorantoError if that broker fails meanwhile.
+        Yields nothing if none has it. Raises CorantoError if that broker fails after its first answer.
         """
         state, begun = self._keyspace.state, False
         for member in state.members:
@@ -167,7 +166,7 @@ class PeerCopies:
         return found
 
     async def _ask(self, peer: _Peer, journal: str, offset: int, begin_mod_time: int) -> PeerCopy | bool:
-        """Return the peer's fragment. Without one, returns True if the peer has said so, or False if it has not."""
+        """Return the peer's fragment, True if it answered that it has none, or False if it failed."""
         request = pb.ReadRequest(journal=journal, offset=offset, begin_mod_time=begin_mod_time, metadata_only=True)
         try:
             async with aclosing(self._answers(peer, request, ASKING_SECONDS)) as answers:
@@ -185,7 +184,7 @@ class PeerCopies:
             return False
 
     def _has(self, journal: str, fragment: Fragment) -> bool:
-        """Return True if a fragment is a journal's own, or a stored one that the journal shares as a fork."""
+        """Return True if a fragment belongs to a journal, or is a stored one that the journal shares as a fork."""
         if fragment.journal == journal:
             return True
         item = self._keyspace.state.item(journal)
@@ -195,7 +194,7 @@ class PeerCopies:
     async def pieces(self, fragment: Fragment, peer: _Peer) -> AsyncGenerator[bytes]:
         """Yield a fragment's content from the peer's local files.
 
-        Raises Unavailable if that broker does not have it, and at the end CorruptFragment if that was other content.
+        Raises Unavailable if that broker does not have it, and CorruptFragment at the end of other content.
         """
         request = pb.ReadRequest(journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end)
         request.content_sum.CopyFrom(fragment.to_wire().sum)
@@ -215,7 +214,7 @@ class PeerCopies:
         if digest.digest() != fragment.sum:
             raise CorruptFragment(
                 f"the copy of {fragment.content_path} at {peer.name} has the SHA-1 {digest.hexdigest()}: it is "
-                "damaged, too"
+                "also damaged"
             )
 
     async def _answers(

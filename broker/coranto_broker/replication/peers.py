@@ -34,23 +34,23 @@ from coranto_broker.rpc.rolled_back import RolledBack
 
 MAX_MESSAGE_BYTES = 16 << 20
 HIGH_WATER_BYTES = 8 << 20
-"""The amount of content waiting to be sent to one peer above which an append must wait."""
+"""The unsent content of one peer above which appends wait."""
 STALL_SECONDS = 10.0
 """The longest wait for a peer that neither answers nor accepts anything.
 
-A peer that is paused or cut off does neither, although its connection stays open. An append that waited for it would
-keep the spool, and so block the journal, long after others took the peer's place.
+A paused or disconnected peer does neither, although its connection stays open. An append that waited for it would keep
+the spool, and so block the journal, long after others replaced the peer.
 """
 FIRST_STALL_SECONDS = 30.0
-"""The longest wait before a peer's first answer. It may have to recover a spool, or to learn of the Route."""
+"""The longest wait before a peer's first answer, since it may have to recover a spool or wait for the Route."""
 
 JOINED_BYTES = 1 << 16
-"""Content of at most this many bytes goes in the message of its proposal. Larger content is not worth the copy."""
+"""The largest content that shares the message of its proposal. Larger content is not worth the copy."""
 BUSY_PROPOSALS = 8
-"""Proposals within a second, from which on it pays to move a stream to frames."""
+"""The proposals within a second that move a stream to frames."""
 
 READABLE_SECONDS = 0.002
-"""The time for which the news of what is readable waits for a proposal to go with."""
+"""The longest time that a `readable` offset waits to join a proposal."""
 
 _GONE = "the broker to forward to is no longer a member of the cluster; try again shortly"
 
@@ -62,8 +62,8 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
-    # Gazette's brokers close a connection, with all its streams, if pings come more often than every five minutes.
-    # Replicas that are paused or cut off are detected sooner, because they do not answer.
+    # Gazette's brokers close a connection, with all its streams, if pings arrive more often than every five minutes.
+    # Paused or disconnected replicas are detected sooner, because they do not answer.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
@@ -73,23 +73,23 @@ class Peers:
     """The channels to other brokers, by endpoint."""
 
     def __init__(self, zone: str, tokens: CallTokens | None = None, tls: ClientTls | None = None) -> None:
-        """`zone` is our own: if any member may serve, members in it are preferred. `tls` is for `https` endpoints."""
+        """`zone` is this broker's: its members are preferred where any may serve. `tls` is for `https` endpoints."""
         self._zone = zone
         self._tokens = tokens
         self._tls = tls
         self._certificates = ChannelCertificates(tls)
         self._channels = Channels(self._open, self._credentials, self._draining)
         self._append_streams: dict[grpc.aio.Channel, AppendStreams] = {}
-        # In order, so that a simulation can be replayed.
+        # A dictionary keeps the order, so that a simulation can be replayed.
         self._framed: weakref.WeakKeyDictionary[FrameCall[Any], None] = weakref.WeakKeyDictionary()
         self._ready = ReadyCalls(self._dialer)
 
     def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
-        """Return a stub of the broker that `header` names, or of any member of its Route if it names none."""
+        """Return a stub of the broker of `header` or, without one, of any member of its Route."""
         return self.stub_at(self._endpoint_of(header))
 
     def append_streams(self, header: pb.Header) -> AppendStreams:
-        """Return the stream for small appends to the broker that `header` names, as `stub` finds it.
+        """Return the stream for small appends to the broker of `header`, like `stub`.
 
         Raises Unavailable if that broker is gone.
         """
@@ -106,7 +106,7 @@ class Peers:
         return found
 
     def _dialer(self, endpoint: str) -> FrameDialer | None:
-        """Return the dialer of frames to the broker at an endpoint; None if it cannot be reached over frames."""
+        """Return the dialer of frames to the broker at an endpoint; None if it does not support frames."""
         return frame_dialer(endpoint, self._tls)
 
     def _draining(self, channel: grpc.aio.Channel) -> None:
@@ -124,7 +124,7 @@ class Peers:
         return route.endpoints[index] if index < len(route.endpoints) else ""
 
     def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
-        """Return a stub of the broker at an endpoint. Raises Unavailable if it is empty, since that broker is gone."""
+        """Return a stub of the broker at an endpoint. Raises Unavailable if the endpoint is empty."""
         if not endpoint:
             raise Unavailable(_GONE)
         stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self._channels.get(endpoint))
@@ -133,7 +133,7 @@ class Peers:
     def replicate(
         self, endpoint: str, member: pb.ProcessSpec.ID, journal: str, metadata: Metadata | None
     ) -> PeerStream:
-        """Begin to replicate to the broker at an endpoint, over frames if a call stands ready for that."""
+        """Begin to replicate to the broker at an endpoint, over frames if a call is open."""
         ready = self._ready.take(endpoint, journal)
         if ready is not None:
             self._framed[ready] = None
@@ -143,16 +143,16 @@ class Peers:
         stream = PeerStream(GrpcCall(self.stub_at(endpoint).Replicate(metadata=metadata)), member)
 
         def prepare(port: FramePort) -> None:
-            # The next pipeline lives longer than what is left to this one's token.
+            # The next pipeline outlives this one's token.
             token = self.metadata(Capability.REPLICATE, journal)
-            self._ready.prepare(endpoint, journal, port, token, stream.better_way_is_ready)
+            self._ready.prepare(endpoint, journal, port, token, stream.replacement_is_ready)
 
         stream.on_busy = prepare
-        self._ready.tell_instead(endpoint, journal, stream.better_way_is_ready)
+        self._ready.replace_callback(endpoint, journal, stream.replacement_is_ready)
         return stream
 
     def heads_stub_at(self, endpoint: str) -> heads_grpc.JournalsAsyncStub:
-        """Return a stub for the heads of the broker at an endpoint. Raises Unavailable as `stub_at` does."""
+        """Return a stub of the service `Journals` of the broker at an endpoint. Raises Unavailable like `stub_at`."""
         if not endpoint:
             raise Unavailable("the broker to ask is no longer a member of the cluster; try again shortly")
         stub: heads_grpc.JournalsAsyncStub = heads_grpc.JournalsStub(self._channels.get(endpoint))
@@ -163,7 +163,7 @@ class Peers:
         return self._tokens.over(capability, selector) if self._tokens is not None else None
 
     def metadata(self, capability: Capability, journal: str) -> Metadata | None:
-        """Return the metadata that authorizes our own call about a journal to a peer; None if no tokens are in use."""
+        """Return the metadata that authorizes a call of this broker about a journal; None without tokens."""
         return self._tokens.about(capability, journal) if self._tokens is not None else None
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
@@ -178,12 +178,12 @@ class Peers:
         return grpc.aio.insecure_channel(target.address, options=_OPTIONS)
 
     def _credentials(self, endpoint: str) -> grpc.ChannelCredentials | None:
-        """Return the credentials for a channel to an endpoint. They are new ones once certificates have changed."""
+        """Return the current credentials for a channel to an endpoint."""
         return self._certificates.get() if endpoint.startswith("https:") else None
 
     @contextmanager
     def calling(self, header: pb.Header) -> Iterator[None]:
-        """Translate a peer's failure into an error of this broker that names the peer."""
+        """Translate a peer's failure into an error that names the peer."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
@@ -192,13 +192,13 @@ class Peers:
             detail = f"{peer} answered {error.code().name}: {error.details()}"
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InvalidInput(detail) from error
-            if error.code() is grpc.StatusCode.ABORTED:  # No broker answers this for an append that may have committed.
+            if error.code() is grpc.StatusCode.ABORTED:  # The append was certainly rolled back.
                 raise RolledBack(detail) from error
             raise Unavailable(detail) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # This broker's own client went away.
+                raise  # This broker's own client has left.
             raise Unavailable("this broker is shutting down; ask another one") from None
 
     async def close(self) -> None:
@@ -209,14 +209,14 @@ class Peers:
 
 
 class _StreamEnded(ReplicationFailed):
-    """The peer ended the stream in order. This is a failure only where a response is awaited."""
+    """The peer ended the stream in order, which is a failure only if a response is awaited."""
 
 
 class PeerStream:
     """A peer's spool as a replica of the pipeline: a Replicate call that lives as long as the pipeline.
 
-    Requests are queued, and a separate task writes them. So sending does not suspend. Responses are received as they
-    come: those of all peers are then received at the same time, whichever is awaited first.
+    Requests are queued and written by a separate task, so sending does not suspend. Responses of all peers are received
+    concurrently, whichever is awaited first.
     """
 
     def __init__(self, call: MessageCall[pb.ReplicateResponse], member: pb.ProcessSpec.ID) -> None:
@@ -225,20 +225,20 @@ class PeerStream:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self.token_age = 0.0
-        """Seconds for which the call had its token when this stream began."""
+        """The age of the call's token in seconds when this stream began."""
         self.on_busy: Callable[[FramePort], None] | None = None
-        """Called with the peer's port for frames, if it has one, while proposals come fast."""
+        """Called with the peer's port for frames, if any, when proposals are frequent."""
         self.replace: Callable[[], None] = lambda: None
-        """Has the pipeline replaced by another one, which has a better way to the peer."""
+        """Has the pipeline replaced, because a call over frames is open."""
         self._port: FramePort | None = None
         self._busy = 0
         self._busy_since = 0.0
         self._takes_readable = self._takes_joined = False
         self.tells_synced = False
-        self._readable: int | None = None  # The offset that the peer is to be told, soon or with the next proposal.
-        self._readable_since = 0.0  # Event loop time since which the peer is to be told something.
+        self._readable: int | None = None  # The unsent `readable` offset, which waits for the next proposal.
+        self._readable_since = 0.0  # Event loop time since when it waits.
         self._readable_is_due = False
-        self._news: asyncio.TimerHandle | None = None  # Looks whether it is due. One serves many proposals.
+        self._readable_timer: asyncio.TimerHandle | None = None  # Checks whether it is due. Serves many proposals.
         self._queue: deque[pb.ReplicateRequest] = deque()
         self._queued_bytes = 0
         self._more = asyncio.Event()
@@ -246,13 +246,13 @@ class PeerStream:
         self._closing = False
         self._failed = False
         self._stall_seconds = FIRST_STALL_SECONDS
-        self._moved_at = 0.0  # Event loop time at which something was last sent.
-        self._waits = 0  # Those who wait for the peer.
-        self._watch: asyncio.TimerHandle | None = None  # Looks whether they wait too long. One serves many waits.
+        self._moved_at = 0.0  # Event loop time of the last sent message.
+        self._waits = 0  # The number of waits for the peer.
+        self._watch: asyncio.TimerHandle | None = None  # Checks for a stall. Serves many waits.
         self._writing = False
-        self._requested = 0  # Responses that were requested and have not come.
+        self._requested = 0  # Responses that were requested and have not arrived.
         self._responses: deque[pb.ReplicateResponse] = deque()
-        self._ended: ReplicationFailed | None = None  # The reason why there are no further responses.
+        self._ended: ReplicationFailed | None = None  # The reason for the end of responses.
         self._awaiting: asyncio.Future[None] | None = None
         self._writer = asyncio.create_task(self._write_queue(), name=f"replicate to {member.zone}#{member.suffix}")
         call.receive(self._received, self._call_ended)
@@ -288,29 +288,29 @@ class PeerStream:
             request.header.process_id.CopyFrom(self._member)
             # Gazette's brokers of the previous release look for the journal here.
             request.deprecated_journal = proposal.journal
-            request.readable = 0  # Announces that this primary tells what is readable.
+            request.readable = 0  # Announces that this primary sends `readable` offsets.
         if ask != Ask.NOTHING and self.tells_synced:
             request.ask = ask
 
     def extend(self, extension: Extension) -> None:
         call, waits = self._call, self._queue or self._writing or self._closing or self._failed
         knows_ask = extension.ask == Ask.NOTHING or self.tells_synced
-        in_one = call.writes_at_once and not waits and self._takes_joined and knows_ask
+        in_one = call.can_write_now and not waits and self._takes_joined and knows_ask
         if not in_one or not call.write_now(extension.encoded()):
             self.write(0, extension.content)
             self.propose(extension.proposal, extension.registers, header=None, acknowledge=True, ask=extension.ask)
             return
         self._requested += 1
-        self._take_readable()  # The message tells it.
+        self._take_readable()  # The message has it.
         self._moved_at = self._loop.time()
 
     def readable(self, offset: int) -> None:
-        # A peer without support for this shows readers what it has.
+        # A peer without support for this shows readers all of its commits.
         if self._takes_readable and not self._failed and not self._closing:
             if self._readable is None:
                 self._readable_since = self._loop.time()
-                if self._news is None:
-                    self._news = self._loop.call_later(READABLE_SECONDS, self._look_for_news)
+                if self._readable_timer is None:
+                    self._readable_timer = self._loop.call_later(READABLE_SECONDS, self._check_readable)
             self._readable = offset
 
     async def drain(self) -> None:
@@ -327,7 +327,7 @@ class PeerStream:
                 response = await self._next_response()
         if self._stall_seconds != STALL_SECONDS:
             self._stall_seconds = STALL_SECONDS
-            self._stop_watching()  # It would look too late.
+            self._stop_watching()  # Its timer is set for the longer stall.
         self._takes_readable = self._takes_readable or response.takes_readable
         self.tells_synced = self.tells_synced or response.tells_synced
         self._takes_joined = self._takes_joined or response.takes_content_with_proposal
@@ -335,13 +335,13 @@ class PeerStream:
             self._port = response.frames
         return response
 
-    def better_way_is_ready(self) -> None:
-        """Have the pipeline replaced, unless this stream has ended by then."""
+    def replacement_is_ready(self) -> None:
+        """Have the pipeline replaced, unless this stream has ended."""
         if not self._failed and not self._closing:
             self.replace()
 
     def _count_proposal(self, port: FramePort) -> None:
-        """Look for a better way to the peer if BUSY_PROPOSALS come within a second, at most once a second."""
+        """Call `on_busy` after BUSY_PROPOSALS within a second, at most once a second."""
         now = self._loop.time()
         if now - self._busy_since > 1.0:
             self._busy, self._busy_since = 0, now
@@ -356,7 +356,7 @@ class PeerStream:
     async def closed(self) -> None:
         try:
             await self._next_response()
-            raise ReplicationFailed("the peer answered a proposal whose answer nobody awaited")
+            raise ReplicationFailed("the peer sent an answer that was not requested")
         except _StreamEnded:
             return
         finally:
@@ -365,30 +365,30 @@ class PeerStream:
 
     def abort(self) -> None:
         self._failed = True
-        self._responses.clear()  # Otherwise the next caller would take one for its own.
-        self._end(ReplicationFailed("it did not answer in time and was given up"))
+        self._responses.clear()  # The next caller must not get them.
+        self._end(ReplicationFailed("it did not answer in time, and its stream was aborted"))
         self._take_readable()
         self._stop_watching()
-        if self._news is not None:
-            self._news.cancel()
+        if self._readable_timer is not None:
+            self._readable_timer.cancel()
         self._writer.cancel()
         self._call.cancel()
         self._less.set()
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Abort the stream if the block takes longer than a stall may last while nothing can be sent either."""
+        """Abort the stream if it stalls during the block."""
         self._moved_at = self._loop.time()
         self._waits += 1
         if self._watch is None and not self._failed:
-            self._watch = self._loop.call_at(self._moved_at + self._stall_seconds, self._look)
+            self._watch = self._loop.call_at(self._moved_at + self._stall_seconds, self._check_stall)
         try:
             yield
         finally:
             self._waits -= 1
 
-    def _look(self) -> None:
-        """Abort the stream if a wait for it has lasted longer than a stall may."""
+    def _check_stall(self) -> None:
+        """Abort the stream if a wait for it has exceeded the longest stall."""
         self._watch = None
         if not self._waits or self._failed:
             return
@@ -396,7 +396,7 @@ class PeerStream:
         if self._loop.time() >= due:
             self.abort()
         else:
-            self._watch = self._loop.call_at(due, self._look)
+            self._watch = self._loop.call_at(due, self._check_stall)
 
     def _stop_watching(self) -> None:
         if self._watch is not None:
@@ -404,15 +404,15 @@ class PeerStream:
             self._watch = None
 
     def _unsent_content(self) -> pb.ReplicateRequest | None:
-        """Return the last message if it is content that waits to be sent and may be joined by a proposal."""
+        """Return the last unsent message if it is content that a proposal may join."""
         if not self._takes_joined or self._failed or not self._queue:
             return None
         last = self._queue[-1]
         return last if 0 < len(last.content) <= JOINED_BYTES and not last.HasField("proposal") else None
 
-    def _look_for_news(self) -> None:
-        """Have the peer told what is readable if that has waited for READABLE_SECONDS."""
-        self._news = None
+    def _check_readable(self) -> None:
+        """Have the `readable` offset sent if it has waited for READABLE_SECONDS."""
+        self._readable_timer = None
         if self._readable is None:
             return
         due = self._readable_since + READABLE_SECONDS
@@ -420,10 +420,10 @@ class PeerStream:
             self._readable_is_due = True
             self._more.set()
         else:
-            self._news = self._loop.call_at(due, self._look_for_news)
+            self._readable_timer = self._loop.call_at(due, self._check_readable)
 
     def _take_readable(self) -> int:
-        """Return the offset that the peer is to be told; 0, which tells nothing, if there is none."""
+        """Return the unsent `readable` offset, and clear it. 0 if there is none."""
         offset, self._readable, self._readable_is_due = self._readable or 0, None, False
         return offset
 
@@ -435,7 +435,7 @@ class PeerStream:
         self._more.set()
 
     async def _next_response(self) -> pb.ReplicateResponse:
-        """Return the next response. Raises _StreamEnded at the end of the stream, and ReplicationFailed if it broke."""
+        """Return the next response. Raises _StreamEnded at the end of the stream, and ReplicationFailed."""
         while not self._responses:
             if self._ended is not None:
                 raise self._ended
@@ -451,7 +451,7 @@ class PeerStream:
 
     def _received(self, response: pb.ReplicateResponse) -> None:
         if not self._requested:
-            self._end(ReplicationFailed("the peer sent a response that was not asked for"))
+            self._end(ReplicationFailed("the peer sent a response that was not requested"))
             self._call.cancel()
             return
         self._requested -= 1
@@ -460,7 +460,6 @@ class PeerStream:
             self._wake()
 
     def _call_ended(self, status: grpc.aio.AioRpcError | None) -> None:
-        """Note the end of the call."""
         if status is None:
             self._end(_StreamEnded("the peer ended the stream"))
             return
@@ -469,7 +468,7 @@ class PeerStream:
         self._end(failure)
 
     def _end(self, reason: ReplicationFailed) -> None:
-        """Note the reason why no further responses come, unless there is one already."""
+        """Set the reason for the end of responses, unless there is one."""
         self._ended = self._ended or reason
         self._wake()
 
@@ -501,5 +500,5 @@ class PeerStream:
                 self._more.clear()
                 await self._more.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            self._failed = True  # Reading the stream raises the reason.
+            self._failed = True  # `_call_ended` gets the reason.
             self._less.set()

@@ -2,12 +2,12 @@
 
 A pipeline is a list of `ReplicaStream`s in the order of its Route's members. One of them is the broker's own spool
 (`LocalStream`). The others reach peers over Replicate RPCs (`coranto_broker.replication.peers`). Sending never
-suspends: streams to peers queue, and `drain` waits until their queues are short again. Responses arrive in the order in
-which they were requested.
+suspends: streams to peers queue, and `drain` waits until their queues are short again. Responses arrive in the order of
+requests.
 
 The two ends have separate owners (seed 001). The owner of the pipeline owns the *send* end. After an append has sent
-its proposal, it takes a `Turn` for the *receive* end and passes the pipeline on. It reads its acknowledgements when all
-turns before it are done. So several appends are in flight at once.
+its proposal, it takes a `Turn` for the *receive* end and hands the pipeline over. It reads its acknowledgements after
+all earlier turns. So several appends are in flight.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from coranto_broker.spool.durable_spool import DurableSpool, Fsync
 from coranto_broker.spool.steady import Steady
 
 Ask = pb.ReplicateRequest.Ask
-_NOTHING, _HELD, _SYNC = Ask.NOTHING, Ask.HELD, Ask.SYNC  # To look them up takes longer than to compare them.
+_NOTHING, _HELD, _SYNC = Ask.NOTHING, Ask.HELD, Ask.SYNC  # Looking them up is slow.
 
-GOOD_BYE_SECONDS = 5.0
-"""The time that a pipeline which shuts down waits for its replicas."""
+SHUTDOWN_SECONDS = 5.0
+"""The longest wait for replicas when a pipeline shuts down."""
 
 
 class ReplicationFailed(CorantoError):
-    """A replica failed or gave an invalid answer. It is unknown whether the append becomes part of the journal."""
+    """A replica failed or sent an invalid answer. The outcome of the append is unknown."""
 
     retriable = True
 
@@ -64,7 +64,7 @@ class Extension:
     def __init__(
         self, content: Bytes, proposal: Fragment, registers: pb.LabelSet, readable: int, ask: Ask.ValueType
     ) -> None:
-        """`readable` is the offset up to which all replicas have the journal; 0 if that is not known."""
+        """All replicas have the journal up to `readable`, which is 0 if unknown."""
         self.content = content
         self.proposal = proposal
         self.registers = registers
@@ -73,7 +73,7 @@ class Extension:
         self._encoded = b""
 
     def encoded(self) -> bytes:
-        """Return the message as a peer receives it."""
+        """Return the encoded message for peers."""
         if not self._encoded:
             request = pb.ReplicateRequest(content=bytes(self.content), acknowledge=True, readable=self.readable)
             self.proposal.fill(request.proposal)
@@ -93,12 +93,12 @@ class ReplicaStream(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False once it is known that nothing more can be sent."""
+        """False once it is known that sending fails."""
         ...
 
     @property
     def tells_synced(self) -> bool:
-        """True if its acknowledgements tell what is on its disk. It is not known before the first one."""
+        """True if its acknowledgements report synced content. False before the first one."""
         ...
 
     def propose(
@@ -110,7 +110,7 @@ class ReplicaStream(Protocol):
         acknowledge: bool,
         ask: Ask.ValueType = Ask.NOTHING,
     ) -> None:
-        """Send a proposal. With `acknowledge`, its response will be read, and holds what is asked."""
+        """Send a proposal. With `acknowledge`, its response will be read, and answers `ask`."""
         ...
 
     def extend(self, extension: Extension) -> None:
@@ -118,7 +118,7 @@ class ReplicaStream(Protocol):
         ...
 
     def readable(self, offset: int) -> None:
-        """Tell the replica that every replica has the journal's content up to `offset`."""
+        """Inform the replica that every replica has the journal's content up to `offset`."""
         ...
 
     async def drain(self) -> None:
@@ -130,11 +130,11 @@ class ReplicaStream(Protocol):
         ...
 
     def close_send(self) -> None:
-        """Close the sending side. Nothing more will be sent."""
+        """Half-close the stream."""
         ...
 
     async def closed(self) -> None:
-        """Return once the replica has closed its side, too. Any further response is an error."""
+        """Wait until the replica has closed its side. Any further response is an error."""
         ...
 
     def abort(self) -> None:
@@ -143,7 +143,7 @@ class ReplicaStream(Protocol):
 
 
 class LocalReplica(Protocol):
-    """The part of this broker's replica that acknowledgements tell of."""
+    """The part of this broker's replica that acknowledgements report."""
 
     @property
     def held_from(self) -> int: ...
@@ -154,11 +154,9 @@ class LocalReplica(Protocol):
 async def complete(
     response: pb.ReplicateResponse, spool: DurableSpool, replica: LocalReplica | None, version: int, ask: Ask.ValueType
 ) -> None:
-    """Wait for the disk as far as the spool's policy and `ask` demand it, and say in an acknowledgement what is there.
+    """Sync to disk as the spool's policy and `ask` demand, and complete an acknowledgement with the state of the disk.
 
-    It also says whether the disk is nearly full.
-
-    `version` is the spool's when it took the proposal. Raises OSError if the disk fails.
+    `version` is the spool's version with the proposal. Raises OSError if the disk fails.
     """
     if spool.fsync is Fsync.COMMIT:
         await spool.flush_commits()
@@ -178,7 +176,7 @@ class LocalStream:
     is_open = tells_synced = True
 
     def __init__(self, spool: DurableSpool, replica: LocalReplica | None = None) -> None:
-        """`replica` knows the completed fragments beside the spool. Without it there are none."""
+        """`replica` has the completed fragments, if any."""
         self._spool = spool
         self._replica = replica
         self._responses: deque[tuple[pb.ReplicateResponse, int, Ask.ValueType]] = deque()
@@ -210,7 +208,7 @@ class LocalStream:
             raise ReplicationFailed(f"the spool of {proposal.journal} refused a proposal made from itself")
 
     def extend(self, extension: Extension) -> None:
-        """Only expect the response: the pipeline has had the spool commit the content."""
+        """Only queue the response, because the pipeline has already committed the content to the spool."""
         self._responses.append((pb.ReplicateResponse(status=pb.OK), self._spool.version, extension.ask))
 
     def readable(self, offset: int) -> None:
@@ -240,9 +238,9 @@ class LocalStream:
 class SyncResult:
     """The replicas' answers to a synchronizing proposal.
 
-    If `roll_to` is not None, propose again, rolled to that offset, with the `registers` of the replica that is ahead
-    (if one is). If `read_through` is not 0, a peer knows a different Route at that etcd revision. If both have their
-    defaults, all replicas agree.
+    If `roll_to` is not None, propose again, rolled to that offset, with the `registers` of the replica that is ahead,
+    if any. If `read_through` is not 0, a peer has a different Route at that etcd revision. With the defaults of both,
+    all replicas agree.
     """
 
     roll_to: int | None = None
@@ -251,7 +249,7 @@ class SyncResult:
 
 
 class Turn:
-    """A place in the order in which acknowledgements are read."""
+    """A place in the order of reading acknowledgements."""
 
     def __init__(self, before: Turn | None) -> None:
         self._before = before
@@ -260,7 +258,7 @@ class Turn:
 
     async def wait(self) -> None:
         """Return once all earlier turns are done."""
-        before, self._before = self._before, None  # Otherwise each turn would keep all earlier ones alive.
+        before, self._before = self._before, None  # Otherwise each turn would reference all earlier ones.
         if before is not None:
             await before.finished()
 
@@ -291,9 +289,9 @@ class Turn:
 
 
 class SteadyPipeline(NamedTuple):
-    """The range in which appends of only content extend the fragment as it is.
+    """The range where appends of only content extend the fragment without a roll.
 
-    It is valid while the fragment index still counts `changes` changes. In addition `store` (if any) must be healthy.
+    It is valid until the fragment index has another count of changes than `changes`, while `store` (if any) is healthy.
     """
 
     range: Steady
@@ -313,7 +311,7 @@ class Pipeline:
         renew_at: float = math.inf,
         reading: StoredRecord | None = None,
     ) -> None:
-        """`header` is from the resolution for which the pipeline is made.
+        """`header` is the header of the pipeline's resolution.
 
         `streams` and `names` are in the order of its Route's members. `reading` is the in-sync record as the primary
         last read it. At `renew_at` (monotonic) another pipeline should replace this one, since its streams end soon.
@@ -323,21 +321,21 @@ class Pipeline:
         self.spool = spool
         self.reading = reading
         self.checked_record = reading.record if reading is not None else None
-        """The record against which the primary has checked its spool. Other replicas use it or a later one."""
+        """The record that the primary has checked its spool with. Other replicas use it or a later one."""
         self.recorded = False
         """True if the in-sync record names this pipeline's replicas, so that it may take content."""
         self._fits: Callable[[], object] = lambda: None
         self.steady: SteadyPipeline | None = None
-        """The range in which appends that this pipeline fits need no decision (`coranto_broker.append.plan`)."""
+        """The cached range where appends need no decision (`coranto_broker.append.plan`)."""
         self._streams = list(zip(names, streams, strict=True))
         self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
-        """True if acknowledgements need no wait for another broker or the disk."""
+        """True if acknowledgements wait neither for another broker nor for the disk."""
         self.demand = NO_DEMAND
-        """The demand that the journal's labels make of acknowledgements."""
+        """The demand of the journal's labels on acknowledgements."""
         self.demand_unmet = ""
-        """The reason why the replicas cannot meet it; empty if they can."""
+        """The reason why the replicas cannot meet the demand, or an empty string."""
         self.refusal = ""
-        """The reason why appends with content are refused, for that or for lack of room; empty if they are not."""
+        """The reason for refusing appends with content: an unmet demand or a full disk. Otherwise an empty string."""
         self._short_of_room = ""
         self.whole_lines = False
         """True if the journal's labels demand that each append ends with a newline."""
@@ -349,9 +347,9 @@ class Pipeline:
         self._send_error: ReplicationFailed | None = None
         self._receive_errors: dict[str, ReplicationFailed] = {}
         self._last_turn: Turn | None = None
-        self._turns: deque[Turn] = deque()  # All turns that are not done, and perhaps some that are.
+        self._turns: deque[Turn] = deque()  # All turns under way, and perhaps some that are done.
         self._header_sent = False
-        self._told_readable = -1  # The last offset up to which replicas were told that all of them have the content.
+        self._sent_readable = -1  # The last `readable` offset that was sent to replicas.
 
     @property
     def route(self) -> pb.Route:
@@ -369,16 +367,16 @@ class Pipeline:
 
     @property
     def error(self) -> ReplicationFailed | None:
-        """A failure to receive, or else a failure to send. Once there is one, the pipeline is useless.
+        """The failure of the pipeline, if any, after which it cannot be used.
 
-        Failures to receive come first because they say more: a peer that breaks the stream first tells the reason.
+        Failures to receive take precedence, because a peer sends its reason before it ends the stream.
         """
         if not self._receive_errors:
             return self._send_error
         return next(iter(self._receive_errors.values()))
 
     def replace(self) -> None:
-        """Have the next append make another pipeline in place of this one."""
+        """Have the next append replace this pipeline."""
         self.renew_at = -math.inf
 
     def is_usable(self, monotonic: float) -> bool:
@@ -386,31 +384,31 @@ class Pipeline:
         return self.error is None and monotonic < self.renew_at and (self.local_only or self._closed_stream() is None)
 
     def _closed_stream(self) -> str | None:
-        """Return the name of a replica to which nothing can be sent any more, or None."""
+        """Return the name of a replica with a closed stream, or None."""
         return next((name for name, stream in self._streams if not stream.is_open), None)
 
-    def found_to_fit(self, resolution: object) -> None:
-        """Note that an append found Route, assignments and number of replicas to be correct for this resolution.
+    def mark_fitting(self, resolution: object) -> None:
+        """Note that Route, assignments and number of replicas are correct for this resolution.
 
-        All of these follow from the resolution. So later appends with the same resolution need not check them again.
+        Later appends with the same resolution need not check them again.
         """
-        self._fits = weakref.ref(resolution)  # Weak, since a resolution refers to a whole state of the key space.
+        self._fits = weakref.ref(resolution)  # Weak, since a resolution refers to a state of the key space.
         self.steady = None
 
-    def heed(self, labels: pb.LabelSet) -> None:
-        """Adopt what the journal's labels demand. The replicas have synchronized."""
+    def adopt_demand(self, labels: pb.LabelSet) -> None:
+        """Adopt the demand of the journal's labels. The replicas have synchronized."""
         tells = [(self._zones[name], stream.tells_synced) for name, stream in self._streams]
         try:
             self.demand = demand_of(labels)
             self.demand_unmet = unmet(self.demand, tells)
         except InvalidInput as error:
-            self.demand, self.demand_unmet = NO_DEMAND, f"the journal's labels cannot be obeyed: {error}"
+            self.demand, self.demand_unmet = NO_DEMAND, f"the journal's labels are invalid: {error}"
         self.refusal = (self.demand_unmet if self.demand.refuses else "") or self._short_of_room
         self.whole_lines = takes_whole_lines(labels)
         self.answers_at_once = self.local_only and self.spool.fsync is not Fsync.COMMIT and not self.demand_unmet
 
     def fits(self, resolution: object) -> bool:
-        """Return True if `found_to_fit` was called with this very resolution, and the pipeline may take content."""
+        """Return True if `mark_fitting` was called with this object, and the pipeline may accept content."""
         return self.recorded and self._fits() is resolution
 
     def write(self, content_delta: int, content: Bytes) -> None:
@@ -426,9 +424,9 @@ class Pipeline:
     def propose(
         self, proposal: Fragment, registers: pb.LabelSet, *, acknowledge: bool, ask: Ask.ValueType = Ask.NOTHING
     ) -> None:
-        """Send a proposal to all replicas. The first one carries the pipeline's header. Failures are in `error`.
+        """Send a proposal to all replicas. The first one has the pipeline's header. Failures are in `error`.
 
-        Replicas that can still be reached get it even if another has failed, so that they may roll back.
+        Reachable replicas get it even if another has failed, so that they can roll back.
         """
         header = None if self._header_sent else self.header
         self._header_sent = True
@@ -439,7 +437,7 @@ class Pipeline:
                 self._failed_to_send(name, error)
 
     async def drain(self) -> None:
-        """Wait until every stream can take more. Failures are in `error`."""
+        """Wait until every stream accepts more. Failures are in `error`."""
         for name, stream in self._streams:
             try:
                 await stream.drain()
@@ -447,23 +445,23 @@ class Pipeline:
                 self._failed_to_send(name, error)
 
     async def written(self) -> None:
-        """Return once this broker's spool has written all content, or has failed to. Failures are in `error`."""
+        """Wait until this broker's spool has written all content. Failures are in `error`."""
         try:
             await self.spool.written()
         except OSError as error:
             self._failed_to_send(self._local, error)
 
     def join(self) -> None:
-        """Do the same as `written`, but block the event loop while content remains to be written."""
+        """Do the same as `written`, but block the event loop."""
         try:
             self.spool.join()
         except OSError as error:
             self._failed_to_send(self._local, error)
 
     def commit(self, content: Bytes, registers: pb.LabelSet) -> Fragment:
-        """Write, propose and read the acknowledgement in one go. Requires `answers_at_once` and `is_idle`.
+        """Write, propose and read the acknowledgement in one call. Requires `answers_at_once` and `is_idle`.
 
-        Raises RolledBack if writing fails. The pipeline is then useless.
+        Raises RolledBack if writing fails. The pipeline cannot be used afterwards.
         """
         spool = self.spool
         try:
@@ -477,9 +475,9 @@ class Pipeline:
     def extend(self, content: Bytes, registers: pb.LabelSet, ask: Ask.ValueType = Ask.NOTHING) -> Fragment:
         """Send content and the proposal that commits it to all replicas. Returns the proposal.
 
-        For a pipeline that `fits` and has no other content. Raises RolledBack if this broker's spool fails, or if it is
-        known that another replica cannot be asked: then none was, and the pipeline is useless. Other failures are in
-        `error`.
+        For a pipeline that `fits` and has no other content. Raises RolledBack if this broker's spool fails, or if
+        another replica's stream is known to be closed: then no replica was asked, and the pipeline cannot be used
+        afterwards. Other failures are in `error`.
         """
         spool = self.spool
         begin = spool.fragment.begin
@@ -489,8 +487,8 @@ class Pipeline:
             proposal = spool.commit(content, registers, self._revision)
         except (OSError, CorantoError) as error:
             raise rolled_back(self._failed_to_send(self._local, error)) from error
-        spool.settle(begin)  # A pipeline takes content only once everybody has what lies before it.
-        extension = Extension(content, proposal, registers, max(self._told_readable, 0), ask)
+        spool.settle(begin)  # A pipeline accepts content only after all replicas have all earlier fragments.
+        extension = Extension(content, proposal, registers, max(self._sent_readable, 0), ask)
         for name, stream in self._streams:
             try:
                 stream.extend(extension)
@@ -505,7 +503,7 @@ class Pipeline:
 
     @property
     def is_idle(self) -> bool:
-        """True if every acknowledgement that was requested has been read."""
+        """True if all requested acknowledgements were read."""
         return self._last_turn is None or self._last_turn.is_done
 
     def turn(self) -> Turn:
@@ -531,15 +529,15 @@ class Pipeline:
             self._turns.popleft()
 
     async def settled(self) -> None:
-        """Return once every acknowledgement that was requested has been read."""
+        """Wait until all requested acknowledgements were read."""
         if self._last_turn is not None:
             await self._last_turn.finished()
 
     async def gather_ok(self, proposal: Fragment, since: int | None = None) -> Durability:
         """Read an acknowledgement of every replica. Any answer but OK is a failure in `error`.
 
-        Once every replica holds the proposal, readers see it on all of them. Returns what it survives if there is no
-        failure or, with `since`, all content from that offset on: the replicas were asked where theirs begins.
+        Once every replica holds the proposal, readers see it on all of them. Returns the durability of the proposal or,
+        with `since`, of all content from that offset on, which the replicas were asked about.
         """
         responses, synced = await self._gather(), 0
         for name, response in responses:
@@ -549,7 +547,7 @@ class Pipeline:
         if self.error is None and self.recorded:
             self.spool.publish(proposal)
             self.spool.settle(proposal.end)
-            self._tell_readable(proposal.end)
+            self._send_readable(proposal.end)
         if since is None and synced in (0, len(self._streams)):
             return self._synced if synced else self._unsynced
         return durability_of(
@@ -581,7 +579,7 @@ class Pipeline:
                 and theirs.begin == theirs.end == self.spool.end
                 and self.spool.fragment.length
             ):
-                # The replica lacks the content of our fragment and cannot extend it: begin a new one.
+                # The replica lacks content of this fragment and cannot extend it, so begin a new one.
                 if roll_to is None:
                     roll_to = theirs.end
             elif response.status != pb.OK:
@@ -593,18 +591,18 @@ class Pipeline:
         return SyncResult(roll_to, registers, read_through)
 
     def show(self) -> None:
-        """Let readers on all replicas see what the replicas have agreed on. The journal goes on after it."""
+        """Show readers on all replicas the content that the replicas have agreed on."""
         self.spool.publish(self.spool.fragment)
-        self._tell_readable(self.spool.end)
+        self._send_readable(self.spool.end)
 
-    def _tell_readable(self, offset: int) -> None:
-        if offset > self._told_readable:
-            self._told_readable = offset
+    def _send_readable(self, offset: int) -> None:
+        if offset > self._sent_readable:
+            self._sent_readable = offset
             for _, stream in self._streams:
                 stream.readable(offset)
 
     def close_send(self) -> DurableSpool:
-        """Tell every replica that nothing follows, roll back uncommitted content, and give up the spool. Call once."""
+        """Half-close all streams, roll back uncommitted content, and return the spool. Call once."""
         for name, stream in self._streams:
             try:
                 stream.close_send()
@@ -615,17 +613,17 @@ class Pipeline:
     async def shut_down(self, turn: Turn) -> None:
         """Wait for acknowledgements in flight, then until all replicas have closed their streams.
 
-        Call `close_send` first, and take `turn` before that. Replicas that do not answer within GOOD_BYE_SECONDS are
-        given up.
+        Call `close_send` first, and take `turn` before that. Streams of replicas that do not answer within
+        SHUTDOWN_SECONDS are aborted.
         """
         waiting = asyncio.ensure_future(turn.wait())
         try:
-            _, pending = await asyncio.wait((waiting,), timeout=GOOD_BYE_SECONDS)
+            _, pending = await asyncio.wait((waiting,), timeout=SHUTDOWN_SECONDS)
             if pending:
                 self._abort()
             await waiting
             try:
-                async with asyncio.timeout(GOOD_BYE_SECONDS):
+                async with asyncio.timeout(SHUTDOWN_SECONDS):
                     await self.gather_end()
             except TimeoutError:
                 self._abort()
@@ -638,8 +636,8 @@ class Pipeline:
             stream.abort()
 
     async def gather_end(self) -> None:
-        """Wait until every replica has closed its stream. Those that have failed are given up at once."""
-        # A replica that answers an error and then hangs would otherwise keep its call, and what reads it, alive.
+        """Wait until every replica has closed its stream. Streams that have failed are aborted immediately."""
+        # A replica that answers an error and then hangs must not keep its call alive.
         failed = set(self._receive_errors)
         for name, stream in self._streams:
             if name in failed:
@@ -659,11 +657,11 @@ class Pipeline:
                     responses.append((name, await stream.acknowledgement()))
                 except (OSError, CorantoError) as error:
                     self._failed_to_receive(name, str(error), error)
-        if not self.local_only:  # A lone spool is certain to roll back what it cannot write.
-            self._heed_room([name for name, each in responses if each.short_of_room])
+        if not self.local_only:  # A single spool rolls back content that it cannot write.
+            self._refuse_without_room([name for name, each in responses if each.short_of_room])
         return responses
 
-    def _heed_room(self, short: list[str]) -> None:
+    def _refuse_without_room(self, short: list[str]) -> None:
         """Have appends with content refused while replicas are short of room. Each further append asks them again."""
         if short:
             self._short_of_room = (

@@ -1,8 +1,8 @@
-"""Calls over frames to peers that stand ready to replicate a journal, for its next pipeline.
+"""Open calls over frames to peers, for the next pipeline of a journal.
 
-A pipeline begins over gRPC. If its appends come fast, a connection to each peer that serves frames is made in the
-background, and the pipeline is replaced once it stands. So no append waits for a connection, and journals that are
-rarely appended to hold none.
+A pipeline begins over gRPC. If its appends are frequent, a connection to each peer with frames is opened in the
+background, and then the pipeline is replaced. So no append waits for a connection, and journals with few appends hold
+none.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.frames_pb2 import FramePort
 
 READY_SECONDS: Final = 10.0
-"""The time for which a call stands ready. If no pipeline has taken it by then, it is closed."""
+"""The lifetime of a call that no pipeline takes."""
 
 AGAIN_SECONDS: Final = 60.0
-"""The least time between two tries for the same journal, and after a failure for the same peer."""
+"""The least time between two attempts for the same journal, and after a failure for the same peer."""
 
 _MAX_REMEMBERED: Final = 4096
 _log = structlog.get_logger(__name__)
@@ -36,16 +36,16 @@ class ReadyCalls:
     """Replicate calls over frames, by the peer's endpoint and the journal."""
 
     def __init__(self, dialer_of: Callable[[str], FrameDialer | None]) -> None:
-        """`dialer_of` makes the dialer to an endpoint; None: it cannot be reached over frames."""
+        """`dialer_of` returns the dialer to an endpoint, or None if it does not support frames."""
         self._dialer_of = dialer_of
         self._ready: dict[_Key, tuple[FrameCall[Any], asyncio.TimerHandle, Callable[[], None]]] = {}
         self._again: OrderedDict[str | _Key, float] = OrderedDict()
         self._unreachable: set[str] = set()
         self._dialing: set[asyncio.Task[None]] = set()
-        self._wanted: dict[_Key, Callable[[], None]] = {}  # Those who are told of calls that are being opened.
+        self._wanted: dict[_Key, Callable[[], None]] = {}  # The callbacks of calls that are being opened.
 
     def take(self, endpoint: str, journal: str) -> FrameCall[Any] | None:
-        """Return a call that stands ready, which the caller owns from now on, or None."""
+        """Return an open call, which the caller then owns, or None."""
         found = self._ready.pop((endpoint, journal), None)
         if found is None:
             return None
@@ -55,9 +55,9 @@ class ReadyCalls:
     def prepare(
         self, endpoint: str, journal: str, port: FramePort, metadata: Metadata | None, ready: Callable[[], None]
     ) -> None:
-        """Open a call in the background, and then call `ready`. Does nothing if that was tried a short time ago.
+        """Open a call in the background, unless an attempt was recent.
 
-        `ready` is called once no other call for the journal is being opened.
+        `ready` is called when no other call for the journal is being opened.
         """
         now, key = asyncio.get_running_loop().time(), (endpoint, journal)
         if now < max(self._again.get(endpoint, -math.inf), self._again.get(key, -math.inf)):
@@ -70,13 +70,13 @@ class ReadyCalls:
             self._dialing.add(task)
             task.add_done_callback(self._dialing.discard)
 
-    def tell_instead(self, endpoint: str, journal: str, ready: Callable[[], None]) -> None:
-        """Call `ready` in place of what `prepare` was given, if the call is still being opened."""
+    def replace_callback(self, endpoint: str, journal: str, ready: Callable[[], None]) -> None:
+        """Replace the callback of `prepare`, if the call is still being opened."""
         if (endpoint, journal) in self._wanted:
             self._wanted[endpoint, journal] = ready
 
     async def close(self) -> None:
-        """Close the calls that nobody has taken."""
+        """Close all calls that no pipeline has taken."""
         for task in self._dialing:
             task.cancel()
         await asyncio.gather(*self._dialing, return_exceptions=True)
@@ -99,19 +99,19 @@ class ReadyCalls:
             self._ready[key] = call, timer, self._wanted[key]
         finally:
             del self._wanted[key]
-        self._tell(key[1])
+        self._announce(key[1])
 
-    def _tell(self, journal: str) -> None:
-        """Tell of the calls that stand ready for a journal, unless others for it are being opened.
+    def _announce(self, journal: str) -> None:
+        """Call the callbacks of a journal's open calls, unless others for it are being opened.
 
-        A pipeline takes all that stand ready, and ends those of the former one. So one peer's must wait for another's.
+        The next pipeline takes all open calls of a journal, so they are announced together.
         """
         if all(waiting != journal for _, waiting in self._wanted):
             for ready in [ready for key, (_, _, ready) in self._ready.items() if key[1] == journal]:
                 ready()
 
     def _wait(self, about: str | _Key) -> None:
-        """Try nothing with it again for AGAIN_SECONDS."""
+        """Make no further attempt for AGAIN_SECONDS."""
         self._again[about] = asyncio.get_running_loop().time() + AGAIN_SECONDS
         self._again.move_to_end(about)
         while len(self._again) > _MAX_REMEMBERED:

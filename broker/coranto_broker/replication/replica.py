@@ -1,9 +1,9 @@
 """A replica: this broker's part of one journal.
 
 It holds the journal's spool and pipeline, each in a slot that serves one owner at a time, the fragment index, and the
-balances of flow control. While it runs, it lists the journal's stores from time to time. As primary it also *pulses*
-the journal: it makes an empty append at each change of the Route and once a minute. A pulse re-synchronizes the
-replicas and lets etcd know that they are consistent, whether or not anyone appends.
+balances of flow control. It lists the journal's stores periodically. As primary it also *pulses* the journal: it makes
+an empty append at each change of the Route and once a minute. A pulse synchronizes the replicas and records in etcd
+that they are consistent, even without appends.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ DISK_SECONDS = 30.0
 DEFAULT_REFRESH_SECONDS = 300.0
 REFRESH_AFTER_STORING_SECONDS = 2.0
 REFRESH_FOR_GAP_SECONDS = 0.5
-"""The least time from one listing to the next, while a reader waits for content that may have been stored since.
+"""The least time between listings while a reader waits at a gap.
 
-It doubles with each further listing that such a reader needs, up to `LONGEST_REFRESH_FOR_GAP_SECONDS`.
+It doubles with each further listing for such a reader, up to `LONGEST_REFRESH_FOR_GAP_SECONDS`.
 """
 LONGEST_REFRESH_FOR_GAP_SECONDS = 10.0
 LISTING_ATTEMPTS = 5
-"""The number of failed attempts at the first listing after which callers that wait for it get an error."""
+"""The number of failed attempts at the first listing before waiting callers get an error."""
 _log = structlog.get_logger(__name__)
 
 
 class Persister(Protocol):
-    """Takes completed fragments to their stores."""
+    """Stores completed fragments."""
 
     def add(
         self,
@@ -72,7 +72,7 @@ class Persister(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinalSpoolState:
-    """The final state of a replica's spool that takes no more content."""
+    """The final state of a stopped replica's spool."""
 
     end: int
     registers: pb.LabelSet
@@ -80,7 +80,7 @@ class FinalSpoolState:
 
 
 class PulseFailed(Exception):
-    """A pulse failed. `changed` fires once the Route that it failed with is outdated."""
+    """A pulse failed. `changed` fires when its Route is outdated."""
 
     def __init__(self, reason: str, changed: Signal | None) -> None:
         super().__init__(reason)
@@ -109,13 +109,13 @@ class Replica:
         on_listed: Callable[[pb.JournalSpec, Sequence[Fragment], FragmentIndex], None] = lambda *_: None,
         set_aside: Callable[[SpoolFolder], None] = lambda folder: folder.disk.remove_tree(folder.path),
     ) -> None:
-        """`spec` reads the journal's present spec.
+        """`spec` returns the journal's current spec.
 
-        `pulse` makes an empty append and returns a signal that fires once the Route has changed. It raises PulseFailed
-        if it should be repeated soon. `queue` makes the queue of appends. `distrusted` says that a sync of the folder
-        has failed before. `on_failure` is called when a sync fails now: another replica must replace this one.
-        `on_listed` is called with each listing of the stores, once the index has it. `set_aside` disposes of the folder
-        of a deleted journal.
+        `pulse` makes an empty append and returns a signal that fires when the Route has changed. It raises PulseFailed
+        if it should be repeated soon. `queue` makes the queue of appends. `distrusted` means that an earlier sync of
+        the folder failed. `on_failure` is called when a sync fails: another replica must replace this one. `on_listed`
+        is called with each listing of the stores, after the index has it. `set_aside` disposes of the folder of a
+        deleted journal.
         """
         self.folder = folder
         self.journal = folder.journal
@@ -127,11 +127,11 @@ class Replica:
         self.flow_control = FlowControl()
         self.stopped = asyncio.Event()
         self.stranded = False
-        """True if others went on without content of the spool. The spool must not be used any more."""
+        """True if other replicas continued without content of this spool, which must not be used."""
         self.journal_id = ""
         """The journal's id; empty until the in-sync record was read, or if the cluster is unknown."""
         self.failed = False
-        """True if the disk failed to keep content of the spool. The spool must not be used any more."""
+        """True if the disk failed to keep content of the spool, which must not be used."""
         self._distrusted = distrusted
         self._on_failure = on_failure
         self._clock: Clock = folder.clock
@@ -144,17 +144,17 @@ class Replica:
         self._on_listed = on_listed
         self._set_aside = set_aside
         self.demand_unmet = ""
-        """The reason why acknowledgements cannot be what the journal's labels demand; empty if they can."""
+        """The reason why acknowledgements cannot meet the demand of the journal's labels, or an empty string."""
         self.refusal = ""
-        """The reason why it refuses content for that; empty if it does not."""
+        """The reason for refusing content because of the demand, or an empty string."""
         self.recorded = False
         """True if the in-sync record named this replica when it last prepared an append as primary: it then holds all
         acknowledged content."""
         self.acknowledged_below_demand = 0
-        """The number of appends that were acknowledged below that demand."""
-        self._forced_end = 0  # Completed fragments up to this offset were forced to the disk.
+        """The number of appends that were acknowledged below the demand."""
+        self._forced_end = 0  # Completed fragments up to this offset were synced to disk.
         self.answer: tuple[pb.Status.ValueType, float] = pb.OK, 0.0
-        """The status of the last pulse, and its time (Unix seconds; 0: there was none)."""
+        """The status and time of the last pulse (Unix seconds; 0 without a pulse)."""
         self.unreadable = False
         """True if the last attempt to read the spool from the disk failed."""
         self._attempted = asyncio.Event()
@@ -162,7 +162,7 @@ class Replica:
         self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
         self._refreshed_at = 0.0
         self._refresh_sooner = asyncio.Event()
-        self._gap_met = False  # A reader has met a gap since the last listing.
+        self._gap_met = False  # A reader met a gap since the last listing.
         self._gap_seconds = REFRESH_FOR_GAP_SECONDS
         self._unlistable = asyncio.Event()
         self._listing_problem = ""
@@ -173,7 +173,7 @@ class Replica:
 
     @property
     def stored(self) -> FinalSpoolState | None:
-        """The final state of the spool, once it is stopped and all its content is in fragment stores; else None."""
+        """The final state of the spool if it is stopped and all its content is in fragment stores; else None."""
         if not self.stopped.is_set() or self.index.sealed_files():
             return None
         return self._final_state
@@ -194,7 +194,7 @@ class Replica:
         return self._stopping.is_set()
 
     def start(self, after: Sequence[asyncio.Task[None]] = ()) -> None:
-        """Start to list, to pulse, and to recover the spool once the tasks `after`, which use its files, are done."""
+        """Start listing and pulsing, and recover the spool when the tasks `after`, which use its files, are done."""
         self.pipeline.put(None)
         self._recovering = asyncio.create_task(self._recover(after), name=f"recover {self.journal}")
         self._daemons = [
@@ -203,25 +203,25 @@ class Replica:
         ]
 
     async def attempted(self) -> None:
-        """Return once the first attempt to recover the spool has ended. Call `start` first.
+        """Wait until the first attempt to recover the spool has ended. Call `start` first.
 
-        If it failed, others follow it, for as long as the disk fails.
+        If it failed, further attempts follow.
         """
         await self._attempted.wait()
 
     def retire(self) -> None:
-        """Begin nothing more in the background: `stop` follows once its turn has come."""
+        """Start no more work in the background, because `stop` follows."""
         self._stopping.set()
 
-    async def stop(self, *, drop: bool, turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> None:
-        """Give up the journal: complete its fragment for the persister or, with `drop`, set all local content aside.
+    async def stop(self, *, drop: bool, slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> None:
+        """Stop: complete the fragment for the persister or, with `drop`, set all local content aside.
 
         Waits for the owners of the pipeline and of the spool. Resolutions to this replica must be invalidated before.
-        Work is done in turns, one before these waits and one after them. So a replica that waits keeps no turn.
+        `slot` limits concurrent work. It is entered before and after these waits, but not during them.
         """
         self.retire()
         try:
-            async with turn():
+            async with slot():
                 for daemon in self._daemons:
                     daemon.cancel()
                 await asyncio.gather(*self._daemons, return_exceptions=True)
@@ -229,7 +229,7 @@ class Replica:
                 await self._recovering
             if self._spool is not None:
                 spool = await self._take_spool()
-                async with turn():
+                async with slot():
                     await self._stop_spool(spool, drop)
         finally:
             self.index.close()
@@ -238,26 +238,23 @@ class Replica:
 
     @property
     def fsync(self) -> Fsync:
-        """The policy by which its spool is forced to the disk."""
+        """The sync policy of its spool."""
         return self._fsync
 
     def follow(self, fsync: Fsync) -> None:
-        """Adopt the journal's present policy."""
+        """Adopt the journal's current sync policy."""
         self._fsync = fsync
         if self._spool is not None and self._spool.fsync is not fsync:
             self._spool.follow(fsync)
 
     @property
     def held_from(self) -> int:
-        """The offset from which on all content up to the spool's end is here. The spool must be recovered."""
+        """The begin of the contiguous local content that ends at the spool's end. The spool must be recovered."""
         assert self._spool is not None
         return self.index.held_from(self._spool.fragment.begin)[0]
 
     async def force(self) -> int:
-        """Force all content that is here to the disk, that of completed fragments too. Returns `held_from`.
-
-        Raises OSError if the disk fails.
-        """
+        """Sync all local content to disk, completed fragments included. Returns `held_from`. Raises OSError."""
         assert self._spool is not None
         spool, begin = self._spool, self._spool.fragment.begin
         held_from, held = self.index.held_from(begin)
@@ -267,16 +264,15 @@ class Replica:
         return held_from
 
     async def flush(self) -> None:
-        """Force all committed content to the disk. Raises OSError if that fails."""
+        """Sync all committed content to disk. Raises OSError."""
         if self._spool is not None and not self.failed:
             await self._spool.flush()
 
     async def wait_refreshed(self, until: Signal | None = None) -> None:
         """Wait for the first listing of the stores.
 
-        Raises Invalidated if `until` fires first. Raises StoreError with the store's message once listing has failed
-        several times, because a store that cannot be listed may stay so until somebody repairs it. Cancelling the wait
-        changes nothing.
+        Raises Invalidated if `until` fires first, and StoreError with the store's message after several failed
+        attempts, because the failure may last until an operator repairs the store. Cancelling the wait changes nothing.
         """
         refreshed = asyncio.ensure_future(self.index.wait_refreshed())
         failed = asyncio.ensure_future(self._unlistable.wait())
@@ -294,7 +290,7 @@ class Replica:
                 task.cancel()
             await asyncio.gather(refreshed, failed, given_up, return_exceptions=True)
 
-    # -- What the spool tells ------------------------------------------------------------------------------------------
+    # -- Events of the spool -------------------------------------------------------------------------------------------
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         self.index.spool_commit(fragment, content)
@@ -313,7 +309,7 @@ class Replica:
         self.index.spool_readable(end)
 
     def promoted(self) -> None:
-        """Store content soon that is only here, because this broker has become the journal's primary."""
+        """Store local content soon, because this broker has become the journal's primary."""
         self._persister.hurry(self.journal)
 
     def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
@@ -324,9 +320,9 @@ class Replica:
             self._refresh_by(self._clock.monotonic() + REFRESH_AFTER_STORING_SECONDS)  # To free its file.
 
     def _gap(self) -> None:
-        """List the stores sooner. A reader wants content that another broker may have stored since the last listing.
+        """List the stores sooner, because a reader waits for content that another broker may have stored.
 
-        A broker that gives a journal up stores its last content when the next one has listed the stores already.
+        A broker that is no longer assigned may store its last content after the next one has listed the stores.
         """
         self._gap_met = True
         self._refresh_by(self._refreshed_at + self._gap_seconds)
@@ -336,7 +332,7 @@ class Replica:
             self._refresh_at = at
             self._refresh_sooner.set()
 
-    # -- What goes on in the background --------------------------------------------------------------------------------
+    # -- Background tasks ----------------------------------------------------------------------------------------------
 
     async def _recover(self, after: Sequence[asyncio.Task[None]]) -> None:
         try:
@@ -351,10 +347,10 @@ class Replica:
         failures = 0
         while self._spool is None:
             try:
-                await self._take_up()
+                await self._recover_spool()
             except (OSError, CorantoError) as error:
                 self.unreadable = True
-                _log.error(  # A traceback tells nothing more.
+                _log.error(  # Without a traceback.
                     "spool.unreadable",
                     journal=self.journal,
                     folder=str(self.folder.path),
@@ -371,7 +367,7 @@ class Replica:
         self.unreadable = False
 
     async def _stops_within(self, seconds: float) -> bool:
-        """Wait. Return True at once if this replica is to stop, or False after `seconds`."""
+        """Return True as soon as this replica is to stop, or False after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -379,13 +375,13 @@ class Replica:
             return False
         return True
 
-    async def _take_up(self) -> None:
+    async def _recover_spool(self) -> None:
         """Recover the spool from the folder. Raises OSError if the disk fails."""
         recovered = await recover_spool(self.folder, self._records, self._clock, distrusted=self._distrusted)
         self.journal_id = recovered.journal_id
         spool = recovered.durable(self.folder, self, self._fsync)
         try:
-            await spool.flush_commits()  # Before this, readers see nothing and nobody gets an answer.
+            await spool.flush_commits()  # Before any reader or answer.
         except OSError:
             spool.close()
             for sealed in recovered.sealed:
@@ -396,7 +392,7 @@ class Replica:
         spool.on_failure = self._spool_failed
         self._spool = spool
         if self._spool.end <= recovered.watermark.offset:
-            self._spool.publish(self._spool.fragment)  # It is settled: others cannot go on without it.
+            self._spool.publish(self._spool.fragment)  # It is settled: no replica continues without it.
         elif recovered.shown is not None:
             self._spool.publish(recovered.shown)
         for found in recovered.sealed:
@@ -423,7 +419,7 @@ class Replica:
         self._on_failure(self)
 
     async def _take_spool(self) -> DurableSpool:
-        """Wait for the owners of the pipeline and of the spool, and take both for good."""
+        """Wait for the owners of the pipeline and of the spool, and take both."""
         pipeline = await self.pipeline.take()
         if pipeline is not None:
             turn = pipeline.turn()
@@ -439,21 +435,21 @@ class Replica:
             files = [file for sealed in self.index.sealed_files() for file in (sealed.log, sealed.content)]
             for file in (*files, spool.content_file):
                 with contextlib.suppress(FileNotFoundError):
-                    file.move(file.path)  # Readers that have it open go on. Nobody opens it here again.
+                    file.move(file.path)  # Open readers continue. New ones do not find it.
             self._set_aside(self.folder)
             return
         fragment = spool.fragment
         try:
             if fragment.length and not self.stranded and not self.failed and self._has_stores():
-                # A completed fragment is visible at once, but its last part may be on this broker only. Close the index
-                # first, so that no reader sees that part here.
+                # A completed fragment is visible immediately, but its last part may be on this broker only. So close
+                # the index first.
                 self.index.close()
                 spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
             if not self.failed:
                 await spool.flush()
         finally:
             spool.close()
-        # A journal that nobody has written to has nothing to store.
+        # An empty journal has nothing to store.
         usable = not self.stranded and not self.failed
         if not spool.fragment.length and usable and (not spool.end or self._has_stores()):
             self._final_state = FinalSpoolState(spool.end, spool.registers, spool.stamp)
@@ -462,26 +458,26 @@ class Replica:
         try:
             spec = self._spec()
         except CorantoError:
-            return False  # This is unknown, so the content stays where it is.
+            return False  # The stores are unknown, so the content stays local.
         return spec is not None and len(spec.fragment.stores) > 0
 
     async def _keep_refreshed(self) -> None:
         failures, interval = 0, DEFAULT_REFRESH_SECONDS
         while True:
             begun_at = self._refreshed_at = self._clock.monotonic()
-            longer = min(2 * self._gap_seconds, LONGEST_REFRESH_FOR_GAP_SECONDS)  # In case that nobody ever stores it.
+            longer = min(2 * self._gap_seconds, LONGEST_REFRESH_FOR_GAP_SECONDS)  # The content may never be stored.
             self._gap_seconds = longer if self._gap_met else REFRESH_FOR_GAP_SECONDS
             try:
                 spec = self._spec()
                 if spec is None:
-                    return  # The journal is gone, and soon this replica.
+                    return  # The journal was deleted, and this replica will stop.
                 interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
                 if (fork := fork_of(spec)) is not None:
-                    self.index.note_head(fork.shared_end)  # Its source gave these offsets, whatever is listed.
+                    self.index.note_head(fork.shared_end)  # The source has written these offsets.
                 listed = await self._folders.listed(spec, self._clock.now())
                 if self._recovering is not None:
-                    await asyncio.wait((self._recovering,))  # The journal's head must include that of the spool.
-                self._gap_met = False  # Readers that still wait will say so again.
+                    await asyncio.wait((self._recovering,))  # The index must have the spool's head.
+                self._gap_met = False  # Waiting readers set it again.
                 for sealed in self.index.refresh(listed, begun_at):
                     _log.error(
                         "fragment.wrong_in_store",
@@ -497,7 +493,7 @@ class Replica:
                 # Appends wait for the first listing.
                 interval = interval if self.index.refreshed else min(interval, 0.25 * 2 ** min(failures, 7))
                 failures += 1
-                self._listing_problem = error.told
+                self._listing_problem = error.public_text
                 if failures >= LISTING_ATTEMPTS:
                     self._unlistable.set()
             self._refresh_at = self._clock.monotonic() + interval
@@ -506,7 +502,7 @@ class Replica:
             await self._pause_refresh()
 
     async def _pause_refresh(self) -> None:
-        """Wait until it is time to list the stores. That time may become earlier meanwhile."""
+        """Wait until `_refresh_at`, which may be set to an earlier time."""
         while (seconds := self._refresh_at - self._clock.monotonic()) > 0:
             self._refresh_sooner.clear()
             try:
@@ -522,7 +518,7 @@ class Replica:
                 changed = await self._pulse(self)
                 failures, pause = 0, PULSE_SECONDS
             except PulseFailed as failure:
-                # If the Route changes, try again at once: other brokers wait for its synchronization.
+                # If the Route changes, retry immediately, because other brokers wait for its synchronization.
                 changed, pause = failure.changed, min(PULSE_SECONDS, FAILURE_SECONDS * 2 ** min(failures, 8))
                 failures += 1
                 _log.warning("replica.pulse_failed", journal=self.journal, error=str(failure))

@@ -1,6 +1,6 @@
-"""The replicas of one broker: it starts and stops them, and looks after their spools.
+"""The host of a broker's replicas, which starts and stops them and maintains their spools.
 
-Replicas are started and stopped in turns: thousands at once would keep the lease from being renewed.
+The number of concurrent starts and stops is limited: thousands would delay the renewal of the lease.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from coranto_broker.fragments.journal_folders import JournalFolders
 from coranto_broker.fragments.persister import FragmentPersister
 from coranto_broker.fragments.retention import Retention
 from coranto_broker.metrics import Metrics
+from coranto_broker.priority_limiter import PriorityLimiter
 from coranto_broker.recovery.deleted_spools import SWEEP_SECONDS, DeletedSpools
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.recovery.orphaned_spools import OrphanedSpools
@@ -37,19 +38,18 @@ from coranto_broker.replication.spec_lookup import SpecLookup
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.disk_room import DiskRoom
 from coranto_broker.spool.durable_spool import Fsync, SpoolFolder, folder_of
-from coranto_broker.turns import Turns
 
 REPORT_SECONDS = 5.0
-"""The time between two reports of how many replicas wait to be started."""
+"""The interval of log lines about replicas that wait to be started."""
 
 LEAVING_PARALLEL = 32
-"""Records that a broker that exits leaves at the same time."""
+"""The concurrent updates of in-sync records by an exiting broker."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Unpersisted(NamedTuple):
-    """Content that is in no fragment store: its `size` in bytes, and the `age` of its oldest part in seconds."""
+    """Unstored content: its `size` in bytes, and the `age` of its oldest part in seconds."""
 
     size: int
     age: float
@@ -100,12 +100,12 @@ class ReplicaHost:
         self.adopt, self.route_of = specs.adopt, specs.route_of
         self.room = DiskRoom(lambda: disk.free_bytes(settings.data_dir), settings.disk_reserve_bytes, clock)
         self.resolver = Resolver(keyspace, member, self)
-        self._stopping: dict[str, list[asyncio.Task[None]]] = {}  # What uses the files of journals, by journal.
-        self._starts, self._stops = Turns(), Turns()
+        self._stopping: dict[str, list[asyncio.Task[None]]] = {}  # Tasks that use the files of journals, by journal.
+        self._starts, self._stops = PriorityLimiter(), PriorityLimiter()
         self._start_reported_at = 0.0
         self._used_folders: set[Path] = set()
         self._flushes = False  # `_keep_flushed` runs.
-        self._failed: set[str] = set()  # Journals whose next replica must not trust its folder.
+        self._failed: set[str] = set()  # Journals with failed syncs: the next replica must not trust its folder.
         self._spools = spools_of(settings.data_dir)
         self._deleted = DeletedSpools(settings.data_dir, disk, clock, settings.deleted_spool_seconds)
         self._orphaned_spools = OrphanedSpools(self._spools, disk, clock, self, records, persister, self._deleted, base)
@@ -120,7 +120,7 @@ class ReplicaHost:
     def stop(self) -> None:
         """Begin to stop all replicas."""
         if self._looking_after is not None:
-            self._looking_after.cancel()  # Folders that replicas leave from now on wait for the next start.
+            self._looking_after.cancel()  # The next start handles folders that replicas leave behind.
         self.resolver.stop()
 
     async def stopped(self) -> None:
@@ -129,7 +129,7 @@ class ReplicaHost:
             await asyncio.wait(self.stopping, timeout=self._settings.exit_seconds)
 
     async def leave_records(self, replicas: Sequence[Replica]) -> None:
-        """Let others continue journals that no broker has taken over, if all their content is stored."""
+        """Allow other brokers to continue journals whose content is completely stored."""
 
         async def leave(replica: Replica) -> None:
             stored = replica.stored
@@ -186,11 +186,11 @@ class ReplicaHost:
         return replica
 
     async def _start(self, replica: Replica, after: Sequence[asyncio.Task[None]]) -> None:
-        """Start a replica when its turn has come, unless it is to stop by then."""
-        async with self._starts.turn(replica.journal):
+        """Start a replica when there is a free slot, unless it is to stop."""
+        async with self._starts.slot(replica.journal):
             if not replica.is_stopping:
                 replica.start(after)
-                await replica.attempted()  # It keeps no turn for as long as the disk fails.
+                await replica.attempted()  # Retries after a disk failure hold no slot.
         now = self._clock.monotonic()
         if self._starts.waiting and now >= self._start_reported_at + REPORT_SECONDS:
             self._start_reported_at = now
@@ -200,11 +200,11 @@ class ReplicaHost:
         replica.follow(self._fsync_of(spec))
 
     def _fsync_of(self, spec: pb.JournalSpec) -> Fsync:
-        """Return the policy of a journal's spool. Keeps spools flushed from the first one on that is to be."""
+        """Return the sync policy of a journal's spool. Starts the periodic flush when a spool first needs it."""
         try:
             fsync = Fsync(fsync_of(spec.labels) or self._settings.fsync)
         except InvalidInput:
-            fsync = Fsync.COMMIT  # The label's meaning is unknown. Appends are refused with the reason.
+            fsync = Fsync.COMMIT  # The label is invalid. Appends are refused with the reason.
         if fsync is Fsync.INTERVAL and not self._flushes:
             self._flushes = True
             self._background.spawn(self._keep_flushed())
@@ -216,11 +216,11 @@ class ReplicaHost:
         return fsync is Fsync.COMMIT
 
     def wanted(self, journal: str) -> None:
-        self._stops.prefer(journal)  # Of its predecessor, whose files it needs.
+        self._stops.prefer(journal)  # A predecessor must stop first.
         self._starts.prefer(journal)
 
     def _spool_failed(self, replica: Replica) -> None:
-        """Replace a replica whose content the disk failed to keep. The new replica examines the files again."""
+        """Replace a replica after a failed sync. The new replica examines the files again."""
         self._metrics.disk_failures.inc()
         self._failed.add(replica.journal)
         self.resolver.restart(replica)
@@ -230,27 +230,27 @@ class ReplicaHost:
         self.exclusively(replica.journal, lambda: self._stop(replica, drop))
 
     async def _stop(self, replica: Replica, drop: bool) -> None:
-        """Stop a replica in its turns: thousands at once would keep the lease from being renewed."""
+        """Stop a replica in slots of the limiter."""
         entered = False
 
         @asynccontextmanager
-        async def turn() -> AsyncIterator[None]:
+        async def slot() -> AsyncIterator[None]:
             nonlocal entered
-            # Stops that have begun continue before others begin, so content of stopped replicas is stored meanwhile.
-            async with self._stops.turn(replica.journal, preferred=entered):
+            # Stops that have begun have priority, so that content of stopped replicas is stored early.
+            async with self._stops.slot(replica.journal, preferred=entered):
                 if not entered:
                     _log.info("replica.stopping", journal=replica.journal, drop=drop)
                 entered = True
                 yield
 
         try:
-            await replica.stop(drop=drop, turn=turn)
+            await replica.stop(drop=drop, slot=slot)
             if drop:
                 try:
                     await self._records.remove(replica.journal, replica.folder.create_revision, former=True)
                 except CorantoError as error:
                     _log.info("in_sync.removal_failed", journal=replica.journal, error=str(error))
-        finally:  # Also if the disk refuses something: the files may hold what no other broker has.
+        finally:  # Also after a disk error, because the files may have content that no other broker has.
             folder = replica.folder.path
             successor = self.resolver.replica_of(replica.journal)
             if successor is None or successor.folder.path != folder:
@@ -258,7 +258,7 @@ class ReplicaHost:
                 self._orphaned_spools.add(folder)
 
     def _stopping_of(self, journal: str) -> list[asyncio.Task[None]]:
-        """Return tasks that use a journal's files, such as stopping replicas. The next replica must wait for them."""
+        """Return the tasks that use a journal's files. The next replica waits for them."""
         return list(self._stopping.get(journal, ()))
 
     @property
@@ -290,7 +290,7 @@ class ReplicaHost:
 
     @property
     def unpersisted(self) -> Unpersisted:
-        """Content that this broker must store and has not stored yet, of journals that have a fragment store."""
+        """The unstored content of this broker's journals with a fragment store."""
         size, oldest = self._backlog.total, self._persister.oldest
         for replica in self.resolver.local_replicas:
             growing = replica.growing
@@ -301,11 +301,11 @@ class ReplicaHost:
 
     @property
     def unreadable_spools(self) -> int:
-        """The number of spools that the disk refuses to read. They are tried again."""
+        """The number of spools that the disk fails to read. They are retried."""
         return len(self._orphaned_spools.unreadable) + sum(each.unreadable for each in self.resolver.local_replicas)
 
     async def _keep_saved_records(self) -> None:
-        """Remove saved in-sync records a while after their journals have gone."""
+        """Remove saved in-sync records some time after the deletion of their journals."""
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             exists = {item.id for item in self._keyspace.state.items}
@@ -323,4 +323,4 @@ class ReplicaHost:
                 try:
                     await replica.flush()
                 except OSError:
-                    continue  # The replica has reported the failure and is restarted.
+                    continue  # The replica reports the failure and is restarted.

@@ -1,8 +1,8 @@
 """Resolution: from a journal's name to the brokers that are responsible for it now.
 
 The resolver uses the mirrored key space. It answers with the journal's spec, its Route and the etcd revision of both.
-If this broker is part of the Route, the answer also has the local replica, and a signal that fires once the answer is
-no longer current. The resolver also starts and stops the local replicas as assignments come and go:
+If this broker is part of the Route, the answer also has the local replica, and a signal that fires when the answer is
+no longer current. The resolver also starts and stops the local replicas as assignments change:
 
 =========================================  =============================================================================
 a journal is assigned to this broker       start a replica
@@ -10,7 +10,7 @@ the primary is demoted to a plain replica  start a new replica in its place
 the journal was deleted and created again  start a new replica in its place; the old one's content is dropped
 it is no longer assigned, or was deleted   stop the replica
 assignments or stores change               the replica stays; resolutions are invalidated
-others went on without its content         start a new replica in its place
+others continued without its content       start a new replica in its place
 =========================================  =============================================================================
 """
 
@@ -36,7 +36,7 @@ from coranto_broker.ownership import Signal
 from coranto_broker.replication.replica import Replica
 
 REVISION_TIMEOUT_SECONDS = 20.0
-"""The longest wait of a call for the etcd revision that it asked for. Normally a revision arrives in milliseconds."""
+"""The longest wait of a call for an etcd revision. Normally a revision arrives in milliseconds."""
 MAX_WAITING_FOR_REVISIONS = 512
 
 JournalKeySpace = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
@@ -48,8 +48,8 @@ _log = structlog.get_logger(__name__)
 class Resolution:
     """An answer of the resolver, valid as of `state` and until `invalidated` fires (None without a local replica).
 
-    `header` names the Route, the etcd revision, and the broker that is to serve. That is this broker if it answers with
-    an error status or serves locally, the primary if one is required, and otherwise no broker in particular.
+    `header` has the Route, the etcd revision, and the broker that must serve: this broker if it answers with an error
+    status or serves locally, the primary if one is required, and otherwise any.
     """
 
     status: pb.Status.ValueType
@@ -68,12 +68,12 @@ class Resolution:
 
     @property
     def replication(self) -> int:
-        """The number of replicas that the journal should have."""
+        """The journal's desired number of replicas."""
         return self.state.entities.replication(self.spec)
 
     @property
     def is_local(self) -> bool:
-        """True if this broker is the one to serve."""
+        """True if this broker must serve."""
         return self.header.process_id == self.local_id
 
     @property
@@ -93,11 +93,11 @@ class ReplicaFactory(Protocol):
         ...
 
     def stop_replica(self, replica: Replica, *, drop: bool) -> None:
-        """Stop a replica in the background. With `drop`, the journal was deleted, and its local content goes too."""
+        """Stop a replica in the background. With `drop`, the journal was deleted, and its local content is removed."""
         ...
 
     def wanted(self, journal: str) -> None:
-        """Note that a call needs the replica of a journal, which may still wait to be started."""
+        """Note that a call needs the replica of a journal, which may not have started."""
         ...
 
 
@@ -152,9 +152,9 @@ class Resolver:
     ) -> Resolution:
         """Resolve a journal as of `min_revision` or later.
 
-        `proxy_header` is the resolution of a peer that has forwarded the call; its revision counts, too. A journal that
-        `claims` do not cover is resolved as if it did not exist. Raises InvalidInput if the header is not meant for
-        this broker, and Unavailable if the revision does not arrive in time.
+        `proxy_header` is the resolution of a peer that forwarded the call; its revision is a minimum too. A journal
+        that `claims` do not cover is resolved as a missing one. Raises InvalidInput if the header is not for this
+        broker, and Unavailable if the revision does not arrive in time.
         """
         if proxy_header is not None:
             check_header(proxy_header, self._keyspace.header.cluster_id, self._member, "broker")
@@ -167,33 +167,31 @@ class Resolver:
             if item is not None and not claims.covers(item.id, item.spec.labels):
                 return self._resolve(*key, hidden=True)
         cached = self._cache.get(key)
-        # After `stop` nobody clears the cache, and an append that waits for a change would wait in vain.
+        # After `stop` the cache is no longer cleared, so its entries may be outdated.
         if cached is None or cached.state is not self._keyspace.state:
             cached = self._resolve(*key)
             if cached.item is None:
-                return cached  # The cache must not grow with names of journals that do not exist.
+                return cached  # The cache must not grow with names of missing journals.
             self._cache[key] = cached
             if cached.status == pb.OK and cached.is_local:  # The answer is then the same with and without proxying.
                 self._cache[key[0], not may_proxy, require_primary] = cached
         return cached
 
     async def wait_for_revision(self, revision: int) -> None:
-        """Wait for an etcd revision. Raises Unavailable if it does not come in time.
+        """Wait for an etcd revision. Raises Unavailable if it does not arrive in time.
 
         Each wait polls etcd, so both the number and the duration of waits are limited.
         """
         if self._waiting_for_revisions >= MAX_WAITING_FOR_REVISIONS:
-            raise Unavailable(
-                f"{self._waiting_for_revisions} calls wait for etcd revisions that are not known here yet; try again"
-            )
+            raise Unavailable(f"{self._waiting_for_revisions} calls already wait for etcd revisions; try again later")
         self._waiting_for_revisions += 1
         try:
             async with asyncio.timeout(REVISION_TIMEOUT_SECONDS):
                 await self._keyspace.wait_for_revision(revision)
         except TimeoutError:
             raise Unavailable(
-                f"etcd revision {revision} did not come within {REVISION_TIMEOUT_SECONDS:g} seconds; this broker "
-                f"knows {self._keyspace.known_revision}. Use a revision from an answer of etcd, or try again later"
+                f"etcd revision {revision} did not arrive within {REVISION_TIMEOUT_SECONDS:g} seconds; this broker "
+                f"has {self._keyspace.known_revision}. Use a revision from an answer of etcd, or try again later"
             ) from None
         finally:
             self._waiting_for_revisions -= 1
@@ -201,8 +199,8 @@ class Resolver:
     def known(self, journal: str, min_revision: int = 0) -> Resolution | None:
         """Return the cached answer of `resolve` for callers that require the primary and may access every journal.
 
-        None if there is no such answer, or if `resolve` would have to wait for `min_revision`. Do not call it for a
-        name with metadata. If this broker is not the primary, the answer is the one for calls that may be proxied.
+        None if there is none, or if `resolve` would have to wait for `min_revision`. The name must not have metadata.
+        If this broker is not the primary, the answer is for calls that may be proxied.
         """
         if min_revision > self._keyspace.known_revision:
             return None
@@ -210,15 +208,15 @@ class Resolver:
         return found if found is not None and found.state is self._keyspace.state else None
 
     def is_current(self, resolution: Resolution) -> bool:
-        """Return True if the key space is still as `resolution` saw it."""
+        """Return True if the key space has not changed since `resolution`."""
         return resolution.state is self._keyspace.state
 
     async def wait_for_change(self, resolution: Resolution) -> None:
-        """Return once the key space has changed since `resolution`."""
+        """Wait until the key space has changed since `resolution`."""
         await self._keyspace.wait_for_change(resolution.state)
 
     def permits_hold(self, resolution: Resolution) -> bool:
-        """Return True if the journal's flags and suspension are as in `resolution`, or if the journal is gone."""
+        """Return True if the journal's flags and suspension are unchanged since `resolution`, or it was deleted."""
         state = self._keyspace.state
         if state is resolution.state:
             return True
@@ -228,7 +226,7 @@ class Resolver:
         return item.spec.flags == resolution.spec.flags and item.spec.suspend == resolution.spec.suspend
 
     def stop(self) -> None:
-        """Stop all local replicas. From then on, resolutions do not offer them."""
+        """Stop all local replicas. Later resolutions do not have them."""
         self._stop_observing()
         self._stopped = True
         self._cache.clear()
@@ -237,7 +235,7 @@ class Resolver:
             self._stop_local(local, drop=False)
 
     def restart(self, replica: Replica) -> None:
-        """Replace this replica, which must not serve any more, by a new one."""
+        """Replace a replica that must no longer serve."""
         local = self._locals.get(replica.journal)
         if local is None or local.replica is not replica:
             return
@@ -247,7 +245,7 @@ class Resolver:
 
     def _resolve(self, journal: str, may_proxy: bool, require_primary: bool, *, hidden: bool = False) -> Resolution:
         state = self._keyspace.state
-        # A broker whose member key is gone may still proxy. Its id must only differ from an empty one.
+        # A broker without a member key may still proxy. Its id must only differ from an empty one.
         present = state.member(self._member) is not None
         local_id = process_id(self._member if present else MemberId("this-broker", "missing-from-etcd"))
         item = state.item(journal) if not hidden else None
@@ -297,15 +295,15 @@ class Resolver:
         return pb.OK
 
     def _update(self, state: JournalState) -> None:
-        """Make local replicas follow a new state of the key space. This is an observer and must not block."""
+        """Make local replicas follow a new state of the key space. Observers must not block."""
         self._follow(state, state.changed if state.changed is not None else self._all(state))
 
     def _all(self, state: JournalState) -> set[str]:
-        """Return the journals that are assigned to this broker, and those that it has replicas of."""
+        """Return the journals with an assignment to, or a replica on, this broker."""
         return {*self._locals, *(each.item for each in state.by_member.get(self._member, ()))}
 
     def _follow(self, state: JournalState, journals: Iterable[str]) -> None:
-        """Make the replicas of these journals follow the key space. After an error, the rest is made up for later."""
+        """Make the replicas of these journals follow the key space. After an error, later calls do the rest."""
         self._cache.clear()
         if self._stopped:
             return
@@ -319,7 +317,7 @@ class Resolver:
         assignments = state.assignments_in_key_order(journal)
         mine = next((each for each in reversed(assignments) if each.member == self._member), None)
         if local is not None:
-            # Look at the entry, not the item: a journal whose spec cannot be read must keep its content.
+            # Check the entry, not the item: a journal with an invalid spec must keep its content.
             entry = state.entries.get(state.layout.item_key(journal))
             deleted = entry is None or entry.kv.create_revision != local.create_revision
             if mine is None or deleted or (local.primary and mine.slot != 0):
@@ -328,7 +326,7 @@ class Resolver:
                 local = None
         item = state.item(journal) if mine is not None else None
         if mine is None or item is None:
-            return  # The journal was deleted and the assignment will go, or its spec cannot be read.
+            return  # The journal was deleted and its assignment will follow, or its spec is invalid.
         basis = self._basis(assignments, item)
         if local is None:
             replica = self._factory.start_replica(item, primary=mine.slot == 0)
@@ -358,5 +356,5 @@ class Resolver:
 
 
 async def closing(replicas: Sequence[Replica]) -> None:
-    """Return once all of these replicas have stopped."""
+    """Wait until all of these replicas have stopped."""
     await asyncio.gather(*(replica.stopped.wait() for replica in replicas))

@@ -1,4 +1,4 @@
-"""The journals as the mirrored key space has them: their specs, Routes and names."""
+"""Lookups of journals in the mirrored key space: their specs, Routes and names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class SpecLookup:
         self._former: set[tuple[str, int]] = set()
 
     def present_spec(self, journal: str) -> pb.JournalSpec | None:
-        """Return the spec of a journal; None if it does not exist, or its spec cannot be read."""
+        """Return the spec of a journal; None if it does not exist, or its spec is invalid."""
         item = self._keyspace.state.item(journal)
         return item.spec if item is not None else None
 
     def is_primary(self, journal: str) -> bool:
-        """Return True if this broker is the journal's primary, as far as it knows."""
+        """Return True if this broker is the journal's primary in its key space."""
         route = self._keyspace.state.route_of(journal, endpoints=False)
         primary = route.members[route.primary] if route.primary >= 0 else None
         return primary == process_id(self._member)
@@ -45,14 +45,14 @@ class SpecLookup:
         return item.spec
 
     def names_below(self, journal: str) -> list[str]:
-        """Return the names of existing journals that nest below this one's, even if their specs cannot be read."""
+        """Return the names of journals below this one's name, even if their specs are invalid."""
         state = self._keyspace.state
         items = state.layout.items
         below = state.entries.prefixed(f"{state.layout.item_key(journal)}/")
         return [entry.kv.key.removeprefix(items) for entry in below]
 
     def spec_to_store(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
-        """Return the spec of a journal, or of its successor if the successor owns the fragments of this journal."""
+        """Return the spec of a journal, or of its successor if that owns the fragments of this journal."""
         spec = self.spec_of(journal, create_revision)
         if spec is None and (journal, create_revision) in self._former:
             successor = self.successor_of(journal)
@@ -64,7 +64,7 @@ class SpecLookup:
         return lambda: self.spec_of(journal, create_revision)
 
     def successor_of(self, journal: str) -> tuple[pb.JournalSpec, int] | None:
-        """Return spec and create revision of the present journal of that name, if any. Raises as `spec_of` does."""
+        """Return spec and create revision of the current journal of that name, if any. Raises as `spec_of` does."""
         state = self._keyspace.state
         entry = state.entries.get(state.layout.item_key(journal))
         if entry is None:
@@ -73,7 +73,7 @@ class SpecLookup:
         return (spec, entry.kv.create_revision) if spec is not None else None
 
     def adopt(self, journal: str, create_revision: int) -> None:
-        """Have the present journal own the fragments of the former one with that create revision."""
+        """Have the current journal own the fragments of the former one with that create revision."""
         self._former.add((journal, create_revision))
 
     def route_of(self, journal: str) -> list[str]:

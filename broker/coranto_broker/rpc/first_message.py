@@ -27,7 +27,7 @@ class SilentStream(RolledBack):
 
 
 class _Wait:
-    """Cancels the current task after FIRST_MESSAGE_SECONDS, unless the message has arrived by then."""
+    """Cancels the current task after FIRST_MESSAGE_SECONDS without a message."""
 
     __slots__ = ("_task", "closed", "due", "late")
 

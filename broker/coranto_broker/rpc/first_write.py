@@ -24,7 +24,7 @@ class EndingCall(Protocol):
 class GrpcContext:
     """A call's context over gRPC, with all that the given one has: an `InstantSink`, as over frames."""
 
-    writes_at_once = False
+    can_write_now = False
 
     def __init__(self, context: EndingCall) -> None:
         self._context = context

@@ -27,7 +27,7 @@ class InstantSink(MessageSink, Protocol):
     """A sink that may take some messages without a wait."""
 
     @property
-    def writes_at_once(self) -> bool:
+    def can_write_now(self) -> bool:
         """True if `write_now` may ever send something."""
         ...
 

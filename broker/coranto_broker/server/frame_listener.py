@@ -29,7 +29,7 @@ class AcceptedConnection(Protocol):
 
 
 class FrameListener(Protocol):
-    """A port at which connections for frames come."""
+    """A port for connections with frames."""
 
     @property
     def port(self) -> int: ...

@@ -1,7 +1,7 @@
 """The frame transport's side of a broker: its listener, its connections, and the calls that come over them.
 
 Handlers see a call over frames as they see one over gRPC (`FrameContext`), so that each rule of a call exists once.
-Before the client has shown that this broker told it of the port, a connection can hold little, and not for long.
+Until the client has proved that it got the port from this broker, a connection may hold little, and only briefly.
 """
 
 from __future__ import annotations
@@ -36,16 +36,13 @@ MAX_CONNECTIONS: Final = 4096
 """Most connections at a time. Clients that are refused stay with gRPC."""
 
 MAX_UNOPENED: Final = 256
-"""Most connections at a time that have not been opened."""
+"""The most unopened connections."""
 
 MAX_HELD_BYTES: Final = 256 << 20
-"""Most bytes of messages that were received and not taken by their handlers, over all connections for one method.
-
-So those who may append cannot use up what replication needs.
-"""
+"""The most unread bytes of messages, over all connections for one method, so that appends cannot starve replication."""
 
 WRITE_BYTES: Final = 1 << 15
-"""Bytes that a client has not taken, beyond which its handler waits. Answers are small; a broker has many clients."""
+"""The unsent bytes of a client after which its handler waits. Answers are small, and clients are many."""
 
 LINGER_SECONDS: Final = 5.0
 """The time for a client to close its connection after the call has ended."""
@@ -98,7 +95,7 @@ class _Ended(Exception):
 class FrameContext:
     """A call over frames, with what handlers use of gRPC's `ServicerContext`."""
 
-    writes_at_once = True
+    can_write_now = True
 
     def __init__(self, connection: FrameConnection, opening: FrameOpening, parse: Callable[[bytes], object]) -> None:
         self._connection = connection
@@ -156,7 +153,7 @@ class FrameServer:
         entropy: Entropy = os.urandom,
         read_bytes: int = READ_BYTES,
     ) -> None:
-        """`read_bytes` is what a connection may receive ahead of its handler."""
+        """`read_bytes` bounds the unread bytes of a connection."""
         self._methods = methods
         self._listener = listener
         self._max_message_bytes = max_message_bytes
@@ -191,7 +188,7 @@ class FrameServer:
         return self._under_way[method]
 
     def start(self) -> FramePort:
-        """Serve the connections that come to the port, and return what clients are told of it."""
+        """Serve the connections to the port, and return its description for clients."""
         self._accepting = asyncio.create_task(self._accept(), name="accept frame connections")
         return FramePort(port=self._listener.port, key=self._key)
 

@@ -1,14 +1,14 @@
-"""The rules by which an Apply may create, change and delete forks and their sources. Pure.
+"""The rules for creating, changing and deleting forks and their sources by Apply. Pure.
 
-Only changes of journals with labels of forks have anything to obey (`coranto.fragments.forks`). A fork is a promise of
-its source: fragments that the fork shares stay. So
+They concern only journals with labels of forks (`coranto.fragments.forks`). A source promises to keep the fragments
+that its forks share. So
 
-* a journal is not deleted, and loses no hold, while the fork exists that the hold is for;
-* a fork comes with what it shares: a source that holds it, and the stores where the fragments are. Neither goes later;
-* the labels of a fork never change. Only the state, by which it is forming, ends;
-* a fork shares what its source has stored, and nothing that is written later.
+* a journal is not deleted, and loses no hold, while the fork of the hold exists;
+* a fork is created with a source that holds its content and the stores with the fragments, and keeps both;
+* the labels of a fork never change, except that the state `forming` ends;
+* a fork shares only stored content of its source.
 
-A fork brings its source's content to those who may read the fork. So who makes one must be allowed to read the source.
+Readers of a fork read its source's content. So its creator must be allowed to read the source.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def fork_guards(state: JournalState, request: pb.ApplyRequest, claims: Claims) -> list[Compare]:
     """Check the changes of forks and of sources as of `state`.
 
-    Returns conditions by which other journals that this depends on stay as they are. Raises InvalidInput for a change
-    that breaks a rule, and PermissionDenied for a fork of a journal that the caller may not read.
+    Returns conditions that other journals do not change. Raises InvalidInput for a change that breaks a rule, and
+    PermissionDenied for a fork of a journal that the caller may not read.
     """
     after = _After(state, request)
     for index, change in enumerate(request.changes):
@@ -57,7 +57,7 @@ def fork_guards(state: JournalState, request: pb.ApplyRequest, claims: Claims) -
 
 
 def new_shared_ends(state: JournalState, request: pb.ApplyRequest) -> dict[str, int]:
-    """Return the sources of which new forks share fragments, each with the end up to which they do."""
+    """Return the sources of new forks, each with the end of the shared content."""
     ends: dict[str, int] = {}
     for change in request.changes:
         if state.item(change.upsert.name) is not None or not _concerns_forks(change.upsert):
@@ -82,7 +82,7 @@ def require_stored(ends: Mapping[str, int], heads: Mapping[str, JournalHead]) ->
             stored = head.persisted_head
         else:
             problem = head.problem if head is not None else "no broker knows it"
-            raise Unavailable(f"it is not known how much of {name} is stored, of which a fork is made ({problem})")
+            raise Unavailable(f"the stored part of {name}, the source of a fork, is unknown ({problem}); try again")
         if end > stored:
             raise InvalidInput(
                 f"a fork of {name} cannot share its content up to {end}: its stores have it up to {stored}",
@@ -142,7 +142,7 @@ def _check_holds(after: _After, before: pb.JournalSpec, upsert: pb.JournalSpec |
 
 
 def _readable_holds(spec: pb.JournalSpec) -> Iterator[tuple[str, int]]:
-    """Yield the holds of a journal. It has none if somebody else than Coranto has written what cannot be read."""
+    """Yield the holds of a journal. Invalid labels, which Coranto did not write, are none."""
     try:
         yield from sorted(holds_of(spec).items())
     except InvalidInput:
@@ -165,7 +165,7 @@ def _check_upsert(after: _After, upsert: pb.JournalSpec, before: pb.JournalSpec 
         return
     if _readable_fork(before) is None:
         if fork is not None:
-            raise InvalidInput(f"{upsert.name} exists and is no fork: a fork is a new journal; choose another name")
+            raise InvalidInput(f"{upsert.name} already exists: a fork is a new journal; choose another name")
         return
     if _unchanging(upsert) != _unchanging(before) or _state(upsert) not in ("", _state(before)):
         raise InvalidInput(

@@ -54,7 +54,7 @@ def with_guards(state: JournalState, created: Sequence[str], compares: Sequence[
     guarded = list(dict.fromkeys([*compares, *above, *below]))
     if len(guarded) <= MAX_TXN_OPS:
         return guarded
-    # `state` has what was in the folder, so no compare is needed to check that each name is new.
+    # `state` has the content of the folder, so no compare is needed to check that each name is new.
     keys = {layout.item_key(name) for name in created}
     others = [each for each in compares if each.key not in keys or each.operand != 0]
     folder = _folder(created)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class FolderConflict(NamedTuple):
-    """A journal that would get a `store` in which its folder is, contains or is within that of another journal."""
+    """A journal whose folder in `store` would be, contain or be within the folder of another journal."""
 
     name: str
     store: str
@@ -41,7 +41,7 @@ class FolderConflict(NamedTuple):
 
 
 class FolderGuards(NamedTuple):
-    """Conditions of a transaction by which no other journal gets a folder of its journals meanwhile, and its puts."""
+    """Conditions of a transaction that keep other journals out of its journals' folders, and its puts."""
 
     compares: list[Compare]
     puts: list[Put]

@@ -13,8 +13,8 @@ end and registers, no matter what has been persisted since.
 
 A sealed fragment keeps its files until its content is in a fragment store. It may be stored once it is *settled*: every
 member of the journal's in-sync record has it, or has agreed to continue after it. The `SettledOffset` of a spool is the
-offset up to which this is known without asking etcd. Each record of the log also holds the pipelines that the spool has
-followed (`in_sync.Stamp`). From this, recovery can determine whether others continued without this spool.
+end of the content that is known to be settled without asking etcd. Each record of the log also holds the pipelines that
+the spool has followed (`in_sync.Stamp`). From this, recovery can determine whether others continued without this spool.
 
 As soon as bytes are written, they survive the end of the process. The `Fsync` policy decides whether they also survive
 power loss before they are acknowledged (`spool.flush`). Content and log reach the disk in any order, so a record may be
@@ -79,7 +79,7 @@ class Fsync(enum.StrEnum):
 
 
 class SettledOffset:
-    """The offset below which all content of a spool is settled. It only rises."""
+    """The end of the settled content of a spool. It only rises."""
 
     def __init__(self, offset: int = 0) -> None:
         self.offset = offset
@@ -243,7 +243,7 @@ class DurableSpool:
     ) -> None:
         """Begin with an empty spool or, after recovery, with `spool` and its open commit log of that generation.
 
-        `readable` is the logged offset below which readers may see everything. It may lie in a completed fragment.
+        `readable` is the logged end of the content that readers may see. It may lie in a completed fragment.
         `retired` are the files of its completed fragments, which may not be on the disk yet.
         """
         self._folder = folder

@@ -1,10 +1,10 @@
 """Recover spools after a restart.
 
 For each fragment in a journal's spool folder, the longest commit that matches the content counts: the record with the
-greatest end whose SHA-1 is that of the content up to there (`commit_check`). After the death of a process this is the
+greatest end whose SHA-1 matches the content up to its end (`commit_check`). After the death of a process this is the
 last record. After a power loss it may be an earlier one, since content and log reach the disk in any order. Everything
 after it is cut off. The newest fragment becomes the spool, with its registers. Older fragments had completed but may
-not be in a store yet, so they go back to the persister.
+not be in a store yet, so they are given to the persister again.
 
 The log also records the possibly acknowledged end. If that is more than the content here, content is lost. The reason
 is a power loss under an fsync policy that does not wait for the disk, or a disk that fails. The files are then copied

@@ -292,9 +292,9 @@ class SourceCheck:
     async def _extent(self, info: JournalInfo) -> SourceExtent:
         if is_fully_suspended(info):
             return SourceExtent(info.spec.suspend.offset, info.spec.suspend.offset)
-        told = await self.client.tell_head(self.journal)
+        found = await self.client.reported_head(self.journal)
         begins = [each.fragment.begin for each in await self.client.fragments(self.journal)]
-        return SourceExtent(told.head, min(begins, default=told.head), told.journal_id)
+        return SourceExtent(found.head, min(begins, default=found.head), found.journal_id)
 
     async def _replay(
         self,

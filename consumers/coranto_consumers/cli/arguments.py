@@ -1,4 +1,4 @@
-"""Arguments and options that commands for consumers share. It imports little: commands that answer at once use it."""
+"""Arguments and options that commands for consumers share. It imports little, because quick commands use it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Moves of a consumer to other positions: planned from its journals, then committed under a raised fence.
 
-A plan has the state of each journal at its new position (`states.py`), and what the move repeats or omits. The commit
-keeps all else of the checkpoint. Its acknowledgements stay, and the next start appends them again, so what the
-consumer has published before is committed as a whole. A record of the move stays in the checkpoint (`SourceReset`): the
-instance that is fenced off names it as the reason, and audits take it for intended.
+A plan has the state of each journal at its new position (`states.py`), and the repeated or omitted messages. The commit
+keeps the rest of the checkpoint. Its acknowledgements stay, and the next start appends them again, so that all earlier
+publications of the consumer commit. A record of the move stays in the checkpoint (`SourceReset`): the instance that is
+fenced off names it as the reason, and audits take it for intended.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ async def plan_moves(
     wanted = sorted(set(journals) or (set(target) if isinstance(target, Mapping) else {*checkpoint.sources, *new}))
     if strange := sorted(set(wanted) - checkpoint.sources.keys() - new):
         raise InvalidInput(
-            f"{strange[0]} is no journal that the consumer reads; these are "
-            f"{', '.join(sorted({*checkpoint.sources, *new})) or 'none'}",
+            f"the consumer does not read {strange[0]}, but "
+            f"{', '.join(sorted({*checkpoint.sources, *new})) or 'no journal'}",
             field="journal",
         )
     if not wanted:
@@ -202,8 +202,8 @@ class _JournalMove:
 def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restored], Checkpoint]:
     """Return the change of a checkpoint that makes moves: for `change_checkpoint`. `at` is the time; default: now.
 
-    It raises InvalidInput if the consumer has meanwhile committed in a journal that is to move forward, or has
-    another checkpoint by now.
+    It raises InvalidInput if the consumer has committed in a journal that is to move forward, or has another
+    checkpoint.
     """
     when = time.time() if at is None else at
 
@@ -214,11 +214,11 @@ def moved(moves: Sequence[Move], *, at: float | None = None) -> Callable[[Restor
         for move in moves:
             present = sources.get(move.journal, move.known if move.is_begun else None)
             if present is None or not is_same(move.known.journal_id, move.known.read_through, present.journal_id):
-                raise InvalidInput(f"the consumer has another checkpoint of {move.journal} by now: run this again")
+                raise InvalidInput(f"the consumer now has another checkpoint of {move.journal}: run this again")
             if present != move.known and not move.repeats:
                 raise InvalidInput(
                     f"the consumer has continued in {move.journal} from {move.known.read_through} to "
-                    f"{present.read_through} meanwhile, and nothing has changed: stop it, and run this again"
+                    f"{present.read_through}, so nothing was changed: stop it, and run this again"
                 )
             sources[move.journal] = move.source
             before = -1 if move.is_other_journal else present.read_through

@@ -20,7 +20,7 @@ from coranto.errors import (
     PermissionDenied,
     Unavailable,
 )
-from coranto.member.call_errors import code_of, told
+from coranto.member.call_errors import code_of, public_text
 from coranto.names import shown, validate_shard_id
 from coranto.security.admission import caller_of
 from coranto.security.tokens import Capability, Claims
@@ -79,7 +79,7 @@ class ShardService(pc_grpc.ShardServicer):
         except CorantoError as error:
             code = code_of(error)
             _log.info("call.failed", method=method, client=context.peer(), code=code.name, error=str(error))
-            await context.abort(code, told(error))
+            await context.abort(code, public_text(error))
 
     # -- Stat ----------------------------------------------------------------------------------------------------------
 

@@ -208,7 +208,7 @@ class SqlStore:
     def raise_with(self, shard: str, work: Callable[[Connection, Restored], None]) -> Restored:
         """Raise the fence, and do work in the same transaction, with its connection and what `raise_fence` returns.
 
-        Raises as `raise_fence` does, and what the work raises; then nothing has changed.
+        Raises as `raise_fence` does, and the errors of the work; then nothing has changed.
         """
         if not shard:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it; give one", field="shard")
@@ -330,7 +330,7 @@ class SqlStore:
             raise fenced_off(shard, fence, found)
 
     def fenced(self, connection: Connection, shard: str, fence: int) -> Fenced:
-        """Return the error of an owner whose fence is not that of the row any more, with the reason if it is known."""
+        """Return the error of an owner whose fence was replaced, with the reason if known."""
         try:
             return fenced_off(shard, fence, row_of(connection, shard))
         except (CorantoError, SQLAlchemyError):

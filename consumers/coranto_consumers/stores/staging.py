@@ -114,7 +114,7 @@ def delete_stale(store: SqlStore, connection: Connection, shard: str, fence: int
 
 
 def delete_shards(store: SqlStore, connection: Connection, gone: Callable[[str], bool]) -> None:
-    """Delete all rows of consumers for which `gone` returns True."""
+    """Delete all rows of consumers that `gone` accepts."""
 
     def work(stage: Table) -> None:
         column = stage.c[STAGE_COLUMNS[0]]

@@ -48,7 +48,7 @@ def journal_asset(
 
 
 def journal_uri(group: str, cluster: str = DEFAULT_CONNECTION) -> str:
-    """Return the URI of the journals `group/…`. Raises InvalidInput for a name below which no journal can be."""
+    """Return the URI of the journals `group/…`. Raises InvalidInput for an invalid name."""
     if group.endswith("/"):
         raise InvalidInput(f"{group!r} ends with a slash; name the group without it", field="group")
     validate_journal(f"{group}/any")

@@ -107,7 +107,7 @@ class AirflowStandalone(LocalService):
         )
         if made.returncode != 0:
             raise ClusterError(f"Airflow's database cannot be made:\n{made.stderr[-2000:]}")
-        self._port = free_port(self._port)  # Making the database takes a while, in which the port may have been taken.
+        self._port = free_port(self._port)  # It may have been taken while the database was made.
         for name in _PARTS:
             self.start_part(name)
         ready = partial(self._answers, "/api/v2/monitor/health")
@@ -155,7 +155,7 @@ class AirflowStandalone(LocalService):
 
 
 def _kill_group(group: int) -> None:
-    """Kill what a part has left behind in its process group."""
+    """Kill the remaining processes of a part's process group."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:

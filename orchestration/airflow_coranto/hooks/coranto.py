@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class CorantoHook(BaseHook):
     """Reaches a cluster of brokers by a connection (see `ConnectionFields` for its fields).
 
-    The connection is read each time, so that a changed token or the new port of an embedded cluster counts at once. One
-    that is not defined is an error, also if a cluster runs on this machine: Airflow says the same of a connection that
-    it failed to look up, and a task must not take another cluster then.
+    The connection is read each time, so that a changed token or the new port of an embedded cluster takes effect
+    immediately. An undefined connection is an error, even if a cluster runs on this machine: Airflow reports the same
+    for a connection that it failed to look up, and then a task must not use another cluster.
     """
 
     conn_name_attr = "coranto_conn_id"

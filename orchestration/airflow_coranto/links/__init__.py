@@ -1,1 +1,1 @@
-"""Links beside tasks in Airflow's UI."""
+"""Links on tasks' pages in Airflow's UI."""

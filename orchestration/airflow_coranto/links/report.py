@@ -1,4 +1,4 @@
-"""Links beside a task in Airflow's UI."""
+"""The link to a report on a task's page in Airflow's UI."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 20
 _WHOLE_SUBJECTS: Final = 1000
-"""The number of journals up to which the XCom has the facts of each."""
+"""The most journals whose facts are in the XCom."""
 _MAX_FINDINGS: Final = 1000
 """The number of findings that the XCom has at most; the task's log has them all."""
 
@@ -32,11 +32,11 @@ _MAX_FINDINGS: Final = 1000
 class AuditOperator(BaseOperator):
     """Audit the journals of a group, as `coranto audit` does, and fail on a finding.
 
-    A `cheap` audit compares what is stored with what brokers say and with the last audit, wherever that was made. A
-    `deep` one reads content too, up to `budget`, beginning with what was read longest ago: a number of bytes, a text
-    such as 64M or `all`, or None for all. Empty is the command's default. `memory` is the URL of the store with the
-    records of audits, by default each journal's first store. `checks` makes further checks, such as those of consumers,
-    from a client and the stores. The group without journals is a finding, unless `allow_empty`.
+    A `cheap` audit compares stored content with brokers' answers and with the last audit. A `deep` one also reads
+    content up to `budget`, the longest unread first: a number of bytes, a text such as 64M or `all`, or None for all.
+    Empty is the command's default. `memory` is the URL of the store with the records of audits, by default each
+    journal's first store. `checks` makes further checks, such as checks of consumers, from a client and the stores. A
+    group without journals is a finding, unless `allow_empty`.
 
     The report is the XCom `report`, also of a failed task; the link "Report" leads to it. A task with an error among
     its findings fails and is not retried; warnings only fail it with `fail_on_warning`. Returns `{"sound", "summary",
@@ -122,7 +122,7 @@ class AuditOperator(BaseOperator):
 
 
 def told_report(report: Report) -> dict[str, Any]:
-    """Return a report as XCom. Of very many journals only the number is told, and of findings the weightiest ones."""
+    """Return a report as XCom: for very many journals only their number, and the most severe findings."""
     told: dict[str, Any] = json.loads(report.to_json())
     if len(report.subjects) > _WHOLE_SUBJECTS:
         told["subjects"] = {"left_out": {"journals": len(report.subjects)}}

@@ -63,8 +63,8 @@ class PlanRecoveryOperator(_RecoveryOperator):
     """Find damage in the journals of a group, and plan its repair. Changes nothing. Reads all their content.
 
     `memory` is the URL of the store with the records of audits. `doctors` and `audits` add consumers (see
-    `coranto.recovery`). If there is nothing to recover the task is skipped, and what follows with it. Returns the plan:
-    `{"hash", "summary", "text", "steps", "losses", "remarks"}`, where `text` is Markdown for a person.
+    `coranto.recovery`). Without damage, the task and its downstream tasks are skipped. Returns the plan: `{"hash",
+    "summary", "text", "steps", "losses", "remarks"}`, where `text` is Markdown for a person.
     """
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -83,9 +83,9 @@ class PlanRecoveryOperator(_RecoveryOperator):
 class ApproveRecoveryOperator(HITLOperator):
     """Show the plan of a PlanRecoveryOperator to a person, and wait for an approval, without a worker.
 
-    The button names the plan's hash, so the approval is of the plan that was shown, even if the task that plans is
-    cleared meanwhile. If it is rejected the task is skipped, and what follows with it. Returns `{"approved": hash,
-    "by": user}`. The further arguments are those of HITLOperator.
+    The button names the plan's hash, so the approval is of the plan that was shown, even if the planning task was
+    cleared. After a rejection, the task and its downstream tasks are skipped. Returns `{"approved": hash, "by": user}`.
+    Further arguments go to HITLOperator.
     """
 
     template_fields: Sequence[str] = ("subject", "body", "plan")
@@ -112,7 +112,7 @@ class ApproveRecoveryOperator(HITLOperator):
         if not chosen.startswith(APPROVE):
             raise AirflowSkipException("the plan was rejected")
         user = response.get("responded_by_user")
-        name = user["name"] if user else "nobody (the time was over)"
+        name = user["name"] if user else "the default at the timeout"
         self.log.info("%s has approved the plan %s", name, chosen.removeprefix(APPROVE))
         return {"approved": chosen.removeprefix(APPROVE), "by": name}
 
@@ -175,8 +175,8 @@ def recovery_with_approval(
 ) -> TaskGroup:
     """Return a task group of planning, approval and carrying out.
 
-    `approval` are arguments of the ApproveRecoveryOperator, such as `assigned_users` or `response_timeout`; the others
-    are those of both other operators.
+    `approval` are arguments of the ApproveRecoveryOperator, such as `assigned_users` or `response_timeout`. Further
+    arguments go to both other operators.
     """
     with TaskGroup(group_id) as tasks:
         plan = PlanRecoveryOperator(task_id="plan", group=group, **arguments)
@@ -206,5 +206,5 @@ def _markdown(plan: Plan) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text that stays within a cell of a table in Markdown, and is no markup."""
+    """Return text that is escaped for a cell of a table in Markdown."""
     return "".join(f"\\{sign}" if sign in "|`*_[]<>\\" else " " if sign in "\r\n" else sign for sign in text)

@@ -50,7 +50,7 @@ def _row(session: Any, variable: str) -> Any:
 
 
 def _stored(row: Any) -> StoredEvent | None:
-    """Return what a variable's row keeps. If somebody has broken it, the event that is being stored makes it whole."""
+    """Return the event in a variable's row. An invalid row is replaced by the event that is being stored."""
     try:
         return StoredEvent.from_json(row.val) if row is not None and row.val else None
     except InvalidInput:

@@ -123,7 +123,9 @@ class JournalSensor(BaseSensorOperator):
             heads = await client.heads(JournalGroup(self.group).selector)
             now = positions_of(heads)
             if not len(heads):
-                self._warn(f"There is no journal {self.group}/… yet on the cluster of {self.coranto_conn_id}; waits")
+                self._warn(
+                    f"Waits for a journal {self.group}/… on the cluster of {self.coranto_conn_id}, which has none"
+                )
             if self.beyond is None and self._start is None:
                 self._start = heads_of(positions_of(heads.all_known()))
             beyond = self._offsets()

@@ -44,8 +44,8 @@ class JournalOffsetTrigger(BaseEventTrigger):
     (`{"offset": 1024, "journal_id": "…"}`). If the journal has another id, it was deleted and created again: the task
     gets an event with `error` and `recreated`.
 
-    While the cluster does not answer, it goes on asking. A task gets an event with `error` for what asking again will
-    not cure, such as a refused token.
+    While the cluster does not answer, it retries. A task gets an event with `error` for a permanent failure, such as a
+    refused token.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class JournalOffsetTrigger(BaseEventTrigger):
     async def _first(self, now: dict[str, JournalPosition]) -> offsets.StoredEvent | None:
         """Return the last stored event. Before the first event, keep where it will begin.
 
-        Returns None if the variable holds no such thing: beginning anew could leave out what has grown.
+        Returns None if the variable is invalid: a new beginning could skip growth.
         """
         kept = await get_variable(self.variable)
         if kept is not None:
@@ -218,7 +218,7 @@ class _Heads:
         """Say once that there are no journals to wait for, and once that there are some."""
         if is_missing and not self._is_missing:
             self._log.warning(
-                "There is no journal %s/… on the cluster of connection %s yet; waits for one. Check the group's name, "
+                "Waits for a journal %s/… on the cluster of connection %s, which has none. Check the group's name, "
                 "and whether the token may read it",
                 self._group.name,
                 self._hook.coranto_conn_id,

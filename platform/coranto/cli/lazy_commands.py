@@ -1,4 +1,4 @@
-"""Groups of commands that are imported when they are named, so that a command does not wait for what others need."""
+"""Groups of commands that are imported on use, so that a command does not wait for the imports of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels to the other members of a cluster, whose endpoints come and go."""
+"""Channels to the other members of a cluster, whose endpoints change."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Channels:
         basis: Callable[[str], object] = lambda endpoint: None,
         draining: Callable[[grpc.aio.Channel], None] = lambda channel: None,
     ) -> None:
-        """`open` opens a channel to an endpoint. It is opened anew when `basis` returns another object than before.
+        """`open` opens a channel to an endpoint, and again when `basis` returns another object than before.
 
-        `draining` is told of each channel that gets no more calls, and closes when those under way have ended.
+        `draining` is called with each channel that gets no more calls. It closes when its calls have ended.
         """
         self._open = open
         self._basis = basis
-        self._told_draining = draining
+        self._on_draining = draining
         self._bases: dict[str, object] = {}
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._draining: set[asyncio.Task[None]] = set()
@@ -49,8 +49,8 @@ class Channels:
         return channel
 
     def _drain(self, channel: grpc.aio.Channel) -> None:
-        """Close a channel when its calls under way have ended."""
-        self._told_draining(channel)
+        """Close a channel when its calls have ended."""
+        self._on_draining(channel)
         task = asyncio.ensure_future(channel.close(_DRAIN_SECONDS))
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)

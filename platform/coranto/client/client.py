@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
@@ -67,25 +67,26 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import HeadsRequest, NoteRequest
 
 _FRAGMENTS_PER_PAGE = 1000
+T = TypeVar("T")
 
 
-class ToldHead(NamedTuple):
-    """A broker's answer to a question for a journal's write head."""
+class ReportedHead(NamedTuple):
+    """A journal's write head as a broker reports it."""
 
     head: int
     revision: int
-    """The etcd revision that the broker knew."""
+    """The etcd revision of the broker's key space."""
     is_primary: bool
     journal_id: str
-    """Empty if the broker does not tell it."""
+    """Empty from brokers that do not send it."""
 
 
 class JournalClient:
     """A client of the brokers at `endpoint` (see `ClientConfig`).
 
-    Use as `async with JournalClient("127.0.0.1:8080") as client:`, on one event loop. Safe for many tasks at once.
-    Every call may be cancelled. While brokers cannot serve, calls that are safe to repeat are retried for
-    `retry_timeout` seconds. Then they raise the last error.
+    Use as `async with JournalClient("127.0.0.1:8080") as client:`, on one event loop, by any number of tasks. Every
+    call may be cancelled. While brokers cannot serve, calls that are safe to repeat are retried for `retry_timeout`
+    seconds. Then they raise the last error.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class JournalClient:
         connect: Connect = Connection,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """A simulation passes one `connection` for all calls, or `connect` to make them, in place of real ones."""
+        """Simulations pass one `connection` for all calls, or `connect` to make connections."""
         self.config = ClientConfig(
             endpoint, file_root, retry_timeout, auth, tls, zone, route_cache, disk_cache, append_streams, name
         )
@@ -142,23 +143,23 @@ class JournalClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections for good; calls under way fail."""
+        """Close all connections; calls under way fail."""
         await self._dispatcher.close()
 
     @property
     def applied_revision(self) -> int:
-        """The etcd revision of the last change of specs that this client has made; 0 without any."""
+        """The etcd revision of this client's last change of specs; 0 without a change."""
         return self._applied_revision
 
     @property
     def applied_cluster(self) -> int:
-        """The id of the etcd cluster that counts `applied_revision`; 0 without any change."""
+        """The id of the etcd cluster of `applied_revision`; 0 without a change."""
         return self._applied_cluster
 
     def suggest_routes(self, routes: Mapping[str, KnownRoute]) -> None:
-        """Try these routes of journals first, which another client has listed.
+        """Use these routes, from another client's listing, for journals without a known route.
 
-        Otherwise the first call about a journal goes to a seed. Outdated routes are corrected as learnt ones are.
+        Otherwise the first call about a journal goes to a seed. Answers correct outdated routes.
         """
         self._dispatcher.suggest(routes)
 
@@ -167,20 +168,15 @@ class JournalClient:
     async def list(self, selector: str | pb.LabelSelector = "") -> Listing:
         """List the journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
-        retry = Retry(self.config.retry_timeout)
-        while True:
-            try:
-                return await self._list(pb.ListRequest(selector=parsed))
-            except TRANSIENT as error:
-                await self._wait(retry, error)
+        return await self._retried(lambda: self._list(pb.ListRequest(selector=parsed)))
 
     async def _list(self, request: pb.ListRequest) -> Listing:
         subject = "list of journals"
         header: pb.Header | None = None
         journals: list[JournalInfo] = []
-        way = self._dispatcher.to_seed()
-        call = way.stub.List(request, metadata=way.tokens.over(Capability.LIST, request.selector))
-        with way.calling(subject, call):
+        chosen = self._dispatcher.to_seed()
+        call = chosen.stub.List(request, metadata=chosen.tokens.over(Capability.LIST, request.selector))
+        with chosen.calling(subject, call):
             async for response in call:
                 if header is None:
                     header = check_answer(response, subject)
@@ -194,9 +190,8 @@ class JournalClient:
     async def watch(self, selector: str | pb.LabelSelector = "") -> AsyncGenerator[Listing]:
         """Yield the journals that match a selector: now, and after each creation, change or deletion of one.
 
-        Changes of only a route are not reported. When brokers come and go, the watch resumes where it was. Until its
-        first snapshot it raises the last error when `retry_timeout` ends. Close the iterator (`contextlib.aclosing`)
-        when you leave it.
+        Changes of only a route are not reported. The watch survives broker restarts, but raises the last error if it
+        gets no first snapshot within `retry_timeout`. Close the iterator (`contextlib.aclosing`) when you leave it.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
         watch = Watch(self._dispatcher, self._clock, parsed, self.config.retry_timeout)
@@ -207,26 +202,25 @@ class JournalClient:
     async def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> pb.Header:
         """Create, update and delete journals, all or none.
 
-        Later calls of this client see the changes at any broker. Raises EtcdTransactionFailed when a journal is not at
-        the revision that its change expects, InvalidInput for changes that no broker would accept, Unavailable when too
-        much was written to etcd, and ApplyOutcomeUnknown when the answer was lost. After a cancellation the outcome is
-        unknown too.
+        Later calls of this client see the changes at any broker. Raises EtcdTransactionFailed if a journal is not at
+        the revision that its change expects, InvalidInput for invalid changes, Unavailable if etcd has too much to
+        write, and ApplyOutcomeUnknown if the answer was lost. After a cancellation the outcome is unknown.
         """
         subject = f"apply of {len(changes)} changes"
         request = pb.ApplyRequest(changes=changes)
         validate(request)
-        # Connect first, so that a later failure is not one of connecting.
-        way = await self._dispatcher.connected(subject, self.config.retry_timeout)
+        # Connect first, so that a later failure is not a failure to connect.
+        chosen = await self._dispatcher.connected(subject, self.config.retry_timeout)
         try:
-            response = await way.stub.Apply(request, metadata=self._apply_metadata(request))
+            response = await chosen.stub.Apply(request, metadata=self._apply_metadata(request))
         except grpc.aio.AioRpcError as error:
-            failure = way.failure(subject, error)
-            # A broker that has no room for changes refuses them before it makes any.
+            failure = chosen.failure(subject, error)
+            # RESOURCE_EXHAUSTED: the broker refused before any change.
             if isinstance(failure, Unavailable) and error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise ApplyOutcomeUnknown(f"{failure}. List the journals to learn whether it was applied.") from error
             raise failure from error
         header = check_answer(response, subject)
-        if header.etcd.cluster_id != self._applied_cluster:  # Its revisions are not those of an etcd before it.
+        if header.etcd.cluster_id != self._applied_cluster:  # Another etcd has other revisions.
             self._applied_revision, self._applied_cluster = 0, header.etcd.cluster_id
         self._applied_revision = max(self._applied_revision, header.etcd.revision)
         return header
@@ -234,7 +228,7 @@ class JournalClient:
     def _apply_metadata(self, request: pb.ApplyRequest) -> Metadata | None:
         names = (change.upsert.name or change.delete for change in request.changes)
         forks = any(labels.value_of(change.upsert.labels, labels.FORK_OF) for change in request.changes)
-        capability = Capability.APPLY | Capability.READ if forks else Capability.APPLY  # A fork tells its source.
+        capability = Capability.APPLY | Capability.READ if forks else Capability.APPLY  # A fork reveals its source.
         return self._dispatcher.tokens.over(capability, scope_of(names), APPLY_TOKEN_SECONDS)
 
     # -- Appending -------------------------------------------------------------------------------------------------
@@ -248,17 +242,16 @@ class JournalClient:
         union_registers: pb.LabelSet | None = None,
         subtract_registers: pb.LabelSet | None = None,
     ) -> Appender:
-        """Return an append to stream content into and then commit. It is never retried.
+        """Return an append for streaming content. It is never retried.
 
-        `offset`, unless 0, is the offset at which the append must begin. `check_registers` must match the journal's
-        registers. `subtract_registers` and then `union_registers` change them, if there is at least one byte of
-        content.
+        The append must begin at `offset`, unless that is 0. `check_registers` must match the journal's registers.
+        `subtract_registers` and then `union_registers` change them, if there is at least one byte of content.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
         return Appender(self._dispatcher, self._parameters(journal, conditions, self._applied_revision))
 
     def _parameters(self, journal: str, conditions: AppendConditions, min_etcd_revision: int) -> pb.AppendRequest:
-        """Return the first message of an append. Raises InvalidInput for parameters that no broker would accept."""
+        """Return the first message of an append. Raises InvalidInput for invalid parameters."""
         parameters = pb.AppendRequest(
             journal=journal,
             offset=conditions.offset,
@@ -288,19 +281,19 @@ class JournalClient:
         min_etcd_revision: int = 0,
         at_start: bool = False,
     ) -> AppendResult:
-        """Append content and commit it, wholly or not at all. `suspend` says how to treat a suspended journal.
+        """Append content and commit it, wholly or not at all. `suspend` is the effect on a suspended journal.
 
-        The content begins at `offset`, unless that is 0, and with `at_start` at 0. Otherwise nothing is applied, and
-        the call raises WrongAppendOffset. Gazette's brokers, and early ones of Coranto, do not know `at_start`.
+        The content must begin at `offset`, unless that is 0, and with `at_start` at 0. Otherwise nothing is applied,
+        and the call raises WrongAppendOffset. Gazette's brokers, and early ones of Coranto, ignore `at_start`.
 
-        After failures that applied nothing, bytes and sequences of bytes are retried for `retry_timeout` seconds. An
-        iterable is retried only until its first item was taken. `retry_unknown` also retries after
-        AppendOutcomeUnknown. Then content may be committed more than once (see `AppendResult.may_repeat`), which suits
-        messages with UUIDs, whose readers discard duplicates. The broker that appends knows the journals' specs as of
-        `min_etcd_revision` or later. After a cancellation the outcome is unknown.
+        After failures that applied nothing, bytes and sequences of bytes are retried for `retry_timeout` seconds, and
+        an iterable until its first item was taken. `retry_unknown` also retries after AppendOutcomeUnknown. Then
+        content may be committed more than once (see `AppendResult.may_repeat`), which suits messages with UUIDs, whose
+        readers discard duplicates. The broker that appends uses the journals' specs as of `min_etcd_revision` or later.
+        After a cancellation the outcome is unknown.
 
-        The content is held until the append ends. To begin many appends without awaiting each, use an `AppendService`:
-        it has a bound on what they hold, at which its `append` waits.
+        The content is held until the append ends. To begin many appends without awaiting each, use an `AppendService`,
+        which bounds their memory.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend, at_start)
         parameters = self._parameters(journal, conditions, max(self._applied_revision, min_etcd_revision))
@@ -335,11 +328,11 @@ class JournalClient:
         retry_unknown: bool = False,
         registers: bool = True,
     ) -> PreparedAppend:
-        """Return an append whose content is given later, all at once; otherwise like `append`.
+        """Return an append whose complete content is given later; otherwise like `append`.
 
         `parameters` is the append's first message on the wire, for callers that make many similar ones. It must be
         well-formed, and belongs to the append from then on. Without `registers` the registers of the result are not
-        validated: they may be anything that a broker answered.
+        validated.
         """
         parameters.min_etcd_revision = max(self._applied_revision, parameters.min_etcd_revision)
         return PreparedAppend(
@@ -360,11 +353,10 @@ class JournalClient:
         synced: bool = False,
         retry_timeout: float | None = None,
     ) -> Durability:
-        """Wait until an append is on so many replicas, in so many zones, and return what it survives then.
+        """Wait until an append is on this number of replicas and zones, and return its durability.
 
-        With `synced` only replicas that have it on their disks count, and brokers sync it now. Content that a fragment
-        store has satisfies everything. Raises NotDurable, which tells what the append survives, when `retry_timeout`
-        (seconds) runs out.
+        With `synced` only replicas with the content on their disks count, and brokers sync it now. Content in a
+        fragment store meets every demand. Raises NotDurable, with the durability so far, after `retry_timeout` seconds.
         """
         demand = Demand(replicas, zones, synced)
         if appended.durability is not None and appended.durability.meets(demand):
@@ -374,13 +366,13 @@ class JournalClient:
     async def stored(self, appended: AppendResult, *, retry_timeout: float | None = None) -> None:
         """Wait until a fragment store has the whole append.
 
-        Brokers store a fragment once it is long enough, or at the end of its flush interval. Raises NotDurable when
-        `retry_timeout` (seconds) runs out.
+        Brokers store a fragment when it is long enough, or at the end of its flush interval. Raises NotDurable after
+        `retry_timeout` seconds.
         """
         await self._assured(appended, None, retry_timeout)
 
     async def _assured(self, appended: AppendResult, demand: Demand | None, retry_timeout: float | None) -> Durability:
-        """Ask until an append meets a demand or, with None, until it is stored."""
+        """Poll until an append meets a demand or, with None, until it is stored."""
         retry = Retry(self.config.retry_timeout if retry_timeout is None else retry_timeout)
         span = f"[{appended.begin}, {appended.end}) of {appended.journal}"
         while True:
@@ -390,16 +382,16 @@ class JournalClient:
                 if found.stored or (demand is not None and found.meets(demand)):
                     return found
                 failure = NotDurable(f"{span} is {found}; wanted: {demand or 'in a fragment store'}")
-            except (*TRANSIENT, AppendOutcomeUnknown) as error:  # The append that asks is empty.
+            except (*TRANSIENT, AppendOutcomeUnknown) as error:  # The polling append is empty.
                 failure = error
             await self._wait(retry, failure)
 
     async def _durability(self, appended: AppendResult, *, sync: bool) -> Durability:
-        """Return an append's durability now. Does not wake a suspended journal."""
+        """Return an append's current durability. Does not wake a suspended journal."""
         journal, begin, end = appended.journal, appended.begin, appended.end
         parameters = self._parameters(journal, AppendConditions(suspend=Suspend.NO_RESUME), self._applied_revision)
         parameters.durability.CopyFrom(pb.DurabilityQuestion(since=begin, sync=sync))
-        with contextlib.suppress(JournalSuspended):  # Then its brokers have no pipeline to ask.
+        with contextlib.suppress(JournalSuspended):
             answer = await self.prepare(parameters, retry_timeout=0.0, registers=False).commit(b"")
             if answer.end < end:
                 raise CorruptData(f"{journal} ends at {answer.end}, before an acknowledged append that ends at {end}")
@@ -430,17 +422,17 @@ class JournalClient:
         before. With `fail_on_jump` the read raises OffsetJump instead. `begin_mod_time` (Unix seconds) skips persisted
         fragments last modified before it.
 
-        `journal_id` is the id of the journal that `offset` is of (`Chunk.journal_id`), by default the one of a
-        `JournalOffset`. If brokers have another journal of this name, the read raises JournalRecreated. It also does if
-        the journal is replaced while it is read.
+        `journal_id` is the id of the journal that `offset` belongs to (`Chunk.journal_id`), by default the id of a
+        `JournalOffset`. The read raises JournalRecreated if brokers have another journal of this name, or if the
+        journal is recreated during the read.
 
-        Unless `direct` is false, persisted fragments are read directly from their store if this process can do so.
-        They are verified against their SHA-1 before delivery. Content that comes through brokers is verified at the end
-        of each fragment that was read from its beginning, so CorruptFragment is raised after that content.
+        Unless `direct` is false, persisted fragments are read directly from their store if this process can do so, and
+        are verified against their SHA-1 before delivery. Content from brokers is verified at the end of each fragment
+        that was read from its beginning, so CorruptFragment is raised after that content.
 
-        Without `block`, raises OffsetNotYetAvailable when `offset` is beyond the write head, and ContentGone at a gap
-        that is too young to be jumped over, once brokers have confirmed that no store has the content. Close the
-        iterator (`contextlib.aclosing`) when you leave it early.
+        Without `block`, raises OffsetNotYetAvailable if `offset` is beyond the write head, and ContentGone at a gap
+        that is too recent to be skipped, after brokers have confirmed that no store has the content. Close the iterator
+        (`contextlib.aclosing`) when you leave it early.
         """
         validate_journal(journal, allow_metadata=True)
         if offset < -1 or end_offset < 0 or 0 < end_offset < offset:
@@ -450,7 +442,7 @@ class JournalClient:
                 field="offset",
             )
         if offset == -1:
-            # Resolved only once: a retry at "the head" would skip content written in between.
+            # Resolved once, because a retry at -1 would skip content.
             offset = await self.head(journal)
         journal_id = journal_id or id_of(offset) or id_of(end_offset)
         options = ReadOptions(
@@ -461,9 +453,9 @@ class JournalClient:
             yield chunk
 
     def reads_side_by_side(self, *, block: bool, fail_on_jump: bool) -> ReadOf:
-        """Return a function that reads small ranges like `read`, for many reads at the same time.
+        """Return a function that reads small ranges like `read`, for many concurrent reads.
 
-        What they fetch of fragment stores at a time is bounded.
+        Their concurrent fetches from fragment stores are bounded.
         """
         direct = BoundedFetches(self._direct)
 
@@ -471,8 +463,8 @@ class JournalClient:
             validate_journal(wanted.journal, allow_metadata=True)
             if not 0 <= wanted.offset < wanted.end_offset:
                 raise InvalidInput(
-                    f"[{wanted.offset}, {wanted.end_offset}) is no range of offsets with content; the begin must be 0 "
-                    "or more, and below the end",
+                    f"[{wanted.offset}, {wanted.end_offset}) is not a range of offsets; the begin must be 0 or more, "
+                    "and below the end",
                     field="offset",
                 )
             options = ReadOptions(
@@ -491,8 +483,7 @@ class JournalClient:
     async def read_all(self, journal: str, begin: int, end: int) -> bytes:
         """Return exactly the bytes [begin, end).
 
-        Raises OffsetNotYetAvailable when `end` is beyond the write head, and OffsetJump or ContentGone when some
-        content is gone.
+        Raises OffsetNotYetAvailable if `end` is beyond the write head, and OffsetJump or ContentGone for lost content.
         """
         if begin < 0 or end < begin:
             raise InvalidInput(
@@ -508,16 +499,16 @@ class JournalClient:
         return bytes(content)
 
     async def head(self, journal: str) -> int:
-        """Return the write head, where the next append begins, with the journal's id (`JournalOffset`)."""
+        """Return the write head, with the journal's id (`JournalOffset`). The next append begins there."""
         return (await self.head_and_revision(journal))[0]
 
     async def head_and_revision(self, journal: str) -> tuple[int, int]:
-        """Return the write head, and the etcd revision that the answering broker knew at that time."""
-        told = await self.tell_head(journal)
-        return JournalOffset(told.head, told.journal_id), told.revision
+        """Return the write head, and the etcd revision of the answering broker."""
+        found = await self.reported_head(journal)
+        return JournalOffset(found.head, found.journal_id), found.revision
 
-    async def tell_head(self, journal: str) -> ToldHead:
-        """Return the answer to a question for the write head."""
+    async def reported_head(self, journal: str) -> ReportedHead:
+        """Return the write head as a broker reports it, the primary if possible."""
         validate_journal(journal, allow_metadata=True)
         retry = Retry(self.config.retry_timeout)
         request = pb.ReadRequest(
@@ -526,54 +517,53 @@ class JournalClient:
         asked = 0
         while True:
             try:
-                told = await self._head(request)
+                found = await self._head(request)
             except TRANSIENT as error:
                 await self._wait(retry, error)
                 continue
             asked += 1
-            if told.is_primary or asked > 1:
-                return told
-            # Without a known route, a replica that is behind may have answered. Its answer told the route: ask again.
+            if found.is_primary or asked > 1:
+                return found
+            # Without a known route, a lagging replica may have answered. Its answer has the route for another attempt.
 
     async def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
         """Return brokers' knowledge of all journals that match a selector: heads, stored ends, times, registers.
 
-        This is one call, however many journals there are. The asked broker asks the primaries of the others. Brokers
-        that do not have this call (Gazette's) are asked about each journal alone, and then times, registers and
-        agreement are not known. The call needs the capabilities to read, and then to list, if any journal has to be
-        asked about alone. Journals that the token does not cover are left out.
+        This is one call for any number of journals. Its broker asks the primaries of journals that it does not lead.
+        Journals of Gazette's brokers, which do not have this call, are read one by one; then times, registers and
+        agreement are unknown. The call needs the capability to read, and also to list for reading one by one. Omits
+        journals that the token does not cover.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
-        retry = Retry(self.config.retry_timeout)
         request = HeadsRequest(selector=parsed, min_etcd_revision=self._applied_revision)
-        while True:
-            try:
-                return await heads.complete(self, parsed, await heads.ask(self._dispatcher.to_seed(), request))
-            except TRANSIENT as error:
-                await self._wait(retry, error)
 
-    async def _head(self, request: pb.ReadRequest) -> ToldHead:
+        async def attempt() -> Heads:
+            return await heads.complete(self, parsed, await heads.ask(self._dispatcher.to_seed(), request))
+
+        return await self._retried(attempt)
+
+    async def _head(self, request: pb.ReadRequest) -> ReportedHead:
         subject = f"write head of {request.journal}"
-        # Ask the primary, so that a client that has appended sees its own append.
-        way = self._dispatcher.to_primary(request.journal)
-        call = way.stub.Read(request, metadata=way.tokens.about(Capability.READ, request.journal))
-        with way.calling(subject, call):
+        # Ask the primary, so that clients see their own appends.
+        chosen = self._dispatcher.to_primary(request.journal)
+        call = chosen.stub.Read(request, metadata=chosen.tokens.about(Capability.READ, request.journal))
+        with chosen.calling(subject, call):
             async for response in call:
-                way.answered(response.status, response.header)
+                chosen.answered(response.status, response.header)
                 if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
                     raise status_error(response.status, subject, response.header)
                 check_well_formed(response, subject)
                 header = response.header
                 members, primary = header.route.members, header.route.primary
                 is_primary = 0 <= primary < len(members) and members[primary] == header.process_id
-                return ToldHead(response.write_head, header.etcd.revision, is_primary, response.journal_id)
+                return ReportedHead(response.write_head, header.etcd.revision, is_primary, response.journal_id)
         raise Unavailable(f"{subject}: the broker ended the read without an answer; try again")
 
     async def moment(self, selector: str | pb.LabelSelector, at: float) -> Moment:
         """Return the positions of the matching journals of JSON lines at a time (Unix seconds).
 
         The position is the offset of the first message with a later time in its UUID. Raises ContentGone if retention
-        has removed the content of that time, and InvalidInput if no journal matches or the time is not over.
+        has removed the content of that time, and InvalidInput if no journal matches or the time is in the future.
         """
         listing = await self.list(selector)
         if not listing.journals:
@@ -581,15 +571,15 @@ class JournalClient:
         return await moments.moment_at(self, listing.journals, at)
 
     async def require_content(self, moment: Moment) -> None:
-        """Check that journals still have all content of a moment, except for gaps within it, which reads notice.
+        """Check that journals still have the content of a moment, except for gaps within it, which reads notice.
 
-        Raises ContentGone, which tells all that is gone, JournalRecreated, JournalNotFound, and InvalidInput for a
+        Raises ContentGone, which lists all missing content, JournalRecreated, JournalNotFound, and InvalidInput for a
         journal that ends before its offset.
         """
         await moments.require_content(self, moment)
 
     async def require_same(self, *vectors: Mapping[str, int]) -> None:
-        """Check that offsets with ids (`JournalOffset`) are of the present journals. Without ids it makes no call.
+        """Check that offsets with ids (`JournalOffset`) belong to the current journals. Without ids it makes no call.
 
         Raises JournalRecreated.
         """
@@ -603,9 +593,9 @@ class JournalClient:
         end_mod_time: int = 0,
         signature_seconds: int = 0,
     ) -> Sequence[FragmentInfo]:
-        """List the journal's fragments by offset; with `end_mod_time` 0 also those that are not persisted yet.
+        """List the journal's fragments by offset; with `end_mod_time` 0 also fragments that are not persisted yet.
 
-        Modification times are Unix seconds. `signature_seconds`, unless 0, asks for URLs that are valid for that long.
+        Modification times are Unix seconds. `signature_seconds`, unless 0, requests URLs that are valid for that time.
         """
         found: list[FragmentInfo] = []
         request = pb.FragmentsRequest(
@@ -626,9 +616,9 @@ class JournalClient:
             request.next_page_token = response.next_page_token
 
     async def gap_at(self, journal: str, offset: int) -> int | None:
-        """Return where content begins again behind an offset without content, if brokers confirm that gap.
+        """Return the end of a gap in the content at an offset, if brokers confirm the gap; otherwise None.
 
-        They have then listed the stores after this call. None if the offset has content, or if that is not certain.
+        Brokers confirm a gap by listing the stores after this call.
         """
         request = pb.FragmentsRequest(journal=journal, page_limit=_FRAGMENTS_PER_PAGE)
         confirmed = False
@@ -646,71 +636,66 @@ class JournalClient:
 
     async def _fragments_page(self, request: pb.FragmentsRequest) -> pb.FragmentsResponse:
         subject = f"fragments of {request.journal}"
-        retry = Retry(self.config.retry_timeout)
-        while True:
-            way = self._dispatcher.to_primary(request.journal)
-            try:
-                call = way.stub.ListFragments(request, metadata=way.tokens.about(Capability.READ, request.journal))
-                with way.calling(subject, call):
-                    response = await call
-                way.answered(response.status, response.header)
-                check_answer(response, subject)
-                check_well_formed(response, subject)
-                return response
-            except TRANSIENT as error:
-                await self._wait(retry, error)
+
+        async def attempt() -> pb.FragmentsResponse:
+            chosen = self._dispatcher.to_primary(request.journal)
+            metadata = chosen.tokens.about(Capability.READ, request.journal)
+            call = chosen.stub.ListFragments(request, metadata=metadata)
+            with chosen.calling(subject, call):
+                response = await call
+            chosen.answered(response.status, response.header)
+            check_answer(response, subject)
+            check_well_formed(response, subject)
+            return response
+
+        return await self._retried(attempt)
 
     # -- Fragment stores -------------------------------------------------------------------------------------------
 
     async def store_health(self, url: str, *, check_delete: bool = False, check_delete_prefix: str = "") -> None:
-        """Let a broker check that it can write, read, list and sign files in the fragment store at `url`.
+        """Have a broker check that it can write, read, list and sign files in the fragment store at `url`.
 
-        With `check_delete` the broker also checks that it can remove files: it writes one below the store's
-        `check_delete_prefix`, which ends in `/`, and removes it. Raises StoreUnhealthy, whose `detail` is the failure
-        that the broker met.
+        With `check_delete` the broker also writes a file below the store's `check_delete_prefix`, which ends in `/`,
+        and removes it. Raises StoreUnhealthy, whose `detail` is the broker's failure.
         """
         subject = f"health of {url}"
         request = pb.FragmentStoreHealthRequest(
             fragment_store=url, check_delete=check_delete, check_delete_prefix=check_delete_prefix
         )
         validate(request)
-        retry = Retry(self.config.retry_timeout)
-        while True:
-            way = self._dispatcher.to_seed()
-            try:
-                call = way.stub.FragmentStoreHealth(
-                    request, metadata=way.tokens.over(Capability.READ | Capability.APPLY, pb.LabelSelector())
-                )
-                with way.calling(subject, call):
-                    response = await call
-                if response.status != pb.OK:
-                    raise status_error(response.status, subject, response.header, response.store_health_error)
-                return
-            except TRANSIENT as error:
-                await self._wait(retry, error)
+
+        async def attempt() -> None:
+            chosen = self._dispatcher.to_seed()
+            metadata = chosen.tokens.over(Capability.READ | Capability.APPLY, pb.LabelSelector())
+            call = chosen.stub.FragmentStoreHealth(request, metadata=metadata)
+            with chosen.calling(subject, call):
+                response = await call
+            if response.status != pb.OK:
+                raise status_error(response.status, subject, response.header, response.store_health_error)
+
+        await self._retried(attempt)
 
     async def note(self, request: NoteRequest) -> Note | None:
-        """Read or write a note about files of a fragment store; return it, or None if brokers keep none (Gazette's).
+        """Read or write a note about files of a fragment store, and return it; None from brokers without notes.
 
-        Raises EtcdTransactionFailed if a note is to be written that has another version than expected. No two writers
-        may write the same content: a repeated write takes it for its own.
+        Raises EtcdTransactionFailed if a note to write has another version than expected. Writers must write different
+        content, because a repeated write recognizes its first attempt by the content.
         """
-        retry = Retry(self.config.retry_timeout)
-        while True:
-            try:
-                return await notes.ask(self._dispatcher.to_seed(), request)
-            except TRANSIENT as error:
-                await self._wait(retry, error)
+        return await self._retried(lambda: notes.ask(self._dispatcher.to_seed(), request))
 
     async def kept_content(self, fragment: Fragment) -> KeptContent | None:
-        """Return a fragment's content if any broker still has it, although no store may; None if none has it.
+        """Return a fragment's content if any broker has it, even without a store; otherwise None.
 
         The journal may be deleted.
         """
+        return await self._retried(lambda: kept_content.ask(self._dispatcher.to_seed(), fragment))
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of the first attempt without a transient error, within the retry timeout."""
         retry = Retry(self.config.retry_timeout)
         while True:
             try:
-                return await kept_content.ask(self._dispatcher.to_seed(), fragment)
+                return await attempt()
             except TRANSIENT as error:
                 await self._wait(retry, error)
 

@@ -1,4 +1,4 @@
-"""CommitWatch in journals: whether messages became committed since a position. Knows no Airflow."""
+"""Detection of messages that became committed since a position."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from coranto.messages.reading import AsyncReadUncommitted
 from coranto.messages.uuids import Flags, ProducerId
 
 _LOOKBACK: Final = 1 << 20
-"""The bytes before a position that are read too, for what producers have done there."""
+"""The bytes before a position that are also read, to learn the state of producers."""
 _MAX_PRODUCERS: Final = 10_000
 
 
 class Producers:
-    """The producers of one journal, as far as they are known. It decides by the rules of `coranto.messages.sequencer`.
+    """The known producers of one journal, by the rules of `coranto.messages.sequencer`.
 
-    `whole` says that all messages of the journal are seen. Otherwise an acknowledgement of an unknown producer counts
-    as a commit: its messages may lie before the content that was read.
+    `whole` means that all messages of the journal are seen. Otherwise an acknowledgement of an unknown producer counts
+    as a commit, because its messages may precede the content that was read.
     """
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
         self._known: dict[ProducerId, tuple[int, int]] = {}
-        """The clock up to which a producer's messages are decided, and that of its first pending message, or 0."""
+        """Of each producer, the clock of its last decided message, and of its first pending message or 0."""
 
     def commits(self, message: Envelope[Any]) -> bool:
-        """Take in a message, and return True if it commits itself or others."""
+        """Process a message, and return True if it commits itself or others."""
         clock = message.clock
         if not clock:
             return True
@@ -48,17 +48,14 @@ class Producers:
             commits = clock > decided
             after = (clock, 0) if commits else (decided, pending)
         self._known[message.producer] = after
-        if len(self._known) > _MAX_PRODUCERS:  # The one that was silent longest is forgotten.
+        if len(self._known) > _MAX_PRODUCERS:  # Forget the one with the oldest message.
             del self._known[next(iter(self._known))]
             self._whole = False
         return commits
 
 
 class CommitWatch:
-    """Sees whether messages became committed in journals. It reads all content of those that have lines of JSON.
-
-    Of other journals it cannot tell, so any growth of them counts.
-    """
+    """Detects commits of messages in journals. It reads journals of JSON lines; any growth of other journals counts."""
 
     def __init__(self) -> None:
         self._scans: dict[str, _Scan] = {}
@@ -103,7 +100,7 @@ class _Scan:
         self._producers = Producers(whole=not self.offset)
 
     async def read(self, client: JournalClient, end: int) -> None:
-        """Read on up to `end`. Content that is gone, or that is no message, counts as committed."""
+        """Read up to `end`. Missing content, and content that is not a message, counts as committed."""
         if not self._is_json:
             self.offset = self.last_commit = end
         if self.offset >= end:
@@ -122,7 +119,7 @@ class _Scan:
         self.last_commit = max(self.last_commit, through)
 
     async def _whole_lines(self, client: JournalClient, end: int) -> AsyncIterator[Chunk]:
-        """Yield content from `offset` on, without the rest of a line that began before it."""
+        """Yield content from `offset` on, without a partial first line."""
         at = self.offset
         async with contextlib.aclosing(client.read(self.journal, self.offset, end_offset=end)) as chunks:
             async for chunk in chunks:

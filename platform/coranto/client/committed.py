@@ -33,13 +33,13 @@ def committed_messages(
     as_of: Moment | None = None,
     on_corrupt: Callable[[CorruptMessage], object] | None = None,
 ) -> Iterator[Envelope[M]]:
-    """Yield each committed content message of [begin, end) once, in the order in which they were committed.
+    """Yield each committed content message of [begin, end) once, in the order of commits.
 
-    A message must begin at `begin`. Without `end` reading ends at the present write head, or with `block` goes on
-    forever. Messages of transactions that began before `begin` or are open at `end` are not yielded. With `as_of` the
-    messages are those of that moment, all of them: raises ContentGone if the journal lacks content of then. Raises
-    JournalRecreated for offsets with the id of an earlier journal (`JournalOffset`), CorruptMessage, unless
-    `on_corrupt` takes it, and the errors of the client's reads.
+    A message must begin at `begin`. Without `end` reading ends at the current write head, or with `block` never.
+    Messages of transactions that began before `begin` or are open at `end` are not yielded. `as_of` yields all messages
+    of that moment, and raises ContentGone if some of its content is gone. Raises JournalRecreated for offsets with the
+    id of an earlier journal (`JournalOffset`), CorruptMessage without `on_corrupt`, and the errors of the client's
+    reads.
     """
     if as_of is not None:
         if begin or end is not None or block:
@@ -77,13 +77,12 @@ def committed_reader(
     fail_on_jump: bool = False,
     on_corrupt: Callable[[CorruptMessage], object] | None = None,
 ) -> ReadCommitted[M]:
-    """Return a reader of committed messages that goes on from `source`, by default at the journal's beginning.
+    """Return a reader of committed messages that begins at `source`, by default at the journal's beginning.
 
-    It ends at `end`, or at the write head if there is no more content. With `block` it waits there for more. With
-    `on_corrupt` it passes over unreadable content, and calls it with the error, perhaps more than once for each. While
-    iterated it raises CorruptMessage, the errors of the client's reads, and OffsetJump when messages that have to be
-    read again are gone or, with `fail_on_jump`, any content. It raises JournalRecreated if `source` is of a journal
-    that was deleted, and created again under the same name.
+    It ends at `end`, or at the write head. With `block` it waits there for more. With `on_corrupt` it skips unreadable
+    content, and calls it with the error, perhaps repeatedly. While iterated it raises CorruptMessage, the errors of the
+    client's reads, and OffsetJump if messages that must be read again are gone or, with `fail_on_jump`, any content.
+    Raises JournalRecreated if the journal of `source` was deleted and recreated.
     """
     _check(source, end)
 

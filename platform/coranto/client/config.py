@@ -1,4 +1,4 @@
-"""The configuration of a client, as a value that can be sent to a thread, a forked worker or a Spark executor."""
+"""The configuration of a client: a value that can be sent to a thread, a forked worker or a Spark executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_ROUTE_CACHE = 1024
 
 _MAX_NAME = 128
 DEFAULT_RETRY_TIMEOUT = 60.0
-"""The default seconds for which an unserved call is retried: longer than a lease, to outlast a fail-over."""
+"""The default retry timeout in seconds: longer than a lease, to outlast a failover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,21 @@ class ClientConfig:
     fragment stores, if this process can read it: then persisted fragments are read there instead of through brokers.
     Calls that brokers cannot serve are retried for `retry_timeout` seconds.
 
-    With `auth` every call has a token: one that is signed for that call, or the given one. Tokens are sent only over
-    TLS, to loopback addresses and to unix sockets; any other endpoint raises InvalidInput.
+    With `auth` every call has a token: one signed for that call, or the given one. Tokens are sent only over TLS, to
+    loopback addresses and to unix sockets; any other endpoint raises InvalidInput.
 
-    Calls go to `endpoint` until an answer tells which brokers serve a journal. Then appends go directly to its primary,
-    and reads to one of its replicas, preferably one in `zone`. `route_cache` is the number of journals whose brokers
-    are remembered. With 0 all calls go through `endpoint`.
+    Calls go to `endpoint` until an answer names the brokers of a journal. Then appends go to its primary, and reads to
+    one of its replicas, preferably one in `zone`. `route_cache` is the number of journals whose brokers are remembered.
+    With 0 all calls go to `endpoint`.
 
-    Content of fragments that are read directly is kept in `disk_cache`, if given.
+    `disk_cache`, if given, keeps the content of fragments that are read directly.
 
-    Small appends to one of Coranto's brokers share a stream, which makes many of them far cheaper. An append that is
-    cancelled after it was sent may then still be applied. Without `append_streams`, and to Gazette's brokers, each
-    append is a call of its own.
+    Small appends to Coranto's brokers share a stream, which makes many of them far cheaper. An append that is cancelled
+    after it was sent may then still be applied. Without `append_streams`, and to Gazette's brokers, each append is a
+    call of its own.
 
-    `name` is who calls, such as `nightly/orders`: brokers log it with calls that fail. It is the beginning of gRPC's
-    header `user-agent`, and has up to 128 printable ASCII characters without spaces.
+    `name` identifies the caller, such as `nightly/orders`. Brokers log it with failed calls. It begins gRPC's header
+    `user-agent`, and has up to 128 printable ASCII characters without spaces.
     """
 
     endpoint: str
@@ -155,7 +155,7 @@ def frame_dialer(endpoint: str, tls: ClientTls | None, name: str = "") -> FrameD
 
 
 def require_private(endpoint: str) -> None:
-    """Check that nobody can read a token on its way to this endpoint. Raises InvalidInput."""
+    """Check that a token is secret on its way to this endpoint. Raises InvalidInput."""
     target = parse_endpoint(endpoint)
     if target.secure or target.address.startswith("unix:"):
         return
@@ -188,11 +188,11 @@ def _tls_of(environment: Mapping[str, str], endpoint: str) -> ClientTls | None:
 
 
 def require_client(client: object) -> None:
-    """Raise InvalidInput for a client that is no configuration, such as an endpoint."""
+    """Raise InvalidInput for anything but a configuration, such as an endpoint."""
     if not isinstance(client, ClientConfig):
         example = repr(client) if isinstance(client, str) else "'127.0.0.1:8080'"
         raise InvalidInput(
-            f"is a {type(client).__name__}, and not a configuration: give ClientConfig({example}) of coranto.client or "
-            "ClientConfig.from_environment(…), which takes tokens and TLS from the environment, too",
+            f"is a {type(client).__name__}, not a configuration: give ClientConfig({example}) of coranto.client, or "
+            "ClientConfig.from_environment(…), which also reads tokens and TLS from the environment",
             field="client",
         )

@@ -29,18 +29,18 @@ MAX_RECEIVE_BYTES = 16 << 20
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
-    # The callers decide on retries, because they know whether a call may have been applied.
+    # Callers decide on retries, because they know whether a call may have been applied.
     ("grpc.enable_retries", 0),
-    # A restarted broker is found again within a second, rather than after gRPC's default of up to two minutes.
+    # Reconnect to a restarted broker within a second. gRPC's default is up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # In effect the time limit of one attempt to connect. Half a second is little on a busy machine, or from far away.
+    # In effect the timeout of one attempt to connect. Half a second is too short on a busy or distant machine.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # Detects a peer that vanished silently while a call waits. Common servers refuse pings more often than every five
-    # minutes. In between, the kernel's retransmission time-out covers writes.
+    # Detects a peer that vanished while a call waits. Common servers refuse pings more often than every five minutes.
+    # For writes, the kernel's retransmission timeout applies.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # Readers accept content as fast as it comes: start with a wide window instead of growing to it.
+    # Readers accept content as fast as it arrives, so start with a wide window.
     ("grpc.http2.lookahead_bytes", 1 << 20),
     # Channels to the same endpoint share nothing, so that one client's close never disturbs another.
     ("grpc.use_local_subchannel_pool", 1),
@@ -54,7 +54,7 @@ REFUSALS = frozenset(
         grpc.StatusCode.INVALID_ARGUMENT,
     }
 )
-"""Errors with which a server refuses a call before it has done anything for it."""
+"""Errors of a server that refuses a call without any effect."""
 
 _LASTING = REFUSALS | {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE}
 
@@ -72,7 +72,7 @@ _DRAIN_SECONDS: Final = 3600.0
 
 
 class _ForkGuard:
-    """Refuses gRPC in a child that was forked after its parent used gRPC: it would crash there."""
+    """Refuses gRPC in a child that was forked after its parent used gRPC, where it would crash."""
 
     def __init__(self) -> None:
         self.used = False
@@ -85,7 +85,7 @@ class _ForkGuard:
         if self.unusable:
             raise CorantoError(
                 "this process was forked from one that had already connected to a cluster, which gRPC does not "
-                "survive. Connect first in the child, or start processes by `spawn`."
+                "survive. Connect only in the child, or start processes by `spawn`."
             )
         self.used = True
 
@@ -112,7 +112,7 @@ class Connection:
         self._append_streams = AppendStreams(lambda: self.streams_stub, self._dialer(config))
 
     def _dialer(self, config: ClientConfig) -> FrameDialer | None:
-        """Return the dialer of frames to the endpoint; None if it cannot be reached over frames."""
+        """Return the dialer of frames to the endpoint; None if it does not support frames."""
         return frame_dialer(config.endpoint, config.tls, config.name)
 
     @property
@@ -127,10 +127,10 @@ class Connection:
         return self._channel
 
     def _open(self, outdated: grpc.aio.Channel | None) -> grpc.aio.Channel:
-        """Open a channel. An `outdated` one closes when its calls under way have ended."""
+        """Open a channel. An `outdated` one closes when its calls have ended."""
         _fork_guard.use()
         if self._certificates is None:
-            # A token for this machine must not pass through a proxy on another machine.
+            # A proxy on another machine must not see a token for this machine.
             private = [("grpc.enable_http_proxy", 0)] if self.tokens.auth is not None else []
             return grpc.aio.insecure_channel(self.target.address, options=[*_OPTIONS, *self._named, *private])
         self._credentials = self._certificates.get()
@@ -150,7 +150,7 @@ class Connection:
 
     @property
     def heads_stub(self) -> heads_grpc.JournalsAsyncStub:
-        """The stub of the service that only Coranto's brokers have."""
+        """The stub of the service `Journals`, which only Coranto's brokers have."""
         channel = self.channel
         if self._heads_stub is None:
             self._heads_stub = heads_grpc.JournalsStub(channel)
@@ -164,12 +164,12 @@ class Connection:
 
     @property
     def append_streams(self) -> AppendStreams:
-        """The stream for small appends to this broker, over the present channel."""
-        _ = self.channel  # Opens another one if certificates have changed.
+        """The stream for small appends to this broker, over the current channel."""
+        _ = self.channel  # Opens another channel if certificates have changed.
         return self._append_streams
 
     async def close(self, grace: float | None = None) -> None:
-        """Close the channel for good. Its calls have `grace` seconds to end, and are then cancelled."""
+        """Close the channel. Its calls have `grace` seconds to end, and are then cancelled."""
         if grace:
             self._append_streams.renew()
         else:
@@ -183,7 +183,7 @@ class Connection:
             await channel.close(grace)
 
     def failure(self, subject: str, error: grpc.aio.AioRpcError) -> CorantoError:
-        """Return the error for a gRPC error, of a call that changes nothing unless it completes."""
+        """Return the error for a gRPC error of a call that changes nothing unless it completes."""
         code, details = error.code(), error.details() or "no details"
         refused = _REFUSED.get(code)
         if refused is not None:

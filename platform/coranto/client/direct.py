@@ -1,11 +1,11 @@
 """Reading persisted fragments directly from their store, by the URLs that brokers sign.
 
-A fragment is fetched and decompressed as a whole, and its SHA-1 is checked before any byte of it is delivered. With a
-`DiskCache` its content is kept on the local disk. Otherwise content up to 64 MiB is held in memory meanwhile, and
-larger content in an unlinked temporary file.
+A fragment is fetched and decompressed completely, and its SHA-1 is checked before any byte is delivered. A `DiskCache`
+keeps the content on the local disk. Without one, content up to 64 MiB is held in memory, and larger content in an
+unlinked temporary file.
 
-The store is not trusted. A download is limited to the bytes that the fragment's file may have, and to the time that
-these take at MIN_BYTES_PER_SECOND. Redirects are not followed.
+The store is not trusted. A download is limited to the largest plausible length of the fragment's file, and to the time
+that this takes at MIN_BYTES_PER_SECOND. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from coranto.fragments.codecs import check_file_length, check_plausible, decompr
 from coranto.fragments.fragment import Fragment
 
 _PIECE_BYTES = 4 << 20
-"""The size of pieces that are delivered. Readers join smaller ones again."""
+"""The size of delivered pieces."""
 _FILE_PIECE_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 64 << 20
 _HTTP_TIMEOUT_SECONDS = 60.0
@@ -53,14 +53,14 @@ class DirectReader:
     async def read(self, fragment: Fragment, url: str, begin: int, end: int) -> AsyncGenerator[bytes]:
         """Yield the content of `fragment` at journal offsets [begin, end), in pieces of at most 4 MiB.
 
-        Raises StoreError when the URL cannot be read, and CorruptFragment when its content is not the fragment's.
+        Raises StoreError if the URL cannot be read, and CorruptFragment if its content is not the fragment's.
         """
         content = await asyncio.to_thread(self.content, fragment, url)
         for start in range(begin - fragment.begin, end - fragment.begin, _PIECE_BYTES):
             yield bytes(content[start : min(start + _PIECE_BYTES, end - fragment.begin)])
 
     def content(self, fragment: Fragment, url: str) -> memoryview:
-        """Return the fragment's verified content. It blocks, and raises the errors of `read`."""
+        """Return the fragment's verified content. Blocks. Raises the errors of `read`."""
         try:
             kept = self._cache and self._cache.content(fragment, functools.partial(self._fill, fragment, url))
             return memoryview(kept or self._unkept(fragment, url))
@@ -98,7 +98,7 @@ class DirectReader:
             raise StoreError(
                 f"{_shown(url)} is neither http, https nor file; read through brokers instead (direct=False)"
             )
-        # On request stores undo the content encoding of an offload fragment. `decompress` accepts both forms.
+        # Stores may undo the content encoding of an offload fragment. `decompress_into` accepts both forms.
         request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
         response: IO[bytes] = _opener.open(request, timeout=_HTTP_TIMEOUT_SECONDS)
         return response
@@ -112,7 +112,7 @@ class DirectReader:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: the URL was signed for the store that it names, and no other place may answer for it."""
+    """Refuses redirects, because the URL was signed for the store that it names."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -124,7 +124,7 @@ _opener = urllib.request.build_opener(_NoRedirects)
 def _pieces(fragment: Fragment, source: Any) -> Iterator[bytes]:
     """Yield the bytes of a file or response. Raises CorruptFragment if it is too long, and OSError if too slow."""
     taken, due = 0, time.monotonic() + _HTTP_TIMEOUT_SECONDS
-    # `read` would wait for a whole piece, even if it comes very slowly.
+    # `read` would wait for a complete piece, however slow the store is.
     while piece := source.read1(_FILE_PIECE_BYTES):
         taken += len(piece)
         check_file_length(fragment.length, taken)
@@ -132,22 +132,22 @@ def _pieces(fragment: Fragment, source: Any) -> Iterator[bytes]:
             raise TimeoutError(f"it is too slow: {taken} bytes took more than {_HTTP_TIMEOUT_SECONDS:.0f} s")
         yield piece
     if getattr(source, "length", 0):
-        raise ConnectionError(f"the connection ended after {taken} bytes, and {source.length} were to follow")
+        raise ConnectionError(f"the connection ended after {taken} bytes, {source.length} bytes too early")
 
 
 def _kind(error: Exception) -> str:
-    """Return the kind of failure, without the store's words."""
+    """Return the kind of failure, without text of the store."""
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code}"
     return type(error).__name__
 
 
 def _room(length: int) -> bytearray | mmap.mmap:
-    """Return room for content, on disk if it is large."""
+    """Return a buffer for content, on disk if it is large."""
     if length <= _IN_MEMORY_BYTES:
         return bytearray(length)
     with tempfile.TemporaryFile() as file:
-        os.posix_fallocate(file.fileno(), 0, length)  # A full disk is an error here, and would be a signal later.
+        os.posix_fallocate(file.fileno(), 0, length)  # Raises if the disk is full; a later write would be killed.
         return mmap.mmap(file.fileno(), length)
 
 
@@ -156,9 +156,9 @@ def _unpack(fragment: Fragment, url: str, data: bytes | mmap.mmap, content: byte
     decompress_into(fragment.codec, data, content)
     digest = hashlib.sha1(content, usedforsecurity=False)
     if digest.digest() != fragment.sum:
-        raise CorruptFragment(f"{_shown(url)} has SHA-1 {digest.hexdigest()}, which is not that of its name")
+        raise CorruptFragment(f"{_shown(url)} has SHA-1 {digest.hexdigest()}, and not the one in its name")
 
 
 def _shown(url: str) -> str:
-    """Return a URL for people, without its signature, which would let anybody read the fragment."""
+    """Return a URL without its signature, which gives access to the fragment."""
     return url.partition("?")[0]

@@ -1,7 +1,7 @@
-"""A folder in which processes of one machine share the content of fragments that they fetched from stores.
+"""A cache of fragments from stores, in a folder that the processes of a machine share.
 
-A fragment is fetched and verified once, by the first process that needs it; others wait for that process meanwhile. The
-folder's owner removes it in the end. Whoever may write to the folder is trusted, so keep it private.
+The first process that needs a fragment fetches and verifies it, and others wait for that process. The folder's owner
+removes it. Every process that may write to the folder is trusted, so keep it private.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _CONTENT: Final = ".content"
 _PARTIAL: Final = ".partial"
 _LOCK: Final = ".lock"
 _IN_MEMORY_BYTES: Final = 64 << 20
-"""Content up to this length is made in memory."""
+"""Content up to this length is decompressed in memory."""
 _ROOM: Final = "room"
-"""The file whose lock has who makes room."""
+"""The file whose lock is held while making room."""
 _MIN_FREE: Final = 0.1
-"""The part of the disk that is left to others, up to `_MAX_LEFT`."""
+"""The part of the disk that stays free, up to `_MAX_LEFT`."""
 _MAX_LEFT: Final = 4 << 30
 
 _log = structlog.get_logger(__name__)
@@ -37,17 +37,18 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DiskCache:
-    """Content of at most `max_bytes` in `folder`, with what is being written. The content that was not used for longest
-    makes room first. What a process that died has left of its writing goes then, too."""
+    """A cache of at most `max_bytes` in `folder`, files under construction included.
+
+    Evicts the least recently used content first, and removes unfinished files of processes that died.
+    """
 
     folder: Path
     max_bytes: int = DEFAULT_CACHE_BYTES
 
     def content(self, fragment: Fragment, fill: Callable[[bytearray | mmap.mmap], None]) -> mmap.mmap | None:
-        """Return the fragment's content, mapped for reading only. None if there is no room for it.
+        """Return the fragment's content as a read-only mapping; None if there is no room for it.
 
-        `fill` is given room to write the content to, and verifies it, if no process did before. Its errors are raised,
-        and nothing is kept.
+        If the content is not cached, `fill` writes it to a buffer and verifies it. If that raises, nothing is kept.
         """
         if not fragment.length:
             return None
@@ -62,7 +63,7 @@ class DiskCache:
             _log.warning("disk_cache.unusable", folder=str(self.folder), error=str(error))
             return None
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # Free again when its process dies.
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Released when its process dies.
             if (found := _mapped(kept, fragment.length)) is not None:
                 return found
             partial = self.folder / (name + _PARTIAL)
@@ -76,9 +77,9 @@ class DiskCache:
             return _mapped(kept, fragment.length)
 
     def _reserve(self, partial: Path, length: int) -> bool:
-        """Make a file of `length` bytes to write to. Return False if there is no room for it."""
+        """Make a file of `length` bytes. Return False if there is no room for it."""
         with (self.folder / _ROOM).open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # Others see this file before they look for room.
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Later holders count this file.
             partial.unlink(missing_ok=True)
             return self._make_room(length) and _allocated(partial, length)
 
@@ -86,11 +87,11 @@ class DiskCache:
         """Remove content until `length` more bytes fit. Return False if they cannot fit."""
         if length > self.max_bytes:
             return False
-        written = sum(self._being_written())  # First: it may become content meanwhile, and counts twice then.
+        written = sum(self._being_written())  # First: files that are completed after this count twice, but never zero.
         kept = sorted(self._kept())
         total = written + sum(size for _, size, _ in kept)
         usage = shutil.disk_usage(self.folder)
-        # Not of the total: file systems keep some for themselves, or for an administrator.
+        # Not of the total, because file systems reserve a part.
         left = min(int((usage.used + usage.free) * _MIN_FREE), _MAX_LEFT)
         spare = min(self.max_bytes - total, usage.free - left)
         for _, size, path in kept:
@@ -110,7 +111,7 @@ class DiskCache:
                 yield status.st_mtime_ns, status.st_size, path
 
     def _being_written(self) -> Iterator[int]:
-        """Yield the size of each file that a process writes. Removes those of processes that died."""
+        """Yield the size of each file that a process writes. Removes files of processes that died."""
         for path in self.folder.glob("*" + _PARTIAL):
             with contextlib.suppress(FileNotFoundError), path.with_suffix(_LOCK).open("ab") as lock:
                 try:
@@ -140,7 +141,7 @@ def _allocated(path: Path, length: int) -> bool:
     """Make a file of `length` bytes. Return False if the disk has no room for it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        # Without reserved room, writing to a mapped file of a full disk would kill the process.
+        # Without an allocation, writing to a mapped file of a full disk would kill the process.
         os.posix_fallocate(descriptor, 0, length)
     except OSError as error:
         _log.warning("disk_cache.write_failed", bytes=length, error=str(error))
@@ -156,7 +157,7 @@ def _fill(path: Path, length: int, fill: Callable[[bytearray | mmap.mmap], None]
             with mmap.mmap(file.fileno(), length) as content:
                 fill(content)
             return
-        # To write a file at once takes half of the time of writing it page by page.
+        # Writing a file with one call takes half the time of writing it page by page.
         made = bytearray(length)
         fill(made)
         written = file.write(made)

@@ -1,12 +1,12 @@
-"""Routing of calls: directly to a broker that serves the journal if its route is known, else to a seed.
+"""Routing of calls: to a broker that serves the journal if its route is known, otherwise to a seed.
 
 A *seed* is an endpoint of the client's configuration. Seeds get calls that are not about a single journal, and calls
-about journals whose route is not known. Brokers pass on calls that they do not serve, and their answers tell the route.
+about journals without a known route. Brokers proxy calls that they do not serve, and their answers have the route.
 Several seeds are tried in turn.
 
-A broker that this client cannot reach at its route's endpoint is avoided for a while, and its calls go to seeds. Calls
-also go to seeds instead of insecure endpoints: a route never leads from TLS to an endpoint without TLS, and never sends
-a token to an endpoint where others could read it.
+A broker that cannot be reached at its route's endpoint is avoided for some seconds, and its calls go to seeds. Seeds
+also get calls instead of insecure endpoints: a route never leads from TLS to an endpoint without TLS, and never sends a
+token to an endpoint where others could read it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ChosenConnection:
 
     @property
     def assurance(self) -> Assurance | None:
-        """The client that can be asked about this call's append later."""
+        """The client that reports the later durability of this call's append."""
         return self._dispatcher.assurance if self._dispatcher is not None else None
 
     def answered(self, status: int, header: pb.Header) -> None:
@@ -81,16 +81,16 @@ class ChosenConnection:
             self._dispatcher.answered(self, status, header)
 
     def failure(self, subject: str, error: grpc.aio.AioRpcError) -> CorantoError:
-        """Report a gRPC error, and return the error for it (see `Connection.failure`). Later calls avoid this way."""
+        """Report a gRPC error, and return its error (`Connection.failure`). Later calls avoid this connection."""
         if self._dispatcher is not None:
             self._dispatcher.failed(self, error.code())
         return self.connection.failure(subject, error)
 
     @contextmanager
     def calling(self, subject: str, call: grpc.aio.RpcContext) -> Iterator[None]:
-        """Cancel the call at the end of the block, and raise its failures as errors of the client about `subject`.
+        """Raise failures of the call as the client's errors about `subject`, and cancel it at the end of the block.
 
-        A call that ends because its channel is closed fails with Unavailable.
+        A call whose channel is closed fails with Unavailable.
         """
         try:
             yield
@@ -108,9 +108,9 @@ Connect: TypeAlias = Callable[[ClientConfig, Clock, CallTokens], Connection]
 
 
 class Dispatcher:
-    """The connections of a client, and the routes that it has learnt.
+    """The connections and known routes of a client.
 
-    With `connection` all calls go through it. Otherwise `connect` makes the connections.
+    All calls use `connection`, if given. Otherwise `connect` makes the connections.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Dispatcher:
         entropy: Entropy = os.urandom,
     ) -> None:
         self.assurance: Assurance | None = None
-        """The client that results of appends ask about their durability."""
+        """The client that results of appends ask for their durability."""
         self._config = config
         self._clock = clock
         self._connect_to = connect
@@ -137,13 +137,13 @@ class Dispatcher:
         self._avoided: dict[ChannelTarget, float] = {}
         self._refused: set[str] = set()
         self._draining: set[asyncio.Task[None]] = set()
-        # Spreads the clients of a journal over its replicas. Each client stays with the same replica.
+        # Spreads clients over the replicas of a journal. Each client stays with one replica.
         self._salt = int.from_bytes(entropy(4))
 
-    # -- Ways --------------------------------------------------------------------------------------------------------
+    # -- Choosing connections ----------------------------------------------------------------------------------------
 
     def to_seed(self, journal: str = "") -> ChosenConnection:
-        """Return the way for a call that any broker accepts."""
+        """Return the connection for a call that any broker accepts."""
         for turn in range(len(self._seeds)):
             index = (self._seed + turn) % len(self._seeds)
             if not self._is_avoided(self._seeds[index].target):
@@ -152,13 +152,13 @@ class Dispatcher:
         return ChosenConnection(self._seeds[self._seed], journal, False, self)
 
     def to_primary(self, journal: str) -> ChosenConnection:
-        """Return the way for a call that the journal's primary serves."""
-        return self._along(journal, lambda route: route.writers)
+        """Return the connection for a call that the journal's primary serves."""
+        return self._routed_or_seed(journal, lambda route: route.writers)
 
     def to_replica(self, journal: str) -> ChosenConnection:
-        """Return the way for a call that any broker of the journal serves, preferably one in the client's zone."""
+        """Return the connection for a call that any replica serves, preferably one in the client's zone."""
         choice = crc32(journal.encode(), self._salt)
-        return self._along(journal, lambda route: route.readers(self._config.zone, choice))
+        return self._routed_or_seed(journal, lambda route: route.readers(self._config.zone, choice))
 
     @property
     def streams_appends(self) -> bool:
@@ -175,17 +175,17 @@ class Dispatcher:
         return len(self._seeds) > 1
 
     async def connected_to_primary(self, subject: str, journal: str) -> ChosenConnection:
-        """Return the way for a call that the journal's primary serves. Raises Unavailable if no seed can be reached."""
-        way = self.to_primary(journal)
-        if way.routed or not self.has_choice:
-            return way
+        """Return the connection to the journal's primary, or to a connected seed. Raises Unavailable."""
+        chosen = self.to_primary(journal)
+        if chosen.routed or not self.has_choice:
+            return chosen
         return await self.connected(subject, _CONNECT_SECONDS, journal)
 
     async def connected(self, subject: str, seconds: float, journal: str = "") -> ChosenConnection:
-        """Return a way to a connected seed. Connect first if necessary, for at most `seconds`. Raises Unavailable."""
-        way = self.to_seed(journal)
-        if way.connection.channel.get_state() is grpc.ChannelConnectivity.READY:
-            return way
+        """Return a connected seed, after connecting for at most `seconds` if necessary. Raises Unavailable."""
+        chosen = self.to_seed(journal)
+        if chosen.connection.channel.get_state() is grpc.ChannelConnectivity.READY:
+            return chosen
         attempts = {asyncio.ensure_future(seed.channel.channel_ready()): seed for seed in self._seeds}
         try:
             done, _ = await asyncio.wait(attempts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +201,7 @@ class Dispatcher:
         raise Unavailable(f"{subject}: cannot connect to {self._config.endpoint}. {CONNECT_ADVICE}")
 
     async def close(self) -> None:
-        """Close all connections, for good."""
+        """Close all connections."""
         for draining in self._draining:
             draining.cancel()
         await asyncio.gather(
@@ -211,37 +211,37 @@ class Dispatcher:
     # -- Learning from calls -----------------------------------------------------------------------------------------
 
     def suggest(self, routes: Mapping[str, KnownRoute]) -> None:
-        """Try these routes first, for journals of which none is known."""
+        """Use these routes for journals without a known route."""
         if self._learns:
             self._routes.suggest(routes, self._clock.monotonic())
 
-    def answered(self, way: ChosenConnection, status: int, header: pb.Header) -> None:
+    def answered(self, chosen: ChosenConnection, status: int, header: pb.Header) -> None:
         """Learn from a broker's answer to a call."""
-        self._avoided.pop(way.connection.target, None)
-        if not way.journal or not self._learns:
+        self._avoided.pop(chosen.connection.target, None)
+        if not chosen.journal or not self._learns:
             return
         if status not in _ELSEWHERE:
-            self._routes.learn(way.journal, header, self._clock.monotonic())
+            self._routes.learn(chosen.journal, header, self._clock.monotonic())
             return
-        self._routes.refused(way.journal, header, self._clock.monotonic())
+        self._routes.refused(chosen.journal, header, self._clock.monotonic())
         again = self.to_replica if status == pb.NOT_JOURNAL_BROKER else self.to_primary
-        if again(way.journal).connection is way.connection:
-            # The route leads back to the same broker, which is behind, or is about to end.
-            self._routes.forget(way.journal)
+        if again(chosen.journal).connection is chosen.connection:
+            # The route leads to the same broker, which lags behind etcd or is about to exit.
+            self._routes.forget(chosen.journal)
 
-    def failed(self, way: ChosenConnection, code: grpc.StatusCode) -> None:
+    def failed(self, chosen: ChosenConnection, code: grpc.StatusCode) -> None:
         """Learn from a call that ended with a gRPC error."""
-        if way.routed:
-            self._routes.forget(way.journal)
-        if code is grpc.StatusCode.UNAVAILABLE and (way.routed or self.has_choice):
+        if chosen.routed:
+            self._routes.forget(chosen.journal)
+        if code is grpc.StatusCode.UNAVAILABLE and (chosen.routed or self.has_choice):
             now = self._clock.monotonic()
-            # Brokers come and go: do not remember those forever that are no longer in use.
+            # Forget brokers that are no longer in use.
             self._avoided = {target: until for target, until in self._avoided.items() if now < until}
-            self._avoided[way.connection.target] = now + _AVOID_SECONDS
+            self._avoided[chosen.connection.target] = now + _AVOID_SECONDS
 
     # -- Connections -------------------------------------------------------------------------------------------------
 
-    def _along(self, journal: str, choose: Callable[[KnownRoute], Sequence[str]]) -> ChosenConnection:
+    def _routed_or_seed(self, journal: str, choose: Callable[[KnownRoute], Sequence[str]]) -> ChosenConnection:
         route = self._routes.get(journal, self._clock.monotonic()) if self._learns else None
         for endpoint in choose(route) if route is not None else ():
             connection = self._connection(endpoint)
@@ -275,7 +275,7 @@ class Dispatcher:
         return connection
 
     def _connect(self, endpoint: str) -> Connection:
-        """Make a connection. Raises InvalidInput for an endpoint to which the client's tokens must not be sent."""
+        """Make a connection. Raises InvalidInput for an endpoint that must not get the client's tokens."""
         secure = parse_endpoint(endpoint).secure
         config = replace(self._config, endpoint=endpoint, tls=self._config.tls if secure else None)
         return self._connect_to(config, self._clock, self.tokens)
@@ -283,7 +283,7 @@ class Dispatcher:
     def _drain_beyond_limit(self) -> None:
         while len(self._others) > _MAX_CONNECTIONS:
             _, connection = self._others.popitem(last=False)
-            # Its calls under way go on.
+            # Its calls under way continue.
             task = asyncio.ensure_future(connection.close(_DRAIN_SECONDS))
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)

@@ -14,7 +14,7 @@ from coranto.wire import protocol_pb2 as pb
 class JournalGroup:
     """The journals below one name. The group `flights/events` is every journal `flights/events/…`.
 
-    Raises InvalidInput for a name below which no journal can be.
+    Raises InvalidInput for a name that no journal can be below.
     """
 
     name: str

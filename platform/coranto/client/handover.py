@@ -1,7 +1,7 @@
-"""Handover of calls and results between blocking threads and the event loop that serves them.
+"""Handover of calls and results between blocking threads and their event loop.
 
-`CallQueue` passes calls to the loop. One wake-up serves all calls that were queued by then. `BoundedCalls` also returns
-futures and limits the calls under way. `ReadAhead` passes chunks from the loop to the thread that iterates over them.
+`CallQueue` passes calls to the loop. One wake-up serves all queued calls. `BoundedCalls` also returns futures and
+limits the calls under way. `ReadAhead` passes chunks from the loop to an iterating thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CallQueue:
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], object]] = deque()
-        self._awake = False  # True if the loop will look at the queue.
+        self._awake = False  # True if the loop is about to run the queue.
 
     def put(self, call: Callable[[], object]) -> None:
         """Queue a call. It must not raise."""
@@ -40,7 +40,7 @@ class CallQueue:
 
     def run(self) -> None:
         """Make all queued calls. For the loop's thread only."""
-        self._awake = False  # Before the first call, so that a call queued from now on wakes the loop again.
+        self._awake = False  # Before the first call, so that a call queued during them wakes the loop again.
         while self._calls:
             self._calls.popleft()()
 
@@ -55,9 +55,9 @@ class BoundedCalls(CallQueue):
         self._pending = 0
 
     def submit(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
-        """Queue a call, and return a future of its result. Wait first while too much is under way.
+        """Queue a call, and return a future of its result or error. Blocks while too much is under way.
 
-        Cancelling the future does not take the call back. The future raises the errors of the call.
+        Cancelling the future does not cancel the call.
         """
         given: concurrent.futures.Future[T] = concurrent.futures.Future()
         given.set_running_or_notify_cancel()
@@ -71,18 +71,13 @@ class BoundedCalls(CallQueue):
     def _begin(self, call: Callable[[], asyncio.Future[T]], weight: int, given: concurrent.futures.Future[T]) -> None:
         try:
             call().add_done_callback(functools.partial(self._resolve, weight, given))
-        except BaseException as error:  # noqa: BLE001 - the thread that waits for the future gets it
+        except BaseException as error:  # noqa: BLE001 - the future raises it
             self._make_room(weight)
             given.set_exception(error)
 
     def _resolve(self, weight: int, given: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
         self._make_room(weight)
-        if done.cancelled():
-            given.set_exception(concurrent.futures.CancelledError())
-        elif error := done.exception():
-            given.set_exception(error)
-        else:
-            given.set_result(done.result())
+        settle(given, done)
 
     def _make_room(self, weight: int) -> None:
         with self._room:
@@ -90,8 +85,18 @@ class BoundedCalls(CallQueue):
             self._room.notify_all()
 
 
+def settle(future: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
+    """Give a future of another thread the outcome of a future that is done."""
+    if done.cancelled():
+        future.set_exception(concurrent.futures.CancelledError())
+    elif error := done.exception():
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
+
+
 class QueuedFace(Face):
-    """The base of generated faces that return futures: their calls are handed to the loop in order."""
+    """The base of generated faces that return futures. Their calls reach the loop in order."""
 
     _calls: BoundedCalls
 
@@ -99,7 +104,7 @@ class QueuedFace(Face):
         return self._calls.submit(call, weight)
 
     def _run_after_calls(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run work on the loop after all calls handed over before."""
+        """Run work on the loop after all queued calls."""
 
         async def run() -> None:
             self._calls.run()
@@ -109,9 +114,9 @@ class QueuedFace(Face):
 
 
 class ReadAhead:
-    """A buffer of chunks from the loop to the iterating thread, of about READ_AHEAD_BYTES at most.
+    """A buffer of at most about READ_AHEAD_BYTES of chunks, from the loop to an iterating thread.
 
-    The thread takes all buffered chunks at once, so that many chunks share the cost of waking it.
+    The thread takes all buffered chunks together, so that they share the cost of waking it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -125,7 +130,7 @@ class ReadAhead:
         self._waits_for_room = False
 
     async def fill(self, chunks: AsyncGenerator[Chunk]) -> None:
-        """Put all chunks, and wait while there is no room. `take` raises the error that ends them."""
+        """Put all chunks, waiting for room. `take` raises the error that ends them."""
         error: BaseException | None = None
         try:
             async with contextlib.aclosing(chunks):
@@ -152,7 +157,7 @@ class ReadAhead:
             await self._room.wait()
 
     def take(self, timeout: float | None) -> deque[Chunk]:
-        """Take all buffered chunks, after waiting for the first. Returns none at the end.
+        """Return all buffered chunks, after waiting for the first. Returns none at the end.
 
         Raises TimeoutError, and the error that ended the read.
         """
@@ -169,14 +174,14 @@ class ReadAhead:
 
 
 def read_ahead(loop: LoopThread, chunks: AsyncGenerator[Chunk], subject: str, timeout: float | None) -> Iterator[Chunk]:
-    """Yield chunks that the loop reads. Raises Unavailable when none comes within `timeout` seconds."""
+    """Yield chunks that the loop reads. Raises Unavailable if none arrives within `timeout` seconds."""
     ahead = loop.run(_made())
     filling = loop.submit(ahead.fill(chunks))
     try:
         while taken := ahead.take(timeout):
             yield from taken
     except TimeoutError as error:
-        raise Unavailable(f"{subject}: nothing came within {timeout} s; wait longer, or try again") from error
+        raise Unavailable(f"{subject}: nothing arrived within {timeout} s; wait longer, or try again") from error
     finally:
         filling.cancel()
 

@@ -1,7 +1,4 @@
-"""The heads of many journals: one call for all of them at Coranto's brokers, and single reads at Gazette's.
-
-Journals whose primary is one of Gazette's brokers are asked about one by one.
-"""
+"""The heads of many journals: one call for all of them, and single reads for journals of Gazette's brokers."""
 
 from __future__ import annotations
 
@@ -35,9 +32,9 @@ _SINGLE_SECONDS: Final = 15.0
 class JournalHead:
     """The brokers' knowledge of one journal. Offsets and sizes are bytes, times are Unix seconds (0: unknown or never).
 
-    If `status` is OK, `begin`, `persisted_head` and `head` are known. They are the first offset with content, the end
-    of stored content, and the offset at which the next append begins. If it is SUSPENDED, only `head` is known.
-    Otherwise `problem` tells why nothing is known.
+    If `status` is OK, `begin` (the first offset with content), `persisted_head` (the end of stored content) and `head`
+    (the begin of the next append) are known. If it is SUSPENDED, only `head` is known. Otherwise nothing is known, and
+    `problem` is the reason.
     """
 
     journal: str
@@ -53,34 +50,34 @@ class JournalHead:
     """True if all assigned replicas agree."""
     suspended: int = pb.JournalSpec.Suspend.NONE
     broker: str = ""
-    """The broker that told this, as `zone#id`; empty if it was asked about this journal alone."""
+    """The broker that reported this, as `zone#id`; empty after a single read."""
     is_primary: bool = False
     begin: int = 0
     persisted_head: int = 0
     head: int = 0
     last_append_time: float = 0.0
-    """The time of the last append. After a restart of the broker, the time of an earlier one that its files tell."""
+    """The time of the last append. After a restart of the broker, it may be the time of an earlier one."""
     unpersisted_bytes: int = 0
     unpersisted_since: float = 0.0
-    """The time of the first append that waits to be stored."""
+    """The time of the first append that is not stored."""
     listed: bool = True
-    """False if the stores have not been listed yet, so that `begin` and `persisted_head` are not known."""
+    """False if the stores were not listed yet, so that `begin` and `persisted_head` are not known."""
     registers: pb.LabelSet | None = None
     append_status: pb.Status.ValueType = pb.OK
     """The answer to the primary's last empty append, if `append_status_time` is not 0."""
     append_status_time: float = 0.0
     store_problem: str = ""
-    """The reason why appends are held back for the fragment store; empty if they are not."""
+    """The reason for delaying appends because of the fragment store; empty if they are not delayed."""
     ask_alone: bool = False
-    """True if the journal has to be asked about alone."""
+    """True if the journal needs a single read."""
     demand_unmet: str = ""
-    """The reason why acknowledgements are, or would be, below what the journal's labels demand; empty if not."""
+    """The reason why acknowledgements are, or would be, below the demand of the journal's labels; empty if not."""
     acknowledged_below_demand: int = 0
-    """Appends that its broker has acknowledged below that since it became primary."""
+    """Appends that its broker has acknowledged below the demand since it became primary."""
     keeps_forks: bool = False
-    """True if its broker keeps and lists what forks share. Gazette's and earlier ones do not."""
+    """True if its broker keeps and lists the shared content of forks. Gazette's and early ones do not."""
     journal_id: str = ""
-    """The journal's id. Offsets of a journal with another id are of other content. Empty if it is not known."""
+    """The journal's id, empty if unknown. Offsets of a journal with another id belong to other content."""
 
     @property
     def offset(self) -> JournalOffset:
@@ -94,10 +91,10 @@ class JournalHead:
 
     @property
     def is_end(self) -> bool:
-        """True if `head` is where the journal ends.
+        """True if `head` is the end of the journal.
 
-        A primary that lacks content of other brokers refuses appends until it has it. Its head is below the journal's
-        end then. The same holds until its first empty append, and for a replica that answers for its primary.
+        The head may be below the end for a primary that refuses appends because it lacks content of other brokers, for
+        a primary before its first empty append, and for a replica that answers for its primary.
         """
         if self.status == pb.SUSPENDED:
             return True
@@ -106,7 +103,7 @@ class JournalHead:
 
     @classmethod
     def of(cls, wire: WireHead) -> JournalHead:
-        """Return the value of a message. Raises CorruptData for offsets that contradict themselves."""
+        """Return the value of a message. Raises CorruptData for offsets that contradict each other."""
         known = wire.status == pb.OK
         if known and not 0 <= wire.begin <= wire.persisted_head <= wire.head:
             raise CorruptData(
@@ -151,9 +148,9 @@ class Heads:
     header: pb.Header
     journals: tuple[JournalHead, ...]
     broker_version: str = ""
-    """The version of the broker that answered; empty for one of Gazette's or an early one of Coranto's."""
+    """The version of the answering broker; empty for Gazette's and early ones of Coranto's."""
     broker_time: float = 0.0
-    """The time by that broker's clock when it answered, in Unix seconds; 0 if the version is empty."""
+    """The answering broker's clock, in Unix seconds; 0 if the version is empty."""
 
     def __iter__(self) -> Iterator[JournalHead]:
         return iter(self.journals)
@@ -167,25 +164,24 @@ class Heads:
 
     @property
     def unknown(self) -> list[JournalHead]:
-        """The journals whose heads nobody could tell."""
+        """The journals whose heads are unknown."""
         return [each for each in self.journals if not each.known]
 
     def all_known(self) -> Heads:
         """Return these heads. Raises Unavailable if the head of one of the journals is unknown."""
         for each in self.unknown:
-            raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+            raise Unavailable(f"the head of {each.journal} is unknown: {each.problem}")
         return self
 
 
-async def ask(way: ChosenConnection, request: HeadsRequest) -> Heads | None:
-    """Return the heads that the broker of `way` tells; None if it does not have the call. Raises the client's
-    errors."""
+async def ask(chosen: ChosenConnection, request: HeadsRequest) -> Heads | None:
+    """Return the answer of one broker; None if it does not have the call. Raises the client's errors."""
     subject = "heads of journals"
     header: pb.Header | None = None
     version, time = "", 0.0
     found: dict[str, JournalHead] = {}
-    call = way.connection.heads_stub.Heads(request, metadata=way.tokens.over(Capability.READ, request.selector))
-    with way.calling(subject, call):
+    call = chosen.connection.heads_stub.Heads(request, metadata=chosen.tokens.over(Capability.READ, request.selector))
+    with chosen.calling(subject, call):
         try:
             async for response in call:
                 if header is None:
@@ -203,31 +199,31 @@ async def ask(way: ChosenConnection, request: HeadsRequest) -> Heads | None:
 
 
 async def complete(client: JournalClient, selector: str | pb.LabelSelector, heads: Heads | None) -> Heads:
-    """Ask one by one about the journals of Gazette's brokers: all of them if `heads` is None."""
+    """Add single reads for journals of Gazette's brokers, or for all journals if `heads` is None."""
     if heads is not None and not any(each.ask_alone for each in heads):
         return heads
     listing = await client.list(selector)
-    told = {each.journal: each for each in heads if not each.ask_alone} if heads is not None else {}
+    found = {each.journal: each for each in heads if not each.ask_alone} if heads is not None else {}
     gate = asyncio.Semaphore(_SINGLE_READS)
 
     async def one(info: JournalInfo) -> JournalHead:
         async with gate:
             return await _single(client, info)
 
-    single = await asyncio.gather(*(one(info) for info in listing.journals if info.name not in told))
-    told.update((each.journal, each) for each in single)
-    journals = tuple(told[name] for name in sorted(told))
+    single = await asyncio.gather(*(one(info) for info in listing.journals if info.name not in found))
+    found.update((each.journal, each) for each in single)
+    journals = tuple(found[name] for name in sorted(found))
     return Heads(listing.header, journals) if heads is None else replace(heads, journals=journals)
 
 
 async def _single(client: JournalClient, info: JournalInfo) -> JournalHead:
-    """Return the head of one journal, as any broker tells it. Replicas are not known to agree."""
+    """Return the head of one journal by single reads. It is unknown whether replicas agree."""
     status: pb.Status.ValueType = pb.OK
     problem, begin, persisted, head, journal_id, is_primary = "", 0, 0, 0, "", False
     try:
         async with asyncio.timeout(_SINGLE_SECONDS):
-            told = await client.tell_head(info.name)
-            head, journal_id, is_primary = told.head, told.journal_id, told.is_primary
+            reported = await client.reported_head(info.name)
+            head, journal_id, is_primary = reported.head, reported.journal_id, reported.is_primary
             fragments = [each.fragment for each in await client.fragments(info.name)]
         begin = min((each.begin for each in fragments), default=head)
         persisted = max((each.end for each in fragments if each.backing_store), default=begin)
@@ -236,7 +232,7 @@ async def _single(client: JournalClient, info: JournalInfo) -> JournalHead:
         status, problem = error.status, str(error)
         head = info.spec.suspend.offset if error.status == pb.SUSPENDED else 0
     except TimeoutError:
-        status, problem = pb.NOT_JOURNAL_BROKER, f"no broker told its head within {_SINGLE_SECONDS:g} s"
+        status, problem = pb.NOT_JOURNAL_BROKER, f"no broker reported its head within {_SINGLE_SECONDS:g} s"
     except CorantoError as error:
         status, problem = pb.NOT_JOURNAL_BROKER, str(error)
     return JournalHead(

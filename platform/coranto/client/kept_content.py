@@ -1,7 +1,7 @@
-"""Reads of content by its identity: offsets of a journal, and the SHA-1 of what was there.
+"""Reads of content by its identity: offsets of a journal, and a SHA-1.
 
-Brokers look for it in their caches, in their files of this and of former journals of the name, and in what they have
-set aside. Gazette's brokers, and earlier ones of Coranto's, read the offsets as they are now.
+Brokers search their caches, their files of current and earlier journals of the name, and files that were set aside.
+Gazette's brokers, and early ones of Coranto's, return the current content of the offsets.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class KeptContent:
     broker: str
 
 
-async def ask(way: ChosenConnection, fragment: Fragment) -> KeptContent | None:
-    """Return the content of a fragment if a broker has it, and its SHA-1 is right. Raises the client's errors."""
+async def ask(chosen: ChosenConnection, fragment: Fragment) -> KeptContent | None:
+    """Return the content of a fragment if a broker has it with the right SHA-1. Raises the client's errors."""
     request = pb.ReadRequest(journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end)
     request.content_sum.CopyFrom(fragment.to_wire().sum)
     subject = f"read of {fragment.content_path}"
     pieces: list[bytes] = []
     broker, offset = "", fragment.begin
-    call = way.stub.Read(request, metadata=way.tokens.about(Capability.READ, fragment.journal))
-    with way.calling(subject, call):
+    call = chosen.stub.Read(request, metadata=chosen.tokens.about(Capability.READ, fragment.journal))
+    with chosen.calling(subject, call):
         async for response in call:
             check_well_formed(response, subject)
             if response.HasField("header"):

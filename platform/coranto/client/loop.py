@@ -1,7 +1,7 @@
 """An event loop on a thread of its own, for blocking callers.
 
-One loop serves all blocking clients of a process. More loops would only cost: gRPC's asyncio support shares one poller
-between the loops of a process, and wakes all of them for each event. A forked child makes its own loop.
+One loop serves all blocking clients of a process: gRPC's asyncio support shares one poller between the loops of a
+process, and wakes all of them for each event. A forked child makes its own loop.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def _cancel_all() -> None:
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # gRPC wakes every loop of the process for each event. Loops that find nothing to read raise this.
+    # gRPC wakes every loop of the process for each event. Loops without an event to read raise this.
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)
 
@@ -103,7 +103,7 @@ os.register_at_fork(after_in_child=_shared.after_fork)
 
 
 def shared_loop() -> LoopThread:
-    """Return the loop of this process, which starts when it is first needed."""
+    """Return the loop of this process, and start it if necessary."""
     return _shared.get()
 
 
@@ -140,7 +140,7 @@ class Face:
         return self._run(_called(function))
 
     def _iterate(self, make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-        """Iterate over an asynchronous iterator, item by item, without the time-out of `_run`. Close it on leaving."""
+        """Iterate over an asynchronous iterator without the timeout of `_run`, and close it."""
         loop, items = shared_loop(), make()
         end = object()
         try:

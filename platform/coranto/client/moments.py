@@ -1,12 +1,12 @@
-"""Time travel: positions in journals at some moment, and the check that all content of then is still there.
+"""Time travel: positions in journals at some moment, and the check that their content still exists.
 
-A moment is a pair of offsets for each journal. So a client, Spark, a command and a manifest read the same bytes of it,
-now and later. Moments come from what a program has recorded, such as a consumer's checkpoint or a materialisation in
-Dagster, or from a time.
+A moment is a pair of offsets for each journal, so that clients, Spark, commands and manifests read the same bytes at
+any time. Moments come from recorded offsets, such as a consumer's checkpoint or a materialisation in Dagster, or from a
+time.
 
-The offset of a time is found by the times of the messages' UUIDs: it is that of the first message that is later. To
-find it, nothing is read of fragments that were stored `SKEW_SECONDS` before, because all of their messages are earlier.
-A producer whose clock is ahead can move the offset only within the content after these.
+The offset of a time is the begin of the first message with a later time in its UUID. Fragments that were stored
+`SKEW_SECONDS` before the time are not read, because all of their messages are earlier. A producer whose clock is ahead
+can move the offset only within the content after these.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ if TYPE_CHECKING:
     from coranto.client.heads import JournalHead
 
 SKEW_SECONDS: Final = 300
-"""The most by which a producer's clock is taken to be ahead of a store's."""
+"""The longest time that a producer's clock is assumed to be ahead of a store's."""
 LARGEST_SKEW_SECONDS: Final = 3600
-"""The largest expected difference between the clocks of producers and stores, where a larger one would hide messages
-that a reader must find."""
+"""The largest assumed difference between the clocks of producers and stores, if a reader must not miss messages."""
 _ADVICE: Final = (
-    "The content that the offset is about is gone with the earlier journal: give offsets of the present one. If it has "
-    "the same content up to there, such as recovered content, give the offset as a number, without journal_id."
+    "The offset belongs to the content of the earlier journal, which is gone: give offsets of the current one. If it "
+    "has the same content up to there, such as recovered content, give the offset as a number, without journal_id."
 )
 _AT_ONCE: Final = 16
 _NAMES_AT_ONCE: Final = 4096
@@ -47,10 +46,10 @@ _NAMES_AT_ONCE: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Positions in journals at some moment. Journals that are not named had no content then.
+    """Positions in journals at some moment. Other journals had no content then.
 
-    `ends` are the offsets at which journals ended, exclusive. `begins` are those from which content counts, 0 if not
-    named. Offsets with ids (`JournalOffset`) are of those journals alone.
+    `ends` are the end offsets, exclusive. `begins` are the first offsets, 0 for journals that it omits. Offsets with
+    ids (`JournalOffset`) are valid only for journals with these ids.
     """
 
     ends: Mapping[str, int]
@@ -58,7 +57,7 @@ class Moment:
 
     @classmethod
     def offsets(cls, ends: Mapping[str, int], begins: Mapping[str, int] | None = None) -> Self:
-        """Return the moment that offsets tell. Raises InvalidInput for offsets of no content."""
+        """Return the moment at these offsets. Raises InvalidInput for invalid ranges."""
         begins = begins or {}
         for journal in (*ends, *begins):
             if not 0 <= begins.get(journal, 0) <= ends.get(journal, -1):
@@ -76,20 +75,20 @@ class Moment:
 
 def first_clock_after(at: float) -> int:
     """Return the first clock of a UUID that is later than a time in Unix seconds."""
-    return clock_from_ns(round(at * 1e6) * 1000) + 16  # A float has no nanoseconds of our days. A tick has 16 clocks.
+    return clock_from_ns(round(at * 1e6) * 1000) + 16  # A float has only microseconds. A tick has 16 clocks.
 
 
 def require_past(at: float, field: str) -> None:
-    """Raise InvalidInput about `field` if a time in Unix seconds is not over."""
+    """Raise InvalidInput about `field` if a time in Unix seconds is in the future."""
     if at > time.time():
-        raise InvalidInput("is in the future, and messages of that time may still come", field=field)
+        raise InvalidInput("is in the future, and messages of that time may still arrive", field=field)
 
 
 async def moment_at(client: JournalClient, journals: Sequence[JournalInfo], at: float) -> Moment:
     """Return the positions of listed journals at a time in Unix seconds.
 
-    Raises InvalidInput for a time that is not over and for journals without JSON lines, and ContentGone if retention
-    has removed the content of that time, so that nobody can tell where it ended.
+    Raises InvalidInput for a future time and for journals without JSON lines, and ContentGone if retention has removed
+    the content of that time, so that its end is unknown.
     """
     require_past(at, "time")
     limit = asyncio.Semaphore(_AT_ONCE)
@@ -106,7 +105,7 @@ async def _end_at(client: JournalClient, info: JournalInfo, at: float) -> int:
     kind = labels.value_of(info.spec.labels, labels.CONTENT_TYPE)
     if kind not in ("", JsonLines.content_type):
         raise InvalidInput(
-            f"{info.name} has messages of {kind}, whose times cannot be read: give offsets instead", field="time"
+            f"{info.name} has messages of {kind} without readable times: give offsets instead", field="time"
         )
     if info.spec.suspend.level == pb.JournalSpec.Suspend.FULL:
         return info.spec.suspend.offset  # It has no content.
@@ -122,7 +121,7 @@ async def _end_at(client: JournalClient, info: JournalInfo, at: float) -> int:
             async for message in AsyncReadUncommitted(JsonLines(tolerant=True), info.name, chunks, begin):
                 if message.clock >= later:
                     if message.begin == first > 0:
-                        raise ContentGone({info.name: (0, first)}, {info.name: first}, "and its end then with it")
+                        raise ContentGone({info.name: (0, first)}, {info.name: first}, "and the end at that time")
                     return JournalOffset(message.begin, id_of(head))
     return head
 
@@ -130,7 +129,7 @@ async def _end_at(client: JournalClient, info: JournalInfo, at: float) -> int:
 async def require_content(client: JournalClient, moment: Moment) -> None:
     """Check with one call to the brokers that journals still have the content of a moment, except for gaps within it.
 
-    Raises ContentGone, which tells all that is gone, JournalRecreated for offsets of an earlier journal,
+    Raises ContentGone, which lists all missing content, JournalRecreated for offsets of an earlier journal,
     JournalNotFound, and InvalidInput for a journal that ends earlier.
     """
     gone: dict[str, tuple[int, int]] = {}
@@ -142,13 +141,12 @@ async def require_content(client: JournalClient, moment: Moment) -> None:
             if head is None:
                 raise JournalNotFound(f"content of {name} up to {end}")
             if not head.known or not head.listed:
-                raise Unavailable(f"nobody tells where the content of {name} begins now: {head.problem or 'try again'}")
+                raise Unavailable(f"the begin of the content of {name} is unknown: {head.problem or 'try again'}")
             _require_id(head, begin)
             _require_id(head, end)
             if head.head < end:
                 raise InvalidInput(
-                    f"{name} ends at {head.head}, before {end}: it was deleted and created again, or these are not "
-                    "its offsets",
+                    f"{name} ends at {head.head}, before {end}: it was recreated, or these are not its offsets",
                     field="offsets",
                 )
             first = head.head if head.status == pb.SUSPENDED else head.begin
@@ -159,9 +157,9 @@ async def require_content(client: JournalClient, moment: Moment) -> None:
 
 
 async def require_same(client: JournalClient, *vectors: Mapping[str, int]) -> None:
-    """Check that offsets with ids are of the present journals. Without ids it makes no call. Raises JournalRecreated.
+    """Check that offsets with ids belong to the current journals. Without ids it makes no call.
 
-    A journal that is not there, or not known, is left to the reads.
+    Raises JournalRecreated. Missing and unknown journals are left to the reads.
     """
     for names in _batches(sorted({journal for vector in vectors for journal, at in vector.items() if id_of(at)})):
         found = (await client.heads(f"name in ({', '.join(names)})")).by_name

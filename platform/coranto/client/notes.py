@@ -1,6 +1,6 @@
 """Notes: short texts that brokers keep in etcd about files of a fragment store (the RPC `Note`).
 
-They are for those who watch over the files, such as audits: who can change the store cannot change its notes.
+Audits detect changes of the files by them: write access to the store does not give write access to its notes.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note, and the number of times that it was written: 0 if there is none."""
+    """A note, and the number of its writes: 0 if there is none."""
 
     content: bytes = b""
     version: int = 0
 
 
-async def ask(way: ChosenConnection, request: NoteRequest) -> Note | None:
-    """Return the note after the call; None if the broker does not have the call. Raises the client's errors.
+async def ask(chosen: ChosenConnection, request: NoteRequest) -> Note | None:
+    """Return the note after the call; None if the broker does not have the call.
 
-    Raises EtcdTransactionFailed if the note was not written because it has another version.
+    Raises the client's errors, and EtcdTransactionFailed if the note was not written because it has another version.
     """
     subject = f"note about {request.fragment_store}"
-    metadata = way.tokens.over(Capability.NOTE | Capability.READ, pb.LabelSelector())  # Older brokers want READ.
-    call = way.connection.heads_stub.Note(request, metadata=metadata)
-    with way.calling(subject, call):
+    metadata = chosen.tokens.over(Capability.NOTE | Capability.READ, pb.LabelSelector())  # Older brokers want READ.
+    call = chosen.connection.heads_stub.Note(request, metadata=metadata)
+    with chosen.calling(subject, call):
         try:
             response = await call
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return None
             raise
-    # A write whose first answer was lost finds itself when it is repeated.
+    # The repetition of a write whose first answer was lost finds its own content.
     again = (request.content, request.expect_version + 1) == (response.content, response.version)
     if request.write and again and response.status == pb.ETCD_TRANSACTION_FAILED:
         response.status = pb.OK

@@ -1,7 +1,7 @@
-"""The status of a call that its peer ends while we still send.
+"""The status of a call that its peer ends while this side still sends.
 
-Sending then fails, and grpc.aio gives the call an error of its own in place of the peer's status, before or after that
-has arrived. The peer's status says more: whether the call was refused, and that nothing of it was applied.
+Sending then fails, and grpc.aio may replace the peer's status by an error of its own. The peer's status says more:
+whether the call was refused, so that nothing was applied.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import grpc.aio
 from coranto.transport.calls import ended_with
 
 MAX_SECONDS: Final = 5.0
-"""The time that a peer's status is waited for. It is on its way when sending fails."""
+"""The longest wait for a peer's status, which is in transit when sending fails."""
 
 _OF_GRPC: Final = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 T = TypeVar("T")
 
 
 class PeerStatus:
-    """The status with which the peer ends a call, even if grpc.aio replaces it."""
+    """The status that the peer ends a call with, even if grpc.aio replaces it."""
 
     def __init__(self, call: grpc.aio.Call) -> None:
         """Watch a call that has just begun."""
@@ -32,8 +32,8 @@ class PeerStatus:
         self._arrived: asyncio.Event | None = None
         call.add_done_callback(self._ended)
 
-    async def told(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """Return the peer's error of a call that failed with `error`, or `error` if the peer says nothing."""
+    async def error_of(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """Return the peer's error of a call that failed with `error`, or `error` if the peer sent none."""
         if (error.code(), error.details()) != _OF_GRPC:
             return error
         if self._status is None:
@@ -44,7 +44,7 @@ class PeerStatus:
         return self._status or error
 
     def _ended(self, call: Any) -> None:
-        """Keep the present status. grpc.aio calls this whenever it sets one."""
+        """Keep the peer's status. grpc.aio calls this for each status that it sets."""
         code = _value_of(call.code())
         if code is grpc.StatusCode.OK or self._status is not None:
             return
@@ -56,7 +56,7 @@ class PeerStatus:
 
 
 def _value_of(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the value of a coroutine that does not suspend, as those do that tell the status of a call that ended."""
+    """Return the value of a coroutine that does not suspend, such as `code()` of a call that has ended."""
     try:
         coroutine.send(None)
     except StopIteration as done:

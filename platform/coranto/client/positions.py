@@ -1,4 +1,4 @@
-"""Positions of journals, as an orchestrator keeps them to see what has grown since, and digests of them."""
+"""Positions of journals, which orchestrators keep to detect growth, and digests of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto.offsets import JournalOffset
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """A journal's write head, the etcd revision that created it, and its id, empty if that is not known."""
+    """A journal's write head, the etcd revision that created it, and its id, empty if unknown."""
 
     head: int
     create_revision: int
@@ -21,7 +21,7 @@ class JournalPosition:
 
     @property
     def kept(self) -> list[int | str]:
-        """The position as JSON keeps it; `of_kept` reads it."""
+        """The position as a JSON value. `of_kept` reads it."""
         return [self.create_revision, self.head, *([self.journal_id] if self.journal_id else [])]
 
     @classmethod
@@ -35,9 +35,9 @@ class JournalPosition:
         return JournalOffset(self.head, self.journal_id)
 
     def held_by(self, now: JournalPosition) -> JournalPosition:
-        """Return the position where the present journal has grown since this one was taken.
+        """Return the part of this position that the current journal still has.
 
-        It is this one, unless another journal has its name now, or the journal's head fell since.
+        It is this position, unless the journal was recreated, or its head fell.
         """
         if same_journal(self.create_revision, self.journal_id, self.head, now.create_revision, now.journal_id):
             return self
@@ -52,7 +52,7 @@ def positions_of(heads: Heads) -> dict[str, JournalPosition]:
 
 
 def present_positions(heads: Heads, before: Mapping[str, JournalPosition]) -> dict[str, JournalPosition]:
-    """Return present positions by name. A journal whose head nobody can tell is taken to be where it was before."""
+    """Return current positions by name. A journal whose head is unknown keeps its earlier position."""
     unknown = {each.journal: before[each.journal] for each in heads.unknown if each.journal in before}
     return dict(sorted({**positions_of(heads), **unknown}.items()))
 
@@ -63,16 +63,13 @@ def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
 
 
 def begins_of(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> dict[str, int]:
-    """Return the offset vector where growth began.
-
-    A journal that was created again since begins at 0, and one that lost content at its reset head.
-    """
+    """Return the offset vector where growth began: 0 for a recreated journal, the reset head after a loss."""
     held = {journal: at.held_by(now.get(journal, at)) for journal, at in before.items()}
     return {journal: at.offset if at is before[journal] or at.head else 0 for journal, at in held.items()}
 
 
 def grown_bytes(now: Mapping[str, JournalPosition], before: Mapping[str, JournalPosition]) -> int:
-    """Return the bytes by which journals have grown, those that were created since included."""
+    """Return the growth of journals in bytes, new journals included."""
     grown = 0
     for journal, at in now.items():
         known = before.get(journal)

@@ -1,9 +1,9 @@
-"""The progress of a read over its responses. Pure, so that tests can try every ordering.
+"""The progress of a read over its responses. Pure.
 
 A Read RPC answers with *metadata* (status, write head, the fragment that covers the resolved offset, perhaps its URL),
 then with *content* of that fragment, and so on for the next fragment. A read that survives disconnects is a sequence of
-such RPCs, each starting where the content so far ends. `ReadProgress` accepts the responses of all of them. It
-guarantees that content is delivered in order, without repetition, and never beyond `end_offset`.
+such RPCs, each from the end of the delivered content. `ReadProgress` accepts the responses of all of them, and delivers
+content in order, without repetition, and never beyond `end_offset`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReadStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The fragment with the next content, and its URL ("" while only brokers have it)."""
+    """The fragment with the next content, and its URL (empty while only brokers have it)."""
 
     fragment: Fragment
     url: str
@@ -39,7 +39,7 @@ class Located:
 class ReadProgress:
     """The state of one read of [offset, end_offset) of a journal; `end_offset` 0 means no bound.
 
-    `journal_id` is the id of the journal that `offset` is of, if that is known.
+    `journal_id` is the id of the journal that `offset` belongs to, if known.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ReadProgress:
         self.offset = offset
         self.end_offset = end_offset
         self.journal_id = journal_id
-        """The id of the journal that is read; empty until a broker tells it."""
+        """The id of the journal; empty until a broker reports it."""
         self._is_bound = bool(journal_id)
         self.write_head = 0
         self._fail_on_jump = fail_on_jump
@@ -58,12 +58,12 @@ class ReadProgress:
 
     @property
     def expected_id(self) -> str:
-        """The id that the journal must have; empty while nothing was read of any."""
+        """The id that the journal must have; empty while nothing was read."""
         return self.journal_id if self._is_bound or self.offset > 0 else ""
 
     @property
     def finished(self) -> bool:
-        """True if everything below `end_offset` was delivered, or was found to be gone."""
+        """True if everything below `end_offset` was delivered or is gone."""
         return 0 < self.end_offset <= self.offset
 
     def connected(self) -> None:
@@ -75,13 +75,13 @@ class ReadProgress:
         """Accept the RPC's next response.
 
         Raises StatusError for a status other than OK and OFFSET_NOT_YET_AVAILABLE, CorruptData for a response that
-        breaks the protocol, JournalRecreated for one of another journal of this name, CorruptFragment for content whose
-        SHA-1 is not its fragment's, and OffsetJump when content is gone and `fail_on_jump` is set.
+        violates the protocol, JournalRecreated for a response of another journal of this name, CorruptFragment for
+        content with another SHA-1 than its fragment, and OffsetJump if content is gone and `fail_on_jump` is set.
         """
         return self._content(response) if response.content else self._metadata(response)
 
     def deliver(self, content: bytes) -> Chunk:
-        """Deliver content at the present offset that was not read from responses."""
+        """Deliver content at the current offset that came from a store."""
         chunk = Chunk(self.offset, content, self.write_head, self.journal_id)
         self.offset += len(content)
         return chunk
@@ -89,11 +89,11 @@ class ReadProgress:
     def _content(self, response: pb.ReadResponse) -> Chunk:
         content = response.content
         if self._first or response.status or response.write_head or response.fragment_url:
-            raise self._broken("a content message came without metadata before it, or with metadata in it")
+            raise self._broken("a content message has metadata, or follows no metadata")
         if response.offset != self.offset:
-            raise self._broken(f"content came for offset {response.offset} instead of {self.offset}")
+            raise self._broken(f"it sent content of offset {response.offset} instead of {self.offset}")
         if self.end_offset and self.offset + len(content) > self.end_offset:
-            raise self._broken(f"content came beyond the requested end offset {self.end_offset}")
+            raise self._broken(f"it sent content beyond the requested end offset {self.end_offset}")
         if self._sum is not None:
             self._sum.update(content)
         return self.deliver(content)
@@ -139,10 +139,9 @@ class ReadProgress:
 
 
 class _RunningSum:
-    """The running SHA-1 of a fragment whose content comes in pieces, from its first byte on.
+    """The running SHA-1 of a fragment that is read in pieces, from its first byte on.
 
-    A fragment that is still being written may appear several times, each time longer. Its sum then covers its content
-    so far.
+    A fragment that is still being written may appear several times, each time longer and with another sum.
     """
 
     def __init__(self, fragment: Fragment) -> None:

@@ -1,4 +1,4 @@
-"""Reads that survive broker restarts, and read persisted content directly from its store if possible."""
+"""Reads that survive broker restarts, and read persisted content directly from its store where possible."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 
 TRANSIENT = (Unavailable, NoPrimaryBroker, NotPrimaryBroker, InsufficientBrokers, NotJournalBroker, WrongRoute)
-"""Errors of brokers that cannot serve at the moment, and have applied nothing."""
+"""Errors of brokers that cannot serve now, and have applied nothing."""
 
 _NOT_FOUND_ATTEMPTS = 4
-"""The number of attempts before JournalNotFound is raised: other brokers learn of a new journal a moment later."""
+"""The number of attempts before JournalNotFound is raised, because other brokers see a new journal later."""
 
 _log = structlog.get_logger(__name__)
 
@@ -48,9 +48,9 @@ class ReadOptions:
 
     `block` waits for content that is not written yet, also while the journal is suspended; without a bound, forever.
     `begin_mod_time` (Unix seconds) skips persisted fragments that were last modified before it. `direct` allows reading
-    persisted fragments from their store. `fail_on_jump` raises OffsetJump where content is gone, instead of going on
-    behind the gap. `journal_id` is the id of the journal that `offset` is of, if that is known; JournalRecreated is
-    raised if brokers have another one.
+    persisted fragments from their store. `fail_on_jump` raises OffsetJump where content is gone, instead of continuing
+    after the gap. `journal_id` is the id of the journal that `offset` belongs to, if known; JournalRecreated is raised
+    if brokers have another one.
     """
 
     journal: str
@@ -76,12 +76,12 @@ class Reader:
         retry_timeout: float,
         gap_at: Callable[[str, int], Awaitable[int | None]],
     ) -> None:
-        """`gap_at` returns where content begins again behind a gap, if brokers confirm that there is one."""
+        """`gap_at` returns the end of a gap in the content, if brokers confirm the gap."""
         self._gap_at = gap_at
         self._missing = -1
-        """The last offset below the head at which content was missing."""
+        """The last offset below the head without content."""
         self._dispatcher = dispatcher
-        self._way = dispatcher.to_replica(options.journal)
+        self._chosen = dispatcher.to_replica(options.journal)
         self._direct = direct
         self._clock = clock
         self._options = options
@@ -94,16 +94,16 @@ class Reader:
         )
         self._retry = Retry(math.inf if options.block else retry_timeout)
         self._direct_from = options.offset if options.direct else math.inf
-        """The offset from which persisted content is read directly."""
+        """The first offset to read directly, if its content is persisted."""
         self._damage: tuple[int, CorruptFragment] | None = None
         """The end of the last fragment that was damaged in its store, and the error."""
         self._broker_has_journal = True
-        """True until a seed says otherwise. A seed that lacks the journal proxies for a broker that has it."""
+        """False if a seed does not serve the journal, and has to proxy."""
 
     async def read(self) -> AsyncGenerator[Chunk]:
         progress = self._progress
         while not progress.finished:
-            self._way = way = self._dispatcher.to_replica(progress.journal)
+            self._chosen = chosen = self._dispatcher.to_replica(progress.journal)
             before, asked, damage = progress.offset, self._do_not_proxy, self._damage
             otherwise = False
             try:
@@ -126,8 +126,8 @@ class Reader:
                     raise
                 failure = error
                 if isinstance(error, NotJournalBroker) and asked:
-                    # Its answer told which broker has the journal. If not, a seed may proxy the read.
-                    otherwise = not way.routed and self._dispatcher.to_replica(progress.journal).routed
+                    # Its answer may have the route to a broker of the journal. Otherwise a seed may proxy the read.
+                    otherwise = not chosen.routed and self._dispatcher.to_replica(progress.journal).routed
                     self._broker_has_journal = otherwise
             if progress.offset > before:
                 self._retry.progressed()
@@ -138,12 +138,12 @@ class Reader:
 
     @property
     def _do_not_proxy(self) -> bool:
-        """True if the request asks the broker to leave persisted content to this reader.
+        """The request's flag `do_not_proxy`: the broker sends URLs of persisted content instead of the content.
 
-        With this flag, a broker that lacks the journal refuses instead of proxying. If the broker has to proxy, the
-        flag is not set, and the reader ends the call when the broker tells a URL that it can read.
+        With this flag, a broker that does not serve the journal refuses the read. Without it, such a broker proxies,
+        and the reader ends the call when it gets a URL that it can read.
         """
-        return self._progress.offset >= self._direct_from and (self._way.routed or self._broker_has_journal)
+        return self._progress.offset >= self._direct_from and (self._chosen.routed or self._broker_has_journal)
 
     def _completed_by(self, event: ReadStatus) -> bool:
         """Return True if the read is complete. Raises OffsetNotYetAvailable if its content is not available yet."""
@@ -167,7 +167,7 @@ class Reader:
         if delay is None:
             raise failure
         seconds = self._retry.seconds(now)
-        # A suspended journal has nothing to read: that is no outage.
+        # The wait for a suspended journal is not an outage.
         lasts = seconds >= REPORT_SECONDS and not isinstance(failure, JournalSuspended)
         if lasts and self._retry.is_report_due(now):
             _log.warning(
@@ -177,16 +177,16 @@ class Reader:
         await self._clock.sleep(delay)
 
     async def _look_at_gap(self) -> None:
-        """Raise ContentGone if content is missing a second time, and brokers confirm that."""
+        """Raise ContentGone if content is missing for the second time, and brokers confirm the gap."""
         journal, offset = self._progress.journal, self._progress.offset
         again, self._missing = self._missing == offset, offset
         if again and (end := await self._gap_at(journal, offset)) is not None:
             raise ContentGone(
-                {journal: (offset, end)}, {journal: end}, "neither its stores nor the brokers that hold it have that"
+                {journal: (offset, end)}, {journal: end}, "neither its stores nor its brokers have that content"
             )
 
     async def _call(self) -> AsyncGenerator[Chunk | Located | ReadStatus]:
-        """Run one Read RPC. It ends with a Located fragment if that is to be read directly."""
+        """Run one Read RPC. It ends at a Located fragment that this reader can read directly."""
         progress, options = self._progress, self._options
         progress.connected()
         request = pb.ReadRequest(
@@ -199,13 +199,13 @@ class Reader:
             min_etcd_revision=options.min_etcd_revision,
             journal_id=progress.expected_id,
         )
-        way = self._way
-        call = way.stub.Read(request, metadata=way.tokens.about(Capability.READ, options.journal))
-        with way.calling(f"read of {progress.journal}", call):
+        chosen = self._chosen
+        call = chosen.stub.Read(request, metadata=chosen.tokens.about(Capability.READ, options.journal))
+        with chosen.calling(f"read of {progress.journal}", call):
             without_content = None
             async for response in call:
                 if response.HasField("header"):
-                    way.answered(response.status, response.header)
+                    chosen.answered(response.status, response.header)
                 item = progress.accept(response)
                 if isinstance(item, Located):
                     if item.url and progress.offset >= self._direct_from:
@@ -218,7 +218,7 @@ class Reader:
                     without_content = None
                     yield item
             if without_content is not None and request.do_not_proxy:
-                # Persisted in a store that only brokers can read.
+                # It is in a store that only brokers can read.
                 self._direct_from = max(self._direct_from, without_content.fragment.end)
 
     async def _fragment(self, located: Located) -> AsyncGenerator[Chunk]:
@@ -229,7 +229,7 @@ class Reader:
                 async for piece in pieces:
                     yield progress.deliver(piece)
         except (StoreError, CorruptFragment) as error:
-            # Nothing of the fragment was delivered. A broker may still have the content that is damaged in the store.
+            # No part of the fragment was delivered. A broker may still have the undamaged content.
             self._damage = (fragment.end, error) if isinstance(error, CorruptFragment) else self._damage
             _log.warning("reader.direct_read_failed", reason=str(error))
             self._direct_from = fragment.end

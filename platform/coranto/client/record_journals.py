@@ -1,8 +1,8 @@
-"""Journals of records: journals of which programs need every record, and that they append to one after the other.
+"""Journals of records that programs append in turn, and must read completely.
 
-A record is appended on the condition that its journal still ends where the program has read it to. So of two programs
-that decide at the same time, one is told to read on first. An append whose answer was lost may be repeated: if it was
-applied, the journal ends elsewhere.
+A record is appended on the condition that the program has read its journal to the end. Of two programs that append at
+the same time, one is refused, and has to read first. An append whose answer was lost may be repeated: if it was
+applied, the journal's end has moved.
 
 Such a journal has no retention. Its registers have `coranto.dev/held` from the first record on: if all brokers lose
 the registers, they may have lost records, too.
@@ -17,11 +17,11 @@ from coranto.labels import HELD as HELD_LABEL
 from coranto.wire import protocol_pb2 as pb
 
 HELD: Final = label_set({HELD_LABEL: "true"})
-"""The registers of a journal of records that has one."""
+"""The registers of a journal that has records."""
 
 
 class RecordConditions(NamedTuple):
-    """The conditions of an append of the next record, as arguments of `JournalClient.append`."""
+    """The conditions for appending the next record: arguments of `JournalClient.append`."""
 
     offset: int
     check_registers: pb.LabelSelector
@@ -29,15 +29,12 @@ class RecordConditions(NamedTuple):
 
 
 class RecordLines:
-    """Cuts content that begins with a record into lines, as it comes. Pure.
-
-    However small its pieces are, each byte is copied once: records may have many megabytes.
-    """
+    """Splits pieces of content into lines. Pure. Copies each byte once, because records may have many megabytes."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self.partial_bytes = 0
-        """The length of what has come of a line that has not ended."""
+        """The length of the incomplete last line."""
 
     def feed(self, content: bytes) -> list[bytes]:
         """Return the lines that end in this content, without their newlines."""
@@ -53,18 +50,15 @@ class RecordLines:
 
 
 def next_record(offset: int) -> RecordConditions:
-    """Return the conditions under which a record is appended to a journal that ends at an offset."""
+    """Return the conditions for appending a record to a journal that ends at an offset."""
     if offset:
         return RecordConditions(offset, label_selector(include=[(HELD_LABEL, "")]), None)
-    # No offset can be demanded of an empty journal; its registers tell that it is one.
+    # An offset of 0 sets no condition; the registers show that the journal is empty.
     return RecordConditions(0, label_selector(exclude=[(HELD_LABEL, "")]), HELD)
 
 
 def records_spec(journal: str, like: pb.JournalSpec, managed_by: str) -> pb.JournalSpec:
-    """Return the spec of a journal of records that is to be created, with the replication and stores of another one.
-
-    It can be read and written, whether or not the other one can.
-    """
+    """Return the spec of a new journal of records, readable and writable, with the replication and stores of `like`."""
     spec = pb.JournalSpec(name=journal, replication=like.replication, flags=pb.JournalSpec.O_RDWR)
     spec.labels.CopyFrom(label_set({CONTENT_TYPE: JSON_LINES, MANAGED_BY: managed_by}))
     spec.fragment.CopyFrom(like.fragment)

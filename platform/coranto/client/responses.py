@@ -1,4 +1,4 @@
-"""Checks of brokers' answers. Each answer is either good, or becomes an error that tells the problem."""
+"""Checks of brokers' answers, and the errors of answers that fail them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Headed = pb.ListResponse | pb.ApplyResponse | pb.FragmentsResponse | HeadsRespon
 
 
 def check_well_formed(message: Message, subject: str) -> None:
-    """Raise CorruptData for an answer that no broker may give."""
+    """Raise CorruptData for an answer that violates the protocol."""
     try:
         validate(message)
     except InvalidInput as error:
@@ -29,7 +29,7 @@ def check_appended(response: pb.AppendResponse, subject: str, *, registers: bool
 
 
 def check_answer(response: Headed, subject: str) -> pb.Header:
-    """Return the header of a good answer. Raises the StatusError of any other."""
+    """Return the header of an answer with the status OK. Raises the StatusError of any other."""
     if response.status != pb.OK:
         raise status_error(response.status, subject, response.header)
     check_well_formed(response.header, subject)

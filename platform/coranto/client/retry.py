@@ -1,7 +1,6 @@
-"""Retries: the schedule of waits, and the time limit. One policy for everything outside of a process.
+"""Retries of calls to brokers, fragment stores, SQL stores, catalogs and etcd: one schedule of waits for all.
 
-Brokers, fragment stores, SQL stores, catalogs and etcd are waited for by the same schedule. A job has a timeout. A
-service retries without limit, and logs one line per minute meanwhile.
+A job has a timeout. A service retries without limit, and logs one line per minute.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError
 
 _SCHEDULE = (0.05, 0.05, 0.1, 0.1, 0.25, 0.5, *[1.0] * 30)
-"""Waits in seconds. Short waits continue beyond the lease of a dead broker: then others take over within a moment, and
-no client should still be in a long wait."""
+"""Waits in seconds. They stay short until after the lease of a dead broker, because others take over then."""
 _LATER = 5.0
 
 JOB_SECONDS: Final = 600.0
@@ -28,7 +26,7 @@ JOB_SECONDS: Final = 600.0
 REPORT_SECONDS: Final = 60.0
 """The least time between two log lines about the failures of one operation."""
 _CALL_SECONDS: Final = 5.0
-"""The wait of a call that is worth a log line."""
+"""The wait of a call that is logged."""
 
 _log = structlog.get_logger(__name__)
 
@@ -37,8 +35,8 @@ _log = structlog.get_logger(__name__)
 class RetryPolicy:
     """The waits between attempts: capped exponential backoff.
 
-    `timeout` is in seconds from the first failure; a service has none. `seed` chooses the jitter, which shortens each
-    wait to between a half and all of it; without one, waits are exact. `scale` shortens or lengthens all waits.
+    `timeout` is in seconds from the first failure. `seed` determines the jitter, which shortens each wait by up to a
+    half; without one, waits are exact. `scale` multiplies all waits.
     """
 
     timeout: float = math.inf
@@ -51,7 +49,7 @@ class RetryPolicy:
         return wait if self.seed is None else wait * random.Random(f"{self.seed}/{attempt}").uniform(0.5, 1.0)
 
     def waits(self) -> Iterator[float]:
-        """Yield the waits whose sum is within the timeout, for attempts that take no time themselves."""
+        """Yield the waits whose sum is within the timeout, for attempts that take no time."""
         attempt, left = 0, self.timeout
         while (wait := self.wait(attempt)) <= left:
             yield wait
@@ -59,7 +57,7 @@ class RetryPolicy:
 
 
 class Retry:
-    """Counts the failures of one operation since its last progress, and decides how long to wait or to give up.
+    """Counts the failures of an operation since its last progress, and decides whether and how long to wait.
 
     It gives up when the next wait would exceed the policy's timeout since the first failure.
     """
@@ -79,7 +77,7 @@ class Retry:
         return self._failures
 
     def seconds(self, now: float) -> float:
-        """Return the time since the first failure since the last progress. 0 when there is none."""
+        """Return the time since the first failure after the last progress; 0 without a failure."""
         return now - self._since if self._failures else 0.0
 
     def failed(self, now: float) -> float | None:
@@ -99,9 +97,9 @@ class Retry:
 
 
 async def wait_or_raise(retry: Retry, clock: Clock, error: CorantoError) -> None:
-    """Wait before the next try of a call, or raise the error when the retry timeout has run out.
+    """Wait before the next attempt of a call, or raise the error when the retry timeout has run out.
 
-    A wait of more than some seconds is logged, and then each minute: otherwise nothing shows why a call takes so long.
+    Waiting for more than some seconds is logged, and then once per minute.
     """
     now = clock.monotonic()
     delay = retry.failed(now)

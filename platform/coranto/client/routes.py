@@ -1,8 +1,8 @@
-"""The cache of journals' routes, learnt from answers. Pure, so that tests can try every ordering.
+"""The cache of journals' routes, learned from answers. Pure.
 
 Every answer about a journal has its Route, as of an etcd revision. `RouteCache` keeps the latest Route of each journal
-for a while. Calls then go directly to a broker that serves the journal, instead of through another broker that passes
-them on. A route can be outdated at any time, so it decides only where a call goes first.
+for some time, so that calls go directly to a broker of the journal, without a proxy. A route can be outdated, so it
+decides only where a call goes first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class KnownRoute:
 
     @classmethod
     def listed(cls, route: pb.Route) -> KnownRoute:
-        """Return the route of a listed journal, which any answer replaces."""
+        """Return the route of a listed journal. Any answer replaces it."""
         return cls._of(pb.Header(route=route).SerializeToString())
 
     @classmethod
@@ -63,9 +63,9 @@ class KnownRoute:
         return [self.members[self.primary].endpoint] if self.primary >= 0 else []
 
     def readers(self, zone: str, choice: int) -> Sequence[str]:
-        """Return the endpoints to read at, the best first: those of `zone`, then the others.
+        """Return the endpoints of replicas: those in `zone`, then the others.
 
-        `choice`, any number, rotates equal ones, to spread the readers of a journal.
+        `choice`, any number, rotates them within each part, to spread the readers of a journal.
         """
         count = len(self.members)
         turned = [self.members[(index + choice) % count] for index in range(count)]
@@ -73,7 +73,7 @@ class KnownRoute:
 
 
 class RouteCache:
-    """A cache of the routes of up to `size` journals. It drops the least recently used, and any after TTL_SECONDS."""
+    """A cache of the routes of up to `size` journals, by least recent use. Routes expire after TTL_SECONDS."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -110,7 +110,7 @@ class RouteCache:
             self._routes.popitem(last=False)
 
     def suggest(self, routes: Mapping[str, KnownRoute], now: float) -> None:
-        """Keep the routes of journals of which none is known, as far as there is room."""
+        """Keep routes of journals without a known route, as far as there is room."""
         for journal, route in routes.items():
             if len(self._routes) >= self._size:
                 return
@@ -118,7 +118,7 @@ class RouteCache:
                 self._routes.setdefault(strip_metadata(journal), (now, route))
 
     def refused(self, journal: str, header: pb.Header, now: float) -> None:
-        """Handle the refusal of a broker that does not serve a journal: keep its Route if later, else forget ours."""
+        """Handle a refusal by a broker that does not serve a journal: keep its Route if it is later, else forget."""
         _, known = self._routes.get(strip_metadata(journal), (0.0, None))
         if known is not None and known.cluster == header.etcd.cluster_id and known.revision >= header.etcd.revision:
             self.forget(journal)

@@ -1,8 +1,7 @@
-"""Reads of many ranges side by side, for blocking code that takes their content in turn.
+"""Concurrent prefetch of many small ranges, for blocking code that takes their content in turn.
 
-Where each range is small, the time of reads one after the other is that of their round trips. Here the loop reads some
-of them at the same time, ahead of the thread that takes them: at most `at_once`, and as many as have room in
-`room_bytes`, under way or not taken yet. A range that is larger than that is read alone.
+Sequential reads of small ranges would mostly wait for round trips. Here the loop reads up to `at_once` ranges ahead of
+the consuming thread, with up to `room_bytes` under way or not taken yet. A larger range is read alone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FETCHED_BYTES: Final = 64 << 20
 
 
 class JournalRange(NamedTuple):
-    """The content [offset, end_offset) of a journal, of the one with the id `journal_id` if that is not empty."""
+    """The content [offset, end_offset) of a journal; `journal_id`, unless empty, is the id that it must have."""
 
     journal: str
     offset: int
@@ -41,7 +40,7 @@ ReadOf: TypeAlias = Callable[[JournalRange], AsyncGenerator[Chunk]]
 
 
 class SideBySide:
-    """Reads of ranges. `run` belongs to the loop, and `take` to one other thread."""
+    """Reads of ranges. `run` runs on the loop, and one other thread calls `take`."""
 
     def __init__(
         self,
@@ -64,13 +63,13 @@ class SideBySide:
         self._found: dict[int, list[Chunk] | BaseException] = {}
         self._ended: BaseException | None = None
         self._bytes = 0
-        """The length of the ranges that are under way or not taken yet."""
+        """The total length of ranges under way or not taken yet."""
         self._under_way = 0
         self._room = asyncio.Event()
         self._waits_for_room = False
 
     async def run(self) -> None:
-        """Read all ranges. `take` raises the error that ends one of them; it does not end the others."""
+        """Read all ranges. `take` raises the error of a range, which does not end the other reads."""
         ended: BaseException = asyncio.CancelledError()
         try:
             async with asyncio.TaskGroup() as group:
@@ -82,11 +81,11 @@ class SideBySide:
             raise
         finally:
             with self._ready:
-                self._ended = ended  # Only for a range that has no outcome of its own.
+                self._ended = ended  # The outcome of ranges without one of their own.
                 self._ready.notify()
 
     async def _begin(self, length: int) -> None:
-        """Wait until a range of this length may be read, and count it in."""
+        """Wait until there is room for a range of this length, and reserve it."""
         while True:
             with self._ready:
                 fits = not self._bytes or self._bytes + length <= self._room_bytes
@@ -119,33 +118,33 @@ class SideBySide:
             return [chunk async for chunk in read]
 
     def take(self, number: int) -> list[Chunk]:
-        """Return the content of a range, after waiting for it, and make room for others. Raises what ended its read.
+        """Wait for the content of a range, return it, and make room for others.
 
-        Raises Unavailable, too, when it has not come after a wait of `timeout` seconds.
+        Raises the error of its read, and Unavailable after a wait of `timeout` seconds.
         """
         with self._ready:
             self._wanted = number
             if not self._ready.wait_for(lambda: number in self._found or self._ended is not None, self._timeout):
                 raise Unavailable(
-                    f"read of {self._ranges[number].journal}: nothing came within {self._timeout} s; wait longer, or "
-                    "try again"
+                    f"read of {self._ranges[number].journal}: nothing arrived within {self._timeout} s; wait longer, "
+                    "or try again"
                 )
             found = self._found.pop(number, self._ended)
             self._bytes -= self._ranges[number].length
-            # To wake the loop costs as much as some reads, so it is not done for each range.
+            # Waking the loop costs as much as some reads, so it is not done for each range.
             if self._waits_for_room and self._bytes <= self._room_bytes // 2:
                 self._waits_for_room = False
                 self._loop.call(self._room.set)
         if isinstance(found, BaseException):
             raise found
-        assert found is not None  # One of both was waited for.
+        assert found is not None  # `wait_for` waits for one of both.
         return found
 
 
 class BoundedFetches(DirectReader):
-    """Reads small parts of fragments as another reader does, from `max_bytes` of fragments at a time, or a larger one.
+    """Reads small parts of fragments by another reader, from up to `max_bytes` of fragments or one larger fragment.
 
-    A part is held as a whole, so nobody who is slow to take it keeps others from their turn.
+    A part is held in memory completely, so that a slow consumer does not block others.
     """
 
     def __init__(self, direct: DirectReader, max_bytes: int = FETCHED_BYTES) -> None:
@@ -159,7 +158,7 @@ class BoundedFetches(DirectReader):
         return self._inner.can_read(url)
 
     async def read(self, fragment: Fragment, url: str, begin: int, end: int) -> AsyncGenerator[bytes]:
-        async with self._turn:  # In order, so that a large one has its turn.
+        async with self._turn:  # In order, so that a large fragment is not starved.
             while self._bytes and self._bytes + fragment.length > self._max_bytes:
                 self._freed.clear()
                 await self._freed.wait()
@@ -175,7 +174,7 @@ class BoundedFetches(DirectReader):
 
 
 def read_in_turn(reads: SideBySide, loop: LoopThread, count: int) -> Iterator[list[Chunk]]:
-    """Yield the content of `count` ranges in turn, while the loop reads those behind them."""
+    """Yield the content of `count` ranges in turn, while the loop reads ahead."""
     running = loop.submit(reads.run())
     try:
         for number in range(count):

@@ -1,4 +1,4 @@
-"""Probes of fragment stores: put a small fragment, read it, list it, and read it by a signed URL, as for real ones."""
+"""Probes of fragment stores: put a small fragment, read it, list it, and read it by a signed URL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _fragment(folder: str) -> Fragment:
 
 
 async def probe(store: FragmentStore) -> None:
-    """Probe a store. Raises StoreError that says what the store fails to do."""
+    """Probe a store. Raises StoreError, which names the failed operation."""
     fragment = _fragment(_FOLDER)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
@@ -45,8 +45,8 @@ async def probe_delete(store: FragmentStore, prefix: str) -> None:
 
 
 async def _fetch(fragment: Fragment, url: str) -> None:
-    """Read the fragment as clients do, who have only the URL. Clients read files where the store is mounted."""
+    """Read the fragment by its URL, as clients do. Files are left to clients that mount the store."""
     reader = DirectReader(None)
     if reader.can_read(url):
         async for _ in reader.read(fragment, url, fragment.begin, fragment.end):
-            pass  # The reader verifies all content before it yields any.
+            pass  # The reader verifies the content.

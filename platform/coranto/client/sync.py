@@ -23,7 +23,7 @@ from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_RETRY_TIMEOUT, DEFAULT_ROUTE_CACHE, ClientConfig, require_client
 from coranto.client.disk_cache import DiskCache
 from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
-from coranto.client.handover import BoundedCalls, QueuedFace, read_ahead
+from coranto.client.handover import BoundedCalls, QueuedFace, read_ahead, settle
 from coranto.client.loop import Blocking, run_blocking, shared_loop
 from coranto.client.side_by_side import JournalRange, SideBySide, read_in_turn
 from coranto.client.values import AppendResult, Chunk, Suspend
@@ -38,9 +38,9 @@ T = TypeVar("T")
 class SyncJournalClient(JournalClientFace, Blocking):
     """A blocking client. `JournalClient` documents the guarantees and errors of each method.
 
-    Several threads may use it. It can be pickled: the copy connects anew. So does a forked child if its parent had not
-    connected yet (as with Spark's workers). If the parent had, the child gets an error. `timeout` limits each call in
-    seconds; None leaves the limit to `retry_timeout`. For reads it limits the wait for each chunk.
+    Several threads may use it. It can be pickled: the copy opens its own connection. So does a forked child, unless its
+    parent had already connected: then the child gets an error. `timeout` limits each call in seconds; None leaves the
+    limit to `retry_timeout`. For reads it limits the wait for each chunk.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         return _restore, (self.config, self.timeout)
 
     def close(self) -> None:
-        """Close the connection. Using the client again connects anew."""
+        """Close the connection. The next call of the client reconnects."""
         with self._lock:
             if self._pid == os.getpid():
                 self._pid = 0
@@ -133,7 +133,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         union_registers: pb.LabelSet | None = None,
         subtract_registers: pb.LabelSet | None = None,
     ) -> SyncAppender:
-        """Begin an append whose content is written piece by piece."""
+        """Begin an append whose content is written in pieces."""
         appender = self._inner.appender(
             journal,
             offset=offset,
@@ -171,11 +171,11 @@ class SyncJournalClient(JournalClientFace, Blocking):
     def read_each(
         self, ranges: Sequence[JournalRange], *, block: bool = False, fail_on_jump: bool = False
     ) -> Iterator[Sequence[Chunk]]:
-        """Yield the content of each range in turn, like `JournalClient.read`. Ranges behind it are read meanwhile.
+        """Yield the content of each range in turn, like `JournalClient.read`, and prefetch the next ranges.
 
-        This is for many small ranges: each is held as a whole, and together they have up to 8 MiB unless one of them
-        is larger. Of fragments, up to 64 MiB are fetched at a time, or a larger one. The error of a range is raised in
-        its turn, and ends the iterator. Close it to leave it early.
+        This is for many small ranges: each is held in memory completely, together up to 8 MiB or one larger range. Up
+        to 64 MiB of fragments, or one larger fragment, are fetched at a time. The error of a range is raised in its
+        turn, and ends the iterator. Close it to leave it early.
         """
         loop = shared_loop()
         read = self._inner.reads_side_by_side(block=block, fail_on_jump=fail_on_jump)
@@ -194,7 +194,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
     ) -> SyncAppendService:
         """Return a batching append service. Use it as a context manager.
 
-        The arguments are those of `AppendService`. Raises the errors of opening its `spill`.
+        It has the arguments of `AppendService`. Raises the errors of opening its `spill`.
         """
         client = self._inner
 
@@ -263,7 +263,7 @@ class SyncAppender(AppenderFace):
 class SyncAppendService(AppendServiceFace, QueuedFace):
     """A blocking `AppendService`. Leaving the `with` block flushes, or drops pending content after an exception.
 
-    Several threads may use it. Handing over content does not wait for the loop's thread, only for room.
+    Several threads may use it. `append` does not wait for the loop's thread, only for room.
     """
 
     def __init__(self, service: AppendService, pending_bytes: int, *, has_spill: bool = False) -> None:
@@ -288,9 +288,9 @@ class SyncAppendService(AppendServiceFace, QueuedFace):
             self._run_after_calls(self._service.close)
 
     def append(self, journal: str, content: bytes) -> concurrent.futures.Future[Appended]:
-        """Accept content, and return a future of its commit. Block first while too much is pending.
+        """Accept content, and return a future of its commit. Blocks while too much is pending.
 
-        With a spill, it blocks until the content is there, and raises SpillFailed if it cannot be written.
+        With a spill, it blocks until the content is written, and raises SpillFailed if that fails.
         """
         if self._has_spill:
             return self._run(_accepted(self._service, journal, content))
@@ -301,24 +301,18 @@ class SyncAppendService(AppendServiceFace, QueuedFace):
         self._run_after_calls(self._service.flush)
 
     def cancel(self) -> None:
-        """Drop pending content, except what is in a spill. The outcome of appends under way is unknown."""
+        """Drop pending content; a spill keeps its content. The outcome of appends under way is unknown."""
         self._run_after_calls(self._service.cancel)
 
 
 async def _accepted(service: AppendService, journal: str, content: bytes) -> concurrent.futures.Future[Appended]:
     """Return a future of the commit, for other threads, once the service has accepted content."""
     done = await service.append(journal, content)
-    told: concurrent.futures.Future[Appended] = concurrent.futures.Future()
+    result: concurrent.futures.Future[Appended] = concurrent.futures.Future()
 
-    def tell(done: asyncio.Future[Appended]) -> None:
-        if not told.set_running_or_notify_cancel():
-            return
-        if done.cancelled():
-            told.set_exception(concurrent.futures.CancelledError())
-        elif (error := done.exception()) is not None:
-            told.set_exception(error)
-        else:
-            told.set_result(done.result())
+    def resolve(done: asyncio.Future[Appended]) -> None:
+        if result.set_running_or_notify_cancel():
+            settle(result, done)
 
-    done.add_done_callback(tell)
-    return told
+    done.add_done_callback(resolve)
+    return result

@@ -16,7 +16,7 @@ from coranto.wire import protocol_pb2 as pb
 class AppendResult:
     """A committed append: bytes [begin, end) of the journal, their SHA-1, and the registers after it.
 
-    The sum of no bytes is all zeros, like that of an empty fragment.
+    The sum of an empty append is all zeros.
     """
 
     journal: str
@@ -28,32 +28,32 @@ class AppendResult:
     may_repeat: bool = False
     """True if the outcome of an earlier attempt is unknown: the journal may have the content twice, or get it later."""
     durability: Durability | None = None
-    """The durability of the append when it was acknowledged. None if its broker does not tell (one of Gazette's)."""
+    """The durability of the append when it was acknowledged. None from Gazette's brokers."""
     stored_end: int = field(default=0, repr=False, compare=False)
-    """Of an append that asks about content: the end of that content, as far as a fragment store has it."""
+    """The end of stored content, if the append asked about content."""
     _later: Assurance | None = field(default=None, repr=False, compare=False)
 
     async def durable(
         self, *, replicas: int = 0, zones: int = 0, synced: bool = False, retry_timeout: float | None = None
     ) -> Durability:
-        """Wait until the append survives this, by `JournalClient.durable` of its client. Cancelling changes nothing."""
+        """Wait for this durability by `JournalClient.durable`. Cancelling changes nothing."""
         return await self._assurance.durable(
             self, replicas=replicas, zones=zones, synced=synced, retry_timeout=retry_timeout
         )
 
     async def stored(self, *, retry_timeout: float | None = None) -> None:
-        """Wait until a fragment store has it, by `JournalClient.stored` of its client. Cancelling changes nothing."""
+        """Wait until a fragment store has it, by `JournalClient.stored`. Cancelling changes nothing."""
         await self._assurance.stored(self, retry_timeout=retry_timeout)
 
     @property
     def _assurance(self) -> Assurance:
         if self._later is None:
-            raise InvalidInput("this result was not made by a client that can ask about it; call JournalClient.durable")
+            raise InvalidInput("this result has no client; call JournalClient.durable or JournalClient.stored with it")
         return self._later
 
 
 class Assurance(Protocol):
-    """A client that appends can be asked of later (`JournalClient`)."""
+    """The part of `JournalClient` that reports the later durability of an append."""
 
     async def durable(
         self, appended: AppendResult, *, replicas: int, zones: int, synced: bool, retry_timeout: float | None
@@ -96,7 +96,7 @@ class Listing:
 class Chunk:
     """Content of a journal from `offset` on. `write_head` is the last known write head, perhaps stale.
 
-    `journal_id` is the id of the journal, to be kept beside an offset. It is empty if brokers do not tell it.
+    `journal_id` is the id of the journal, to be stored with an offset. It is empty from brokers that do not send it.
     """
 
     offset: int
@@ -106,7 +106,7 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """The offset just behind the content."""
+        """The offset after the content."""
         return self.offset + len(self.content)
 
 
@@ -141,7 +141,7 @@ class Suspend(enum.IntEnum):
 class AppendConditions:
     """The conditions of an append, and its changes of the journal's registers and suspension.
 
-    `offset` 0 means the journal's present head, unless `at_start` demands that this is 0. Registers change only with at
+    `offset` 0 means the journal's current head, unless `at_start` demands that this is 0. Registers change only with at
     least one byte of content. An empty set of registers satisfies every check.
     """
 

@@ -1,9 +1,9 @@
 """Watched listings: the matching journals now, and after each creation, change or deletion of one.
 
 On the wire a snapshot is a message with a header and the first journals, then messages with only further journals, and
-an empty message at the end. Gazette's brokers write a header into all of them; where there is none, it is blank.
+an empty message at the end. Gazette's brokers send a header in all of them, which may be blank.
 
-A watch that survives disconnects is a sequence of such calls. Each call names the header of the last complete snapshot,
+A watch that survives disconnects is a sequence of such calls. Each call has the header of the last complete snapshot,
 so that no change is reported twice or missed.
 """
 
@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SnapshotBuilder:
-    """Combines the messages of one call to snapshots. Pure."""
+    """Combines the messages of one call into snapshots. Pure."""
 
     def __init__(self) -> None:
         self._header: pb.Header | None = None
@@ -39,12 +39,12 @@ class SnapshotBuilder:
     def accept(self, response: pb.ListResponse) -> Listing | None:
         """Accept the next message. Return the snapshot that it completes, or None.
 
-        Raises the StatusError of a refusal, and CorruptData for a message that breaks the protocol.
+        Raises the StatusError of a refusal, and CorruptData for a message that violates the protocol.
         """
         blank = not response.status and not response.header.etcd.revision
         if self._header is None:
             if blank and not response.journals:
-                raise CorruptData(f"{_SUBJECT}: the broker violated the protocol: a snapshot ends that never began")
+                raise CorruptData(f"{_SUBJECT}: the broker violated the protocol: it ended a snapshot before its begin")
             self._header = check_answer(response, _SUBJECT)
         elif blank and not response.journals:
             complete = Listing(self._header, tuple(self._journals))
@@ -79,7 +79,7 @@ class Watch:
                     if known is None:
                         self._retry = Retry(math.inf)
                     self._retry.progressed()
-                    # A broker that resumes a watch cannot tell whether later changes were about these journals.
+                    # A resumed watch may report a snapshot after changes of other journals.
                     if known is None or known.journals != listing.journals:
                         yield listing
             except TRANSIENT as error:
@@ -92,13 +92,13 @@ class Watch:
     async def _call(self) -> AsyncGenerator[Listing]:
         """Run one List RPC, which ends only with an error."""
         resume = self._last.header if self._last is not None else None
-        way = self._dispatcher.to_seed()
-        call = way.stub.List(
+        chosen = self._dispatcher.to_seed()
+        call = chosen.stub.List(
             pb.ListRequest(selector=self._selector, watch=True, watch_resume=resume),
-            metadata=way.tokens.over(Capability.LIST, self._selector),
+            metadata=chosen.tokens.over(Capability.LIST, self._selector),
         )
         builder = SnapshotBuilder()
-        with way.calling(_SUBJECT, call):
+        with chosen.calling(_SUBJECT, call):
             async for response in call:
                 if (listing := builder.accept(response)) is not None:
                     yield listing

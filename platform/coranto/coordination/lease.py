@@ -1,7 +1,7 @@
 """A process's liveness: the lease of its member key and assignments.
 
 A session keeps its lease alive. When the process dies, the lease runs out, and etcd deletes the member and all its
-assignments together. There is no other failure detector.
+assignments together. It is the only failure detector.
 
 A process that was killed and restarts before that may *resume*: it finds its lease's id in a file of its data
 directory, keeps that lease alive again, and has its membership and assignments as if nothing had happened. Only one

@@ -14,7 +14,7 @@ from coranto.ingest.spec import IngestSpec
 
 _POLL_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 60.0
-"""The time in which an ingest that is interrupted commits the rows that it has read."""
+"""The longest time for an interrupted ingest to commit the rows that it has read."""
 
 
 def run_ingest(

@@ -309,7 +309,7 @@ def poison_of(row: SourceRow, read: Read, number: int, error: InvalidInput) -> P
 
 
 async def prepare(client: JournalClient, spec: IngestSpec) -> None:
-    """Create what the ingest needs and the file names. Raises StreamNotFound, and InvalidInput for another format."""
+    """Create the streams of the file, if necessary. Raises StreamNotFound, and InvalidInput for another format."""
     streams = Streams(client)
     try:
         stream = await streams.describe(spec.stream)

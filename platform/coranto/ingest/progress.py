@@ -80,7 +80,7 @@ class IngestProgress:
         return record, True
 
     def apply(self, record: Mapping[str, Any]) -> None:
-        """Take in the record of a batch. Raises CorruptData."""
+        """Apply the record of a batch. Raises CorruptData."""
         try:
             splits = {**({} if record["complete"] else self.splits), **record["splits"]}
             self.source, self.splits, self.lost = str(record["source"]), splits, dict(record["lost"])
@@ -97,8 +97,7 @@ class IngestProgress:
 async def load(writer: BatchWriter[Any], name: str, *, accept_loss: bool = False) -> tuple[LastBatch, IngestProgress]:
     """Return the last batch and the progress of an ingest, once all of it is readable.
 
-    Raises CorruptData if the stream has lost a part of what it knew. With `accept_loss`, the ingest continues from
-    the records that are left.
+    Raises CorruptData if the stream has lost records. With `accept_loss`, the ingest continues from the remaining ones.
     """
     known, progress, last = await writer.last_batch(name), IngestProgress(), 0
     async for record in writer.records(known, name):

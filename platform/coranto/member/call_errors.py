@@ -20,8 +20,8 @@ from coranto.errors import (
 )
 from coranto.security.admission import TokenExpired
 
-MAX_TOLD: Final = 1500
-"""Maximum characters of an error's text for a caller: it has to fit into the end of a call."""
+MAX_TEXT: Final = 1500
+"""The most characters of an error's text for a caller, which has to fit into the trailers of a call."""
 
 Codes = Sequence[tuple[type[BaseException], grpc.StatusCode]]
 
@@ -38,15 +38,15 @@ CODES: Final[Codes] = (
     (CorantoError, grpc.StatusCode.UNKNOWN),
     (BaseException, grpc.StatusCode.INTERNAL),
 )
-"""The code of each kind of error. The first kind that fits counts."""
+"""The code of each kind of error. The first matching kind counts."""
 
 
 def code_of(error: BaseException, first: Codes = ()) -> grpc.StatusCode:
-    """Return the gRPC status code for an error. `first` has codes that count before CODES."""
+    """Return the gRPC status code for an error. `first` has codes that take precedence over CODES."""
     return next(code for kind, code in (*first, *CODES) if isinstance(error, kind))
 
 
-def told(error: BaseException) -> str:
-    """Return an error's text for the caller: without a store's own words, and cut to MAX_TOLD."""
-    text = error.told if isinstance(error, CorantoError) else str(error)
-    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}…"
+def public_text(error: BaseException) -> str:
+    """Return an error's text for the caller, without text of a store, cut to MAX_TEXT."""
+    text = error.public_text if isinstance(error, CorantoError) else str(error)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"

@@ -108,8 +108,8 @@ class EtcdBudget:
                 "total",
                 "",
                 f"etcd's database has {self._in_use} bytes in use, and the limit is {self._total_bytes} "
-                "(max_etcd_bytes). Deletions are still accepted. Let etcd compact its history, delete what is no "
-                "longer needed, or raise the limit together with etcd's --quota-backend-bytes",
+                "(max_etcd_bytes). Deletions are still accepted. Let etcd compact its history, delete unneeded "
+                "keys, or raise the limit together with etcd's --quota-backend-bytes",
             )
 
     def _refuse(self, limit: str, caller: str, reason: str) -> None:

@@ -107,9 +107,8 @@ def identified(sources: Mapping[str, Source], ids: Mapping[str, str]) -> dict[st
 class SourceReset:
     """A change of a consumer's position in a journal by an operator, so that messages are repeated or omitted.
 
-    `before` and `after` are the offsets through which the journal was read before, and through which it counts as read
-    since; `before` is -1 if it is of an earlier journal with that name. `fence` is that under which the change was
-    committed, and `time` is in Unix seconds.
+    `before` and `after` are the offsets through which the journal counts as read, before and after the change; `before`
+    is -1 for an earlier journal of that name. `fence` is the fence of the commit, and `time` is in Unix seconds.
     """
 
     journal: str

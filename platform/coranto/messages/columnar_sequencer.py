@@ -81,7 +81,7 @@ class ColumnarSequencer:
         return sum(piece.batch.num_rows for _, piece in self._held)
 
     def read_through(self, journal: str) -> int:
-        """Return the offset below which rows of the journal were fed, and committed rows returned."""
+        """Return the end of the rows that were fed, with committed rows returned."""
         known = self._journals.get(journal)
         return known.read_through if known is not None else 0
 

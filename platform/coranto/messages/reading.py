@@ -178,7 +178,7 @@ class _CommittedReader(Generic[M]):
 
     @property
     def offset(self) -> int:
-        """The offset below which all messages were read, and committed ones returned."""
+        """The end of the messages that were read, with committed ones returned."""
         return self._sequencer.read_through(self.journal)
 
     @property

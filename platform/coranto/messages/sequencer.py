@@ -1,9 +1,8 @@
 """Sequencing: from all messages of a journal to its committed messages, each once.
 
 A journal holds messages of several producers, duplicates, messages of open transactions, and messages of transactions
-that were rolled back. For each producer of each journal a reader keeps the clock L up to which its messages are
-decided, and its pending messages P. A producer that is first seen with clock c has L = c - 1. A message with clock c is
-then
+that were rolled back. For each producer of each journal a reader keeps the clock L of its last decided message and its
+pending messages P. A producer that is first seen with clock c has L = c - 1. A message with clock c is then
 
 ==============  ======================================================================================================
 clock is 0      committed, and no state changes
@@ -164,7 +163,7 @@ class Sequencer(Generic[M]):
         return self._trigger is not None
 
     def read_through(self, journal: str) -> int:
-        """Return the offset below which all messages of the journal were queued and delivered."""
+        """Return the end of the delivered messages of the journal."""
         return self._offsets.get(journal, 0)
 
     @property

@@ -1,7 +1,7 @@
 """Journals in memory with the methods of a `JournalClient`, for thousands of tests of code that uses a client.
 
-There is no network and no process: an append or a read takes a few turns of the event loop. Use `FakeBroker` to test
-clients themselves.
+Without network and processes, an append or a read takes a few turns of the event loop. Use `FakeBroker` to test clients
+themselves.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The frame transport: calls between Coranto's own processes that cost a fraction of what they do over gRPC."""
+"""The frame transport: calls between Coranto's own processes that cost much less than over gRPC."""

@@ -1,4 +1,4 @@
-"""Calls that send messages both ways, over frames or over gRPC, with one interface (`MessageCall`)."""
+"""Bidirectional calls over frames or over gRPC, with one interface (`MessageCall`)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from coranto.transport.frames import Frame, FrameKind
 from coranto.wire.frames_pb2 import FrameEnd, FrameOpening, FramePort
 
 PROTOCOL: Final = "coranto-frames"
-"""The name by which TLS keeps these connections apart from those of other protocols."""
+"""The ALPN name of frames."""
 
 MAX_FRAME_BYTES: Final = 16 << 20
 """The longest frame that a client accepts, as with gRPC."""
 
 CONNECT_SECONDS: Final = 5.0
-"""The longest time to connect, with the TLS handshake. gRPC serves meanwhile."""
+"""The timeout of connecting, with the TLS handshake and the opening of a call."""
 
 Connect = Callable[[asyncio.Protocol, str, int, ssl.SSLContext | None], Awaitable[None]]
 """Connects to a host and port, with TLS if a context is given, and attaches a protocol. Raises OSError."""
@@ -40,44 +40,44 @@ _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class MessageCall(Protocol[ReceivedT_co]):
-    """A call under way. Errors are those of gRPC's calls: AioRpcError with the broker's status, or UNAVAILABLE."""
+    """A call under way. Raises the errors of gRPC's calls: AioRpcError with the broker's status, or UNAVAILABLE."""
 
     @property
-    def writes_at_once(self) -> bool:
-        """True if `write_now` may ever send something."""
+    def can_write_now(self) -> bool:
+        """True if `write_now` is implemented."""
         ...
 
     def write_now(self, message: bytes) -> bool:
-        """Send an encoded message if that takes no wait. Returns False, and sends nothing, otherwise.
+        """Send an encoded message and return True, or return False if that had to wait or the call has ended.
 
-        No task may be in `write`. A call that has ended also returns False, and `write` tells why.
+        No task may be in `write`, which raises the status of a call that has ended.
         """
         ...
 
     def receive(self, each: Callable[[ReceivedT_co], object], ended: Ended) -> None:
-        """Call `each` with every message as it comes, and `ended` once with the call's status.
+        """Call `each` with every received message, and `ended` once with the call's status.
 
-        The status is None if the broker ended the call in order. Neither may raise an error.
+        The status is None if the broker ended the call in order. Neither function may raise.
         """
         ...
 
     async def write(self, message: Message) -> None:
-        """Send a message, and wait while the broker is slow to accept it."""
+        """Send a message, and wait until flow control accepts more."""
         ...
 
     async def done_writing(self) -> None:
-        """Tell the broker that no more messages come."""
+        """Half-close the call."""
         ...
 
     def cancel(self) -> None:
-        """Give the call up. The broker then gives up what it has not begun."""
+        """Cancel the call. The broker drops messages that it has not begun to process."""
         ...
 
 
 class GrpcCall(Generic[MessageT]):
     """A call over gRPC: a `MessageCall`."""
 
-    writes_at_once = False
+    can_write_now = False
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -104,7 +104,7 @@ class GrpcCall(Generic[MessageT]):
         except asyncio.InvalidStateError as error:
             status = ended_with(grpc.StatusCode.UNAVAILABLE, str(error))
         except asyncio.CancelledError:
-            status = ended_with(grpc.StatusCode.CANCELLED, "the call was given up")
+            status = ended_with(grpc.StatusCode.CANCELLED, "the call was cancelled")
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -120,16 +120,16 @@ class GrpcCall(Generic[MessageT]):
 class FrameCall(Generic[MessageT]):
     """A call over frames: a `MessageCall`, whose messages may also be read one by one."""
 
-    writes_at_once = True
+    can_write_now = True
 
     def __init__(self, connection: FrameConnection, parse: Callable[[bytes], MessageT], begun: float) -> None:
-        """`begun` is the event loop's time at which the call's token was given."""
+        """`begun` is the event loop's time when the call's token was sent."""
         self.begun = begun
         self._connection = connection
         self._parse = parse
         self._ended: grpc.aio.AioRpcError | None = None
         self._over = False
-        self._passing_on = self._given_up = False
+        self._delivering = self._cancelled = False
         self._each: Callable[[MessageT], object] | None = None
         self._on_end: Callable[[grpc.aio.AioRpcError | None], object] | None = None
 
@@ -138,23 +138,23 @@ class FrameCall(Generic[MessageT]):
 
     def receive(self, each: Receive[MessageT], ended: Ended) -> None:
         self._each, self._on_end = each, ended
-        self._connection.when_ready(self._take_all)
+        self._connection.when_ready(self._deliver_all)
 
-    def _take_all(self) -> None:
-        """Pass on what has come. Once the call is given up, only its end is told."""
-        if self._passing_on:
-            return  # The call was given up, or has ended, by what is being passed on.
-        self._passing_on = True
+    def _deliver_all(self) -> None:
+        """Deliver all received frames; of a cancelled call only its end."""
+        if self._delivering:
+            return  # A delivered message has cancelled or ended the call.
+        self._delivering = True
         try:
             while self._each is not None:
-                frame = None if self._given_up else self._connection.take()
+                frame = None if self._cancelled else self._connection.take()
                 if frame is None and self._connection.problem is None:
                     return
-                self._pass_on(frame, self._each)
+                self._deliver(frame, self._each)
         finally:
-            self._passing_on = False
+            self._delivering = False
 
-    def _pass_on(self, frame: Frame | None, each: Callable[[MessageT], object]) -> None:
+    def _deliver(self, frame: Frame | None, each: Callable[[MessageT], object]) -> None:
         try:
             message = self._content(frame, FrameKind.MESSAGE)
         except grpc.aio.AioRpcError as error:
@@ -180,15 +180,15 @@ class FrameCall(Generic[MessageT]):
 
     @property
     def is_open(self) -> bool:
-        """True while the connection stands."""
+        """True while the call has not ended."""
         return self._ended is None and not self._over and self._connection.problem is None
 
     async def opened(self) -> None:
-        """Wait until the broker has taken the call. Raises its refusal."""
+        """Wait until the broker has accepted the call. Raises its refusal."""
         await self._next(FrameKind.OPENED)
 
     async def read(self) -> Any:
-        """Return the next message, or `grpc.aio.EOF` once the broker has ended the call in order."""
+        """Return the next message, or `grpc.aio.EOF` after the broker ended the call in order."""
         if self._over:
             return grpc.aio.EOF
         if self._ended is not None:
@@ -196,11 +196,11 @@ class FrameCall(Generic[MessageT]):
         return await self._next(FrameKind.MESSAGE)
 
     async def _next(self, kind: FrameKind) -> Any:
-        """Return the content of the next frame, which must be of this kind, or EOF. Raises the call's status."""
+        """Return the content of the next frame, which must have this kind, or EOF. Raises the call's status."""
         return self._content(await self._connection.read(), kind)
 
     def _content(self, frame: Frame | None, kind: FrameKind) -> Any:
-        """Return the content of a frame, which must be of this kind, or EOF. None: the connection is gone."""
+        """Return the content of a frame, which must have this kind, or EOF. None stands for a lost connection."""
         if frame is None:
             self._ended = self._lost()
             raise self._ended
@@ -211,21 +211,21 @@ class FrameCall(Generic[MessageT]):
                 return self._end(FrameEnd.FromString(frame.payload))
         except DecodeError:
             pass
-        problem = f"the broker sent a frame of kind {frame.kind} that cannot be read"
+        problem = f"the broker sent an invalid frame of kind {frame.kind}"
         self._ended = ended_with(grpc.StatusCode.INTERNAL, problem)
         self._connection.abort(problem)
         raise self._ended
 
     def cancel(self) -> None:
-        self._given_up = True
-        self._connection.abort("the call was given up")
+        self._cancelled = True
+        self._connection.abort("the call was cancelled")
 
     async def code(self) -> grpc.StatusCode:
         """Return the status code of a call that has ended."""
         return grpc.StatusCode.OK if self._over else self._lost().code()
 
     async def details(self) -> str:
-        """Return the words to the status of a call that has ended."""
+        """Return the details of the status of a call that has ended."""
         return "" if self._over else self._lost().details() or ""
 
     def _end(self, end: FrameEnd) -> Any:
@@ -237,7 +237,7 @@ class FrameCall(Generic[MessageT]):
         return grpc.aio.EOF
 
     def _lost(self) -> grpc.aio.AioRpcError:
-        """Return the error of a call whose connection is gone. What was received before is still to be read."""
+        """Return the error of a call whose connection is lost. Frames that were received before it stay readable."""
         if self._ended is not None:
             return self._ended
         problem = self._connection.problem or "the call has ended"
@@ -257,23 +257,24 @@ class FrameDialer:
         connect: Connect | None = None,
         read_bytes: int = READ_BYTES,
     ) -> None:
-        """`tls` holds the certificates of the endpoint's gRPC connection; None: the endpoint is without TLS.
+        """`tls` has the certificates of the endpoint's gRPC connection, or is None without TLS.
 
-        `connect` reaches the network; None: by TCP. `read_bytes` is what a connection may receive ahead of its reader.
+        `connect` connects by TCP if it is None. `read_bytes` bounds the received bytes of a connection before its
+        reader takes them.
         """
         self.host = host
         self._tls = tls
         self._user_agent = user_agent
-        self._reach = connect or connect_by_tcp
+        self._connect_to = connect or connect_by_tcp
         self._read_bytes = read_bytes
         self._contexts: Reloaded[ssl.SSLContext] | None = None
 
     async def open(
         self, method: str, port: FramePort, metadata: Metadata | None, parse: Callable[[bytes], MessageT]
     ) -> FrameCall[MessageT]:
-        """Connect to a broker's `port`, and open a call. The call itself may be refused later, as `read` then tells.
+        """Connect to a broker's `port`, and open a call. The call's method may still refuse it later.
 
-        Raises AioRpcError: the broker's refusal, or UNAVAILABLE when there is no answer within CONNECT_SECONDS.
+        Raises AioRpcError: the broker's refusal, or UNAVAILABLE without an answer within CONNECT_SECONDS.
         """
         opening = FrameOpening(method=method, key=port.key, user_agent=self._user_agent)
         opening.authorization = next((value for name, value in metadata or () if name == HEADER), "")
@@ -290,23 +291,18 @@ class FrameDialer:
                 connection.abort("there was no answer")
             reason = f"no answer within {CONNECT_SECONDS:.0f} s"
             raise ended_with(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {reason}") from None
-        except (
-            OSError,
-            ValueError,
-            OverflowError,
-            InvalidInput,
-        ) as error:  # Of a port or a host that none can be, too.
+        except (OSError, ValueError, OverflowError, InvalidInput) as error:  # Also of an impossible port or host.
             raise ended_with(grpc.StatusCode.UNAVAILABLE, f"{self.host} port {port.port}: {error}") from error
         except asyncio.CancelledError:
             if connection is not None:
-                connection.abort("the call was given up")
+                connection.abort("the call was cancelled")
             raise
         connection.watch()
         return call
 
     async def _connect(self, port: int) -> FrameConnection:
         connection = FrameConnection(limit=MAX_FRAME_BYTES, read_bytes=self._read_bytes)
-        await self._reach(connection, self.host, port, self._context())
+        await self._connect_to(connection, self.host, port, self._context())
         if self._tls is not None and connection.protocol != PROTOCOL:
             connection.abort("another protocol is served there")
             raise OSError("another protocol is served there")

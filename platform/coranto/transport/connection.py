@@ -1,4 +1,4 @@
-"""One connection that carries frames: what is received in order, with back-pressure both ways."""
+"""One connection that carries frames in order, with back-pressure both ways."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ OPENING_BYTES: Final = 1 << 16
 """The longest frame before the call has been opened. A token is most of it."""
 
 READ_BYTES: Final = 1 << 20
-"""Received bytes that nobody has read, beyond which no more are taken from the network."""
+"""The unread bytes after which a connection pauses receiving."""
 
 FRAME_BYTES: Final = 128
-"""The bytes that a received frame counts beside its payload, so that empty ones are bounded too."""
+"""The bytes that a received frame counts in addition to its payload, which bounds empty frames."""
 
 FRAME_SECONDS: Final = 60.0
-"""The least time for a frame of an opened call to come whole. What has come of it is held meanwhile."""
+"""The least time for an opened call to receive the rest of a frame."""
 
 WRITE_BYTES: Final = 1 << 20
-"""Bytes that the network has not taken, beyond which `write` waits."""
+"""The unsent bytes after which `write` waits."""
 
 MAX_SIGNS: Final = 16
-"""Signs of life, and questions for them, that may come in one piece. A client asks once a minute."""
+"""The most pings and pongs in one received piece. A client sends one ping per minute."""
 
 SILENT_SECONDS: Final = 60.0
-"""The time without any bytes from the other side after which it is asked for a sign of life, and again to give it."""
+"""The silence of the other side before a ping, and again before the connection is closed."""
 
 _SIGNS: Final = (FrameKind.PING, FrameKind.PONG)
 _INVALID: Final = 3  # gRPC's INVALID_ARGUMENT
@@ -42,15 +42,15 @@ _KEEPALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT"
 
 
 class FrameFault(enum.Enum):
-    """The kinds of what the other side of a connection may do wrong."""
+    """The faults of the other side of a connection."""
 
-    NO_FRAMES = "what it sent is not frames, or too long, or too many"
+    NO_FRAMES = "its bytes are not frames, or the frames are too long or too many"
     LATE = "it began a frame and did not complete it"
-    HELD = "the connections of the server hold too much, and this one is among those that do"
+    HELD = "the connections of the server hold too many unread bytes, this one included"
 
 
 class FrameConnection(asyncio.Protocol):
-    """A connection, from either side. `read` is for one task at a time, and so is `write`."""
+    """A connection, from either side. Only one task at a time may be in `read`, and one in `write`."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class FrameConnection(asyncio.Protocol):
         read_bytes: int = READ_BYTES,
         write_bytes: int | None = None,
     ) -> None:
-        """`limit` bounds a frame's payload. None: until `opened`, one frame of OPENING_BYTES is all that may come.
+        """`limit` bounds a frame's payload. With None, only one frame of OPENING_BYTES is accepted until `opened`.
 
-        `on_lost` is called when the connection is gone. `read_bytes` may wait to be read, `write_bytes` (None:
-        WRITE_BYTES) to be sent, before the other side, or the writer, has to wait.
+        `on_lost` is called when the connection is lost. `read_bytes` bounds unread bytes before receiving pauses, and
+        `write_bytes` (by default WRITE_BYTES) unsent bytes before `write` waits.
         """
         self._read_bytes = read_bytes
         self._write_bytes = WRITE_BYTES if write_bytes is None else write_bytes
@@ -82,13 +82,13 @@ class FrameConnection(asyncio.Protocol):
         self._writable.set()
         self._watch: asyncio.TimerHandle | None = None
         self._heard = True
-        self._overdue = False  # At the last look a frame was not complete, and none has come whole since.
+        self._overdue = False  # A frame was incomplete at the last check, and none was completed since.
         self._ends = False
         self._lost = asyncio.Event()
         self.problem: str | None = None
-        """The reason why nothing more is received; None while the connection lasts."""
+        """The reason for the end of receiving; None while the connection is open."""
         self.fault: FrameFault | None = None
-        """The kind of `problem` if the other side is at fault, so that this one has refused it; None otherwise."""
+        """The fault of the other side that ended the connection, if any."""
 
     # -- asyncio.Protocol ----------------------------------------------------------------------------------------------
 
@@ -151,21 +151,21 @@ class FrameConnection(asyncio.Protocol):
         return tls.selected_alpn_protocol() if tls is not None else None
 
     def opened(self, limit: int, budget: FrameBudget) -> None:
-        """Accept frames of up to `limit` bytes from now on, which `budget` bounds together with those of others."""
+        """Accept any number of frames of up to `limit` bytes. `budget` bounds them together with other connections."""
         self._opened = True
         self._decoder.limit, self._decoder.most = limit, math.inf
         self._budget = budget
         self._account()
         if not self._lost.is_set():
-            self._watch = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._look_for_the_rest)
+            self._watch = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._check_progress)
 
     def watch(self) -> None:
-        """Ask the other side for a sign of life when it is silent, and give it up when none comes."""
+        """Ping a silent other side, and close the connection if it stays silent."""
         self._heard = False
-        self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._look, False)
+        self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._check_silence, False)
 
     async def read(self) -> Frame | None:
-        """Return the next frame, or None once the connection is gone and all frames have been read."""
+        """Return the next frame, or None once the connection is lost and all frames have been read."""
         while (frame := self.take()) is None:
             if self.problem is not None:
                 return None
@@ -176,14 +176,14 @@ class FrameConnection(asyncio.Protocol):
                 self._reader = None
         return frame
 
-    def when_ready(self, tell: Callable[[], object]) -> None:
-        """Call `tell` whenever frames can be taken, or the connection is gone, instead of having a task `read`."""
-        self._on_ready = tell
+    def when_ready(self, ready: Callable[[], object]) -> None:
+        """Call `ready` whenever frames can be taken or the connection is lost. No task may then `read`."""
+        self._on_ready = ready
         if self._frames or self.problem is not None:
-            tell()
+            ready()
 
     def take(self) -> Frame | None:
-        """Return the next frame, or None if there is none at present."""
+        """Return the next received frame, or None."""
         if not self._frames:
             return None
         frame = self._frames.popleft()
@@ -197,7 +197,7 @@ class FrameConnection(asyncio.Protocol):
         return frame
 
     async def write(self, kind: FrameKind, payload: bytes) -> bool:
-        """Send a frame, and wait while the other side is slow. Returns False if the connection is gone."""
+        """Send a frame, and wait while the other side is slow. Returns False if the connection is lost."""
         if self.problem is not None or self._ends:
             return False
         self._send(kind, payload)
@@ -206,19 +206,16 @@ class FrameConnection(asyncio.Protocol):
         return True
 
     def write_now(self, kind: FrameKind, payload: bytes) -> bool:
-        """Send a frame if that takes no wait. Returns False, and sends nothing, otherwise.
-
-        No task may be in `write`.
-        """
+        """Send a frame and return True, or return False if that had to wait. No task may be in `write`."""
         if self.problem is not None or self._ends or not self._writable.is_set():
             return False
         self._send(kind, payload)
         return True
 
     def end(self, payload: bytes) -> None:
-        """Send the last frame, and ignore what still comes. The other side closes the connection once it has it.
+        """Send the last frame, and ignore further input until the other side closes the connection.
 
-        To close it here, with content on its way, would have the kernel throw away what was sent and not yet read.
+        If this side closed the connection while input arrives, the kernel could discard sent bytes.
         """
         if not self._ends and self._transport is not None and not self._transport.is_closing():
             self._send(FrameKind.END, payload)
@@ -228,17 +225,17 @@ class FrameConnection(asyncio.Protocol):
         self._ends = True
 
     async def closed(self) -> None:
-        """Return once the connection is gone."""
+        """Return once the connection is lost."""
         await self._lost.wait()
 
     def abort(self, problem: str) -> None:
-        """Close the connection at once, for a reason that readers are told."""
+        """Close the connection immediately. `problem` is the reason for readers."""
         self._break(problem)
 
     # -- Inside --------------------------------------------------------------------------------------------------------
 
     def _take(self, frames: list[Frame]) -> None:
-        """Keep frames for `read`, and give a sign of life if one is asked for. Raises FrameError if too many are."""
+        """Keep frames for `read`, and answer pings. Raises FrameError for too many pings and pongs."""
         if frames:
             self._overdue = False
         signs = asked = 0
@@ -250,8 +247,8 @@ class FrameConnection(asyncio.Protocol):
                 self._frames.append(frame)
                 self._unread += len(frame.payload) + FRAME_BYTES
         if signs > MAX_SIGNS:
-            raise FrameError(f"{signs} signs of life came at once, which are more than {MAX_SIGNS}")
-        # Somebody who asks and does not read the answers gets none.
+            raise FrameError(f"{signs} pings and pongs arrived together, which are more than {MAX_SIGNS}")
+        # A peer that does not read its answers gets no more.
         if asked and self._writable.is_set():
             self._send(FrameKind.PONG, b"")
 
@@ -266,7 +263,7 @@ class FrameConnection(asyncio.Protocol):
         self._ends = True
         if self._transport is not None:
             self._transport.abort()
-        if not is_known:  # A reader that is told of a problem may break the connection for it.
+        if not is_known:  # `_wake` may call this again.
             self._wake()
 
     def _wake(self) -> None:
@@ -275,7 +272,7 @@ class FrameConnection(asyncio.Protocol):
         elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def _look(self, asked: bool) -> None:
+    def _check_silence(self, asked: bool) -> None:
         if self.problem is not None:
             return
         if not self._heard and asked:
@@ -285,34 +282,34 @@ class FrameConnection(asyncio.Protocol):
         if asks:
             self._send(FrameKind.PING, b"")
         self._heard = False
-        self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._look, asks)
+        self._watch = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._check_silence, asks)
 
-    def _look_for_the_rest(self) -> None:
-        """Give the connection up if a frame was begun before the last look and has not come whole."""
+    def _check_progress(self) -> None:
+        """Close the connection if a frame has been incomplete since the last check."""
         begun = self._decoder.held > 0 and not self._reading_paused
         if begun and self._overdue:
-            self._refuse(FrameFault.LATE, f"the rest of a frame did not come within {FRAME_SECONDS:.0f} s")
+            self._refuse(FrameFault.LATE, f"the rest of a frame did not arrive within {FRAME_SECONDS:.0f} s")
             return
         self._overdue = begun
-        self._watch = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._look_for_the_rest)
+        self._watch = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._check_progress)
 
     def _refuse(self, fault: FrameFault, problem: str) -> None:
         self.fault = self.fault or fault
         self._break(problem)
 
     def _account(self) -> None:
-        """Tell the budget of what this connection holds, and end the connection if that is too much."""
+        """Update the budget, and end the connection if it exceeds the budget."""
         if self._budget is None:
             return
         held = 0 if self._lost.is_set() else self._decoder.held + self._unread
         self._budget.held += held - self._held
         self._held = held
         if held > OPENING_BYTES and self._budget.held > self._budget.most:
-            self._refuse(FrameFault.HELD, "the connections hold too much that is not read")
+            self._refuse(FrameFault.HELD, "the connections hold too many unread bytes")
 
 
 class FrameBudget:
-    """The bytes that the connections of a server hold together, and the most that they may."""
+    """The bytes that the connections of a server hold together, and their limit."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -320,13 +317,13 @@ class FrameBudget:
 
 
 def _prepare(connected: Any) -> None:
-    """Have small frames sent at once, and the kernel notice a peer that is gone."""
+    """Have small frames sent immediately, and lost peers detected by the kernel."""
     if not isinstance(connected, socket.socket) and not hasattr(connected, "setsockopt"):
         return
     options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _GONE_MILLISECONDS)):
-        if hasattr(socket, name):  # Not every system has each.
+        if hasattr(socket, name):  # Depends on the system.
             options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
     for level, option, value in options:
-        with contextlib.suppress(OSError):  # They improve a connection, which works without them.
+        with contextlib.suppress(OSError):  # The connection works without them.
             connected.setsockopt(level, option, value)

@@ -1,4 +1,4 @@
-"""Frames: their layout in a stream of bytes, and the parsing of bytes that come in any pieces.
+"""Frames: their layout in a stream of bytes, and their parser.
 
 Each side begins with PREFACE. A frame is its payload's length (4 bytes, big endian), its kind (1 byte) and the payload.
 """
@@ -15,14 +15,14 @@ from coranto.errors import CorantoError
 VERSION: Final = 1
 _MAGIC: Final = b"CORANTO"
 PREFACE: Final = _MAGIC + bytes([VERSION])
-"""The first bytes of each side. The last one is the version: a later one may have other frames."""
+"""The first bytes of each side. The last one is the version of the format."""
 
 _HEADER: Final = struct.Struct("!IB")
 _SEPARATE_BYTES: Final = 1 << 16
 
 
 class FrameError(CorantoError):
-    """The other side's bytes are not frames of this version, or too long."""
+    """The other side's bytes are not frames of this version, or exceed a limit."""
 
 
 class FrameKind(enum.IntEnum):
@@ -42,16 +42,16 @@ class Frame(NamedTuple):
 
 
 def encoded(kind: FrameKind, payload: bytes) -> tuple[bytes, ...]:
-    """Return the pieces in which a frame is sent. A small one is a single piece."""
+    """Return a frame as one piece if it is small, otherwise as a header and the payload."""
     header = _HEADER.pack(len(payload), kind)
     return (header + payload,) if len(payload) < _SEPARATE_BYTES else (header, payload)
 
 
 class FrameDecoder:
-    """Parses the bytes of one side as they come. It holds at most one frame that is not complete."""
+    """Parses the bytes of one side in pieces of any size. It holds at most one incomplete frame."""
 
     def __init__(self, limit: int, most: float = math.inf) -> None:
-        """`limit` is the most bytes of a payload, `most` the number of frames to come. Both may be changed."""
+        """`limit` is the most bytes of a payload, `most` the most further frames. Both may be changed."""
         self.limit = limit
         self.most = most
         self._incomplete = bytearray()
@@ -60,14 +60,14 @@ class FrameDecoder:
 
     @property
     def held(self) -> int:
-        """The bytes of the frame that is not complete."""
+        """The bytes of the incomplete frame."""
         return len(self._incomplete)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that are complete with `data`. Raises FrameError; then the connection is of no use."""
+        """Return the frames that `data` completes. Raises FrameError, which makes the connection unusable."""
         if self._introduced and not self._incomplete and len(data) >= _HEADER.size and self.most > 0:
             length, kind = _HEADER.unpack_from(data)
-            if len(data) == _HEADER.size + length and length <= self.limit:  # By far the most come alone and whole.
+            if len(data) == _HEADER.size + length and length <= self.limit:  # Nearly always.
                 self.most -= 1
                 return [Frame(kind, data[_HEADER.size :])]
         if self._incomplete:
@@ -98,7 +98,7 @@ class FrameDecoder:
             frames.append(Frame(kind, data[begin:at]))
             self.most -= 1
         if at < size and self.most <= 0:
-            raise FrameError("more came before the call was opened; wait for the broker's first frame")
+            raise FrameError("more arrived before the call was opened; wait for the broker's first frame")
         if at < size:
             self._incomplete += memoryview(data)[at:]
         return frames
@@ -109,8 +109,8 @@ class FrameDecoder:
 
 
 def _check_preface(given: bytes) -> None:
-    """Check the first bytes of a side, of which some may be missing yet. Raises FrameError."""
+    """Check the first bytes of a side, as far as they have arrived. Raises FrameError."""
     if not _MAGIC.startswith(given[: len(_MAGIC)]):
-        raise FrameError("what came is not of Coranto's frame transport; connect to the gRPC endpoint instead")
+        raise FrameError("the bytes are not of Coranto's frame transport; connect to the gRPC endpoint instead")
     if len(given) == len(PREFACE) and given[-1] != VERSION:
         raise FrameError(f"this side speaks version {VERSION} of the frame transport, the other version {given[-1]}")

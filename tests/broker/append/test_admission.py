@@ -71,7 +71,7 @@ async def test_streams_are_told_of_room_in_the_order_in_which_they_came() -> Non
 
     async def stream(number: int) -> None:
         room = asyncio.Event()
-        with admission.line(room):
+        with admission.waiting(room):
             while admission.is_full:
                 room.clear()
                 await room.wait()

@@ -127,7 +127,7 @@ async def test_appends_cost_one_round_trip_to_each_peer(
         (Batch, "_question"),
         (Pipeline, "extend"),
         (AppendHost, "proposed"),
-        (HeldPipeline, "hand_on"),
+        (HeldPipeline, "hand_over"),
         (Pipeline, "gather_ok"),
         (Batch, "_outcomes"),
     ],

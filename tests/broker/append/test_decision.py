@@ -382,9 +382,9 @@ def test_a_steady_range_ends_with_the_flush_interval(snapshot: JournalSnapshot, 
 @settings(max_examples=200, deadline=None)
 def test_an_entry_that_is_replaced_ahead_is_decided_alike(asked: pb.AppendRequest, snapshot: JournalSnapshot) -> None:
     """Some registers are computed when an append begins."""
-    foreseen = of_registers.replaced(asked, snapshot.committed.registers)
-    if foreseen is not None and not asked.offset and not asked.suspend:
-        assert apply_registers(asked, snapshot.committed.registers) == foreseen
+    expected = of_registers.replaced(asked, snapshot.committed.registers)
+    if expected is not None and not asked.offset and not asked.suspend:
+        assert apply_registers(asked, snapshot.committed.registers) == expected
 
 
 @given(st.lists(st.tuples(requests(), st.integers(0, 20)), min_size=1, max_size=6), snapshots())

@@ -846,7 +846,7 @@ async def test_a_peer_that_breaks_in_the_stream_fails_the_append_and_the_next_be
 async def test_a_peer_that_falls_silent_holds_up_nobody_once_the_route_has_changed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coranto_broker.replication.pipeline.GOOD_BYE_SECONDS", 0.05)
+    monkeypatch.setattr("coranto_broker.replication.pipeline.SHUTDOWN_SECONDS", 0.05)
     world.peers, world.spec.replication = [Peer()], 2
     await world.append()
     world.peers[0].gate.clear()
@@ -1091,7 +1091,7 @@ async def test_groups_gather_while_earlier_proposals_are_under_way(replicated: W
 
 
 async def test_a_batch_waits_no_longer_than_its_route_lasts(replicated: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coranto_broker.replication.pipeline.GOOD_BYE_SECONDS", 0.05)
+    monkeypatch.setattr("coranto_broker.replication.pipeline.SHUTDOWN_SECONDS", 0.05)
     tasks = await hung(replicated, 3)
     replicated.peers, replicated.spec.replication = [], 1
     stale, replicated.signal = replicated.signal, Signal()

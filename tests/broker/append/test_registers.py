@@ -62,12 +62,12 @@ def test_registers_computed_in_one_pass_are_those_of_the_rules(
     if subtracts:
         asked.subtract_registers.CopyFrom(labels.label_set(bb="1"))
     before = registers.SerializeToString()
-    foreseen = replaced(asked, registers)
+    expected = replaced(asked, registers)
     assert registers.SerializeToString() == before
-    if foreseen is not None:
+    if expected is not None:
         validate(asked)
         assert match(asked, registers)
-        assert foreseen == after(asked, registers)
+        assert expected == after(asked, registers)
 
 
 def test_one_pass_serves_an_append_that_replaces_one_register() -> None:

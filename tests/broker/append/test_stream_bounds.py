@@ -16,8 +16,8 @@ from coranto_broker.append.stream_bounds import (
     SMALL_BYTES,
     AnswersUnread,
     AnswerWatch,
-    HoldsTooMuch,
-    TooMuchHeld,
+    StreamBudgetExceeded,
+    StreamOverloaded,
 )
 
 
@@ -27,9 +27,9 @@ class Stream:
     def __init__(self, held: int = 0) -> None:
         self.held = held
         self.waits_since = 0.0
-        self.ended: tuple[float, HoldsTooMuch] | None = None
+        self.ended: tuple[float, StreamOverloaded] | None = None
 
-    def give_up(self, error: HoldsTooMuch) -> None:
+    def give_up(self, error: StreamOverloaded) -> None:
         assert self.ended is None
         self.ended = asyncio.get_running_loop().time(), error
 
@@ -88,7 +88,7 @@ def test_streams_that_hold_much_are_ended_beyond_the_bound_of_all() -> None:
         watch.require_room(large)
         budget.held += 1
         watch.require_room(small)
-        with pytest.raises(TooMuchHeld, match=f"{MAX_HELD_BYTES + 1} bytes"):
+        with pytest.raises(StreamBudgetExceeded, match=f"{MAX_HELD_BYTES + 1} bytes"):
             watch.require_room(large)
 
     played(main)

@@ -72,7 +72,7 @@ async def told(call: grpc.aio.Call) -> AsyncIterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise await ended.told(error) from error
+        raise await ended.error_of(error) from error
 
 
 class Calls:

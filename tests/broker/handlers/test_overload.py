@@ -125,7 +125,7 @@ async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
         (client.append(J, b"x", min_etcd_revision=never), grpc.StatusCode.ABORTED),  # Nothing was applied.
         (client.read(J, min_etcd_revision=never), grpc.StatusCode.UNAVAILABLE),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match=f"revision {never} did not come within") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match=f"revision {never} did not arrive within") as refused:
             await call
         assert refused.value.code() is code
 

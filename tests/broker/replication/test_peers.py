@@ -131,7 +131,7 @@ def test_responses_are_received_before_they_are_awaited_and_only_as_many_as_were
         assert [await stream.acknowledgement(), await stream.acknowledgement()] == answers
         assert loop.time() == begun
         call.answer()
-        with pytest.raises(ReplicationFailed, match="not asked for"):
+        with pytest.raises(ReplicationFailed, match="not requested"):
             await stream.acknowledgement()
         assert call.cancelled
 

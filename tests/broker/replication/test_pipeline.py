@@ -322,7 +322,7 @@ async def test_a_local_spool_that_syncs_commits_says_that_it_has(tmp_path: Path,
         spool = DurableSpool(folder, Observer(), Fsync.INTERVAL)
         pln = Pipeline(HEADER, spool, [LocalStream(spool)], ["a#0"])
         spool.follow(fsync)
-        pln.heed(NONE)
+        pln.adopt_demand(NONE)
         assert pln.answers_at_once == (fsync is not Fsync.COMMIT)
         pln.write(0, b"d")
         proposal = spool.next_fragment()
@@ -349,13 +349,13 @@ async def test_an_acknowledgement_that_is_read_while_the_broker_exits_claims_onl
 @pytest.mark.parametrize("unmet", ["refuse", "accept"])
 async def test_a_demand_that_the_replicas_cannot_meet_is_told_before_content(spool: DurableSpool, unmet: str) -> None:
     pln = Pipeline(HEADER, spool, [LocalStream(spool), Peer()], ["a#0", "a#1"])
-    pln.heed(labels.label_set({ACK_ZONES: "2", ACK_UNMET: unmet}))
+    pln.adopt_demand(labels.label_set({ACK_ZONES: "2", ACK_UNMET: unmet}))
     assert "Start brokers in other zones" in pln.demand_unmet
     assert pln.refusal == (pln.demand_unmet if unmet == "refuse" else "")
-    pln.heed(labels.label_set({ACK_REPLICAS: "2"}))
+    pln.adopt_demand(labels.label_set({ACK_REPLICAS: "2"}))
     assert (pln.demand_unmet, pln.refusal) == ("", "")
-    pln.heed(labels.label_set({ACK_ZONES: "many"}))
-    assert "cannot be obeyed" in pln.refusal, "nobody knows what it is to mean"
+    pln.adopt_demand(labels.label_set({ACK_ZONES: "many"}))
+    assert "labels are invalid" in pln.refusal, "its meaning is unknown"
 
 
 async def test_a_broken_peer_does_not_keep_others_from_rolling_back(spool: DurableSpool) -> None:

@@ -75,11 +75,11 @@ async def test_the_stream_of_the_present_pipeline_is_told(dialer: Dialer) -> Non
     made: Any = dialer
     ready = ReadyCalls(lambda _: made)
     told: list[str] = []
-    ready.tell_instead(PEER, J, lambda: told.append("too early"))
+    ready.replace_callback(PEER, J, lambda: told.append("too early"))
     ready.prepare(PEER, J, PORT, None, lambda: told.append("former"))
-    ready.tell_instead(PEER, J, lambda: told.append("present"))
+    ready.replace_callback(PEER, J, lambda: told.append("present"))
     await asyncio.gather(*ready._dialing)
-    ready.tell_instead(PEER, J, lambda: told.append("too late"))
+    ready.replace_callback(PEER, J, lambda: told.append("too late"))
     assert told == ["present"]
     await ready.close()
 

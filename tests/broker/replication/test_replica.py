@@ -24,10 +24,10 @@ from coranto_broker.fragments.journal_folders import JournalFolders
 from coranto_broker.fragments.persister import FragmentPersister
 from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
+from coranto_broker.priority_limiter import PriorityLimiter
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.replica import PulseFailed, Replica
 from coranto_broker.spool.durable_spool import Fsync, SpoolFolder
-from coranto_broker.turns import Turns
 from tests.broker.running import eventually
 
 J = "test/journal"
@@ -109,18 +109,18 @@ async def test_a_replica_stops_in_its_turns_and_keeps_none_while_another_has_its
     async def pulse(replica: Replica) -> Signal | None:
         return None
 
-    monkeypatch.setattr("coranto_broker.turns.TURN_SECONDS", 600.0)  # No turn is lost on a slow machine.
-    turns = Turns(1)
+    monkeypatch.setattr("coranto_broker.priority_limiter.SLOT_SECONDS", 600.0)  # No slot is lost on a slow machine.
+    limiter = PriorityLimiter(1)
     held, free = (_replica(tmp_path / name, pb.JournalSpec(name=J), pulse) for name in ("held", "free"))
     for replica in (held, free):
         replica.start()
     spool = await held.spool.take()
-    stopping = asyncio.create_task(held.stop(drop=False, turn=lambda: turns.turn("held")))
-    await asyncio.wait_for(free.stop(drop=False, turn=lambda: turns.turn("free")), 60)
+    stopping = asyncio.create_task(held.stop(drop=False, slot=lambda: limiter.slot("held")))
+    await asyncio.wait_for(free.stop(drop=False, slot=lambda: limiter.slot("free")), 60)
     assert not stopping.done()
-    async with turns.turn("something else"):
+    async with limiter.slot("something else"):
         held.spool.put(spool)
-        await eventually(lambda: turns.waiting == 1)
+        await eventually(lambda: limiter.waiting == 1)
         assert not held.stopped.is_set()
     await asyncio.wait_for(stopping, 60)
     assert held.stopped.is_set()

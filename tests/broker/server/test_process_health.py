@@ -19,9 +19,9 @@ from coranto.client.connection import Connection
 from coranto.effects import LocalDisk
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.heads import VERSION
+from coranto_broker.priority_limiter import PriorityLimiter
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.turns import Turns
 from tests.broker.running import RawClient, create, eventually, running_broker
 
 J = "test/journal"
@@ -155,7 +155,7 @@ async def test_a_spool_that_cannot_be_read_is_reported_and_tried_again_and_holds
         assert (await client.append(J, b"content")).status == pb.OK
     disk = Refusing()
     monkeypatch.setattr("coranto_broker.server.process.LocalDisk", lambda: disk)
-    monkeypatch.setattr("coranto_broker.replication.replica_host.Turns", lambda: Turns(1, most=1))
+    monkeypatch.setattr("coranto_broker.replication.replica_host.PriorityLimiter", lambda: PriorityLimiter(1, most=1))
     async with running_broker(watched) as (process, client):
         await eventually(lambda: process.broker.replicas.unreadable_spools)
         status, found = await get(process, "/ready")

@@ -281,7 +281,7 @@ async def test_hostile_arguments_change_nothing(scene: Scene, tmp_path: Path) ->
     for to, reason in {
         f"in/one={end + 1}": f"offset {end + 1} is beyond the end of in/one, which is {end}",
         "in/one=5": "offset 5 of in/one is within a message: give 0, where it begins, or",
-        "in/three=0": "in/three is no journal that the consumer reads",
+        "in/three=0": "the consumer does not read in/three",
         "in/one=-1": "is not JOURNAL=OFFSET",
         "in/one": "is not a time",
         "1024": "names no journal",

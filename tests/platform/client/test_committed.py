@@ -212,7 +212,7 @@ async def test_a_reader_stops_at_content_that_was_lost(broker: FakeBroker, clien
     assert found == ["b"]
     broker.journals[JOURNAL].fall(kept)
     assert await publish("c", "d", "e") > behind.read_through
-    with pytest.raises(JournalRecreated, match=f"Begin at offset {kept}: what is there was not read"):
+    with pytest.raises(JournalRecreated, match=f"Begin at offset {kept}: the content there was not read"):
         await read(behind)
     found, source = await read(at_kept)
     assert found == ["c", "d", "e"]

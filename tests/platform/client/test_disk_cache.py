@@ -182,6 +182,6 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
 
 def test_damaged_content_is_neither_delivered_nor_kept(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(compress(Codec.ZSTANDARD, content_of(2)))
-    with pytest.raises(CorruptFragment, match="which is not that of its name"):
+    with pytest.raises(CorruptFragment, match="not the one in its name"):
         DirectReader(tmp_path, DiskCache(tmp_path / "kept")).content(fragment_of(1), "file:///one")
     assert not list((tmp_path / "kept").glob("*.content"))

@@ -102,12 +102,12 @@ async def test_a_status_counts_that_comes_before_or_after_the_error_of_sending()
     before = _Call()
     status = PeerStatus(before)  # type: ignore[arg-type]
     before.end(grpc.StatusCode.ABORTED, REASON)
-    told = await status.told(before.end(*INTERNAL))
+    told = await status.error_of(before.end(*INTERNAL))
     assert (told.code(), told.details()) == (grpc.StatusCode.ABORTED, REASON)
 
     after = _Call()
     status = PeerStatus(after)  # type: ignore[arg-type]
-    waiting = asyncio.ensure_future(status.told(after.end(*INTERNAL)))
+    waiting = asyncio.ensure_future(status.error_of(after.end(*INTERNAL)))
     await asyncio.sleep(0)
     assert not waiting.done()
     after.end(grpc.StatusCode.PERMISSION_DENIED, "no")
@@ -119,6 +119,6 @@ async def test_without_a_status_of_the_peer_the_error_of_sending_remains(monkeyp
     call = _Call()
     status = PeerStatus(call)  # type: ignore[arg-type]
     error = call.end(*INTERNAL)
-    assert await status.told(error) is error
+    assert await status.error_of(error) is error
     other = call.end(grpc.StatusCode.UNAVAILABLE, "connection lost")
-    assert await status.told(other) is other
+    assert await status.error_of(other) is other

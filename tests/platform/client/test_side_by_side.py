@@ -166,7 +166,7 @@ def test_a_failure_is_raised_in_its_turn_and_ends_no_other_range(loop: LoopThrea
 def test_a_read_that_gives_nothing_for_long_fails_and_tells_its_journal(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("ab")
     contents = read_in_turn(SideBySide(loop, wanted, gated.read, timeout=0.01), loop, len(wanted))
-    with pytest.raises(Unavailable, match="read of j/a: nothing came within"):
+    with pytest.raises(Unavailable, match="read of j/a: nothing arrived within"):
         next(contents)
 
 

@@ -153,7 +153,7 @@ def test_a_timeout_bounds_each_call(remote: Broker) -> None:
         remote.fake.at(CallPoint.APPEND_HALF_CLOSED, Break.HANG)
         with pytest.raises(AppendOutcomeUnknown, match=r"1\.5 s"):
             client.append(NAME, b"content")
-        with pytest.raises(Unavailable, match=r"nothing came within 1\.5 s"):
+        with pytest.raises(Unavailable, match=r"nothing arrived within 1\.5 s"):
             next(client.read(NAME, block=True))
 
 

@@ -229,7 +229,7 @@ def test_damage_ends_a_scan_with_an_error(tmp_path: Path) -> None:
     original = second.read_bytes()
     found = scan(manifest, {"n": "int64"})
     second.write_bytes(compress(Codec.ZSTANDARD, producer.line(n=3)))
-    with pytest.raises(CorruptFragment, match="which is not that of its name"):
+    with pytest.raises(CorruptFragment, match="not the one in its name"):
         found.arrow()
     with pytest.raises(polars.exceptions.ComputeError, match="not that of its name"):
         polars.DataFrame(found)

@@ -1,4 +1,4 @@
-"""Errors of calls: their codes, and the text that callers are told."""
+"""Errors of calls: their codes, and their texts for callers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from coranto.errors import CorantoError, InvalidInput, LeaseLost, PermissionDenied, StoreError, Unavailable
-from coranto.member.call_errors import MAX_TOLD, code_of, told
+from coranto.member.call_errors import MAX_TEXT, code_of, public_text
 from coranto.security.admission import TokenExpired
 
 
@@ -33,7 +33,7 @@ def test_codes_of_a_service_count_first() -> None:
 
 
 def test_callers_are_told_no_words_of_a_store_and_no_endless_text() -> None:
-    assert "secret-bucket" not in told(StoreError("the bucket secret-bucket is gone", kind="NoSuchBucket"))
-    assert told(InvalidInput("length is negative")) == "length is negative"
-    assert told(KeyError("k" * MAX_TOLD * 2)).endswith("…")
-    assert len(told(KeyError("k" * MAX_TOLD * 2))) == MAX_TOLD + 1
+    assert "secret-bucket" not in public_text(StoreError("the bucket secret-bucket is gone", kind="NoSuchBucket"))
+    assert public_text(InvalidInput("length is negative")) == "length is negative"
+    assert public_text(KeyError("k" * MAX_TEXT * 2)).endswith("…")
+    assert len(public_text(KeyError("k" * MAX_TEXT * 2))) == MAX_TEXT + 1

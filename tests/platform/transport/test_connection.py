@@ -121,14 +121,14 @@ async def test_bytes_that_are_no_frames_end_the_connection_with_a_word_why() -> 
 async def test_a_peer_that_gives_no_sign_of_life_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (client, _, _):
         client.watch()
-        client._look(False)  # A minute of silence: it asks.
+        client._check_silence(False)  # A minute of silence: it asks.
         await eventually(lambda: client._heard)  # The other side answers, though nobody reads there.
-        client._look(True)
+        client._check_silence(True)
         assert client.problem is None
         monkeypatch.setattr(FrameConnection, "data_received", lambda *_: None)
-        client._look(False)
+        client._check_silence(False)
         assert client.problem is None
-        client._look(True)
+        client._check_silence(True)
         assert await asyncio.wait_for(client.read(), 10) is None
         assert "silent" in str(client.problem)
 
@@ -140,7 +140,7 @@ async def test_connections_that_hold_too_much_together_are_ended_and_give_it_bac
         await eventually(lambda: budget.held)
         await write_all(client, 8)
         await eventually(lambda: lost)
-        assert "hold too much" in str(large.problem)
+        assert "hold too many unread bytes" in str(large.problem)
         assert small.problem is None
         assert budget.held == len(b"little") + FRAME_BYTES
 
@@ -203,7 +203,7 @@ async def test_many_questions_for_a_sign_of_life_get_one_answer_and_too_many_end
     assert sent.pieces[1:] == [bytes_of(FrameKind.PONG)]
     assert [await connection.read(), await connection.read()] == [(FrameKind.OPENING, b""), (FrameKind.MESSAGE, b"")]
     connection.data_received(bytes_of(FrameKind.PONG) * 50_000)
-    assert "50000 signs of life came at once" in str(connection.problem)
+    assert "50000 pings and pongs arrived together" in str(connection.problem)
     assert await connection.read() is None
 
 
@@ -223,19 +223,19 @@ async def test_a_frame_that_was_begun_must_come_whole_unless_this_side_does_not_
     connection, sent = made()
     connection.opened(LIMIT, FrameBudget(1 << 30))
     frame = bytes_of(FrameKind.MESSAGE, b"late")
-    connection._look_for_the_rest()  # Idle for a minute.
+    connection._check_progress()  # Idle for a minute.
     connection.data_received(frame[:-1])
-    connection._look_for_the_rest()
+    connection._check_progress()
     connection.data_received(frame[-1:] + frame[:6])  # It came whole, and the next one has begun.
-    connection._look_for_the_rest()
+    connection._check_progress()
     connection._reading_paused = True
-    connection._look_for_the_rest()
+    connection._check_progress()
     assert await connection.read() == (FrameKind.MESSAGE, b"late")
-    connection._look_for_the_rest()
+    connection._check_progress()
     assert connection.fault is None
     connection.data_received(frame[6:7])  # A byte a minute does not do.
-    connection._look_for_the_rest()
+    connection._check_progress()
     assert connection.fault is FrameFault.LATE
-    assert "the rest of a frame did not come" in (connection.problem or "")
+    assert "the rest of a frame did not arrive" in (connection.problem or "")
     assert sent.pieces[-1] == b"aborted"
     assert await connection.read() is None

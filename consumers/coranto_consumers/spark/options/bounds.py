@@ -1,4 +1,4 @@
-"""Options for the offsets at which a read begins and ends, and for the moment that it shows."""
+"""Options for the first and last offsets of a read, and for its moment."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _NOT_BESIDE_A_MOMENT: Final = (
 
 
 def starting_offsets(given: Mapping[str, str]) -> dict[str, int] | None:
-    """Return the offsets at which journals begin; None for all at their beginnings. Raises InvalidInput."""
+    """Return the first offsets by journal; None for the beginnings of all. Raises InvalidInput."""
     return _offsets(given, "startingOffsets", "earliest", EARLIEST)
 
 
 def ending_offsets(given: Mapping[str, str]) -> dict[str, int] | None:
-    """Return the offsets at which journals end; None for all at their heads. Raises InvalidInput."""
+    """Return the end offsets by journal; None for the heads of all. Raises InvalidInput."""
     return _offsets(given, "endingOffsets", "latest", LATEST)
 
 

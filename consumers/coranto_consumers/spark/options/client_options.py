@@ -1,4 +1,4 @@
-"""Options that tell how to reach brokers, and the client's configuration that they mean."""
+"""Options for reaching brokers, and the client's configuration."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from coranto_consumers.spark.options.options import SourceOptions
 
 
 def read_framing(definition: MessageType) -> ReadFraming:
-    """Return the framing in which Spark reads messages of a type."""
+    """Return Spark's framing for reading messages of a type."""
     match definition.form:
         case JsonForm(uuid_pointer):
             return JsonLines(uuid_pointer)
@@ -89,7 +89,7 @@ def with_type(options: SourceOptions, found: ResolvedType) -> SourceOptions:
 
 
 def registered_schema(found: ResolvedType, options: SourceOptions) -> StructType:
-    """Return the columns of a read without a schema: those of the type, and those of the source that are asked for.
+    """Return the columns of a read without a schema: the type's, and the requested ones of the source.
 
     Raises InvalidInput for a type with a field that has the name of a column of the source.
     """

@@ -1,7 +1,7 @@
 """Reads that begin and end at times instead of offsets.
 
-The time of a message is that of its UUID. A fragment is stored after all of its messages were published. So fragments
-that were stored before the time at which a read begins are not read at all, and of the rest each message is looked at.
+The time of a message is in its UUID. A fragment is stored after all of its messages were published. So fragments that
+were stored before the begin of a read are not read, and of the rest each message is checked.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TimeSpan:
         return mask
 
     def first_offset(self, client: SyncJournalClient, journal: str, begin: int, head: int) -> int:
-        """Return the offset in [begin, head] from which a journal has to be read for the span."""
+        """Return the first offset in [begin, head] to read for the span."""
         if self.begin is None:
             return begin
         try:

@@ -23,8 +23,8 @@ def for_tasks(
 ) -> ClientConfig:
     """Return the configuration for tasks that need a capability on journals.
 
-    Keys are replaced by a token that grants no more than that, for `seconds`. A token that somebody else has signed is
-    passed on. Where there are too many journals for a token to name, it grants the folders that hold them.
+    Keys are replaced by a token that grants only this, for `seconds`. A given token is passed unchanged. A token for
+    too many journals grants the folders that hold them.
     """
     return for_selector(config, capability, _scope(journals), seconds)
 

@@ -1,4 +1,4 @@
-"""The archive of classes from which Java starts local sessions in half the processor time.
+"""The archive of classes that halves the processor time of starting local sessions.
 
 Spark's driver loads some ten thousand classes from two hundred archives, and checks each of them, before it runs a
 first job. Java can keep loaded and checked classes in a file, and map that into memory at the next start (class data

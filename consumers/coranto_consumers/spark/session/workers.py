@@ -1,11 +1,10 @@
 """The parent of a local session's Python workers.
 
-Spark forks its workers from a daemon, and ends those that were idle for a minute. This daemon has imported what workers
-need before it forks, so that only the first worker of a session waits for that. Workers collect garbage after each
-task, and leave out what the daemon had: to look through all modules takes 50 ms. They keep freed memory for the next
-block of content. Spark starts it as a module, in place of `pyspark.daemon` (setting `spark.python.daemon.module`), with
-the name of the workers' module. It has a daemon for each such module: one for tasks, and one for each step of planning
-a read.
+Spark forks its workers from a daemon, and ends workers that were idle for a minute. This daemon imports the workers'
+modules before it forks, so that only the first worker of a session waits for them. Workers collect garbage after each
+task, except for the daemon's objects, which would take 50 ms. They keep freed memory for the next block of content.
+Spark starts it as a module, in place of `pyspark.daemon` (setting `spark.python.daemon.module`), with the name of the
+workers' module. It has a daemon for each such module: one for tasks, and one for each step of planning a read.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ IMPORTED: Final = (
 
 
 def imported_for(module: str) -> tuple[str, ...]:
-    """Return the modules that workers of a module need. Those that plan have no use for what only tasks need."""
+    """Return the modules that workers of a module need. Planning needs fewer than tasks."""
     return IMPORTED if module == TASKS else (module, "coranto_consumers.spark.source.source")
 
 

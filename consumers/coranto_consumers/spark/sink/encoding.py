@@ -1,4 +1,4 @@
-"""The types of rows that become JSON objects: those of `columnar_json`, and keys of maps that are texts.
+"""The types of rows that become JSON objects: the types of `columnar_json`, and maps with text keys.
 
 `columnar_json.object_texts` writes what Spark's `to_json` writes. Types that would not arrive as they left are refused
 before anything is written.
@@ -56,10 +56,7 @@ def require_encodable(kind: DataType, place: str) -> None:
 
 
 def require_text_keys(kind: DataType, place: str, *, field: str) -> None:
-    """Raise InvalidInput, naming `place`, for a map on any level whose keys are no texts.
-
-    `field` is that of the error.
-    """
+    """Raise InvalidInput about `field`, naming `place`, for a map on any level without text keys."""
     for where, part in _parts(kind, place):
         if isinstance(part, MapType) and not isinstance(part.keyType, _TEXTS):
             raise InvalidInput(

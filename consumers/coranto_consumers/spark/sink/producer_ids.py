@@ -1,7 +1,7 @@
 """Producer ids that tasks use again, so that readers of an output need not remember a new one for each task.
 
-A producer's messages are told apart by their clocks alone. So two attempts of tasks must never write under one id at
-the same time, and no acknowledgement of an earlier use may arrive during a later one. Three rules see to it:
+A producer's messages are distinguished only by their clocks. So two attempts of tasks must never write under one id at
+the same time, and no acknowledgement of an earlier use may arrive during a later one. Three rules ensure this:
 
 - An id belongs to the executor that made it. Its tasks **take** ids from a folder by renaming files, so only one of
   them gets each. A task that finds none makes a new id.
@@ -11,7 +11,7 @@ the same time, and no acknowledgement of an earlier use may arrive during a late
 - Only one instance of a consumer uses a folder, under fences without a gap between them. Another instance may append
   the last acknowledgements again when it starts, even late, so an instance that was interrupted begins a new folder.
 
-Clocks go on behind those of the last use, whatever the executor's own clock says.
+Clocks continue after the last use, whatever the executor's own clock.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TakenId(NamedTuple):
 
     use: Use
     clock: ProducerClock
-    """Gives clocks behind those of all earlier uses."""
+    """Gives clocks after all earlier uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class IdPool:
     settled: tuple[Use, ...] = ()
 
     def take(self, folder: Path | None) -> TakenId:
-        """Return an id that nobody else uses: a settled one, or a new one.
+        """Return an unused id: a settled one, or a new one.
 
         `folder` is shared by the tasks of an executor. Without it, or if it cannot be used, ids are new.
         """
@@ -113,7 +113,7 @@ class SettledIds:
         self._fence = fence
 
     def pool(self) -> IdPool:
-        """Return what tasks are told."""
+        """Return the copy for tasks."""
         return IdPool(self._name, tuple(self._uses.values()))
 
     def settle(self, uses: Iterable[Use]) -> None:

@@ -1,7 +1,7 @@
-"""Publishing of a task's rows as pending messages, whole columns at once.
+"""Publishing of a task's rows as pending messages, by columns.
 
-Each attempt of a task is a producer of its own (`producer_ids.py`). Its messages count when its acknowledgements are
-appended, which the driver decides. So what a failed, repeated or slower attempt has appended is never seen.
+Each attempt of a task is a producer of its own (`producer_ids.py`). The driver decides which acknowledgements are
+appended, so that messages of failed, repeated or slower attempts are never read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pending:
     first_clocks: Mapping[str, int] = field(default_factory=dict)
     """By journal: the clock of the first message."""
     ack_clocks: Mapping[str, int] = field(default_factory=dict)
-    """By journal: a clock behind those of all messages."""
+    """By journal: a clock after the clocks of all messages."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """By journal: the number of messages."""
 
@@ -155,7 +155,7 @@ class PendingPublisher:
     def _send(self, journal: str) -> None:
         self._sizes.pop(journal, None)
         for content in self._held.pop(journal, ()):
-            self._service.append(journal, content)  # The service joins what is given together.
+            self._service.append(journal, content)  # The service batches contents.
 
     def _numbers(self, rows: int, keys: Any, names: Any) -> NDArray[np.int64]:
         """Return the number of each row's journal."""

@@ -1,10 +1,10 @@
 """Producer ids that the tasks of a streaming query use again, batch after batch.
 
-The rules are those of `producer_ids.py`. Its driver is a process that lives as long as a consumer. Here, Spark starts a
-process to plan a batch, and another one to commit it, so they pass the settled uses on in files of the driver's folder,
+The rules of `producer_ids.py` apply. Its driver is a process that lives as long as a consumer. Here, Spark starts a
+process to plan a batch, and another one to commit it, so they share the settled uses in files of the driver's folder,
 one for each run of a query. A use is settled once its batch is decided, its acknowledgements are appended once, and no
-other process has taken the batch over (`coranto.publication.batch_ledger`). A query that starts again is another run,
-and begins with new ids.
+other process has taken the batch over (`coranto.publication.batch_ledger`). A query that restarts is another run, and
+begins with new ids.
 
 A file that is lost costs new ids, and nothing else.
 """

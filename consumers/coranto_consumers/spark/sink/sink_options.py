@@ -58,7 +58,7 @@ class SinkOptions:
 
     client: ClientConfig
     target: SourceOptions
-    """The journals to write to, as those of a read are selected."""
+    """The journals to write to, selected as for a read."""
     stream: str
     """The stream to write to; empty for journals."""
     ledger: str
@@ -156,8 +156,8 @@ def _default_ledger(given: Mapping[str, str]) -> str:
 class RowForm:
     """The form of the rows: their messages, keys and journals.
 
-    With a column `value`, this is the message, and there may be a key and a column `journal` beside it. Otherwise all
-    columns together are the message.
+    A column `value` is the message, and there may also be a key and a column `journal`. Otherwise all columns together
+    are the message.
     """
 
     fields: tuple[StructField, ...]
@@ -226,7 +226,7 @@ class RowForm:
         known = {_VALUE, _JOURNAL, options.key_column}
         if unknown := [name for name in names if name not in known]:
             raise InvalidInput(
-                f"beside the column value, {unknown[0]} has no place: put it into the value, or rename value",
+                f"{unknown[0]} has no place next to the column value: put it into the value, or rename value",
                 field="schema",
             )
         journal = names.index(_JOURNAL) if _JOURNAL in names else None
@@ -260,7 +260,7 @@ class RowForm:
             raise InvalidInput(f"a value is not UTF-8: {error}", field="column value") from error
 
     def _require_filled(self, batch: Any) -> None:
-        """Raise InvalidInput if a row lacks what the registered type demands."""
+        """Raise InvalidInput if a row lacks a field that the registered type demands."""
         if self.registered is None:
             return
         columns = batch.columns if self.value is None else batch.column(self.value).flatten()

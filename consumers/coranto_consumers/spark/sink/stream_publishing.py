@@ -1,11 +1,11 @@
 """Publishing of a task's rows to the segments of a stream, as pending events that the driver commits.
 
 Each attempt of a task is a producer of its own. Its events go to the segments that have their routing keys. A segment
-may be sealed at any time. Then what is not appended to it yet goes to its successors, with new clocks. What is in it
-already stays there: the driver moves it to the successors when it commits (`coranto.streams.writer.multi_key.bulk`).
+may be sealed at any time. Then unappended events go to its successors, with new clocks. Appended events stay: the
+driver moves them to the successors when it commits (`coranto.streams.writer.multi_key.bulk`).
 
-If the answer to an append is lost, the attempt's part in that segment ends before it. What was in the append is
-published again, under another producer id, so that it counts once whenever it comes.
+If the answer to an append is lost, the attempt's part in that segment ends before it. The events of the append are
+published again under another producer id, so that they count once.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class SegmentPublisher:
         segment = self._segments.get(journal)
         if segment is None:
             segment = self._segments[journal] = _Segment(self._own.get(journal, self._producer), first_clock)
-            self._all.append((journal, segment))  # What a key has in a segment comes before what it has in successors.
+            self._all.append((journal, segment))  # A key's events in a segment precede those in its successors.
         segment.held.append(content)
         segment.held_places.append(places)
         segment.last_clock = last_clock
@@ -245,7 +245,7 @@ class SegmentPublisher:
                 segment.places.append(block.places)
 
     def _go_elsewhere(self, journal: str, segment: _Segment, error: CorantoError) -> None:
-        """Publish again what a segment has perhaps not, and what is held back for it, by the segments of now."""
+        """Publish the possibly missing events of a segment, and its held events, to the current segments."""
         del self._segments[journal]
         self._own[journal] = new_producer_id(os.urandom)
         refused = list(segment.sent)
@@ -263,7 +263,7 @@ class SegmentPublisher:
             self._await_change(journal, error)
         self._service.reset(journal)
         for name, rows in self._routed(places):
-            # Another segment may have been refused meanwhile, and its events be in this one.
+            # This segment may have events of another segment that was refused.
             first = self._clock.ticks(len(rows))
             clocks = [first + number * CLOCK_TICK for number in range(len(rows))]
             stamped = [

@@ -62,7 +62,7 @@ def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narr
 
 
 def _contents(client: SyncJournalClient, options: SourceOptions) -> dict[str, ContentExtent]:
-    """Return what the journals hold. If a read ends where they do, it has no event without those before it."""
+    """Return the extents of the journals. A read up to their ends has no event without all earlier ones."""
     if options.ending is not None or options.as_of is not None:
         return contents(client, _journals(client, options))
     return when_sealed(lambda: contents(client, _journals(client, options)), options.client.retry_timeout)
@@ -180,9 +180,9 @@ def _may_pass(part: Range, narrowing: Narrowing) -> bool:
 
 
 def _lost(journal: str, start: int, end: int, extent: ContentExtent) -> LostContent | None:
-    """Return what a read of [start, end) asks for and does not find."""
+    """Return the missing content of a read of [start, end)."""
     if end < start <= extent.head:
-        return None  # That is no range at all.
+        return None  # An empty range.
     lost = lost_before(journal, start, extent.begin, extent.head, is_end=extent.is_end)
     if lost is not None and not lost.made_again:
         return replace(lost, end=min(lost.end, end)) if start < end else None
@@ -196,7 +196,7 @@ def _split(client: SyncJournalClient, wholes: Sequence[Range], options: SourceOp
         else options.max_bytes
         for whole in wholes
     }
-    # Small journals are not split, so nobody needs to know where their fragments begin.
+    # Small journals are not split, so their fragments do not matter.
     cuts = cuts_of(client, [whole.journal for whole in wholes if whole.length > most[whole.journal]])
     return {whole.journal: split(whole, most[whole.journal], cuts.get(whole.journal, ())) for whole in wholes}
 

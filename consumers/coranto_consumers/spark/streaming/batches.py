@@ -1,4 +1,4 @@
-"""The plan of a micro-batch: the ranges that its tasks read, and what is committed in them.
+"""The plan of a micro-batch: the ranges that its tasks read, and their committed messages.
 
 The planning process reads a batch's messages once, only for their UUIDs, and decides which of them are committed
 (`sequencing.py`). Tasks then read them once more, for their values. So a batch has many tasks, however few journals
@@ -6,8 +6,8 @@ there are, and a batch that is planned again after a restart has the same messag
 
 A transaction that began before the batch, and is acknowledged in it, is delivered in this batch: the content since its
 begin is read again, for this producer's messages alone. If that is more than a batch may read, the transaction is
-delivered in parts, as consumers do it (`long_transactions.py`): a batch ends before the acknowledgement, and the next
-ones deliver a part each. Their positions have the same offset, and what is pending of the producer begins further on.
+delivered in parts, as by consumers (`long_transactions.py`): a batch ends before the acknowledgement, and the next
+ones deliver a part each. Their positions have the same offset, and later begins of the producer's pending messages.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class BatchPlanner:
         """Plan to read the messages that start in `whole`, and no more than `max_messages` of them.
 
         If more than `max_replay_bytes` before them would be read again for a transaction, the batch ends before its
-        acknowledgement, or delivers a part of it. `state` is that before the batch. `cuts` are offsets at which it is
-        cheap to split the range, `listed` is the number of producers to list in the position behind it. Messages of an
+        acknowledgement, or delivers a part of it. `state` is the state before the batch. `cuts` are cheap offsets for
+        splitting the range, `listed` is the number of producers to list in the position after it. Messages of an
         uncommitted read are counted only if `counted`. Raises CorruptMessage, CorruptData and OffsetJump.
         """
         if not self.committed:
@@ -144,9 +144,9 @@ class BatchPlanner:
     def plan_part(
         self, long: LongTransaction, state: ReadState, head: int, max_bytes: int, *, cuts: Sequence[int], listed: int
     ) -> JournalBatch:
-        """Plan to deliver the next part of a long transaction, whose acknowledgement is what is read next.
+        """Plan to deliver the next part of a long transaction, whose acknowledgement is read next.
 
-        The part has `max_bytes` of content, and a line. `head` is that of the journal, at least. Raises CorruptMessage,
+        The part has `max_bytes` of content, and a line. `head` is a known head of the journal. Raises CorruptMessage,
         CorruptData and OffsetJump.
         """
         source = state.source
@@ -155,7 +155,7 @@ class BatchPlanner:
         again = dict(self._scanned(long.part(source, max_bytes), cuts, first_number=1, replay=replays))
         sequenced = sequence_part(long, source, acknowledgement, again)
         rows = sum(summary.rows for summary in again.values())
-        # Without an anchor it is listed: no content tells how much of it is delivered.
+        # Without an anchor it is listed, because its content does not show how much is delivered.
         anchors = {producer: at for producer, at in state.anchors.items() if producer != long.producer}
         after = _state_after(state, sequenced.source, anchors, listed)
         return JournalBatch(tuple(stream_parts(sequenced, again, replays, commits=self.commits)), rows, after)
@@ -255,9 +255,9 @@ def _state_after(before: ReadState, source: Source, anchors: Mapping[ProducerId,
 
 
 def part_between(journal: str, state: ReadState, after: Position) -> tuple[LongTransaction, int] | None:
-    """Return the long transaction of which a part lies between a state and a position, and the bytes of that part.
+    """Return the long transaction with a part between a state and a position, and the bytes of that part.
 
-    None if there is none: then nothing was read between them, as both have the same offset.
+    None if there is none. Both have the same offset, so nothing else was read between them.
     """
     for producer, end in after.producers.items():
         begin = state.source.producers.get(producer)

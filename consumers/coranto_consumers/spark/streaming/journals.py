@@ -20,7 +20,7 @@ _IDLE_SECONDS: Final = 0.1
 
 
 class QueryJournals:
-    """Asks for the journals that a query selects, and what they hold. It connects when it is first asked."""
+    """Finds the journals that a query selects, and their extents. Connects on first use."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -37,7 +37,7 @@ class QueryJournals:
         return self._client
 
     def ask(self) -> dict[str, ContentExtent]:
-        """Ask for the journals and what they hold."""
+        """Return the extents of the journals."""
         options = self._options
         journals = select_journals(self.client, options.journals, options.pattern, options.selector, options.labels)
         self.heads = contents(self.client, journals)

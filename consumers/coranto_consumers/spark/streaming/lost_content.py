@@ -1,4 +1,4 @@
-"""Content that a streaming query should have, and that is gone, where the query goes on without it."""
+"""Lost content that a streaming query continues without."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto_consumers.spark.streaming.offsets import Position
 
 
 def lost_at(journal: str, position: Position, found: ContentExtent | None) -> LostContent | None:
-    """Return what is gone of a journal before it can be read on at a position. `found` is None if it is not there."""
+    """Return the lost content between a position and a journal's next content. `found` is None without the journal."""
     if found is None:
         return LostContent(journal, position.offset, 0, made_again=True)
     if not position.is_of(found.created, found.journal_id):
@@ -30,7 +30,7 @@ def beginning_at(offset: int) -> ReadState:
 
 
 def without_lost_part(state: ReadState, error: OffsetJump) -> ReadState | None:
-    """Return a state that does not need the lost content of open transactions, which an error tells of.
+    """Return a state that does not need the lost content of open transactions that caused an error.
 
     None if the error is about other content.
     """

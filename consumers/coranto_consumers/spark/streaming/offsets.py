@@ -6,26 +6,26 @@ alone needs:
 ====================  ================================================================================================
 `offset`              everything below this offset was read
 `journal_id`          the journal's id; a journal made again has another one
-`created`             the etcd revision that created the journal, which tells the same where the id is not known
-`since`               only in the first batch with this journal: the offset at which its reading began
-`producers`           states of producers at `offset`: [last acknowledged clock, seen through, begin of what is pending]
+`created`             the etcd revision that created the journal, for the same purpose if the id is unknown
+`since`               only in the first batch with this journal: the first offset of the batch
+`producers`           states of producers at `offset`: [last acknowledged clock, seen through, first pending offset]
 `from`                the states of the producers that are not listed follow from the content [`from`, `offset`)
 ====================  ================================================================================================
 
-**Producers' states.** A committed read must know the clock up to which each producer's messages are decided, and where
-its open transaction begins. This is known to the process that plans micro-batches, and must survive it. It is bounded
-in two ways. At most `MAX_LISTED` producers are listed, over all journals: those whose last decision is the longest time
-ago. For the others it is enough to read the content again from their *anchor*: the offset of the last decision about
-them, or the begin of what is pending, if that is earlier. So `from` is the least anchor of a producer that is not
-listed. It is rarely needed, only by a query that starts again, and at most `MAX_RESCAN` bytes of a journal are read
-again for idle producers: those that have been silent for longer are forgotten, if they are too many to be listed.
+**Producers' states.** A committed read must know the clock of each producer's last decided message, and where its open
+transaction begins. The process that plans micro-batches knows this, and it must survive the process. It is bounded in
+two ways. At most `MAX_LISTED` producers are listed, over all journals: the ones with the oldest last decision. For the
+others it is enough to read the content again from their *anchor*: the offset of their last decision, or of their first
+pending message if that is earlier. So `from` is the least anchor of an unlisted producer. Only a query that restarts
+needs it. At most `MAX_RESCAN` bytes of a journal are read again for idle producers: longer idle ones are forgotten if
+they are too many to be listed.
 
 **Segments of streams** are there from when they may be read until they are truncated away
 (`spark/journals/segments.py`).
 
 **`since`.** Spark keeps only the ends of batches, and asks for the initial offset again if the query ended before its
-first batch did. `latest` may be another offset by then. So a batch's end says where the batch began, and nothing that
-was written in between is lost.
+first batch did. Then `latest` may be another offset. So a batch's end has the begin of the batch, and no content in
+between is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from coranto.messages.uuids import ProducerId
 MAX_LISTED: Final = 2_000
 """The producers that are listed, over all journals of a query; but 8 for each journal."""
 MAX_RESCAN: Final = 1 << 30
-"""The bytes behind the last message of a producer for which it is remembered without being listed."""
+"""The bytes after the last message of an unlisted producer before it is forgotten."""
 
 _KEYS: Final = frozenset(("offset", "journal_id", "created", "since", "producers", "from"))
 
@@ -119,9 +119,9 @@ def dumps(positions: Positions) -> dict[str, object]:
 
 
 def begin_of(start: Position | None, end: Position) -> int:
-    """Return the offset at which a batch with this start and end begins in a journal.
+    """Return the first offset of a batch with this start and end in a journal.
 
-    If Spark asked for the initial offset again, `start` may be another one than that of the batch.
+    If Spark asked for the initial offset again, `start` may not be the start of the batch.
     """
     if end == start:
         return end.offset
@@ -133,7 +133,7 @@ def begin_of(start: Position | None, end: Position) -> int:
 def bounded(
     states: Mapping[ProducerId, ProducerState], anchors: Mapping[ProducerId, int], offset: int, listed: int
 ) -> tuple[dict[ProducerId, ProducerState], dict[ProducerId, ProducerState], int | None]:
-    """Return the states to list, the others to remember, and the offset from which the content tells those.
+    """Return the states to list, the others to remember, and the offset to read the others' content from.
 
     `anchors` holds the producers' anchors, as far as they are known; a producer without one must be listed. `listed` is
     the number of producers to list.

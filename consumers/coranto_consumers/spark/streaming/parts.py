@@ -1,4 +1,4 @@
-"""The ranges that the tasks of a micro-batch read, and what is committed of them."""
+"""The ranges that the tasks of a micro-batch read, and their committed messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coranto_consumers.spark.journals.reading import JournalContent, Lines, read
 
 @dataclass(frozen=True, slots=True)
 class StreamPart:
-    """A range that a task reads, and what is not committed in it."""
+    """A range that a task reads, and its uncommitted messages."""
 
     numbered: NumberedRange
     limits: tuple[Limit, ...] | None = None

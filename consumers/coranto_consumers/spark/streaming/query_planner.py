@@ -177,7 +177,7 @@ class QueryPlanner:
         return self._tried(planned, state)
 
     def _at(self, journal: str, position: Position, head: ContentExtent) -> ReadState:
-        """Return the state at a position; or a new one, where content is gone and the query goes on without it."""
+        """Return the state at a position, or a new one if content is gone and the query continues without it."""
         if self._options.source.fail_on_data_loss or (lost := lost_at(journal, position, head)) is None:
             return self._known(journal, position)
         source = Source(position.offset, position.producers)
@@ -201,7 +201,7 @@ class QueryPlanner:
         return state
 
     def _tried(self, plan: Callable[..., JournalBatch], state: ReadState) -> JournalBatch:
-        """Plan from a state. If content of open transactions is gone, and the query goes on, plan without that."""
+        """Plan from a state. If content of open transactions is gone, and the query continues, plan without it."""
         try:
             return plan(state=state)
         except OffsetJump as error:
@@ -223,7 +223,7 @@ class QueryPlanner:
         )
 
     def _cuts(self, whole: Range) -> Sequence[int]:
-        """Return the offsets at which splitting a range is cheap, if it is split at all."""
+        """Return the cheap offsets for splitting a range, if it is split."""
         if whole.length <= self._options.source.max_bytes:
             return ()
         return fragment_begins(self._journals.client, whole.journal)

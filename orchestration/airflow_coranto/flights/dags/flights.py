@@ -17,7 +17,7 @@ from airflow_coranto.operators.specs import ApplySpecsOperator
 from coranto_flights.names import TREE
 
 PREFIX = "airflow/"
-"""In front of all journals, so that they are not those of the demo under Dagster."""
+"""The prefix of all journals, which separates them from the demo under Dagster."""
 RETRY = {"retries": 3, "retry_delay": timedelta(seconds=1)}
 
 

@@ -1,9 +1,8 @@
-"""One append: content is streamed to the broker, and commits wholly or not at all.
+"""One append over a call of its own: content is streamed to the broker, and commits wholly or not at all.
 
-On the wire: a first message with the parameters, then messages of content, then one empty message, then the half-close.
-Until the empty message is sent, no broker can commit. So a failure before it means that nothing was applied. After a
-failure between it and the broker's answer, the append may have been applied, because a broker cannot always tell a
-broken connection from the half-close.
+On the wire: a message with the parameters, messages of content, an empty message, and the half-close. A broker commits
+only after the empty message, so a failure before it means that nothing was applied. After it, the outcome is unknown
+until the broker's answer, because a broker cannot always distinguish a broken connection from the half-close.
 """
 
 from __future__ import annotations
@@ -43,20 +42,18 @@ class _State(enum.Enum):
 
 
 class Appender:
-    """An append under way. Use as `async with client.appender(journal) as append:`.
+    """An append under way. Use as `async with client.appender(journal) as append:`, from one task.
 
     The call starts with the first `write` or with `commit`. Leaving the block without a commit rolls back.
-    Not for use by several tasks at once.
     """
 
     def __init__(
         self, dispatcher: Dispatcher, parameters: pb.AppendRequest, *, may_proxy: bool = True, registers: bool = True
     ) -> None:
-        """`parameters` is the first message, well-formed. The appender owns it during the append.
+        """`parameters` is a well-formed first message, which the appender owns during the append.
 
-        Without `registers` the registers of the result are not validated, for callers that rarely use them.
-        Without `may_proxy` a broker that was wrongly taken for the primary refuses the append, instead of passing it
-        on, for callers that then retry at the primary.
+        Without `registers` the registers of the result are not validated. Without `may_proxy` a broker that is not the
+        primary refuses the append instead of proxying it, for callers that retry at the primary.
         """
         self._dispatcher = dispatcher
         self._parameters = parameters
@@ -65,11 +62,11 @@ class Appender:
         self._journal = parameters.journal
         self._subject = subject_of(parameters)
         self._state = _State.IDLE
-        self._way: ChosenConnection | None = None
+        self._chosen: ChosenConnection | None = None
         self._call: Call | None = None
         self._ending: PeerStatus | None = None
         self._introduced = False  # The parameters were sent.
-        self._asked = False  # The empty message may have been sent.
+        self._may_commit = False  # The empty message may have been sent.
         self._digest = hashlib.sha1(usedforsecurity=False)
         self._length = 0
 
@@ -87,27 +84,27 @@ class Appender:
         return self._length
 
     def begin(self) -> None:
-        """Open the call before the first `write`, if this needs no waiting. Raises the errors of the first `write`."""
+        """Open the call before the first `write`, if that needs no waiting. Raises the errors of `write`."""
         if self._call is None:
-            way = self._dispatcher.to_primary(self._journal)
-            if way.routed or not self._dispatcher.has_choice:
-                self._open(way)
+            chosen = self._dispatcher.to_primary(self._journal)
+            if chosen.routed or not self._dispatcher.has_choice:
+                self._open(chosen)
 
     async def write(self, content: bytes) -> None:
-        """Send content, and wait while the broker is slow to accept it. Empty content sends no content.
+        """Send content, and wait until the broker's flow control accepts it. Empty content opens the call.
 
-        Raises the broker's refusal (StatusError, RpcFailed) or Unavailable. Then nothing was applied, and the append
-        has ended. Cancelling rolls the append back.
+        Raises the broker's refusal (StatusError, RpcFailed) or Unavailable. Then the append has ended, and nothing was
+        applied. Cancelling rolls the append back.
         """
         self._require(_State.IDLE, _State.STREAMING)
         await self._send(self._messages(content))
 
     async def commit(self, content: bytes = b"") -> AppendResult:
-        """Commit the written content, with `content` behind it, and return its offsets. No content at all is a barrier.
+        """Write `content`, commit, and return the offsets. An append without any content is a barrier.
 
-        Raises the broker's refusal or Unavailable when nothing was applied. Raises AppendOutcomeUnknown when the
-        broker's answer was lost, and CorruptData when the answer disagrees with the written content. After a
-        cancellation the outcome is unknown too.
+        Raises the broker's refusal or Unavailable if nothing was applied, AppendOutcomeUnknown if the broker's answer
+        was lost, and CorruptData if the answer disagrees with the written content. After a cancellation the outcome is
+        unknown.
         """
         self._require(_State.IDLE, _State.STREAMING)
         call = await self._send(self._messages(content, commit=True))
@@ -119,14 +116,18 @@ class Appender:
             response = await call
         except grpc.aio.AioRpcError as error:
             self._state = _State.ENDED
-            raise self._failed_commit(await self._told(error)) from error
+            raise self._failed_commit(await self._peer_error(error)) from error
         except asyncio.CancelledError:
             self.abort()
             if cancelled_from_outside():
                 raise
             raise outcome_unknown(self._subject, self._length, self._closed()) from None
         self._state = _State.ENDED
-        result = self._checked(response)
+        assert self._chosen is not None
+        digest, registers = self._digest.digest(), self._registers
+        result = checked(
+            self._chosen, response, self._subject, self._journal, self._length, digest, registers=registers
+        )
         self._state = _State.COMMITTED
         return result
 
@@ -142,10 +143,10 @@ class Appender:
         if self._state not in states:
             raise InvalidInput(f"{self._subject}: this append is {self._state.value}; begin another one")
 
-    def _open(self, way: ChosenConnection) -> Call:
-        self._way = way
-        self._parameters.do_not_proxy = way.routed and not self._may_proxy
-        self._call = way.stub.Append(metadata=way.tokens.about(Capability.APPEND, self._journal))
+    def _open(self, chosen: ChosenConnection) -> Call:
+        self._chosen = chosen
+        self._parameters.do_not_proxy = chosen.routed and not self._may_proxy
+        self._call = chosen.stub.Append(metadata=chosen.tokens.about(Capability.APPEND, self._journal))
         self._ending = PeerStatus(self._call)
         self._state = _State.STREAMING
         return self._call
@@ -154,14 +155,14 @@ class Appender:
         return self._open(await self._dispatcher.connected_to_primary(self._subject, self._journal))
 
     async def _send(self, messages: Iterable[pb.AppendRequest]) -> Call:
-        """Send messages, after the parameters. Raises the errors of `write`."""
+        """Send the parameters, if they were not sent, and messages. Raises the errors of `write`."""
         try:
             call = self._call or await self._opened()
             if not self._introduced:
                 self._introduced = True
                 await call.write(self._parameters)
             for message in messages:
-                self._asked = message is _COMMIT and not call.done()
+                self._may_commit = message is _COMMIT and not call.done()
                 await call.write(message)
             return call
         except CALL_ENDED as error:
@@ -181,55 +182,42 @@ class Appender:
             yield _COMMIT
 
     async def _refusal(self, error: BaseException | None) -> CorantoError:
-        """Return the reason for which the broker ended the call before the half-close was sent."""
-        call, way = self._call, self._way
+        """Return the error of a call that the broker ended before the half-close was sent."""
+        call, chosen = self._call, self._chosen
         assert call is not None
-        assert way is not None
+        assert chosen is not None
         self._state = _State.ENDED
         try:
             response = await call
         except grpc.aio.AioRpcError as error_of_call:
-            failure = await self._told(error_of_call)
-            return self._failed_commit(failure) if self._asked else way.failure(self._subject, failure)
+            failure = await self._peer_error(error_of_call)
+            return self._failed_commit(failure) if self._may_commit else chosen.failure(self._subject, failure)
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
             return self._ended(self._closed())
         finally:
             call.cancel()
-        way.answered(response.status, response.header)
+        chosen.answered(response.status, response.header)
         refusal = append_failure(response, self._subject)
         return refusal or CorruptData(f"{self._subject}: the broker answered OK before the commit was sent ({error})")
 
-    async def _told(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """Return the broker's status of a call that failed with `error`, if the broker tells one."""
+    async def _peer_error(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
         assert self._ending is not None
-        return await self._ending.told(error)
+        return await self._ending.error_of(error)
 
     def _failed_commit(self, error: grpc.aio.AioRpcError) -> CorantoError:
         """Return the error of an append whose empty message may have been sent."""
-        assert self._way is not None
-        return failed_commit(self._way, self._subject, self._length, error)
+        assert self._chosen is not None
+        return failed_commit(self._chosen, self._subject, self._length, error)
 
     def _ended(self, failure: CorantoError) -> CorantoError:
         """Return the error of an append whose call ended without the broker's answer."""
-        return outcome_unknown(self._subject, self._length, failure) if self._asked else failure
+        return outcome_unknown(self._subject, self._length, failure) if self._may_commit else failure
 
     def _closed(self) -> Unavailable:
-        way = self._way or self._dispatcher.to_primary(self._journal)
-        return Unavailable(f"{self._subject}: the connection to {way.endpoint} was closed")
-
-    def _checked(self, response: pb.AppendResponse) -> AppendResult:
-        assert self._way is not None
-        return checked(
-            self._way,
-            response,
-            self._subject,
-            self._journal,
-            self._length,
-            self._digest.digest(),
-            registers=self._registers,
-        )
+        chosen = self._chosen or self._dispatcher.to_primary(self._journal)
+        return Unavailable(f"{self._subject}: the connection to {chosen.endpoint} was closed")
 
 
 def _pieces(content: bytes) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""The outcome of an append: its result, or the error that tells whether it may have been applied."""
+"""The outcome of an append: its result, or an error that says whether it may have been applied."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from coranto.wire import protocol_pb2 as pb
 
 
 def subject_of(parameters: pb.AppendRequest) -> str:
-    """Return the words for an append in errors."""
+    """Return the description of an append for errors."""
     at = f" at offset {parameters.offset}" if parameters.offset else ""
     return f"append to {parameters.journal}{at}"
 
 
 def checked(
-    way: ChosenConnection,
+    chosen: ChosenConnection,
     response: pb.AppendResponse,
     subject: str,
     journal: str,
@@ -35,7 +35,7 @@ def checked(
 
     Raises the broker's refusal, and CorruptData when the answer disagrees with the content.
     """
-    way.answered(response.status, response.header)
+    chosen.answered(response.status, response.header)
     refusal = append_failure(response, subject)
     if refusal is not None:
         raise refusal
@@ -58,21 +58,20 @@ def checked(
         header=response.header,
         durability=_durability_in(response),
         stored_end=response.durability.stored_end,
-        _later=way.assurance,
+        _later=chosen.assurance,
     )
 
 
 def _durability_in(response: pb.AppendResponse) -> Durability | None:
-    """Return an append's durability as a broker's answer tells it; None if it tells nothing."""
     if not response.HasField("durability"):
         return None
-    told = response.durability
-    return Durability(told.replicas, told.zones, told.synced_replicas, told.synced_zones)
+    found = response.durability
+    return Durability(found.replicas, found.zones, found.synced_replicas, found.synced_zones)
 
 
-def failed_commit(way: ChosenConnection, subject: str, length: int, error: grpc.aio.AioRpcError) -> CorantoError:
-    """Return the error of an append of which all may have been sent."""
-    failure = way.failure(subject, error)
+def failed_commit(chosen: ChosenConnection, subject: str, length: int, error: grpc.aio.AioRpcError) -> CorantoError:
+    """Return the error of an append that may have been sent completely."""
+    failure = chosen.failure(subject, error)
     if error.code() in REFUSALS or error.code() is grpc.StatusCode.ABORTED:  # ABORTED: the broker rolled back.
         return failure
     return outcome_unknown(subject, length, failure)

@@ -1,4 +1,4 @@
-"""Appends whose content is given all at once, and that are retried after failures that applied nothing."""
+"""Appends of complete content, with retries."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from coranto.wire import protocol_pb2 as pb
 
 
 class PreparedAppend:
-    """An append that waits for its content. Call `begin` if there is time until then, and later `commit`.
+    """An append that `JournalClient.prepare` makes, whose content follows with `commit`.
 
-    Made by `JournalClient.prepare`. Abort an append that was begun and is not committed.
+    `begin` may open the call earlier. Abort an append that was begun and is not committed.
     """
 
     def __init__(
@@ -48,10 +48,7 @@ class PreparedAppend:
         self._begun: Appender | None = None
 
     def begin(self) -> None:
-        """Open the call, so that it is under way while content is made. Any error is left to `commit`.
-
-        Does nothing if content may go over a stream, which is open already.
-        """
+        """Open the call early. Errors are left to `commit`. Does nothing if content may go over a stream."""
         append = self._appender()
         try:
             if self._dispatcher.may_stream(self._parameters.journal):
@@ -62,7 +59,7 @@ class PreparedAppend:
         self._begun = append
 
     def abort(self) -> None:
-        """Abort a begun append, unless `commit` goes on with it."""
+        """Abort an append that was begun, unless `commit` has taken it over."""
         if self._begun is not None:
             self._begun.abort()
 
@@ -101,7 +98,7 @@ class PreparedAppend:
             return await append.commit()
         except BaseException:
             if append is not None:
-                append.abort()  # If it has not ended, for example when `content` has the wrong type.
+                append.abort()
             raise
 
     def _appender(self) -> Appender:
@@ -114,45 +111,44 @@ class PreparedAppend:
 async def _append_small(
     dispatcher: Dispatcher, parameters: pb.AppendRequest, content: bytes, *, registers: bool
 ) -> AppendResult | None:
-    """Append content, wholly or not at all. Returns None if the broker serves no streams: then nothing was applied.
+    """Append content over the stream to the primary. Returns None if its broker serves no streams.
 
-    A broker that was wrongly taken for the primary refuses the append. `registers` and errors are those of an
-    `Appender` that commits.
+    A broker that is not the primary refuses the append. Raises the errors of `Appender.commit`.
     """
     journal, subject, length = parameters.journal, subject_of(parameters), len(content)
-    way = await dispatcher.connected_to_primary(subject, journal)
-    parameters.do_not_proxy = way.routed
-    metadata = way.tokens.about(Capability.APPEND, journal)
-    closed = Unavailable(f"{subject}: the connection to {way.endpoint} was closed")
+    chosen = await dispatcher.connected_to_primary(subject, journal)
+    parameters.do_not_proxy = chosen.routed
+    metadata = chosen.tokens.about(Capability.APPEND, journal)
+    closed = Unavailable(f"{subject}: the connection to {chosen.endpoint} was closed")
     sending = False
     try:
-        stream = await way.connection.append_streams.get(metadata)
+        stream = await chosen.connection.append_streams.get(metadata)
         if stream is None:
             return None
         sending = True
         encoded = await stream.append(parameters, content, metadata)
     except NotSent as error:
-        raise Unavailable(f"{subject}: {way.endpoint} could not serve it ({error})") from None
+        raise Unavailable(f"{subject}: {chosen.endpoint} could not serve it ({error})") from None
     except grpc.aio.AioRpcError as error:
-        raise (failed_commit(way, subject, length, error) if sending else way.failure(subject, error)) from error
+        raise (failed_commit(chosen, subject, length, error) if sending else chosen.failure(subject, error)) from error
     except asyncio.CancelledError:
         if cancelled_from_outside():
             raise
         raise (outcome_unknown(subject, length, closed) if sending else closed) from None
     digest = hashlib.sha1(content, usedforsecurity=False).digest()
     response = pb.AppendResponse.FromString(encoded)
-    return checked(way, response, subject, journal, length, digest, registers=registers)
+    return checked(chosen, response, subject, journal, length, digest, registers=registers)
 
 
 def _small(content: bytes | Sequence[bytes]) -> bytes | None:
-    """Return content that may go over a stream, in one piece; None if it is too large."""
+    """Return the content as one piece; None if it is too large for a stream."""
     if isinstance(content, bytes):
         return content if len(content) <= MAX_CONTENT_BYTES else None
     return b"".join(content) if sum(map(len, content)) <= MAX_CONTENT_BYTES else None
 
 
 def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the pieces, with small ones joined, so that each does not cost a message of its own."""
+    """Yield the pieces, with small ones joined into one message."""
     together: list[bytes] = []
     size = 0
     for piece in pieces:

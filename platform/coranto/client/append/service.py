@@ -1,10 +1,10 @@
 """Batching of small appends: ordered within each journal, parallel across journals, bounded in memory or on disk.
 
-While one append of a journal is under way, further content for the journal is collected and goes with the next append.
-There is no linger time: a single append is sent at once.
+While an append of a journal is under way, further content for the journal is queued for the next append
+(docs/architecture.md, "An append").
 
-Brokers look at the end of an append to a journal of lines, and not within it. So content that ends within a line is
-sent alone to such a journal: it is refused alone, and nothing continues its line.
+Brokers check only the end of an append to a journal of whole lines. So content that ends within a line is sent to such
+a journal as an append of its own, which is refused without refusing others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEWLINE = ord("\n")
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The offsets [begin, end) at which one piece of content was committed, and the append that contained it."""
+    """The offsets [begin, end) of one committed piece of content, and the append that contained it."""
 
     begin: int
     end: int
@@ -50,28 +50,28 @@ class _JournalQueue:
     sender: asyncio.Task[None] | None = None
     failure: CorantoError | None = None
     has_torn: bool = False
-    """True once content of it did not end with a newline."""
+    """True once a piece did not end with a newline."""
     refused: list[Spilled] = field(default_factory=list)
-    """Content of the spill that could not be appended, until `reset`."""
+    """Failed content of the spill, until `reset`."""
 
 
 class AppendService:
     """Batches appends. Use as `async with AppendService(client) as service:`, which flushes on leaving.
 
-    A failed batch is retried for `retry_timeout` seconds. The outcome of a try can be unknown, so content may be
+    A failed batch is retried for `retry_timeout` seconds. The outcome of an attempt can be unknown, so content may be
     committed more than once unless `retry_unknown` is false. Leave it true only for content whose readers discard
     duplicates, such as messages with UUIDs.
 
-    When a batch finally fails, its pieces and all later content for that journal fail with the same error, so that
+    When the retries of a batch end, its pieces and all later content for that journal fail with the same error, so that
     content never follows a gap. `reset(journal)` accepts appends again.
 
-    With `spill`, the path of a folder, pending content is on disk instead of in memory, up to `spill_bytes` of it, and
-    batches are retried without limit. What is accepted outlives this process, also `kill -9`: the next service of the
-    folder appends it first, in the order in which it was accepted for each journal. So it is appended **at least
-    once**: what was appended shortly before the process ended may be appended again. Messages keep their UUIDs, by
-    which their readers discard the second copy; content without UUIDs appears twice, because this service checks
-    neither offsets nor registers. A power loss may take what was accepted last, since files are not synced for each
-    append. Content of a journal that finally failed stays in the folder until `reset`.
+    With `spill`, the path of a folder, pending content is on disk instead of in memory, up to `spill_bytes`, and
+    batches are retried without limit. Accepted content survives this process, also `kill -9`: the next service of the
+    folder appends it first, in the order of acceptance per journal. Delivery is **at least once**: content that was
+    appended shortly before the process ended may be appended again. Readers discard the second copy of messages with
+    UUIDs; content without UUIDs appears twice, because this service checks neither offsets nor registers. A power loss
+    may lose the newest content, since files are not synced for each append. Failed content of a journal stays in the
+    folder until `reset`.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class AppendService:
     ) -> None:
         """`batch_bytes` bounds an append of several pieces. `pending_bytes` bounds all content not committed yet.
 
-        `retry_timeout` is by default 300 s, and endless with a spill. `spill_bytes` bounds the files of the spill; each
-        piece takes about a kilobyte of memory besides. Raises InvalidInput.
+        `retry_timeout` is by default 300 s, and infinite with a spill. `spill_bytes` bounds the files of the spill;
+        each pending piece also takes about a kilobyte of memory. Raises InvalidInput.
         """
         if batch_bytes <= 0 or pending_bytes <= 0:
             raise InvalidInput("batch_bytes and pending_bytes must be positive numbers of bytes", field="batch_bytes")
         if spill is not None and not retry_unknown:
-            raise InvalidInput("what is in a spill is appended at least once; leave it true", field="retry_unknown")
+            raise InvalidInput("a spill delivers at least once; leave retry_unknown true", field="retry_unknown")
         self._client = client
         self._spill_folder = Path(spill) if spill is not None else None
         self._spill_bytes = spill_bytes
@@ -105,7 +105,7 @@ class AppendService:
             retry_timeout if retry_timeout is not None else DEFAULT_RETRY_TIMEOUT if spill is None else math.inf
         )
         self._journals: dict[str, _JournalQueue] = {}
-        self._whole_lines: dict[str, bool] = {}  # Of journals that were sent content without a newline at its end.
+        self._whole_lines: dict[str, bool] = {}
         self._pending_bytes = 0
         self._admission = asyncio.Lock()
         self._released = asyncio.Event()
@@ -113,7 +113,7 @@ class AppendService:
     async def __aenter__(self) -> AppendService:
         """Open the spill, if there is one, and begin to append its content.
 
-        Raises DirectoryInUse while another process has the spill, CorruptData if it is damaged, and SpillFailed.
+        Raises DirectoryInUse if another process has the spill open, CorruptData if it is damaged, and SpillFailed.
         """
         if self._spill_folder is not None:
             self._spill = await asyncio.to_thread(Spill, self._spill_folder, self._spill_bytes)
@@ -131,7 +131,7 @@ class AppendService:
             await self.close()
 
     async def close(self) -> None:
-        """Stop appending. Pending content is dropped, as `cancel` does, except what is in a spill: it stays there."""
+        """Stop appending. Drops pending content as `cancel` does. A spill keeps its content."""
         try:
             await self.cancel()
         finally:
@@ -145,13 +145,13 @@ class AppendService:
         return self._pending_bytes
 
     async def append(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
-        """Accept content, and return a future of its commit. Wait first while too much is pending.
+        """Accept content, and return a future of its commit. Waits first while too much is pending.
 
-        Content is committed in the order in which it was accepted. Waiting calls are served in turn. A cancelled call
-        accepts nothing. Cancelling the future does not take the content back.
+        Content commits in the order of acceptance. Waiting calls are served in turn. A cancelled call accepts nothing.
+        Cancelling the future does not withdraw the content.
 
-        With a spill, it raises SpillFailed for content that cannot be written, for example on a full disk: it is not
-        accepted. Raises InvalidInput for content that is larger than the spill.
+        With a spill, raises SpillFailed for content that cannot be written, for example on a full disk, and
+        InvalidInput for content that is larger than the spill. Neither is accepted.
         """
         async with self._admission:
             while not self._has_room(journal, len(content)):
@@ -160,7 +160,7 @@ class AppendService:
             return self.append_nowait(journal, content)
 
     def append_nowait(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
-        """Accept content like `append`, but without waiting: the caller limits the pending content."""
+        """Accept content like `append`, without waiting. The caller bounds the pending content."""
         state = self._journals.get(journal)
         if self._spill_folder is None or (state is not None and state.failure is not None):
             return self._queue(journal, content, len(content))
@@ -176,7 +176,7 @@ class AppendService:
     def _queue(self, journal: str, content: bytes | Spilled, size: int) -> asyncio.Future[Appended]:
         state = self._journals.setdefault(journal, _JournalQueue())
         done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        # A caller may leave failures to `flush`, which raises them. asyncio must not report them as never retrieved.
+        # `flush` raises failures too, so asyncio must not report them as never retrieved.
         done.add_done_callback(_retrieve)
         if state.failure is not None:
             done.set_exception(state.failure)
@@ -191,7 +191,7 @@ class AppendService:
     async def flush(self) -> None:
         """Return once all accepted content is committed. Raises the first failure of a journal that is not reset.
 
-        Cancelling ends only the wait; appends go on.
+        Cancelling ends only the wait; appends continue.
         """
         while senders := [state.sender for state in self._journals.values() if state.sender is not None]:
             await asyncio.wait(senders)
@@ -200,7 +200,7 @@ class AppendService:
                 raise state.failure
 
     async def cancel(self) -> None:
-        """Drop pending content, except what is in a spill. The outcome of appends under way is unknown.
+        """Drop pending content; a spill keeps its content. The outcome of appends under way is unknown.
 
         Appends also end if this call is cancelled.
         """
@@ -210,10 +210,7 @@ class AppendService:
         await asyncio.gather(*senders, return_exceptions=True)
 
     def reset(self, journal: str) -> None:
-        """Accept appends to a journal again, after its callers have handled its failure.
-
-        Content that has failed with it leaves the spill, if there is one.
-        """
+        """Accept appends to a journal again, after its failure was handled. Its failed content leaves the spill."""
         state = self._journals.get(journal)
         if state is not None:
             state.failure = None
@@ -225,7 +222,7 @@ class AppendService:
     async def _send(self, journal: str, state: _JournalQueue) -> None:
         batch: list[_PendingAppend] = []
         try:
-            # Wait one turn of the event loop, so that content accepted in the same turn is sent together.
+            # Wait one turn of the event loop, to send content accepted in the same turn together.
             await asyncio.sleep(0)
             while state.queue:
                 parts = state.has_torn and len(state.queue) > 1 and await self._takes_whole_lines(journal)
@@ -253,7 +250,7 @@ class AppendService:
                 del self._journals[journal]
 
     async def _takes_whole_lines(self, journal: str) -> bool:
-        """Return True if the journal's labels demand whole lines. A client that may not list it is not told."""
+        """Return True if the journal's labels demand whole lines. Returns False if this client may not list it."""
         found = self._whole_lines.get(journal)
         if found is None:
             try:
@@ -264,7 +261,7 @@ class AppendService:
         return found
 
     def _next_batch(self, queue: deque[_PendingAppend], *, parts_torn: bool) -> list[_PendingAppend]:
-        """Take the content of the next append. With `parts_torn`, content that ends within a line is alone in it."""
+        """Remove the content of the next append from the queue. `parts_torn` isolates content that ends in a line."""
         batch = [queue.popleft()]
         size = batch[0].size
         while queue and size + queue[0].size <= self._batch_bytes:

@@ -1,11 +1,11 @@
 """The spill of an `AppendService`: accepted content in files of one folder, until brokers have committed it.
 
-A folder has segments, `00000001.spill` and so on, each a sequence of records. A record of content has a number, which
-counts the accepted pieces, the journal's name and the content. A record of the kind DONE says that all content of a
-journal up to a number is settled. Every record has a CRC-32. A segment is deleted when the content of it and of all
-segments before it is settled. If little of the oldest segment is left, that is written again at the end.
+A folder has segments, `00000001.spill` and so on, each a sequence of records with a CRC-32. A record of content has a
+sequence number, the journal's name and the content. A DONE record says that all content of a journal up to a number is
+settled. A segment is deleted when all content up to its end is settled. If little of the oldest
+segment is unsettled, that is copied to the end.
 
-Files are not synced for each record: they survive the end of the process, but a power loss may take the newest records.
+Files are not synced for each record: they survive the end of the process, but a power loss may lose the newest records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEGMENT_BYTES: Final = 16 << 20
 _SUFFIX: Final = ".spill"
 _MAGIC: Final = b"CSp1"
 _HEAD: Final = struct.Struct("<4sIBHIQ")
-"""Magic, CRC-32 of all that follows it, kind, length of the journal's name, length of the content, number."""
+"""Magic, CRC-32 of everything after it, kind, length of the journal's name, length of the content, number."""
 _CHECKED: Final = 8
 _CONTENT, _DONE = 0, 1
 
@@ -51,7 +51,7 @@ class _Segment:
     fd: int
     size: int = 0
     live: dict[int, Spilled] = field(default_factory=dict)
-    """Content that is not settled, by number."""
+    """Unsettled content, by number."""
 
     @property
     def live_bytes(self) -> int:
@@ -69,7 +69,7 @@ class Spilled:
     begin: int
     crc: int
     last_byte: int
-    """Of empty content that of a newline."""
+    """A newline if the content is empty."""
 
     @classmethod
     def of(cls, journal: str, number: int, content: bytes | memoryview, segment: _Segment, begin: int) -> Spilled:
@@ -78,15 +78,15 @@ class Spilled:
 
 
 class Spill:
-    """Content in `folder`, which one process uses at a time, until it is settled. Call its methods from one thread."""
+    """Unsettled content in `folder`, for one process at a time. Call its methods from one thread."""
 
     def __init__(
         self, folder: Path, max_bytes: int = DEFAULT_SPILL_BYTES, *, segment_bytes: int = _SEGMENT_BYTES
     ) -> None:
-        """Open a spill, which reads all of its files. They take up to `max_bytes` together, and a little more.
+        """Open a spill, and read all of its files. They may exceed `max_bytes` by a little.
 
-        A record at the end that was cut off is removed with a log line. Raises DirectoryInUse, CorruptData for a
-        damaged record that others follow, and SpillFailed if files cannot be read or written.
+        Removes a torn record at the end, with a log line. Raises DirectoryInUse, CorruptData for a damaged record
+        before other records, and SpillFailed if files cannot be read or written.
         """
         if max_bytes <= 0:
             raise InvalidInput(
@@ -108,7 +108,7 @@ class Spill:
             raise
 
     def close(self) -> None:
-        """Close the files. Content that is not settled stays in them."""
+        """Close the files. They keep unsettled content."""
         for segment in self._segments:
             os.close(segment.fd)
         self._segments = []
@@ -116,11 +116,11 @@ class Spill:
 
     @property
     def pending(self) -> list[Spilled]:
-        """The content that is not settled, in the order in which it was accepted."""
+        """The unsettled content, in the order of acceptance."""
         return sorted((each for segment in self._segments for each in segment.live.values()), key=_number)
 
     def has_room(self, journal: str, size: int) -> bool:
-        """Return True if content fits. Raises InvalidInput for content that never will."""
+        """Return True if content fits. Raises InvalidInput for content that is larger than the spill."""
         record = _HEAD.size + len(journal.encode()) + size
         if record > self._max_bytes:
             raise InvalidInput(f"{size} bytes do not fit into a spill of {self._max_bytes}; give a larger spill_bytes")
@@ -132,13 +132,13 @@ class Spill:
         return self._used + record <= self._max_bytes
 
     def add(self, journal: str, content: bytes) -> Spilled:
-        """Write content. Raises SpillFailed, for example when the disk is full; then nothing is kept of it."""
+        """Write content. Raises SpillFailed, for example when the disk is full; then no part of it is kept."""
         added = self._write_content(journal, content, self._next)
         self._next += 1
         return added
 
     def read(self, spilled: Spilled) -> bytes:
-        """Return content. Raises CorruptData if it is not what was written, and SpillFailed."""
+        """Return content. Raises CorruptData if its file was damaged, and SpillFailed."""
         with self._failures("read"):
             content = os.pread(spilled.segment.fd, spilled.size, spilled.begin)
         if len(content) != spilled.size or zlib.crc32(content) != spilled.crc:
@@ -146,9 +146,9 @@ class Spill:
         return content
 
     def settle(self, journal: str, pieces: Iterable[Spilled]) -> None:
-        """Forget content of a journal, and all that was accepted for it before.
+        """Settle content of a journal, and all content that was accepted for it before.
 
-        If that cannot be written, the content is found again when the spill is opened the next time.
+        If that cannot be written, the content is pending again when the spill is next opened.
         """
         through = 0
         for each in pieces:
@@ -195,7 +195,7 @@ class Spill:
         return segment, segment.size - len(content)
 
     def _cut_off(self, segment: _Segment, size: int) -> None:
-        """Remove a record that was not written wholly. If that fails, nothing may follow it."""
+        """Remove a torn record. If that fails, the spill refuses further records."""
         try:
             os.ftruncate(segment.fd, size)
         except OSError:
@@ -215,8 +215,8 @@ class Spill:
         return _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def _reclaim(self) -> None:
-        """Delete the oldest segments without content that is not settled."""
-        with contextlib.suppress(OSError):  # What cannot be deleted now is deleted later.
+        """Delete the oldest segments, as far as all of their content is settled."""
+        with contextlib.suppress(OSError):  # A later call tries again.
             while self._segments and not self._segments[0].live:
                 oldest = self._segments[0]
                 if len(self._segments) == 1:
@@ -228,7 +228,7 @@ class Spill:
                 del self._segments[0]
 
     def _move_oldest(self) -> bool:
-        """Write what is left of the oldest segment again at the end, if that frees half of it or more."""
+        """Copy the unsettled content of the oldest segment to the end, if that frees at least half of it."""
         if len(self._segments) < 2 or 2 * self._segments[0].live_bytes > self._segments[0].size:
             return False
         oldest = self._segments[0]
@@ -263,7 +263,7 @@ class Spill:
         self._reclaim()
 
     def _records(self, segment: _Segment, data: bytes, *, is_last: bool) -> Iterator[_Record]:
-        """Yield the records of a segment, and cut off one that was not written wholly."""
+        """Yield the records of a segment, and cut off a torn one at its end."""
         at = 0
         while at < len(data):
             record = _record_at(data, at)
@@ -282,8 +282,8 @@ class Spill:
 
     def _corrupt(self, path: Path, offset: int) -> CorruptData:
         return CorruptData(
-            f"{path} has a damaged record at offset {offset}. Its content, which no broker has, is lost. Move the "
-            f"folder {self._folder} away to begin with an empty spill; then the other content in it is not appended"
+            f"{path} has a damaged record at offset {offset}. Its content is lost, because no broker has it. Move the "
+            f"folder {self._folder} away to begin with an empty spill; its other content is then not appended"
         )
 
     @contextlib.contextmanager
@@ -298,7 +298,7 @@ class Spill:
 
 
 def _record_at(data: bytes, at: int) -> _Record | None:
-    """Return the whole and undamaged record at an offset, or None."""
+    """Return the complete, undamaged record at an offset, or None."""
     if at + _HEAD.size > len(data):
         return None
     magic, crc, kind, name_length, length, number = _HEAD.unpack_from(data, at)

@@ -1,10 +1,9 @@
 """Many small appends over one call to one of Coranto's brokers.
 
-A unary call costs a broker several times what a small append does. So appends share a stream: those of one turn of the
-event loop go into one message, and so do their answers. Gazette's brokers do not serve such streams.
+A unary call costs a broker several times as much as a small append. So appends share a stream: one message has all
+appends of a turn of the event loop, and one message their answers. Gazette's brokers do not serve such streams.
 
-The outcome of an append is known from its answer. A stream that breaks leaves unknown exactly those appends that were
-sent and not answered.
+If a stream breaks, the outcome of exactly the appends that were sent and not answered is unknown.
 """
 
 from __future__ import annotations
@@ -25,25 +24,24 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
 
 MAX_CONTENT_BYTES: Final = 1 << 16
-"""Most content of an append that goes over a stream. Larger ones gain nothing, and would hold up small ones."""
+"""The largest content that goes over a stream. Larger appends gain nothing, and would delay small ones."""
 
 WINDOW_BYTES: Final = 4 << 20
-"""Most bytes that are sent and not answered. More waits until answers come."""
+"""The most bytes in flight: sent, and not answered."""
 
 JOURNAL_BYTES: Final = WINDOW_BYTES // 4
-"""One journal's share of the window, so that a journal that stands still does not hold up the others."""
+"""One journal's share of the window, so that a stalled journal does not delay others."""
 
 MIN_BYTES: Final = 4 << 10
-"""The bytes of the window that an append takes at least. So the window is also one of 1,024 appends."""
+"""The least bytes of the window that an append takes, which also limits the appends in flight to 1,024."""
 
 CLOSE_SECONDS: Final = 1.0
-"""The longest wait for a broker to end a stream that this client has ended. Then the call is cancelled."""
+"""The longest wait for a broker to end a stream after this client ended it. Then the call is cancelled."""
 
 _BATCH_BYTES: Final = 1 << 20
 _SPLIT_ANSWERS: Final = 16
-"""Fewer answers than this are passed on together: messages of half as many appends would cost more than they gain."""
+"""Fewer answers than this are delivered together, because smaller messages would cost more than they gain."""
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
-
 
 _ENDED_IN_ORDER: Final = "the broker ended the stream"
 
@@ -54,7 +52,7 @@ class NotSent(Exception):
 
 @dataclass(slots=True)
 class _JournalAppends:
-    """The appends of one journal: those that are not sent, and the bytes of those that are and have no answer."""
+    """The unsent appends of one journal, and its bytes in flight."""
 
     unsent: deque[tuple[StreamedAppend, asyncio.Future[AppendAnswer]]] = field(default_factory=deque)
     sent_bytes: int = 0
@@ -67,10 +65,10 @@ class _SentAppend(NamedTuple):
 
 
 class AppendStream:
-    """An open stream. Its appends are sent in the order in which they are given."""
+    """An open stream. It sends appends in the order of the calls of `append`."""
 
     def __init__(self, call: MessageCall[AppendAnswers]) -> None:
-        """`call` has been opened: the broker has answered the first message."""
+        """The broker has answered the first message of `call`."""
         self._call = call
         self._journals: dict[str, _JournalAppends] = {}
         self._sent: dict[int, _SentAppend] = {}
@@ -79,22 +77,22 @@ class AppendStream:
         self._more = asyncio.Event()
         self._closing = False
         self._idle: asyncio.Future[None] | None = None
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # Once the call has.
-        self._unwritten: AppendBatch | None = None  # What the call did not take at once.
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unwritten: AppendBatch | None = None  # A batch that `write_now` did not accept.
         self._sends_soon = self._writing = False
         self._writer = asyncio.create_task(self._write())
         call.receive(self._received, self._call_ended)
 
     @property
     def is_open(self) -> bool:
-        """True while it takes appends."""
+        """True while it accepts appends."""
         return not self._closing
 
     async def append(self, request: pb.AppendRequest, content: bytes, metadata: Metadata | None) -> bytes:
         """Append `content`, and return the broker's encoded answer. `metadata` authorizes the append.
 
-        Raises NotSent when nothing was applied. Raises AioRpcError as a unary call would. Without an answer, its code
-        is UNAVAILABLE and the outcome is unknown; so it is after a cancellation.
+        Raises NotSent if nothing was applied, and AioRpcError as a unary call would. Without an answer the code is
+        UNAVAILABLE, and the outcome is unknown, as it is after a cancellation.
         """
         if self._closing:
             raise NotSent("the stream is closing")
@@ -105,7 +103,7 @@ class AppendStream:
             append.authorization = metadata[0][1]
         done: asyncio.Future[AppendAnswer] = asyncio.get_running_loop().create_future()
         self._journals.setdefault(request.journal, _JournalAppends()).unsent.append((append, done))
-        self._go_on()
+        self._schedule_send()
         answer = await done
         if answer.code:
             code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
@@ -113,7 +111,7 @@ class AppendStream:
         return answer.response
 
     async def is_idle_within(self, seconds: float) -> bool:
-        """Wait until every append has been answered, for at most `seconds`. Returns False if some have not been."""
+        """Wait at most `seconds` until every append is answered. Return False if some are not."""
         if self._is_idle:
             return True
         self._idle = asyncio.get_running_loop().create_future()
@@ -122,7 +120,7 @@ class AppendStream:
         return self._is_idle
 
     def finish(self) -> None:
-        """Take no more appends, and end once those that were given are answered."""
+        """Accept no more appends, and end once all accepted ones are answered."""
         self._closing = True
         self._more.set()
 
@@ -130,15 +128,15 @@ class AppendStream:
         """End the stream. The outcome of appends without an answer is unknown."""
         self._fail("the connection was closed")
         self.finish()
-        # What gRPC tells of a call after its event loop has ended, the loop reports as an error. So the broker ends it.
+        # Wait for the broker to end the call: events of gRPC after the end of the event loop are reported as errors.
         await asyncio.wait((self._writer, self._ended), timeout=CLOSE_SECONDS)
         self._call.cancel()
         self._writer.cancel()
         await asyncio.wait((self._writer, self._ended), timeout=CLOSE_SECONDS)
 
-    def _go_on(self) -> None:
-        """Have appends sent at the end of this turn of the event loop, as far as the window allows."""
-        if self._writing or self._closing or not self._call.writes_at_once:
+    def _schedule_send(self) -> None:
+        """Send appends at the end of this turn of the event loop, as far as the window allows."""
+        if self._writing or self._closing or not self._call.can_write_now:
             self._more.set()
         elif not self._sends_soon:
             self._sends_soon = True
@@ -154,7 +152,7 @@ class AppendStream:
             self._more.set()
 
     async def _write(self) -> None:
-        """Send appends as they come, while the window is open."""
+        """Send appends while the window has room, until the stream ends."""
         try:
             while True:
                 batch, self._unwritten = self._unwritten or self._next_batch(), None
@@ -169,13 +167,13 @@ class AppendStream:
                     self._more.clear()
                     await self._more.wait()
         except CALL_ENDED:
-            self._closing = True  # Reading tells why.
+            self._closing = True  # `_call_ended` gets the reason.
 
     @property
     def _is_idle(self) -> bool:
         return not self._sent and not self._has_unsent
 
-    def _tell_idle(self) -> None:
+    def _signal_idle(self) -> None:
         if self._idle is not None and self._is_idle and not self._idle.done():
             self._idle.set_result(None)
 
@@ -184,14 +182,14 @@ class AppendStream:
         return any(appends.unsent for appends in self._journals.values())
 
     def _next_batch(self) -> AppendBatch:
-        """Take the appends to send now: of each journal in their order, as far as the window and its share allow."""
+        """Remove the appends to send now, in the order of each journal, as far as the window and its share allow."""
         batch, size, full = AppendBatch(), 0, False
         for journal, appends in list(self._journals.items()):
             before = size
             while appends.unsent and not full:
                 append, done = appends.unsent[0]
                 length = max(append.ByteSize(), MIN_BYTES)
-                if done.done():  # Its caller has given up before it was sent.
+                if done.done():  # Its caller was cancelled before it was sent.
                     appends.unsent.popleft()
                 elif appends.sent_bytes and appends.sent_bytes + length > JOURNAL_BYTES:
                     break
@@ -207,7 +205,7 @@ class AppendStream:
                     appends.sent_bytes += length
                     size += length
             if size > before:
-                # Behind the others, which have their turn before it.
+                # The other journals have their turn first.
                 self._journals[journal] = self._journals.pop(journal)
             elif not appends.unsent and not appends.sent_bytes:
                 del self._journals[journal]
@@ -216,34 +214,32 @@ class AppendStream:
         return batch
 
     def _call_ended(self, status: grpc.aio.AioRpcError | None) -> None:
-        """Note the end of the call."""
         self.finish()
         self._fail(_ENDED_IN_ORDER if status is None else _words_of(status))
         if not self._ended.done():
             self._ended.set_result(None)
 
     def _received(self, answers: AppendAnswers) -> None:
-        """Pass answers to those who wait for them."""
-        half = self._half(len(answers.answers))
-        self._pass_on(answers.answers[:half] if half else answers.answers)
-        if half:
-            asyncio.get_running_loop().call_soon(self._pass_on, answers.answers[half:])
+        first = self._first_part(len(answers.answers))
+        self._deliver(answers.answers[:first] if first else answers.answers)
+        if first:
+            asyncio.get_running_loop().call_soon(self._deliver, answers.answers[first:])
         if answers.closing:
             self.finish()
 
-    def _pass_on(self, answers: Iterable[AppendAnswer]) -> None:
+    def _deliver(self, answers: Iterable[AppendAnswer]) -> None:
         for answer in answers:
             self._answered(answer)
-        self._tell_idle()
+        self._signal_idle()
         if self._has_unsent or self._closing:
-            self._go_on()
+            self._schedule_send()
 
-    def _half(self, answers: int) -> int:
-        """Return how many of a message's answers to pass on before others get their turn; 0 to pass on all at once.
+    def _first_part(self, answers: int) -> int:
+        """Return how many of a message's answers to deliver a turn of the event loop before the others; 0 for all.
 
-        If a message answers most of what is under way, broker and client would take turns, and each would wait for the
-        other. So half of the callers go on and send their next appends before the others do. The two halves then stay
-        apart, and the broker serves one while the client prepares the other.
+        A message that answers most appends in flight would make broker and client alternate, each waiting for the
+        other. So half of the callers continue first. From then on the broker serves one half while the client prepares
+        the other.
         """
         if answers < _SPLIT_ANSWERS:
             return 0
@@ -253,7 +249,7 @@ class AppendStream:
     def _answered(self, answer: AppendAnswer) -> None:
         sent = self._sent.pop(answer.id, None)
         if sent is None:
-            return  # A broker that answers twice says nothing new.
+            return  # A repeated answer.
         self._sent_bytes -= sent.length
         appends = self._journals[sent.journal]
         appends.sent_bytes -= sent.length
@@ -273,7 +269,7 @@ class AppendStream:
             for _, done in appends.unsent:
                 if not done.done():
                     done.set_exception(NotSent(problem))
-        self._tell_idle()
+        self._signal_idle()
 
 
 def _words_of(error: grpc.aio.AioRpcError) -> str:

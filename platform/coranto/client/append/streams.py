@@ -1,8 +1,7 @@
-"""The stream of appends to one broker: opened over gRPC, and moved to frames where the broker serves them.
+"""The stream of appends to one broker: opened over gRPC, then moved to frames if the broker serves them.
 
-gRPC serves from the first append on. Meanwhile a connection for frames is made in the background, and appends go over
-it once it stands and the former stream has answered everything, so that their order stays. Where frames do not get
-through, gRPC goes on, and they are tried again from time to time.
+A connection for frames is opened in the background. Appends move to it when the gRPC stream has answered everything,
+which keeps their order. If frames do not get through, gRPC continues, and frames are tried again later.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch
 from coranto.wire.frames_pb2 import FramePort
 
 LACKING_SECONDS: Final = 300.0
-"""After this time, a broker that did not serve streams is tried again: another version may run there by then."""
+"""The time after which a broker without streams is tried again, since it may have been upgraded."""
 
 FRAMES_AGAIN_SECONDS: Final = 60.0
-"""The least time between two tries to move to frames."""
+"""The least time between two attempts to move to frames."""
 
 HANDOVER_SECONDS: Final = 0.25
-"""The longest time for which appends wait for earlier ones, so as to move to frames."""
+"""The longest time that new appends wait for earlier ones before a move to frames."""
 
 _log = structlog.get_logger(__name__)
 
@@ -41,17 +40,17 @@ class AppendStreams:
     """The stream to one broker: opened when it is first needed, and again after it has ended."""
 
     def __init__(self, stub: Callable[[], stream_grpc.AppendsAsyncStub], dialer: FrameDialer | None = None) -> None:
-        """Without `dialer` all goes over gRPC."""
+        """Without `dialer` the stream stays on gRPC."""
         self._stub = stub
         self._dialer = dialer
         self._stream: AppendStream | None = None
         self._lock = asyncio.Lock()
         self._lacking_until = -math.inf
-        self._port: FramePort | None = None  # Where frames are served, while the stream is over gRPC.
-        self._framed: AppendStream | None = None  # It stands, and waits to be moved to.
+        self._port: FramePort | None = None  # The broker's port for frames, while the stream is over gRPC.
+        self._framed: AppendStream | None = None  # Open, and not yet in use.
         self._frames_at = -math.inf
         self._dialing: asyncio.Task[None] | None = None
-        self._told = False
+        self._logged = False
         self._moved = False
 
     @property
@@ -61,7 +60,7 @@ class AppendStreams:
 
     @property
     def over_frames(self) -> bool:
-        """True if appends go over frames at present."""
+        """True if appends go over frames now."""
         return self._moved and self._stream is not None and self._stream.is_open
 
     async def get(self, metadata: Metadata | None) -> AppendStream | None:
@@ -69,7 +68,7 @@ class AppendStreams:
 
         Raises AioRpcError when no stream can be opened; nothing was sent then.
         """
-        async with self._lock:  # Callers go on in the order in which they came, so that their appends do.
+        async with self._lock:  # Serves callers in order, which keeps the order of their appends.
             if self._port is not None:
                 await self._move(self._port, metadata)
             if self._stream is None or not self._stream.is_open:
@@ -77,7 +76,7 @@ class AppendStreams:
             return self._stream
 
     def renew(self) -> None:
-        """Have later appends open another stream. Those under way go on."""
+        """Have later appends open another stream. Appends under way continue."""
         self._port = None
         if self._dialing is not None:
             self._dialing.cancel()
@@ -102,8 +101,8 @@ class AppendStreams:
             await call.write(AppendBatch())
             first = await call.read()
         except CALL_ENDED as error:
-            # Only the call's own status tells reliably why it ended.
-            refused = await ending.told(ended_with(await call.code(), await call.details()))
+            # Only the call's own status is reliable.
+            refused = await ending.error_of(ended_with(await call.code(), await call.details()))
             if refused.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise refused from error
             self._lacking_until = _now() + LACKING_SECONDS
@@ -120,7 +119,7 @@ class AppendStreams:
     # -- Frames --------------------------------------------------------------------------------------------------------
 
     async def _move(self, port: FramePort, metadata: Metadata | None) -> None:
-        """Move to frames if they stand ready, and prepare them otherwise."""
+        """Move to the stream over frames if it is open; otherwise begin to open it."""
         framed = self._framed
         if framed is None or not framed.is_open:
             self._framed = None
@@ -137,7 +136,7 @@ class AppendStreams:
         self._stream, self._framed, self._port, self._moved = framed, None, None, True
 
     def _dial_soon(self, port: FramePort, metadata: Metadata | None) -> None:
-        """Begin to connect in the background, unless that is under way or was tried a short time ago."""
+        """Begin to connect in the background, unless an attempt is under way or was recent."""
         if self._dialing is None and self._framed is None and _now() >= self._frames_at:
             self._dialing = asyncio.create_task(self._dial(port, metadata), name="connect for frames")
 
@@ -146,11 +145,11 @@ class AppendStreams:
         try:
             async with asyncio.timeout(2 * CONNECT_SECONDS):
                 self._framed = await _opened(self._dialer, port, metadata)
-            self._told = False
+            self._logged = False
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             self._frames_at = _now() + FRAMES_AGAIN_SECONDS
-            if not self._told:
-                self._told = True
+            if not self._logged:
+                self._logged = True
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer came in time"
                 _log.info("client.frames_unreachable", host=self._dialer.host, port=port.port, reason=reason)
         finally:
@@ -169,10 +168,10 @@ async def _opened(dialer: FrameDialer, port: FramePort, metadata: Metadata | Non
 
 
 def _require_served(call: Any, first: Any) -> None:
-    """Check the first answer of a stream. Raises AioRpcError if the broker takes no appends."""
+    """Check the first answer of a stream. Raises AioRpcError if the broker accepts no appends."""
     if first is grpc.aio.EOF or first.closing:
         call.cancel()
-        raise ended_with(grpc.StatusCode.UNAVAILABLE, "the broker is about to exit, and takes no more appends")
+        raise ended_with(grpc.StatusCode.UNAVAILABLE, "the broker is about to exit, and accepts no more appends")
 
 
 def _now() -> float:

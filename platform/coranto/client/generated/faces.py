@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from coranto.client.append.appender import Appender
 from coranto.client.append.service import AppendService
-from coranto.client.client import JournalClient, ToldHead
+from coranto.client.client import JournalClient, ReportedHead
 from coranto.client.heads import Heads
 from coranto.client.kept_content import KeptContent
 from coranto.client.loop import Face
@@ -29,16 +29,16 @@ class JournalClientFace(Face):
 
     @property
     def applied_revision(self) -> int:
-        """The etcd revision of the last change of specs that this client has made; 0 without any."""
+        """The etcd revision of this client's last change of specs; 0 without a change."""
         return self._call(lambda: self._inner.applied_revision)
 
     @property
     def applied_cluster(self) -> int:
-        """The id of the etcd cluster that counts `applied_revision`; 0 without any change."""
+        """The id of the etcd cluster of `applied_revision`; 0 without a change."""
         return self._call(lambda: self._inner.applied_cluster)
 
     def suggest_routes(self, routes: Mapping[str, KnownRoute]) -> None:
-        """Try these routes of journals first, which another client has listed."""
+        """Use these routes, from another client's listing, for journals without a known route."""
         self._call(lambda: self._inner.suggest_routes(routes))
 
     def list(self, selector: str | pb.LabelSelector = "") -> Listing:
@@ -62,7 +62,7 @@ class JournalClientFace(Face):
         synced: bool = False,
         retry_timeout: float | None = None,
     ) -> Durability:
-        """Wait until an append is on so many replicas, in so many zones, and return what it survives then."""
+        """Wait until an append is on this number of replicas and zones, and return its durability."""
         return self._run(
             self._inner.durable(appended, replicas=replicas, zones=zones, synced=synced, retry_timeout=retry_timeout)
         )
@@ -76,16 +76,16 @@ class JournalClientFace(Face):
         return self._run(self._inner.read_all(journal, begin, end))
 
     def head(self, journal: str) -> int:
-        """Return the write head, where the next append begins, with the journal's id (`JournalOffset`)."""
+        """Return the write head, with the journal's id (`JournalOffset`). The next append begins there."""
         return self._run(self._inner.head(journal))
 
     def head_and_revision(self, journal: str) -> tuple[int, int]:
-        """Return the write head, and the etcd revision that the answering broker knew at that time."""
+        """Return the write head, and the etcd revision of the answering broker."""
         return self._run(self._inner.head_and_revision(journal))
 
-    def tell_head(self, journal: str) -> ToldHead:
-        """Return the answer to a question for the write head."""
-        return self._run(self._inner.tell_head(journal))
+    def reported_head(self, journal: str) -> ReportedHead:
+        """Return the write head as a broker reports it, the primary if possible."""
+        return self._run(self._inner.reported_head(journal))
 
     def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
         """Return brokers' knowledge of all journals that match a selector: heads, stored ends, times, registers."""
@@ -96,17 +96,19 @@ class JournalClientFace(Face):
         return self._run(self._inner.moment(selector, at))
 
     def require_content(self, moment: Moment) -> None:
-        """Check that journals still have all content of a moment, except for gaps within it, which reads notice."""
+        """Check that journals still have the content of a moment, except for gaps within it, which reads notice."""
         self._run(self._inner.require_content(moment))
 
     def require_same(self, *vectors: Mapping[str, int]) -> None:
-        """Check that offsets with ids (`JournalOffset`) are of the present journals. Without ids it makes no call."""
+        """Check that offsets with ids (`JournalOffset`) belong to the current journals. Without ids it makes no
+        call.
+        """
         self._run(self._inner.require_same(*vectors))
 
     def fragments(
         self, journal: str, *, begin_mod_time: int = 0, end_mod_time: int = 0, signature_seconds: int = 0
     ) -> Sequence[FragmentInfo]:
-        """List the journal's fragments by offset; with `end_mod_time` 0 also those that are not persisted yet."""
+        """List the journal's fragments by offset; with `end_mod_time` 0 also fragments that are not persisted yet."""
         return self._run(
             self._inner.fragments(
                 journal, begin_mod_time=begin_mod_time, end_mod_time=end_mod_time, signature_seconds=signature_seconds
@@ -114,15 +116,15 @@ class JournalClientFace(Face):
         )
 
     def gap_at(self, journal: str, offset: int) -> int | None:
-        """Return where content begins again behind an offset without content, if brokers confirm that gap."""
+        """Return the end of a gap in the content at an offset, if brokers confirm the gap; otherwise None."""
         return self._run(self._inner.gap_at(journal, offset))
 
     def store_health(self, url: str, *, check_delete: bool = False, check_delete_prefix: str = "") -> None:
-        """Let a broker check that it can write, read, list and sign files in the fragment store at `url`."""
+        """Have a broker check that it can write, read, list and sign files in the fragment store at `url`."""
         self._run(self._inner.store_health(url, check_delete=check_delete, check_delete_prefix=check_delete_prefix))
 
     def kept_content(self, fragment: Fragment) -> KeptContent | None:
-        """Return a fragment's content if any broker still has it, although no store may; None if none has it."""
+        """Return a fragment's content if any broker has it, even without a store; otherwise None."""
         return self._run(self._inner.kept_content(fragment))
 
 
@@ -140,13 +142,11 @@ class AppenderFace(Face):
         return self._call(lambda: self._inner.length)
 
     def write(self, content: bytes) -> None:
-        """Send content, and wait while the broker is slow to accept it. Empty content sends no content."""
+        """Send content, and wait until the broker's flow control accepts it. Empty content opens the call."""
         self._run(self._inner.write(content))
 
     def commit(self, content: bytes = b"") -> AppendResult:
-        """Commit the written content, with `content` behind it, and return its offsets. No content at all is a
-        barrier.
-        """
+        """Write `content`, commit, and return the offsets. An append without any content is a barrier."""
         return self._run(self._inner.commit(content))
 
     def abort(self) -> None:
@@ -163,7 +163,7 @@ class AppendServiceFace(Face):
         """The asynchronous object. Use it on the loop only."""
 
     def close(self) -> None:
-        """Stop appending. Pending content is dropped, as `cancel` does, except what is in a spill: it stays there."""
+        """Stop appending. Drops pending content as `cancel` does. A spill keeps its content."""
         self._run(self._inner.close())
 
     @property
@@ -172,5 +172,5 @@ class AppendServiceFace(Face):
         return self._call(lambda: self._inner.pending_bytes)
 
     def reset(self, journal: str) -> None:
-        """Accept appends to a journal again, after its callers have handled its failure."""
+        """Accept appends to a journal again, after its failure was handled. Its failed content leaves the spill."""
         self._call(lambda: self._inner.reset(journal))

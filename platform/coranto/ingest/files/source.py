@@ -88,7 +88,7 @@ class FileSource:
         return await asyncio.to_thread(self._fields.of, [file], lambda _: rows.fields(), lambda each: each.path)
 
     async def confirm(self) -> None:
-        """Check that the files that were read since have not changed meanwhile."""
+        """Check that the files that were read have not changed."""
         touched, self._touched = self._touched, {}
         for path, identity in touched.items():
             found = await asyncio.to_thread(self._head, path)
@@ -189,7 +189,7 @@ class FileSource:
 
 
 _ADVICE: Final = (
-    "put a file in place at once, by renaming it, and never change it; give changed rows in a file of another name. "
+    "put a complete file in place by renaming it, and never change it; give changed rows in a file of another name. "
     "`changed: ignore` leaves changes of files out that were read to their ends"
 )
 

@@ -112,7 +112,7 @@ class KafkaCluster:
 def client_options(
     options: KafkaOptions, defaults: Mapping[str, object] = _NONE, own: Mapping[str, object] = _NONE
 ) -> dict[str, object]:
-    """Return the options of a client of Kafka's library: `defaults`, what the file says, and `own`, in this order."""
+    """Return the options of Kafka's client: `defaults`, the options of the file, and `own`, in this order."""
     return {
         "log_level": _CRITICAL,  # The errors of connections are in Coranto's log.
         **defaults,

@@ -92,7 +92,7 @@ def _key_text(record: Any, key: bytes | None) -> str:
 
 
 def _key_fields(key: bytes | None) -> Mapping[str, Any]:
-    """Return the fields of a key that is an object of JSON, which say what a tombstone deletes."""
+    """Return the fields of a key that is a JSON object. They identify the rows that a tombstone deletes."""
     if key is None or key[:1] != b"{":
         return {}
     try:

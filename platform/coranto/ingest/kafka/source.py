@@ -206,7 +206,7 @@ class KafkaSource:
 
     def _read_alone(self, room: int) -> list[Read]:
         if self._consumer is None:
-            return []  # It was closed meanwhile.
+            return []  # It was closed.
         if self._follow and time.monotonic() - self._looked >= self._options.look_seconds:
             self._assign(self._known.topics(), {})
         count = _FIRST_RECORDS if not self._record_bytes else room // self._record_bytes
@@ -245,7 +245,7 @@ class KafkaSource:
             del self._ends[place]
 
     def _failed(self, place: tuple[Any, Any], error: KafkaError) -> None:
-        """Take note of what the library reports of a partition, or of the cluster."""
+        """Keep the library's report about a partition or the cluster."""
         if error.code() == KafkaError._AUTO_OFFSET_RESET and place in self._next:
             offsets, position = self._known.offsets([place])[place], self._next[place]
             if position < offsets.first:

@@ -1,4 +1,4 @@
-"""Batching of appends to one journal while another append is under way."""
+"""Batching of appends to one journal, by the rule of docs/architecture.md ("An append")."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coranto.client.values import AppendResult
 C = TypeVar("C")
 
 MAX_BATCH_BYTES: Final = 1 << 20
-"""The most bytes in one batch. A single content may be longer."""
+"""The most bytes in a batch of several contents."""
 
 
 class ContentRange(NamedTuple):
@@ -24,10 +24,8 @@ class ContentRange(NamedTuple):
 class Batches(Generic[C]):
     """Appends content with `send`, in order, one append at a time.
 
-    `send` gets the content of a batch, and the values added with each.
-
-    Without load, each content is one append. Content that arrives during an append is batched into the next one. All
-    content of a batch is appended, or all of it fails with the same error.
+    `send` gets the content of a batch, and the values added with each. The batch is appended, or all of its content
+    fails with the same error.
     """
 
     def __init__(self, send: Callable[[Sequence[bytes], Sequence[C]], Awaitable[AppendResult]]) -> None:

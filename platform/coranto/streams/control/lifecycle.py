@@ -349,8 +349,8 @@ class Streams:
     async def drop_lanes(self, name: str, format: Framing[Any] | None = None) -> int:
         """Remove registers of dead multi-key writers from the segments. Returns the number of lanes.
 
-        All transactions that are open during the call start again. `format` is the format of events, by default that of
-        the stream's content type. Raises as `resume` does.
+        All transactions that are open during the call start again. `format` is the format of events, by default the one
+        of the stream's content type. Raises as `resume` does.
         """
         view = await self._finish(name)
         if view.transactions is None:

@@ -14,7 +14,7 @@ of a group:
   stored together. After `reset` to it, exactly the events after it are delivered.
 
 The state is in the journal `<stream>/readers/<group>` (see `coranto.streams.groups.state_synchronizer` and
-`group_state`). There is no coordinator: each reader acquires and releases segments by itself, and notices when another
+`group_state`). Without a coordinator, each reader acquires and releases segments by itself, and notices when another
 reader is silent.
 """
 
@@ -117,7 +117,7 @@ class ReaderGroup:
 
         `reader` is its id, by default a random one. A reader that joins with the id of another replaces it immediately,
         as when a process restarts. Readers send a heartbeat every `beat` seconds, and are considered dead `timeout`
-        seconds after their last one. `format` is the format of events, by default that of the stream's content type.
+        seconds after their last one. `format` is the format of events, by default the one of the stream's content type.
 
         With `auto_commit`, an event is consumed when the next one is requested. Otherwise it is consumed when `commit`
         is called, and iteration also ends whenever only a commit lets it continue.

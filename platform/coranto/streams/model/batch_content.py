@@ -46,8 +46,8 @@ def require_same_content(
         return
     count = "other content" if messages is None else f"{messages} messages that are not the same"
     raise BatchChanged(
-        f"batch {batch} of {writer} is written already, with {count}: the writer's checkpoint is older than what it "
-        "has written, as after a restoration or a crash of the machine."
+        f"batch {batch} of {writer} is written already, with {count}: the writer's checkpoint is older than its last "
+        "batch, as after a restoration or a crash of the machine."
     )
 
 

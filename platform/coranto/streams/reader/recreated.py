@@ -18,13 +18,15 @@ async def require_same(client: JournalClient, segment: Segment, position: Segmen
     if not position.offset:
         return
     try:
-        told = await client.tell_head(segment.journal)
+        reported = await client.reported_head(segment.journal)
     except (JournalNotFound, JournalSuspended):
         return
-    if not is_same(position.journal_id, position.offset, told.journal_id):
-        raise JournalRecreated(segment.journal, position.offset, position.journal_id, told.journal_id, told.head)
-    if position.offset > told.head:
+    if not is_same(position.journal_id, position.offset, reported.journal_id):
+        raise JournalRecreated(
+            segment.journal, position.offset, position.journal_id, reported.journal_id, reported.head
+        )
+    if position.offset > reported.head:
         raise CorruptData(
-            f"segment {segment.number} ends at {told.head}, and is read through {position.offset}: its stream was "
+            f"segment {segment.number} ends at {reported.head}, and is read through {position.offset}: its stream was "
             "deleted and created again, or has lost content. Begin again without a position"
         )

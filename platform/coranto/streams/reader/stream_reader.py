@@ -59,7 +59,7 @@ class StreamReader(Generic[E]):
     ) -> None:
         """Prepare to read a stream. Nothing is read yet.
 
-        `format` is the format of events, by default that of the stream's content type (JSON objects, or bytes).
+        `format` is the format of events, by default the one of the stream's content type (JSON objects, or bytes).
 
         `begin` is a `position()` or a `StreamCut`. By default, reading begins at the stream's beginning. From a plain
         cut, multi-key transactions that were open there are read in part or not at all. From a position, they are read

@@ -81,7 +81,7 @@ class StreamWriter(Generic[E]):
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """`format` is the format of events, by default that of the stream's content type (JSON objects, or bytes).
+        """`format` is the format of events, by default the one of the stream's content type (JSON objects, or bytes).
 
         `writer_id` names a writer that successive processes continue: a later process fences off the earlier one. If
         the stream has forgotten the state of such a writer, writing raises WriterExpired; with `fresh`, the writer

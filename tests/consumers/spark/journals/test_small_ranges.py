@@ -110,7 +110,7 @@ def test_ranges_that_hang_end_the_read_and_tell_their_journal(broker):
     with (
         SyncJournalClient.of(broker.config, timeout=3.0) as client,
         read_together(client, parts, FRAMING) as content,
-        pytest.raises(Unavailable, match="read of a/j/000: nothing came within"),
+        pytest.raises(Unavailable, match="read of a/j/000: nothing arrived within"),
     ):
         offsets(content, parts[0])
 

@@ -154,7 +154,7 @@ def test_a_task_that_fails_after_it_wrote_shows_nothing_and_its_repetition_shows
         ("n INT, key INT", {}, "the key key is int: cast it to STRING"),
         ("value INT, key STRING", {}, "the column value is int"),
         ("value MAP<STRING,INT>, key STRING", {}, "write to_json"),
-        ("value STRING, key STRING, other INT", {}, "beside the column value, other has no place"),
+        ("value STRING, key STRING, other INT", {}, "other has no place next to the column value"),
         ("n INTERVAL DAY, key STRING", {}, "n is interval day, which JSON has no form for"),
         ("n INT, key STRING", {"mapping": "round"}, "'round' is not one of rendezvous, modulo, random"),
         ("n INT, key STRING", {"ledgr": "a/b"}, "did you mean ledger"),

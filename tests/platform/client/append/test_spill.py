@@ -247,7 +247,7 @@ async def test_content_that_finally_failed_stays_until_its_journal_is_reset(
 
 
 async def test_options_that_a_spill_contradicts(client: JournalClient, folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="appended at least once"):
+    with pytest.raises(InvalidInput, match="delivers at least once"):
         AppendService(client, spill=folder, retry_unknown=False)
     service = AppendService(client, spill=folder)
     with pytest.raises(InvalidInput, match="by `async with`"):

@@ -130,7 +130,7 @@ class MultiKeyWriter(Generic[E]):
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """`format` of events is by default that of the stream's content type. `retry_timeout` is in seconds."""
+        """`format` of events is by default the one of the stream's content type. `retry_timeout` is in seconds."""
         if max_transaction_bytes < 1:
             raise InvalidInput(
                 "the limit of transactions must be a positive number of bytes", field="max_transaction_bytes"

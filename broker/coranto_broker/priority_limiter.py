@@ -1,4 +1,4 @@
-"""Turns for work of one kind, so that thousands of journals leave a broker time for its lease and for calls."""
+"""A limit on concurrent work, so that work for thousands of journals leaves time for a broker's lease and calls."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-TURN_SECONDS = 0.5
-"""Maximum duration of a turn."""
-PARALLEL = 64
-"""Most turns of one kind at the same time."""
+SLOT_SECONDS = 0.5
+"""The longest time that work holds a slot."""
+MAX_SLOTS = 64
+"""The most slots of one limiter."""
 MAX_AT_WORK = 512
-"""Most works of one kind at the same time, those that have lost their turns too.
+"""The most concurrent works of one limiter, with or without a slot.
 
-Without this bound, a broker that is slow for a while would begin ever more work, and become slower still.
+Without this bound, a broker that is slow for some time would begin ever more work, and become slower.
 """
 
 _Waiter = asyncio.Future[None]
 
 
-class Turns:
-    """Gives turns first-in first-out, but preferred names first (`prefer`).
+class PriorityLimiter:
+    """Gives slots to waiting work first-in first-out, preferred names first (`prefer`).
 
-    Work that takes long, as with a peer that does not answer, loses its turn after TURN_SECONDS and continues without
-    it,
-    so that it does not hold back the rest. It keeps its turn while `most` are at work.
+    Long work, such as a wait for a peer that does not answer, loses its slot after SLOT_SECONDS and continues without
+    one, so that it does not block the rest. It keeps its slot while `most` works are under way.
     """
 
-    def __init__(self, parallel: int = PARALLEL, most: int = MAX_AT_WORK) -> None:
-        self._free = parallel
+    def __init__(self, slots: int = MAX_SLOTS, most: int = MAX_AT_WORK) -> None:
+        self._free = slots
         self._most = most
         self._at_work = 0
         self._ordinary: OrderedDict[_Waiter, None] = OrderedDict()
@@ -38,22 +37,19 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """The number of those that wait for a turn."""
+        """The number of works that wait for a slot."""
         return len(self._ordinary) + len(self._preferred)
 
     def prefer(self, name: str) -> None:
-        """Give the work of this name its turn before all work that was not preferred. No effect if it does not wait."""
+        """Move the work of this name before all ordinary work. No effect if it does not wait."""
         waiter = self._by_name.get(name)
         if waiter is not None and waiter in self._ordinary:
             del self._ordinary[waiter]
             self._preferred[waiter] = None
 
     @asynccontextmanager
-    async def turn(self, name: str, *, preferred: bool = False) -> AsyncIterator[None]:
-        """Wait for a turn, and have it during the block or for TURN_SECONDS, whichever is shorter.
-
-        With `preferred`, it is as if `prefer` were called immediately.
-        """
+    async def slot(self, name: str, *, preferred: bool = False) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it during the block, for at most SLOT_SECONDS. `preferred` is like `prefer`."""
         await self._take(name, self._preferred if preferred else self._ordinary)
         self._at_work += 1
         loop = asyncio.get_running_loop()
@@ -63,18 +59,18 @@ class Turns:
             nonlocal timer
             if self._at_work < self._most:
                 timer = None
-                self._pass_on()
+                self._release()
             else:
-                timer = loop.call_later(TURN_SECONDS, lose)
+                timer = loop.call_later(SLOT_SECONDS, lose)
 
-        timer = loop.call_later(TURN_SECONDS, lose)
+        timer = loop.call_later(SLOT_SECONDS, lose)
         try:
             yield
         finally:
             self._at_work -= 1
             if timer is not None:
                 timer.cancel()
-                self._pass_on()
+                self._release()
 
     async def _take(self, name: str, queue: OrderedDict[_Waiter, None]) -> None:
         if self._free:
@@ -87,7 +83,7 @@ class Turns:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._pass_on()  # It was given a turn at the same moment.
+                self._release()  # It got a slot during the cancellation.
             raise
         finally:
             self._ordinary.pop(waiter, None)
@@ -95,8 +91,8 @@ class Turns:
             if self._by_name.get(name) is waiter:
                 del self._by_name[name]
 
-    def _pass_on(self) -> None:
-        """Give a turn to the next that waits."""
+    def _release(self) -> None:
+        """Give the slot to the next waiter."""
         for queue in (self._preferred, self._ordinary):
             while queue:
                 waiter, _ = queue.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Turns: so many at the same time, in order, and none is kept for ever."""
+"""PriorityLimiter: so many at the same time, in order, and none is kept for ever."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from coranto_broker import turns
-from coranto_broker.turns import Turns
+from coranto_broker import priority_limiter
+from coranto_broker.priority_limiter import PriorityLimiter
 
 WAIT_SECONDS = 60.0
 
@@ -15,7 +15,7 @@ WAIT_SECONDS = 60.0
 class Works:
     """Works that each wait for a turn, and keep it until they are told to end."""
 
-    def __init__(self, given: Turns) -> None:
+    def __init__(self, given: PriorityLimiter) -> None:
         self.given = given
         self.begun: list[int] = []
         self.changed = asyncio.Event()
@@ -25,7 +25,7 @@ class Works:
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
     async def _work(self, number: int, preferred: bool) -> None:
-        async with self.given.turn(str(number), preferred=preferred):
+        async with self.given.slot(str(number), preferred=preferred):
             self.begun.append(number)
             self.changed.set()
             self.running.add(number)
@@ -52,7 +52,7 @@ async def settle() -> None:
 
 
 async def test_turns_are_given_in_order_and_only_so_many_at_a_time() -> None:
-    works = Works(Turns(2))
+    works = Works(PriorityLimiter(2))
     await works.start(*range(5))
     assert works.begun == [0, 1]
     assert works.given.waiting == 3
@@ -66,7 +66,7 @@ async def test_turns_are_given_in_order_and_only_so_many_at_a_time() -> None:
 
 
 async def test_work_that_somebody_waits_for_comes_first() -> None:
-    works = Works(Turns(1))
+    works = Works(PriorityLimiter(1))
     await works.start(*range(5))
     for preferred in ("3", "4", "3", "0", "nobody"):
         works.given.prefer(preferred)
@@ -81,7 +81,7 @@ async def test_work_that_somebody_waits_for_comes_first() -> None:
 
 
 async def test_a_turn_that_comes_as_its_taker_is_cancelled_is_passed_on() -> None:
-    works = Works(Turns(1))
+    works = Works(PriorityLimiter(1))
     await works.start(0, 1, 2)
     works.ends[0].set()
     await asyncio.sleep(0)  # The first work ends, and the second has its turn, but has not run yet.
@@ -92,15 +92,15 @@ async def test_a_turn_that_comes_as_its_taker_is_cancelled_is_passed_on() -> Non
 
 
 async def test_work_that_takes_long_loses_its_turn_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", 0.01)
-    works = Works(Turns(1))
+    monkeypatch.setattr(priority_limiter, "SLOT_SECONDS", 0.01)
+    works = Works(PriorityLimiter(1))
     await works.start(0, 1)
     async with asyncio.timeout(WAIT_SECONDS):
         while works.begun != [0, 1]:
             works.changed.clear()
             await works.changed.wait()
     assert works.running == {0, 1}, "the first goes on"
-    monkeypatch.setattr(turns, "TURN_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr(priority_limiter, "SLOT_SECONDS", WAIT_SECONDS)
     await works.end(0)
     await works.end(1)
     await works.start(2, 3)
@@ -110,8 +110,8 @@ async def test_work_that_takes_long_loses_its_turn_once_and_goes_on(monkeypatch:
 
 
 async def test_no_turn_is_lost_while_the_most_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", 0.01)
-    works = Works(Turns(1, most=3))
+    monkeypatch.setattr(priority_limiter, "SLOT_SECONDS", 0.01)
+    works = Works(PriorityLimiter(1, most=3))
     await works.start(*range(6))
     async with asyncio.timeout(WAIT_SECONDS):
         while len(works.begun) < 3:
@@ -131,7 +131,7 @@ async def test_no_turn_is_lost_while_the_most_are_at_work(monkeypatch: pytest.Mo
 
 
 async def test_who_gives_up_waiting_or_fails_takes_no_turn_along() -> None:
-    works = Works(Turns(1))
+    works = Works(PriorityLimiter(1))
     await works.start(0, 1, 2)
     works.tasks[1].cancel()
     await settle()
@@ -146,7 +146,7 @@ async def test_who_gives_up_waiting_or_fails_takes_no_turn_along() -> None:
     await works.end(3)
 
 
-async def fail(given: Turns, before: object) -> None:
+async def fail(given: PriorityLimiter, before: object) -> None:
     await before  # type: ignore[misc]
-    async with given.turn("fails"):
+    async with given.slot("fails"):
         raise ZeroDivisionError
