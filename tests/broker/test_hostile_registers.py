@@ -138,7 +138,7 @@ async def test_registers_of_before_there_was_a_bound_can_shrink(
     assert (await client.append(J, b"plain")).registers.ByteSize() > 1 << 20
     endpoint = process.endpoint
     async with JournalClient(endpoint) as friendly:
-        with pytest.raises(RpcFailed, match="subtract registers that are not needed"):
+        with pytest.raises(RpcFailed, match="subtract registers that are no longer needed"):
             await friendly.append(J, b"x", union_registers=labels.label_set(one="more"))
     for through in (client, other):  # One of them forwards.
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -94,7 +94,7 @@ async def test_at_the_limit_a_journal_that_stands_still_does_not_hold_up_a_strea
             calls = [asyncio.ensure_future(client.append(J, b"c")) for _ in range(3)]
             await eventually(lambda: appends_under_way(process) == 4)
             other = asyncio.ensure_future(streamed.append(OTHER, b"1"))
-            await eventually(lambda: process._service._admission._line)
+            await eventually(lambda: process._service._admission._waiting)
             calls[0].cancel()  # It gives its place to the stream, whose own append still stands.
             assert (await other).end == 2
             assert not stands.done()
@@ -133,7 +133,7 @@ async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
     monkeypatch.setattr(resolver, "MAX_WAITING_FOR_REVISIONS", 3)
     waiting = [asyncio.ensure_future(client.read(J, min_etcd_revision=never)) for _ in range(4)]
     (first,), rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    with pytest.raises(grpc.aio.AioRpcError, match="3 calls wait for etcd revisions"):
+    with pytest.raises(grpc.aio.AioRpcError, match="3 calls already wait for etcd revisions"):
         first.result()
     for each in rest:
         each.cancel()
@@ -144,7 +144,7 @@ async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
     async def waits() -> bool:
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await client.read(J, min_etcd_revision=never)
-        return "did not come" in str(ended.value.details())
+        return "did not arrive" in str(ended.value.details())
 
     await eventually(waits)
     assert (await client.append(J, b"fine")).status == pb.OK

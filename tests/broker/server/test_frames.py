@@ -409,7 +409,7 @@ async def test_those_who_may_append_cannot_use_up_what_replication_needs(
         replicating.send(FrameKind.MESSAGE, b"x" * (600 << 10))
         await eventually(lambda: server._budgets["Replicate"].held > 600 << 10 and server.under_way("AppendStream") < 3)
         assert server.under_way("Replicate") == 1
-        assert "the connections hold too much" in capsys.readouterr().out
+        assert "the connections hold too many unread bytes" in capsys.readouterr().out
     finally:
         await server.stop(0.0)
     for each in (*holding, replicating):

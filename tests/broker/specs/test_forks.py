@@ -100,7 +100,7 @@ def test_a_change_by_an_outdated_listing_is_left_to_etcd() -> None:
         ([HELD, MADE], [changed(MADE, FORK_SHARES="30/a/source")], "leave them as they are"),
         ([HELD, MADE], [FORMING], "leave them as they are"),
         ([HELD, MADE], [pb.JournalSpec(name="b/fork")], "leave them as they are"),
-        ([HELD, pb.JournalSpec(name="b/fork")], [FORMING], "is no fork"),
+        ([HELD, pb.JournalSpec(name="b/fork")], [FORMING], "already exists"),
         ([], [FORMING], "does not exist"),
         ([SOURCE], [FORMING], "must keep"),
         ([SOURCE], [FORMING, "a/source"], "does not exist"),

@@ -291,7 +291,7 @@ async def test_hostile_arguments_change_nothing(scene: Scene, tmp_path: Path) ->
         str(tmp_path / "missing.json"): "there is no file",
     }.items():
         assert reason in await scene.refused("reset", NAME, "--to", to, "--yes"), to
-    assert "no journal that the consumer reads" in await scene.refused(
+    assert "the consumer does not read" in await scene.refused(
         "skip", NAME, "--to", "latest", "--journal", "in/three", "--yes"
     )
 

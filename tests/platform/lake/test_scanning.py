@@ -231,11 +231,11 @@ def test_damage_ends_a_scan_with_an_error(tmp_path: Path) -> None:
     second.write_bytes(compress(Codec.ZSTANDARD, producer.line(n=3)))
     with pytest.raises(CorruptFragment, match="not the one in its name"):
         found.arrow()
-    with pytest.raises(polars.exceptions.ComputeError, match="not that of its name"):
+    with pytest.raises(polars.exceptions.ComputeError, match="not the one in its name"):
         polars.DataFrame(found)
-    with pytest.raises(Exception, match="not that of its name"):
+    with pytest.raises(Exception, match="not the one in its name"):
         found.polars().collect()
-    with duckdb.connect() as connection, pytest.raises(duckdb.Error, match="not that of its name"):
+    with duckdb.connect() as connection, pytest.raises(duckdb.Error, match="not the one in its name"):
         found.duckdb(connection).aggregate("count(*)").fetchall()
     second.unlink()
     with pytest.raises(StoreError, match="If retention has removed it, make the manifest again"):

@@ -154,7 +154,7 @@ def test_a_group_without_journals_is_named_once(broker: SyncCluster, client: Syn
         assert not wait.poke({})
         assert not wait.poke({})
     (said,) = [each for each in logs if each["log_level"] == "warning"]
-    assert "There is no journal" in str(said)
+    assert "Waits for a journal" in str(said)
     assert "not-yet/orders" in str(said)
     broker.create("not-yet/orders/part-000")
     client.append("not-yet/orders/part-000", b"x")

@@ -269,7 +269,7 @@ async def test_a_group_without_journals_is_named_once(broker: SyncCluster, clien
         async with next_event_of(watcher(group, beyond={})) as waiting:
 
             def said() -> list[Any]:
-                return [each for each in logs if "There is no journal" in str(each["event"])]
+                return [each for each in logs if "Waits for a journal" in str(each["event"])]
 
             await until(lambda: bool(said()))
             await asyncio.sleep(0.1)
