@@ -174,5 +174,5 @@ def test_a_new_fork_shares_only_what_its_source_has_stored() -> None:
         with pytest.raises(InvalidInput, match="have it up to 19"):
             require_stored({"a/source": 20}, {"a/source": head})
     for heads in ({}, {"a/source": JournalHead(status=pb.NOT_JOURNAL_BROKER)}, {"a/source": JournalHead(head=30)}):
-        with pytest.raises(Unavailable, match="not known"):
+        with pytest.raises(Unavailable, match="is unknown"):
             require_stored({"a/source": 20}, heads)
