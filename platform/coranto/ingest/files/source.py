@@ -189,7 +189,7 @@ class FileSource:
 
 
 _ADVICE: Final = (
-    "put a complete file in place by renaming it, and never change it; give changed rows in a file of another name. "
+    "put a file in place by renaming it, and never change it; give changed rows in a file of another name. "
     "`changed: ignore` leaves changes of files out that were read to their ends"
 )
 
