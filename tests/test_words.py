@@ -68,9 +68,7 @@ BUDGETS = {
     "broker/coranto_broker/fragments": 1,
     "consumers/coranto_consumers/recovery": 2,
     "consumers/coranto_consumers/spark": 41,
-    "docs": 12,
-    "orchestration/airflow_coranto": 1,
-    "orchestration/airflow_coranto/operators": 8,
+    "docs": 4,
     "platform/coranto/fragments": 1,
 }
 """The most lines with such phrases in each package. A package without an entry has none. Budgets only fall: lower

@@ -48,7 +48,7 @@ _LASTING = (
 def airflow_errors() -> Iterator[None]:
     """Raise Coranto's errors as AirflowException. A task is not retried after an error that will not go away.
 
-    A missing journal may be created by a task that runs beside this one, so that is retried.
+    Another task may create a missing journal, so that error is retried.
     """
     try:
         yield

@@ -32,8 +32,8 @@ def declare(
 def positions_in(client: SyncJournalClient, groups: Sequence[str]) -> Positions:
     """Return the positions of the journals of groups, before a task's work.
 
-    Heads that are not known, such as those of journals that were created just now, are waited for, for the client's
-    retry timeout. Raises Unavailable after that, and the client's errors.
+    Waits for unknown heads, such as heads of new journals, for the client's retry timeout. Then raises Unavailable.
+    Raises the client's errors.
     """
     from coranto.client.positions import positions_of
 

@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 
 
 class SparkConsumerOperator(BaseOperator):
-    """Run a Spark consumer until it has caught up with what its journals held when it began.
+    """Run a Spark consumer until it has caught up with its journals as they were when it began.
 
     `application` is `module:name` of a class or function that makes the application (`application_kwargs` are its
-    arguments), or such a function; the module is imported only when the task runs. The store is that of the Airflow
-    connection `store_conn_id`, or `store_url`, which must hold no password and may be that of an Iceberg table
-    (`iceberg://CATALOG/namespace.table`). `master` and `spark_conf` are Spark's. `options` are all those of
+    arguments), or such a function; the module is imported only when the task runs. The store is the Airflow connection
+    `store_conn_id` or `store_url`, which must hold no password and may name an Iceberg table
+    (`iceberg://CATALOG/namespace.table`). `master` and `spark_conf` are Spark's. `options` are the options of
     `SparkConsumer`: `ConsumerOptions`, or plain values for `ConsumerOptions.of`, such as `{"misfits": "nulls"}`.
 
-    The store is the only authority on offsets, under a fence. So a task that is killed, retried, cleared or run again
-    continues at the last commit, with nothing lost or doubled. Of two instances at once the later one goes on, and the
-    earlier one fails and is not retried; so only one instance of this task runs at a time, unless you set
-    `max_active_tis_per_dag`.
+    The store alone keeps the offsets, under a fence. A task that is killed, retried, cleared or run again continues at
+    the last commit; nothing is lost or repeated. If two instances run, the later one continues, and the earlier one
+    fails and is not retried. So only one instance of this task runs at a time, unless you set `max_active_tis_per_dag`.
 
     With `wait_for`, the name of the group that the application reads, the task first waits in the triggerer until there
     is something to consume.

@@ -1,4 +1,4 @@
-"""The operator that makes journals what a tree of specs says."""
+"""The operator that applies a tree of journal specs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ApplySpecsOperator(BaseOperator):
     """Apply a tree of journal specs, or only plan to.
 
     `specs` is YAML text (a template), a path below the DAG's folder that ends in .yaml or .yml (its content is a
-    template), or a `Path`. Applying is idempotent: only differences are applied, in transactions, so a task that was
-    killed goes on when it is retried. `prefix` goes in front of all names. Journals that the tree does not name are
-    left alone, except those of the groups in `prune`, which are deleted. With `plan_only` nothing is changed, and with
-    `fail_on_drift` too the task fails if applying would do anything.
+    template), or a `Path`. Applying is idempotent: only differences are applied, in transactions, so a killed
+    task continues when it is retried. `prefix` is put before all names. Journals that the tree does not name stay,
+    except journals of the groups in `prune`, which are deleted. With `plan_only` nothing is changed; with
+    `fail_on_drift` as well, the task fails if there are differences.
 
-    Returns `{"digest", "changed", "steps": [{"journal", "action", "differences"}]}` of what was, or would be, done.
+    Returns `{"digest", "changed", "steps": [{"journal", "action", "differences"}]}` of the applied or planned changes.
     """
 
     template_fields: Sequence[str] = ("specs", "prefix", "prune", "coranto_conn_id")
