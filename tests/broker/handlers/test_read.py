@@ -10,10 +10,11 @@ import grpc.aio
 from coranto.fragments.fragment import sum_of, sum_words
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import SET_ASIDE
 from tests.broker.handlers.rpcs import MakeSpec, failure
-from tests.broker.running import RawClient, create
+from tests.broker.running import RawClient, create, eventually
 
 J = "test/journal"
 
@@ -84,8 +85,12 @@ async def test_large_content_comes_in_chunks_below_the_message_limit(client: Raw
     assert b"".join(chunk.content for chunk in chunks) == content[5:]
 
 
-async def test_a_blocking_read_sees_commits_and_nothing_else(client: RawClient, spec: MakeSpec) -> None:
+async def test_a_blocking_read_sees_commits_and_nothing_else(
+    broker: tuple[BrokerProcess, RawClient], spec: MakeSpec
+) -> None:
+    process, client = broker
     await create(client, spec())
+    (replica,) = process.broker.resolver.local_replicas
     reader = client.stub.Read(pb.ReadRequest(journal=J, block=True))
     seen = bytearray()
 
@@ -100,7 +105,8 @@ async def test_a_blocking_read_sees_commits_and_nothing_else(client: RawClient, 
     call = client.stub.Append()
     await call.write(pb.AppendRequest(journal=J))
     await call.write(pb.AppendRequest(content=b"one"))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: replica.index._waiters)  # The read waits.
+    await eventually(lambda: process.broker.receive_budget.held)  # The broker has the content.
     assert not seen
     await call.write(pb.AppendRequest())
     await call.done_writing()

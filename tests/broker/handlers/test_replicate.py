@@ -239,7 +239,8 @@ async def test_a_second_stream_waits_for_the_first(primary: Primary) -> None:
     first, _ = await primary.opened(fragment(0, 0))
     await first.write(pb.ReplicateRequest(content=b"uncommitted"))
     second = asyncio.create_task(primary.opened(fragment(0, 0)))
-    await asyncio.sleep(0.05)
+    (replica,) = primary.process.broker.resolver.local_replicas
+    await eventually(lambda: replica.spool._takers)
     assert not second.done()
     first.cancel()
     stream, response = await asyncio.wait_for(second, 60)
