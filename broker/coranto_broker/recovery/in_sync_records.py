@@ -200,6 +200,9 @@ class InSyncRecords:
                     "in_sync.content_missing",
                     journal=journal,
                     end=end,
+                    synced=stamp.synced,
+                    recorded=record.revision,
+                    lost=lost,
                     others=list(record.members),
                 )
         if in_sync.judge(reading.record, stamp, end, self.me) is Judgement.DIVERGED:

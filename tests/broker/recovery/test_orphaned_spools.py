@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from coranto.coordination.etcd import Compare, EtcdHeader, KeyValue, Op, Put, TxnResult
 from coranto.coordination.layout import Layout, MemberId
@@ -453,3 +454,14 @@ async def test_a_folder_goes_only_once_the_record_that_no_longer_needs_it_is_kep
     full = False
     await eventually(lambda: not world.folder.path.exists())
     assert [(each.record.closed, each.record.end) for each in saved] == [(True, 3)]
+
+
+async def test_a_member_without_the_content_is_removed_and_the_log_says_what_its_spool_followed(world: World) -> None:
+    world.record = InSyncRecord(7, (ME, OTHER), (Epoch(10, 0), Epoch(12, 9)))
+    with capture_logs() as logs:
+        await world.records.verify(J, 7, in_sync.Stamp(10, 10), 5)
+    assert world.record.members == (OTHER,)
+    (said,) = logs
+    facts = {"end": 5, "synced": 10, "recorded": 12, "lost": False, "others": [ME, OTHER]}
+    assert said["event"] == "in_sync.content_missing"
+    assert {name: said[name] for name in facts} == facts
