@@ -222,8 +222,11 @@ def _is_replacement(plan: MergePlan) -> bool:
 
 def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: ColumnElement[bool]) -> None:
     """Group staged rows by key and insert them. A row whose key exists is combined with the row in the table."""
+    dialect = connection.dialect.name
     staged = {
-        name: _grouped(rule, stage.c[name]) for name, rule in plan.rules.items() if not isinstance(rule, Quotient)
+        name: _grouped(rule, stage.c[name], dialect)
+        for name, rule in plan.rules.items()
+        if not isinstance(rule, Quotient)
     }
     inserted = {**{key: stage.c[key] for key in plan.keys}, **staged}
     for name, rule in plan.rules.items():
@@ -286,7 +289,7 @@ def _uniques(table: Table) -> list[set[str]]:
     return [*found, *({c.name for c in index.columns} for index in table.indexes if index.unique)]
 
 
-def _grouped(rule: Add | Max | Min | Replace, staged: ColumnElement[Any]) -> ColumnElement[Any]:
+def _grouped(rule: Add | Max | Min | Replace, staged: ColumnElement[Any], dialect: str) -> ColumnElement[Any]:
     """Return the value of a group of staged rows."""
     match rule:
         case Add():
@@ -296,7 +299,9 @@ def _grouped(rule: Add | Max | Min | Replace, staged: ColumnElement[Any]) -> Col
         case Min():
             return func.min(staged)
         case Replace():
-            # The group has one row; this was checked before.
+            # The group has one row; this was checked before. PostgreSQL has no largest BOOLEAN or JSON.
+            if dialect == "postgresql":
+                return func.array_agg(staged, type_=postgresql.ARRAY(staged.type))[1]
             return func.max(staged)
 
 

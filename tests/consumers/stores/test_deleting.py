@@ -1,7 +1,7 @@
 """Rows that delete others by key, in all databases."""
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select
+from sqlalchemy import JSON, Boolean, Column, Integer, MetaData, String, Table, insert, select
 
 from coranto.errors import InvalidInput
 from coranto_consumers.stores import Add, Replace, SqlStore
@@ -72,3 +72,27 @@ def test_a_stage_with_a_column_of_deletes_is_one_of_its_own():
 def test_columns_of_deletes_that_cannot_work_are_refused(columns, keys, rules, delete, problem):
     with pytest.raises(InvalidInput, match=problem):
         plan_merge(STOCK, columns, keys, rules, delete)
+
+
+def test_columns_without_an_order_are_replaced_next_to_deletions(store_url):
+    """PostgreSQL has no largest BOOLEAN and no largest JSON."""
+    flags = Table(
+        "flags",
+        MetaData(),
+        Column("id", Integer, primary_key=True, autoincrement=False),
+        Column("is_set", Boolean),
+        Column("parts", JSON),
+    )
+    store = SqlStore(store_url)
+    plan = plan_merge(
+        flags, ("id", "is_set", "parts", "gone"), ("id",), {"is_set": Replace(), "parts": Replace()}, "gone"
+    )
+    stage = stage_of(store, plan)
+    with StageWriter(store.url, stage, "shard", 1, "1") as writer:
+        names = ("id", "is_set", "parts", "gone")
+        rows = [(1, True, {"a": [1]}, False), (2, None, None, None), (3, False, None, True)]
+        writer.write([dict(zip(names, row, strict=True)) for row in rows])
+    with store.engine.begin() as connection:
+        merge_staged(connection, plan, stage, ["1"], 3)
+        found = [tuple(row) for row in connection.execute(select(flags).order_by(flags.c.id))]
+    assert found == [(1, True, {"a": [1]}), (2, None, None)]
