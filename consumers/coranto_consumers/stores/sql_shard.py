@@ -95,17 +95,23 @@ class SqlShardStore(Store):
         self._write_many()
 
     def merge_batch(
-        self, table: Table, rows: pa.RecordBatch, keys: Sequence[str], merge: Mapping[str, MergeRule]
+        self,
+        table: Table,
+        rows: pa.RecordBatch,
+        keys: Sequence[str],
+        merge: Mapping[str, MergeRule],
+        delete: str = "",
     ) -> None:
         """Merge rows into a table by `keys`, which are unique in the table; `merge` has a rule for each other column.
 
         The rules come from `coranto_consumers.stores.merge`, as for Spark consumers: `Add`, `Max`, `Min`,
-        `Replace`, `Quotient`. With `Replace` a key may be in the rows only once. Raises InvalidInput.
+        `Replace`, `Quotient`. With `Replace` a key may be in the rows only once. `delete` is a further column of the
+        rows: where it is true, the row of the keys goes. Raises InvalidInput.
         """
-        place = (table, tuple(rows.schema.names), tuple(keys), tuple(merge.items()))
+        place = (table, tuple(rows.schema.names), tuple(keys), tuple(merge.items()), delete)
         plan = self._plans.get(place)
         if plan is None:
-            plan = self._plans[place] = plan_merge(table, rows.schema.names, keys, merge)
+            plan = self._plans[place] = plan_merge(table, rows.schema.names, keys, merge, delete)
         merge_in_transaction(self.connection, plan, rows)
 
     async def begin(self) -> Connection:

@@ -99,3 +99,21 @@ async def test_batches_are_merged_by_key_and_see_earlier_rows(store_url: str) ->
     with pytest.raises(InvalidInput, match="say how 'last' merges"):
         await asyncio.to_thread(store.merge_batch, SUMS, batch(("a", 1, "")), ["name"], {"total": Add(), "top": Max()})
     await store.destroy()
+
+
+async def test_batches_with_a_column_of_deletes(store_url: str) -> None:
+    rules = {"total": Replace(), "top": Replace(), "last": Replace()}
+    store = SqlShardStore(store_url, SUMS)
+    await store.restore_checkpoint(SHARD)
+
+    def merge(*rows: tuple[str, int, bool | None]) -> None:
+        given = [{"name": a, "total": n, "top": n, "last": "", "gone": gone} for a, n, gone in rows]
+        store.merge_batch(SUMS, pa.RecordBatch.from_pylist(given), ["name"], rules, "gone")
+
+    await asyncio.to_thread(merge, ("a", 1, False), ("b", 2, None), ("c", 3, True))
+    await commit(store, 100)
+    await asyncio.to_thread(merge, ("a", 5, True), ("b", 6, False))
+    await commit(store, 200)
+    with store.database.engine.connect() as connection:
+        assert [tuple(row)[:2] for row in connection.execute(select(SUMS).order_by(SUMS.c.name))] == [("b", 6)]
+    await store.destroy()
