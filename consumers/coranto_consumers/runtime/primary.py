@@ -25,6 +25,7 @@ from coranto.errors import (
     AppendOutcomeUnknown,
     CorantoError,
     Fenced,
+    IndexHasGreaterOffset,
     InvalidInput,
     JournalNotFound,
     JournalRecreated,
@@ -49,6 +50,7 @@ from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import recovery_log
 from coranto_consumers.runtime.transaction import Limits, NextStep, Prior, Transactions
 from coranto_consumers.stores.base import Store
+from coranto_consumers.stores.engines import is_transient
 
 _log = structlog.get_logger(__name__)
 
@@ -91,11 +93,13 @@ class Primary:
         restored: Callable[[], Awaitable[None]] | None = None,
         search: RejectionSearch | None = None,
         accept_changes: str = "",
+        sources: str = "",
     ) -> None:
         """`restored` is awaited once the store has restored its checkpoint.
 
         `search` lasts for several runs of a shard's primary. `accept_changes` has the codes of confirmed changes
-        (`outputs/identity.py`).
+        (`outputs/identity.py`). `sources` is the label selector that the sources were chosen by, if checkpoints record
+        it in place of their names: then other journals of the selector are no change.
         """
         self._search = RejectionSearch() if search is None else search
         self._app = app
@@ -105,6 +109,7 @@ class Primary:
         self._progress = progress
         self._restored = restored
         self._identity = IdentityCheck(shard.id, accept_changes)
+        self._sources = sources
         self._metrics = metrics
         self._publisher = ShardPublisher(producer, ProducerClock(lambda: int(clock.now() * 1e9)))
         self._appends = OrderedAppends(self._append)
@@ -122,6 +127,10 @@ class Primary:
         """The transaction that is being completed has committed."""
         self._declared: set[str] = set()
         """The journals that the application declares, as far as they are known."""
+        self._is_waiting = False
+        """True while there is no step to take."""
+        self._fed: dict[str, int] = {}
+        """The offsets through which sources were read."""
         self._may_repeat = False
         """An append since the prior transaction was done may appear in its journal again."""
         self._resets = 0
@@ -152,6 +161,7 @@ class Primary:
             for journal in sources:
                 if sources[journal] != checkpoint.sources[journal]:
                     self._progress.begin_again(journal)
+            sources = await self._recorded(store, checkpoint, sources)
             self._input = self._consuming(sources)
             self._progress.journal_ids = self._input.ids
             self._producers = self._watch_producers(sources)
@@ -181,16 +191,43 @@ class Primary:
         outputs = known.outputs | journal_outputs(self._app.publishes)
         self._identity.restored(
             checkpoint,
-            Identity(journals_source(journals), outputs, store=place),
+            Identity(self._sources or journals_source(journals), outputs, store=place),
             lambda: checkpoint.sources.keys() - journals,
             outputs_known=bool(place or outputs),
         )
         self._identity.settle()
 
+    async def _recorded(self, store: Store, checkpoint: Checkpoint, sources: dict[str, Source]) -> dict[str, Source]:
+        """Return the sources with those that are chosen by a selector and new, once the store has them.
+
+        A segment of a stream without content shows like this that those before it were read, when these are gone.
+        """
+        chosen = self._shard.spec.sources if self._sources else ()
+        new = {each.journal: Source(each.min_offset) for each in chosen if each.journal not in checkpoint.sources}
+        if not new:
+            return sources
+        known = {**sources, **new}
+        recorded = Checkpoint(known, checkpoint.ack_intents, self._identity.record)
+        await (await store.start_commit(self._shard.fqn, recorded, ()))
+        return known
+
     def stop(self) -> None:
         """Stop consuming, complete the transactions, and end `run`. Returns immediately."""
         self._transactions.ended()
         self._wake.set()
+
+    def is_caught_up(self, offsets: Mapping[str, int]) -> bool:
+        """Return True if sources are read through these offsets, and all that is committed there is in the store.
+
+        Transactions of producers that are open there are not waited for. False for a source that is not one.
+        """
+        return (
+            self._is_waiting
+            and all(self._fed.get(journal, -1) >= offset for journal, offset in offsets.items())
+            and not self._input.is_ready
+            and not self._transactions.is_open
+            and self._transactions.prior is Prior.DONE
+        )
 
     def _rejection(self, error: Exception) -> RejectedRow | None:
         """Return the error of a row that the store rejected. None for other errors."""
@@ -246,12 +283,15 @@ class Primary:
         is_idle = not self._transactions.is_open and self._transactions.prior is Prior.DONE
         if deadline is None and is_idle:
             deadline = now + FENCE_SECONDS
+        self._is_waiting = True
         try:
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now)):
                 await self._wake.wait()
         except TimeoutError:
             if is_idle:
                 await self._require_fence()
+        finally:
+            self._is_waiting = False
 
     async def _require_fence(self) -> None:
         """Raise Fenced if the store has a later owner. A store that does not answer now fails the next commit."""
@@ -498,6 +538,7 @@ class Primary:
         feed = input.feed(journal, offset)
         limit = self._shard.spec.read_channel_size or (READ_AHEAD if isinstance(input, MessageInput) else _NO_LIMIT)
         known = self._input.ids.get(journal, "") if offset else ""
+        self._fed[journal] = offset
         async with contextlib.aclosing(self._client.read(journal, offset, block=True, journal_id=known)) as chunks:
             async for chunk in chunks:
                 if chunk.journal_id:
@@ -507,8 +548,17 @@ class Primary:
                     self._room.clear()
                     await self._room.wait()
                 self._input.arrive(input, journal, decoded, through)
+                self._fed[journal] = chunk.offset + len(chunk.content)
                 self._wake.set()
         raise CorantoError(f"the read of {journal} ended unexpectedly; the shard starts again from its checkpoint")
+
+
+def may_pass(error: Exception, store: Store | None) -> bool:
+    """Return True if an error that ended a shard's primary may not occur again once another one continues."""
+    # Brokers that know where a journal ends may come back, or an operator may reset its head.
+    if isinstance(error, IndexHasGreaterOffset) or (isinstance(error, CorantoError) and error.retriable):
+        return True
+    return is_transient(error) if store is None else store.is_transient(error)
 
 
 def _succeeded(append: asyncio.Future[int]) -> bool:

@@ -32,7 +32,6 @@ from coranto.effects import Clock, Entropy
 from coranto.errors import (
     CorantoError,
     Fenced,
-    IndexHasGreaterOffset,
     InvalidInput,
     JournalRecreated,
     RejectedRow,
@@ -44,12 +43,11 @@ from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.recoverylog.standby import LogStandby
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
-from coranto_consumers.runtime.primary import Primary
+from coranto_consumers.runtime.primary import Primary, may_pass
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.recreated import continues
 from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log
-from coranto_consumers.stores.engines import is_transient
 
 _log = structlog.get_logger(__name__)
 
@@ -314,11 +312,7 @@ class ShardReplica:
             return await self._is_assigned()
         if isinstance(error, JournalRecreated) and continues(self.spec):
             return True  # The next run begins where the present journal does.
-        # Brokers that know where a journal ends may come back, or an operator may reset its head.
-        if isinstance(error, IndexHasGreaterOffset) or (isinstance(error, CorantoError) and error.retriable):
-            return True
-        store = self._primary.store if self._primary is not None else None
-        return is_transient(error) if store is None else store.is_transient(error)
+        return may_pass(error, self._primary.store if self._primary is not None else None)
 
     async def _is_assigned(self) -> bool:
         """Return True if the shard is still assigned to this process. Asks etcd, and returns True if it is unavailable.
