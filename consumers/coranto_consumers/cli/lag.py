@@ -61,6 +61,11 @@ def lag(
         ]
         typer.echo(json.dumps(documents, indent=2))
         return
+    print_lags(name, lags, read)
+
+
+def print_lags(name: str, lags: Sequence[JournalLag], read: Mapping[str, float]) -> None:
+    """Print the lag of a consumer in each journal, and their sum. `read` has rates, if they were measured."""
     columns = ["JOURNAL", "POSITION", "HEAD", "BEHIND", "MESSAGES", "AGE", "WRITTEN/S", *(["READ/S"] if read else [])]
     print_table([*columns, ""], [_row(each, read) for each in lags])
     behind = sum(each.behind or 0 for each in lags)

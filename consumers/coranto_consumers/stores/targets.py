@@ -62,11 +62,11 @@ def _lacking(table: Table, names: Sequence[str], found: dict[str, Any], dialect:
         kind = wanted.compile(dialect)
         if (there := found.get(column.name)) is None:
             yield f"it has no column {name!r}: ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}"
-        elif why := _narrower(there["type"], wanted, dialect):
+        elif why := narrower(there["type"], wanted, dialect):
             yield f"column {name!r} is {there['type'].compile(dialect)}, and {why} as {kind}: change its type"
 
 
-def _narrower(found: TypeEngine[Any], wanted: TypeEngine[Any], dialect: Dialect) -> str:
+def narrower(found: TypeEngine[Any], wanted: TypeEngine[Any], dialect: Dialect) -> str:
     """Return the reason why a column's type cannot store all values of another type. "" if it can, or if unknown."""
     if dialect.name == "sqlite":
         return ""  # A column takes values of any type and length.

@@ -15,6 +15,7 @@ _OURS: Final = {
     "broker": ("Run a broker.", Panel.CLUSTER),
     "consumer": ("Run, audit and recover consumers.", Panel.CONSUMERS),
     "shards": ("Shards of consumers: their specs and how they are doing.", Panel.CONSUMERS),
+    "table": ("Tables without code: messages become rows, each once.", Panel.DATA),
     "demo": ("The main job, end to end, on real flights.", Panel.DEMO),
 }
 """The help of this distribution's own plugins, and their parts of the listing."""

@@ -1,9 +1,10 @@
-"""Fields of the options of sources, read from YAML with errors that tell the line."""
+"""Fields of files of ingests and tables, read from YAML with errors that tell the line."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -74,3 +75,22 @@ def pairs(entries: Mapping[str, yaml.Node], name: str) -> dict[str, str]:
     node = entries[name]
     keys = [read_text(key) for key, _ in node.value] if isinstance(node, yaml.MappingNode) else ["name: value"]
     return {key: read_text(value) for key, value in entries_of(node, keys).items()}
+
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def expanded(node: yaml.Node, environment: Mapping[str, str]) -> yaml.Node:
+    """Replace variables in all texts, in place. Errors name the variable, never a value."""
+    if isinstance(node, yaml.ScalarNode):
+        for name in _VARIABLE.findall(node.value):
+            if name not in environment:
+                raise line_error(line_of(node), f"the environment has no variable {name}")
+        node.value = _VARIABLE.sub(lambda found: environment[found[1]], node.value)
+    elif isinstance(node, yaml.MappingNode):
+        for _, value in node.value:
+            expanded(value, environment)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            expanded(value, environment)
+    return node

@@ -11,7 +11,6 @@ poison: dead letters
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -21,7 +20,7 @@ import yaml
 from coranto.errors import InvalidInput
 from coranto.ingest.files.options import read_files
 from coranto.ingest.kafka.options import read_kafka
-from coranto.ingest.option_fields import checked, choice, integer, required, seconds, text, texts
+from coranto.ingest.option_fields import checked, choice, expanded, integer, required, seconds, text, texts
 from coranto.specs.yaml_fields import entries_of, line_error, line_of, read_document, read_text
 from coranto.streams.model.batch_content import validate_batch_writer
 from coranto.streams.model.stream import validate_stream
@@ -79,7 +78,7 @@ def read_spec(content: str, environment: Mapping[str, str] | None = None) -> Ing
     Raises InvalidInput, with the line.
     """
     known = os.environ if environment is None else environment
-    found = read_document(content, lambda node: _read(_expanded(node, known)))
+    found = read_document(content, lambda node: _read(expanded(node, known)))
     if found is None:
         raise InvalidInput(_EMPTY)
     return found
@@ -92,32 +91,13 @@ def read_names(content: str, environment: Mapping[str, str] | None = None) -> In
     def read(node: yaml.Node) -> IngestNames:
         entries = entries_of(node, _FIELDS)
         required(node, entries, *_FIELDS[:3])
-        name, stream = (_expanded(entries[each], known) for each in _FIELDS[:2])
+        name, stream = (expanded(entries[each], known) for each in _FIELDS[:2])
         return IngestNames(checked(name, validate_batch_writer), checked(stream, validate_stream), _source(entries)[0])
 
     found = read_document(content, read)
     if found is None:
         raise InvalidInput(_EMPTY)
     return found
-
-
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-
-
-def _expanded(node: yaml.Node, environment: Mapping[str, str]) -> yaml.Node:
-    """Replace variables in all texts, in place. Errors name the variable, never a value."""
-    if isinstance(node, yaml.ScalarNode):
-        for name in _VARIABLE.findall(node.value):
-            if name not in environment:
-                raise line_error(line_of(node), f"the environment has no variable {name}")
-        node.value = _VARIABLE.sub(lambda found: environment[found[1]], node.value)
-    elif isinstance(node, yaml.MappingNode):
-        for _, value in node.value:
-            _expanded(value, environment)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _expanded(value, environment)
-    return node
 
 
 def _read(node: yaml.Node) -> IngestSpec:

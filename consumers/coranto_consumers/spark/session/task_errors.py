@@ -85,6 +85,11 @@ def error_of_task(error: BaseException) -> CorantoError | None:
     return None
 
 
+def text_of_task(error: CorantoError) -> str:
+    """Return a text for Spark's own `raise_error`; `error_of_task` finds the error in it."""
+    return f"{error} {_MARK}{_dumps(error)}"
+
+
 def _dumps(error: CorantoError) -> str:
     fields = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float | bool | None)}
     told: dict[str, Any] = {"type": type(error).__name__, "text": str(error), "fields": fields}

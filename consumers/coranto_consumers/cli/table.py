@@ -1,0 +1,148 @@
+"""`coranto table run|status|check`: messages become rows of a table, without code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coranto.cli.connect import Endpoint, connect, find_cluster, with_client
+from coranto.cli.output import Output, note
+from coranto.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from coranto.audit import Report
+    from coranto.client import JournalClient
+    from coranto_consumers.positions.lag import JournalLag
+    from coranto_consumers.tables.spec import TableSpec
+
+app = typer.Typer(help="Tables without code: messages become rows, each once.", no_args_is_help=True)
+
+NOT_SOUND = 1
+"""The exit code of a check that finds errors."""
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="File of the table, in YAML.", show_default=False)]
+
+
+@app.command("run")
+def run(
+    file: File,
+    once: Annotated[bool, typer.Option("--once", help="End when all present messages are in the table.")] = False,
+    accept_changes: Annotated[
+        str,
+        typer.Option(
+            "--accept-changes",
+            help="The code that confirms another input or store than before. The error names it.",
+            show_default=False,
+        ),
+    ] = "",
+    endpoint: Endpoint = None,
+) -> None:
+    """Write the messages of journals or a stream to a table, each once, until Ctrl-C or SIGTERM.
+
+    The table's store keeps the position. So it may be interrupted at any moment, and started again. If it is started
+    twice, the later process continues, and the earlier one ends.
+    """
+    from coranto_consumers.outputs.identity import checked_codes
+    from coranto_consumers.spark.consumer.stopping import StopOnSignals
+    from coranto_consumers.tables import run_table
+
+    spec = _spec(file)
+    config = find_cluster(endpoint)
+    checked_codes(accept_changes)
+    until = "until all is read" if once else "until it is stopped"
+    note(f"{spec.name}: from {spec.input} to table {spec.table} ({spec.mode}, runner {spec.runner}), {until}")
+    with StopOnSignals() as stop:
+        done = run_table(config, spec, once=once, stop=stop, wait=stop.wait, accept_changes=accept_changes)
+    typer.echo(f"{spec.name}: {done.messages} messages in {done.transactions} transactions")
+
+
+@app.command("status")
+def status(
+    file: File,
+    output: Annotated[Output, typer.Option("--output", "-o", help="Output format.")] = Output.TABLE,
+    endpoint: Endpoint = None,
+) -> None:
+    """Show how far a table is behind its journals, as `coranto consumer lag` does, and its number of rows."""
+    from coranto_consumers.cli.lag import print_lags
+
+    spec = _spec(file)
+
+    async def work(client: JournalClient) -> list[JournalLag]:
+        from coranto_consumers.positions.lag import lag_of
+        from coranto_consumers.tables.state import offsets_of
+
+        return await lag_of(client, await asyncio.to_thread(offsets_of, spec), spec.input.selector)
+
+    lags = with_client(endpoint, work)
+    from coranto_consumers.tables.state import count_rows
+
+    rows = count_rows(spec)
+    if output is Output.JSON:
+        facts = {"table": spec.table, "consumer": spec.name, "rows": rows, "journals": [asdict(each) for each in lags]}
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    print_lags(spec.name, lags, {})
+    typer.echo(f"{spec.name}: there is no table {spec.table} yet" if rows is None else f"{spec.table}: {rows:,} rows")
+
+
+@app.command("check")
+def check(file: File, endpoint: Endpoint = None) -> None:
+    """Compare a file with its journals, its type and its table, and the table with its journals. Changes nothing.
+
+    Ends with code 1 if `run` would refuse the table, or if the audit of the consumer finds errors. With `mode: append`
+    and without a filter, the table must have as many rows as there are committed messages.
+    """
+    from coranto_consumers.tables.running import examine
+    from coranto_consumers.tables.state import describe, expectation_of, offsets_of
+
+    spec = _spec(file)
+    with connect(endpoint) as client:
+        layout, target = examine(client, spec)
+        state = target.compare()
+    is_ready = True
+    for line in describe(layout, state):
+        is_ready &= not line.is_problem
+        typer.echo(f"{spec.name}: {line.text}")
+    if not is_ready:
+        sys.exit(NOT_SOUND)
+    if not state.exists or not offsets_of(spec):
+        typer.echo(f"{spec.name}: no message is committed yet, so there is nothing to audit")
+        return
+    for expectation in expectation_of(spec):
+        typer.echo(f"{spec.name}: the audit expects {expectation}")
+    report = _audit(spec, endpoint)
+    from coranto.cli.reports import print_report
+
+    print_report(report, as_json=False)
+    if not report.sound:
+        sys.exit(NOT_SOUND)
+
+
+def _audit(spec: TableSpec, endpoint: str | None) -> Report:
+    from coranto.audit import run_checks
+    from coranto_consumers.cli.audit import AuditTarget
+    from coranto_consumers.tables.state import expectation_of
+
+    target = AuditTarget(spec.name, spec.store_url, expectation_of(spec), None, None, None)
+
+    async def work(client: JournalClient) -> Report:
+        return await run_checks(f"table {spec.name}", [await target.check(client)])
+
+    return with_client(endpoint, work)
+
+
+def _spec(file: Path) -> TableSpec:
+    from coranto_consumers.tables import read_table
+
+    try:
+        return read_table(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{file} is not UTF-8: {error}") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{file}: {error}") from error

@@ -1,0 +1,27 @@
+"""Tables without code: a file says which messages are read, and the table that they become.
+
+`run_table` runs it on a shard of this process or on Spark; `coranto table` does so from a shell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coranto.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from coranto_consumers.tables.running import run_table
+    from coranto_consumers.tables.runs import TableReport
+    from coranto_consumers.tables.spec import TableSpec, read_table
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "TableReport": "coranto_consumers.tables.runs",
+        "TableSpec": "coranto_consumers.tables.spec",
+        "read_table": "coranto_consumers.tables.spec",
+        "run_table": "coranto_consumers.tables.running",
+    },
+)
+
+__all__ = ["TableReport", "TableSpec", "read_table", "run_table"]

@@ -1,0 +1,96 @@
+"""The table of a store, compared with the columns that it should have, and changed if it may be.
+
+A change adds nullable columns, or makes types wider by the rule of message types (`coranto.types.kinds.widens`). No row
+changes. Of several processes that make the same change, one does, and the others find it done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coranto.errors import InvalidInput
+from coranto.types.kinds import TypeField, format_kind
+from coranto_consumers.tables.columns import TableLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChange:
+    """A column that a table lacks, or that is too narrow."""
+
+    field: TypeField
+    problem: str
+    """Such as `has no column 'note'`."""
+    advice: str
+    """The way to make the change by hand, such as a statement of SQL."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A table of a store, compared with its layout."""
+
+    exists: bool
+    changes: Sequence[ColumnChange] = ()
+    """The changes that `evolve` makes."""
+    problems: Sequence[str] = ()
+    """The differences that no safe change removes."""
+
+
+class TargetTable(Protocol):
+    """The table of a store."""
+
+    def compare(self) -> TableState:
+        """Return the state of the table. Raises SqlStoreError."""
+        ...
+
+    def create(self) -> None:
+        """Create the table, if another process has not. Raises SqlStoreError, and InvalidInput without the right."""
+        ...
+
+    def change(self, changes: Sequence[ColumnChange]) -> None:
+        """Make changes, or a part of them, if another process is faster. Raises SqlStoreError."""
+        ...
+
+
+def prepare(layout: TableLayout, target: TargetTable) -> Sequence[ColumnChange]:
+    """Create the table, or change it if the file says `evolve: true`. Return the changes.
+
+    Raises InvalidInput for a table that cannot take the rows, and SqlStoreError.
+    """
+    state = target.compare()
+    if not state.exists:
+        target.create()
+        state = target.compare()
+    require_no_problems(layout, state)
+    if not state.changes:
+        return ()
+    if not layout.spec.evolves:
+        raise not_evolved(layout, state)
+    target.change(state.changes)
+    left = target.compare()
+    require_no_problems(layout, left)
+    if left.changes:
+        raise InvalidInput(
+            f"still {left.changes[0].problem}, although it was changed: another program changes it, too",
+            field=f"table {layout.spec.table}",
+        )
+    return state.changes
+
+
+def require_no_problems(layout: TableLayout, state: TableState) -> None:
+    """Raise InvalidInput for differences that no safe change removes."""
+    if state.problems:
+        raise InvalidInput("; ".join(state.problems), field=f"table {layout.spec.table}")
+
+
+def not_evolved(layout: TableLayout, state: TableState) -> InvalidInput:
+    """Return the error for a table that needs changes which its file does not allow."""
+    found = "; ".join(f"{each.problem} ({each.advice})" for each in state.changes)
+    source = f"type {layout.version}" if layout.version is not None else "file"
+    names = ", ".join(f"{each.field.name} {format_kind(each.field.kind)}" for each in state.changes)
+    leave = "" if layout.version is not None else f", or leave {names} as the table has it"
+    return InvalidInput(
+        f"{found}, as the {source} has it: add `evolve: true`, or change the table yourself{leave}",
+        field=f"table {layout.spec.table}",
+    )

@@ -1,0 +1,205 @@
+"""A table that one shard of this process writes, without Java.
+
+The shard has the checkpoint and the fence of the table's name in its store. It reads the journals that may be read. If
+others may be read as well, such as the successors of a segment, it completes its transactions, and begins again with
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from coranto.client import JournalClient, SyncJournalClient
+from coranto.client.retry import JOB_SECONDS, REPORT_SECONDS, Retry
+from coranto.effects import Clock, SystemClock
+from coranto.errors import CorantoError, JournalNotFound, RejectedRow
+from coranto.messages import Source, new_producer_id
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.runtime.application import Shard
+from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.primary import Primary, may_pass
+from coranto_consumers.runtime.progress import Progress
+from coranto_consumers.runtime.rejections import RejectionSearch
+from coranto_consumers.runtime.specs import validate_shard_spec
+from coranto_consumers.spark.journals.discovery import ContentExtent
+from coranto_consumers.stores.reading import read_checkpoint
+from coranto_consumers.tables.application import TableApplication
+from coranto_consumers.tables.columns import TableLayout
+from coranto_consumers.tables.inputs import present_journals, readable, require_content
+from coranto_consumers.tables.runs import TableReport
+
+_MAX_SECONDS: Final = 1.0
+"""The longest time for a transaction to take messages, unless the file has a longer interval."""
+_POLL_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = 2.0
+"""The time between two looks for journals that may be read."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ShardRunner:
+    """Writes a table until it has caught up (`once`), or until `stop`. Run it once."""
+
+    def __init__(
+        self,
+        client: SyncJournalClient,
+        layout: TableLayout,
+        require_latest: Callable[[], None],
+        once: bool,
+        accept_changes: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        """`client` and `require_latest`, which is called before each commit, are used in threads."""
+        self._sync = client
+        self._layout = layout
+        self._require_latest = require_latest
+        self._spec = layout.spec
+        self._once = once
+        self._stopping = False
+        self._accept_changes = accept_changes
+        self._clock = clock or SystemClock()
+        self._metrics = ConsumerMetrics()
+        self._progress = Progress()
+        self._search = RejectionSearch()
+        self._sources: Mapping[str, Source] = {}
+        self._journals: set[str] = set()
+        """The journals that the shard reads."""
+        self._targets: dict[str, int] | None = None
+        """The ends of the journals at the first look, that are still to be reached."""
+
+    @property
+    def report(self) -> TableReport:
+        """The messages and transactions that were committed."""
+        found = [
+            self._metrics.registry.get_sample_value(f"coranto_shard_{name}_total", {"shard": self._spec.name})
+            for name in ("messages", "transactions")
+        ]
+        return TableReport(*(int(each or 0) for each in found))
+
+    def stop(self) -> None:
+        """Let `run` complete transactions, and end. May be called by any thread."""
+        self._stopping = True
+
+    async def run(self) -> None:
+        """Write the table. Raises the error that ends it; the next run continues from the last commit.
+
+        Failures that may pass are retried: ten minutes if `once`, otherwise without a limit. Cancelling it abandons the
+        transaction that is under way.
+        """
+        retry = Retry(JOB_SECONDS) if self._once else Retry()
+        async with JournalClient.of(self._sync.config) as client:
+            while not self._stopping:
+                before, begun = dict(self._progress.read_through), self._clock.monotonic()
+                primary: Primary | None = None
+                try:
+                    present = await asyncio.to_thread(self._present)
+                    primary = self._primary(client, present)
+                    if await self._serve(primary):
+                        return
+                except Exception as error:
+                    if isinstance(error, RejectedRow) and self._search.may_continue():
+                        continue
+                    now = self._clock.monotonic()
+                    if self._progress.read_through != before or now - begun >= REPORT_SECONDS:
+                        retry.progressed()
+                    store = primary.store if primary is not None else None
+                    # A journal was deleted, such as a segment that was read: the next look tells.
+                    passes = isinstance(error, JournalNotFound) or may_pass(error, store)
+                    pause = retry.failed(now) if passes else None
+                    if pause is None or self._stopping:
+                        raise
+                    if retry.is_report_due(now):
+                        _log.warning("table.waiting", table=self._spec.name, error=str(error))
+                    await self._clock.sleep(pause)
+
+    def _present(self) -> dict[str, ContentExtent]:
+        """Return the content of the journals. Raises an error for content that is gone unread."""
+        present = present_journals(self._sync, self._spec)
+        found = read_checkpoint(self._spec.store_url, self._spec.name)
+        self._sources = {} if found is None else dict(found.checkpoint.sources)
+        require_content(present, self._sources)
+        if self._once and self._targets is None:
+            self._targets = {journal: extent.head for journal, extent in present.items()}
+        if self._targets is not None:
+            self._targets = {journal: offset for journal, offset in self._targets.items() if journal in present}
+        return present
+
+    def _read(self) -> Mapping[str, int]:
+        """Return the offsets through which journals are read."""
+        read = {journal: source.read_through for journal, source in self._sources.items()}
+        for journal, offset in self._progress.read_through.items():
+            read[journal] = max(offset, read.get(journal, 0))
+        return read
+
+    def _primary(self, client: JournalClient, present: Mapping[str, ContentExtent]) -> Primary:
+        """Return a run of the shard with all journals that may be read."""
+        spec = pc.ShardSpec(id=self._spec.name)
+        interval = 0.0 if self._once else self._spec.interval
+        spec.min_txn_duration.FromNanoseconds(round(interval * 1e9))
+        spec.max_txn_duration.FromNanoseconds(round(max(_MAX_SECONDS, interval) * 1e9))
+        self._journals = set(readable(present, self._read()))
+        for journal in sorted(self._journals):
+            begin = 0 if journal in self._sources else present[journal].begin
+            spec.sources.add(journal=journal, min_offset=begin)
+        validate_shard_spec(spec)
+        return Primary(
+            TableApplication(self._layout, self._require_latest),
+            Shard(spec, client),
+            clock=self._clock,
+            producer=new_producer_id(os.urandom),
+            progress=self._progress,
+            metrics=self._metrics,
+            search=self._search,
+            accept_changes=self._accept_changes,
+            sources=self._spec.input.selector,
+        )
+
+    async def _serve(self, primary: Primary) -> bool:
+        """Run the shard until there is nothing to do for it, and return True if there is nothing at all."""
+        task = asyncio.create_task(primary.run(), name=f"table {self._spec.name}")
+        look_at = self._clock.monotonic() + _LOOK_SECONDS
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=_POLL_SECONDS)
+                if self._stopping:
+                    primary.stop()
+                    await task
+                    return True
+                caught_up = self._reached(primary)
+                if not caught_up and self._clock.monotonic() < look_at:
+                    continue
+                look_at = self._clock.monotonic() + _LOOK_SECONDS
+                more = await self._may_be_read() - self._journals
+                has_more = bool(more if self._targets is None else more & self._targets.keys())
+                if caught_up or has_more:
+                    primary.stop()
+                    await task
+                    return not has_more
+            await task
+            return False
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _reached(self, primary: Primary) -> bool:
+        """Return True if the shard has reached the targets in its journals."""
+        if self._targets is None:
+            return False
+        read = self._read()
+        left = {name: end for name, end in self._targets.items() if name in self._journals and read.get(name, 0) < end}
+        return not left or primary.is_caught_up(left)
+
+    async def _may_be_read(self) -> set[str]:
+        """Return the journals that may be read now. A service gets none if brokers do not answer, and looks again."""
+        try:
+            present = await asyncio.to_thread(present_journals, self._sync, self._spec)
+        except CorantoError as error:
+            if self._once or not error.retriable:
+                raise
+            return set()
+        return set(readable(present, self._read()))

@@ -1,0 +1,191 @@
+"""Messages of producers whose transactions overlap, and the tables that they should become."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import MetaData, Table, select
+
+from coranto.client import ClientConfig
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
+from coranto.streams import SyncStreams, SyncStreamWriter, default_template
+from coranto.testing import SyncCluster
+from coranto.testing.cluster import STORE_URL
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.tables import TableReport, TableSpec, read_table, run_table
+
+_numbers = itertools.count(1)
+
+COLUMNS = "id BIGINT, name STRING, cents INT, price DECIMAL(10, 2), open BOOLEAN, at TIMESTAMP, op STRING"
+KEYS = (1, 2, 3, 4, 5, 6, -7, 2**40)
+NAMES = ("ada", "grün", "a\tb\n", "", "\\N", "'q\"", "日本")
+
+
+class Shop:
+    """The journals of a cluster that tests write to."""
+
+    def __init__(self, cluster: SyncCluster) -> None:
+        self.client = cluster.client()
+        self.streams = SyncStreams(self.client)
+        self.name = f"shop-{next(_numbers)}"
+        self._clock = ProducerClock(time.time_ns)
+
+    @property
+    def config(self) -> ClientConfig:
+        return self.client.config
+
+    @property
+    def endpoint(self) -> str:
+        return self.config.endpoint.removeprefix("http://")
+
+    def create(self, *names: str, **labels: str) -> None:
+        """Create journals of lines of JSON."""
+        for name in names:
+            spec = pb.JournalSpec(
+                name=name, replication=1, labels=label_set([(CONTENT_TYPE, JSON_LINES), *labels.items()])
+            )
+            spec.fragment.length = 1 << 24
+            spec.fragment.refresh_interval.FromSeconds(300)
+            spec.fragment.stores.append(STORE_URL)
+            spec.fragment.compression_codec = pb.GZIP
+            self.client.apply([pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=-1)])
+
+    def stream(self, segments: int = 1) -> str:
+        name = f"{self.name}/events-{next(_numbers)}"
+        self.streams.create(name, segments, template=default_template(stores=[STORE_URL]))
+        return name
+
+    def write(self, stream: str, *events: Mapping[str, Any], key: str = "id") -> None:
+        """Write events to a stream, by the routing key that a field has."""
+        with SyncStreamWriter(self.client, stream) as writer:
+            for event in events:
+                writer.write_event(str(event[key]), dict(event))
+            writer.flush()
+
+    def producer(self) -> TransactionBuilder[Any]:
+        return TransactionBuilder(new_producer_id(os.urandom), self._clock, JsonLines())
+
+    def pend(self, builder: TransactionBuilder[Any], journal: str, *messages: Mapping[str, Any]) -> None:
+        """Append messages of a transaction that is open."""
+        for message in messages:
+            builder.add(journal, dict(message))
+        for name, batch in builder.take_batches(1 << 20):
+            self.client.append(name, [batch])
+
+    def commit(self, builder: TransactionBuilder[Any]) -> None:
+        builder.ack_intents()
+        for name, content in builder.commit().items():
+            self.client.append(name, [content])
+        builder.finish()
+
+    def publish(self, journal: str, *messages: Mapping[str, Any]) -> None:
+        """Publish a transaction."""
+        builder = self.producer()
+        self.pend(builder, journal, *messages)
+        self.commit(builder)
+
+
+def message(chance: random.Random) -> dict[str, Any]:
+    """Return a random message: fields may be null or absent, but the key."""
+    made: dict[str, Any] = {"id": chance.choice(KEYS), "extra": {"deep": [1]}}
+    if chance.random() < 0.8:
+        made["name"] = chance.choice((None, *NAMES))
+    if chance.random() < 0.8:
+        made["cents"] = chance.choice((None, 0, -5, 2**31 - 1, chance.randrange(1000)))
+    if chance.random() < 0.7:
+        made["price"] = chance.choice((None, 0.5, 12345678.25, -1, 3))
+    if chance.random() < 0.7:
+        made["open"] = chance.choice((None, True, False))
+    if chance.random() < 0.7:
+        made["at"] = chance.choice((None, "2026-05-01T10:11:12.123456Z", "1969-12-31T23:59:59Z"))
+    if chance.random() < 0.7:
+        made["op"] = chance.choice((None, "u", "c", "d", "delete"))
+    return made
+
+
+def row_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a message, without its operation."""
+    price, at = message.get("price"), message.get("at")
+    return {
+        "id": message["id"],
+        "name": message.get("name"),
+        "cents": message.get("cents"),
+        "price": None if price is None else Decimal(str(price)).quantize(Decimal("0.01")),
+        "open": message.get("open"),
+        "at": None if at is None else dt.datetime.fromisoformat(at),
+    }
+
+
+def model(mode: str, committed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a table, for messages in the order of their commits."""
+    if mode == "append":
+        return [row_of(each) | {"op": each.get("op")} for each in committed]
+    rows: dict[int, dict[str, Any]] = {}
+    for each in committed:
+        if mode == "changes" and each.get("op") in ("d", "delete"):
+            rows.pop(each["id"], None)
+        else:
+            rows[each["id"]] = row_of(each) | ({"op": each.get("op")} if mode == "upsert" else {})
+    return list(rows.values())
+
+
+def table_file(
+    input: str, store: str, mode: str = "append", *, name: str = "", table: str = "items", **more: str
+) -> str:
+    """Return the file of a table of the messages that `message` makes."""
+    fields = {"name": name or f"items-{next(_numbers)}", "input": input, "columns": COLUMNS, "store": store}
+    fields |= {"table": table, "mode": mode}
+    if mode != "append":
+        fields["key"] = "[id]"
+    if mode == "changes":
+        fields["operation"] = "{column: op, deletes: [d, delete]}"
+    return "".join(f"{field}: {value}\n" for field, value in (fields | more).items() if value)
+
+
+def run(shop: Shop, text: str, **options: Any) -> TableReport:
+    """Run a table once."""
+    return run_table(shop.config, read_table(text), once=True, **options)
+
+
+def rows_in(spec: TableSpec) -> list[dict[str, Any]]:
+    """Return the rows of a table, in an order of their own values."""
+    if spec.is_iceberg:
+        from coranto_consumers.stores.iceberg.urls import IcebergHome
+
+        found = IcebergHome.at(spec.store_url).load().scan().to_arrow().to_pylist()
+    else:
+        store = SqlStore(spec.store)
+        table = Table(spec.table, MetaData())
+        with store.engine.connect() as connection:
+            table = Table(spec.table, MetaData(), autoload_with=connection)
+            found = [dict(row._mapping) for row in connection.execute(select(table))]
+    return ordered(found)
+
+
+def ordered(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with comparable values, in an order of these."""
+    return sorted(({name: _plain(name, value) for name, value in row.items()} for row in rows), key=repr)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, dt.datetime):  # SQLite and MariaDB have no zones, and times are in UTC there.
+        return value.replace(tzinfo=None) if value.tzinfo is None else value.astimezone(dt.UTC).replace(tzinfo=None)
+    if name == "open" and value is not None:
+        return bool(value)
+    return Decimal(value).quantize(Decimal("0.01")) if name == "price" and value is not None else value
+
+
+def yaml_in(folder: Path, text: str, name: str = "table.yaml") -> str:
+    """Write a file, and return its path."""
+    (folder / name).write_text(text)
+    return str(folder / name)

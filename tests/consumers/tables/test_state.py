@@ -1,0 +1,61 @@
+"""The position and the rows of a table in its store, and the lines about a table beside its file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coranto.types.kinds import PlainKind, TypeField
+from coranto_consumers.tables import read_table
+from coranto_consumers.tables.columns import layout_of
+from coranto_consumers.tables.evolving import ColumnChange, TableState
+from coranto_consumers.tables.state import count_rows, describe, expectation_of, offsets_of
+from tests.consumers.tables.shop import Shop, run, table_file
+
+
+def test_before_and_after_the_first_commit(shop: Shop, place: tuple[str, str]) -> None:
+    journal = f"{shop.name}/items"
+    shop.create(journal)
+    file = table_file(f"{{journal: {journal}}}", place[0], table=place[1])
+    spec = read_table(file)
+    assert (count_rows(spec), offsets_of(spec)) == (None, {})
+    run(shop, file)
+    assert (count_rows(spec), offsets_of(spec)) == (0, {journal: 0})
+    shop.publish(journal, {"id": 1}, {"id": 2})
+    run(shop, file)
+    assert (count_rows(spec), offsets_of(spec)) == (2, {journal: shop.client.head(journal)})
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "store", "expected"),
+    [
+        ("append", {}, "sqlite:////s.db", ["SELECT COUNT(*) FROM items == messages"]),
+        ("append", {"misfits": "nulls"}, "sqlite:////s.db", ["SELECT COUNT(*) FROM items == messages"]),
+        ("append", {"filter": "id > 1", "runner": "spark"}, "sqlite:////s.db", []),
+        ("upsert", {}, "sqlite:////s.db", []),
+        ("append", {"table": "shop.items"}, "iceberg://lake", ['SELECT COUNT(*) FROM "shop"."items" == messages']),
+    ],
+)
+def test_what_audits_expect(mode: str, more: dict[str, str], store: str, expected: list[str]) -> None:
+    assert expectation_of(read_table(table_file("{stream: shop/items}", store, mode, **more))) == expected
+
+
+def test_lines_about_a_table(tmp_path: Path) -> None:
+    file = table_file("{stream: shop/items}", f"sqlite:///{tmp_path}/s.db", columns="id BIGINT, note STRING")
+    layout = layout_of(read_table(file))
+    change = ColumnChange(TypeField("note", PlainKind.STRING), "has no column 'note'", "ADD note")
+
+    def lines(state: TableState, *, evolves: bool = False) -> list[tuple[str, bool]]:
+        return list(describe(replace(layout, spec=replace(layout.spec, evolves=evolves)), state))[1:]
+
+    assert [each[1] for each in lines(TableState(False))] == [False]
+    assert lines(TableState(True)) == []
+    assert lines(TableState(True, [], ["too narrow"])) == [("table items: too narrow", True)]
+    [(text, is_problem)] = lines(TableState(True, [change]))
+    assert is_problem
+    assert "has no column 'note' (ADD note)" in text
+    assert lines(TableState(True, [change]), evolves=True) == [
+        ("the table has no column 'note'; `coranto table run` makes the change: ADD note", False)
+    ]
