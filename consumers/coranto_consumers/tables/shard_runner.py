@@ -27,6 +27,7 @@ from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import validate_shard_spec
 from coranto_consumers.spark.journals.discovery import ContentExtent
+from coranto_consumers.stores.fencing import fenced_off
 from coranto_consumers.stores.reading import read_checkpoint
 from coranto_consumers.tables.application import TableApplication
 from coranto_consumers.tables.columns import TableLayout
@@ -66,6 +67,8 @@ class ShardRunner:
         self._metrics = ConsumerMetrics()
         self._progress = Progress()
         self._search = RejectionSearch()
+        self._fence: int | None = None
+        """The fence that the last run of the shard has raised at most."""
         self._sources: Mapping[str, Source] = {}
         self._journals: set[str] = set()
         """The journals that the shard reads."""
@@ -118,9 +121,13 @@ class ShardRunner:
                     await self._clock.sleep(pause)
 
     def _present(self) -> dict[str, ContentExtent]:
-        """Return the content of the journals. Raises an error for content that is gone unread."""
+        """Return the content of the journals. Raises Fenced, and an error for content that is gone unread."""
         present = present_journals(self._sync, self._spec)
         found = read_checkpoint(self._spec.store_url, self._spec.name)
+        fence = 0 if found is None else found.fence
+        if self._fence is not None and fence > self._fence:  # A later process has started: do not fence it off.
+            raise fenced_off(self._spec.name, self._fence, found)
+        self._fence = fence + 1
         self._sources = {} if found is None else dict(found.checkpoint.sources)
         require_content(present, self._sources)
         if self._once and self._targets is None:

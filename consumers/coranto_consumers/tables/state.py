@@ -55,8 +55,10 @@ def expectation_of(spec: TableSpec) -> list[str]:
     """Return what audits expect of the table: as many rows as messages, where each message is a row."""
     if spec.mode != "append" or spec.filter:
         return []
-    # Only small letters, digits and _: names are checked when a file is read.
-    table = ".".join(f'"{part}"' for part in spec.table.split(".")) if spec.is_iceberg else spec.table
+    if spec.is_iceberg:  # Only small letters, digits and _: names are checked when a file is read.
+        table = ".".join(f'"{part}"' for part in spec.table.split("."))
+    else:
+        table = SqlStore(spec.store).engine.dialect.identifier_preparer.quote(spec.table)
     return [f"SELECT COUNT(*) FROM {table} == messages"]
 
 

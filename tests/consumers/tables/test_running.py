@@ -64,7 +64,10 @@ def test_a_stream_that_is_split_keeps_each_key_in_order(shop: Shop, tmp_path: Pa
     assert rows_in(read_table(file)) == ordered(model(mode, committed))
 
 
-def test_a_service_follows_a_stream_through_a_split_and_is_fenced_by_a_later_one(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_service_follows_a_stream_through_a_split_and_is_fenced_by_a_later_one(
+    shop: Shop, tmp_path: Path, splits: bool
+) -> None:
     stream = shop.stream()
     file = table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db", "upsert")
     spec, ended = read_table(file), threading.Event()
@@ -97,14 +100,17 @@ def test_a_service_follows_a_stream_through_a_split_and_is_fenced_by_a_later_one
         shop.write(stream, *({"id": number} for number in range(3, 9)))
         await_rows(8)
         assert run(shop, file).messages == 0  # It raises the fence.
-        shop.write(stream, {"id": 9})
+        if splits:  # The service begins again with other segments, and must not fence the later process off.
+            shop.streams.scale(stream, [Split(shop.streams.describe(stream).active()[0].number, 2)])
+        else:
+            shop.write(stream, {"id": 9})
         service.join(60)
         assert [type(error) for error in failures] == [Fenced]
     finally:
         ended.set()
         service.join(60)
     run(shop, file)
-    assert len(rows_in(spec)) == 9
+    assert len(rows_in(spec)) == (8 if splits else 9)
 
 
 def test_several_journals_are_refused_unless_keyed(shop: Shop, tmp_path: Path) -> None:

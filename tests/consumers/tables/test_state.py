@@ -33,6 +33,7 @@ def test_before_and_after_the_first_commit(shop: Shop, place: tuple[str, str]) -
     [
         ("append", {}, "sqlite:////s.db", ["SELECT COUNT(*) FROM items == messages"]),
         ("append", {"misfits": "nulls"}, "sqlite:////s.db", ["SELECT COUNT(*) FROM items == messages"]),
+        ("append", {"table": "order"}, "sqlite:////s.db", ['SELECT COUNT(*) FROM "order" == messages']),
         ("append", {"filter": "id > 1", "runner": "spark"}, "sqlite:////s.db", []),
         ("upsert", {}, "sqlite:////s.db", []),
         ("append", {"table": "shop.items"}, "iceberg://lake", ['SELECT COUNT(*) FROM "shop"."items" == messages']),
