@@ -157,3 +157,28 @@ def _has_rows(spec: object) -> bool:
         return bool(rows_in(spec))  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - there is no table yet
         return False
+
+
+def test_a_message_that_is_no_row_is_skipped_and_all_is_read_again(
+    shell: CommandLine, shop: Shop, tmp_path: Path
+) -> None:
+    journal = f"{shop.name}/items"
+    shop.create(journal)
+    shop.publish(journal, {"id": 1})
+    shop.publish(journal, {"name": "no key"})
+    behind = shop.client.head(journal)
+    shop.publish(journal, {"id": 2})
+    store = f"sqlite:///{tmp_path}/s.db"
+    file = written(tmp_path, table_file(f"{{journal: {journal}}}", store, "upsert", name="shop-items"))
+    failed = shell("table", "run", file, "--once")
+    assert failed.code == 1
+    assert f"{journal}" in failed.errors
+    assert "does not fit the columns" in failed.errors
+    skipped = shell("consumer", "skip", "shop-items", "--to", f"{journal}={behind}", "--store", store, "--yes")
+    assert skipped.code == 0, skipped.errors
+    assert shell("table", "run", file, "--once").code == 0
+    assert [row["id"] for row in rows_in(read_table(Path(file).read_text()))] in ([2], [1, 2])
+    again = shell("consumer", "reset", "shop-items", "--to", f"{journal}={behind}", "--store", store, "--yes")
+    assert again.code == 0, again.errors
+    done = shell("table", "run", file, "--once")
+    assert done.output == "shop-items: 1 messages in 1 transactions\n", done.errors

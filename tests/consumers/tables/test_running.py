@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable
@@ -12,12 +13,14 @@ from sqlalchemy import text
 
 from coranto.errors import ConsumerChanged, CorruptMessage, Fenced, InvalidInput, RejectedRow
 from coranto.streams import Split
+from coranto.testing import SyncCluster
 from coranto.types.blocking import SyncTypeRegistry
 from coranto.types.definitions import JsonForm, MessageType
 from coranto.types.parsing import parse_fields
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.tables import read_table, run_table
 from tests.consumers.tables.shop import Shop, message, model, ordered, row_of, rows_in, run, table_file
+from tests.servers.sql import PostgresServer
 
 MODES = ("append", "upsert", "changes")
 
@@ -280,3 +283,44 @@ def test_truncated_segments_are_no_change(shop: Shop, tmp_path: Path) -> None:
 
 def test_rows_of_the_model_are_rows() -> None:
     assert row_of({"id": 1, "price": 3})["price"] == 3
+
+
+@pytest.mark.integration
+def test_a_service_waits_for_its_store(tmp_path: Path) -> None:
+    with PostgresServer() as server, SyncCluster(brokers=1) as cluster:
+        shop = Shop(cluster)
+        stream = shop.stream()
+        file = table_file(f"{{stream: {stream}}}", server.new_database(), "upsert")
+        spec, ended, tick = read_table(file), threading.Event(), threading.Event()
+        failures: list[BaseException] = []
+
+        def serve() -> None:
+            try:
+                run_table(shop.config, spec, stop=ended.is_set)
+            except BaseException as error:  # noqa: BLE001 - the test looks at it
+                failures.append(error)
+
+        def await_rows(count: int) -> None:
+            while service.is_alive():
+                with contextlib.suppress(Exception):  # There is no table yet, or no server.
+                    if len(rows_in(spec)) == count:
+                        return
+                tick.wait(0.05)
+            raise AssertionError(f"the service has ended: {failures}")
+
+        service = threading.Thread(target=serve)
+        service.start()
+        try:
+            shop.write(stream, {"id": 1})
+            await_rows(1)
+            server.stop()
+            shop.write(stream, {"id": 2})
+            server.restart()
+            await_rows(2)
+            server.restart(crash=True)
+            shop.write(stream, {"id": 3})
+            await_rows(3)
+        finally:
+            ended.set()
+            service.join(120)
+        assert not failures
