@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import MetaData, Table, select
 
 from coranto.client import ClientConfig
-from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE, label_set
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.streams import SyncStreams, SyncStreamWriter, default_template
 from coranto.testing import SyncCluster
@@ -48,12 +48,11 @@ class Shop:
     def endpoint(self) -> str:
         return self.config.endpoint.removeprefix("http://")
 
-    def create(self, *names: str, **labels: str) -> None:
+    def create(self, *names: str, message_type: str = "") -> None:
         """Create journals of lines of JSON."""
+        typed = [(MESSAGE_TYPE, message_type)] if message_type else []
         for name in names:
-            spec = pb.JournalSpec(
-                name=name, replication=1, labels=label_set([(CONTENT_TYPE, JSON_LINES), *labels.items()])
-            )
+            spec = pb.JournalSpec(name=name, replication=1, labels=label_set([(CONTENT_TYPE, JSON_LINES), *typed]))
             spec.fragment.length = 1 << 24
             spec.fragment.refresh_interval.FromSeconds(300)
             spec.fragment.stores.append(STORE_URL)

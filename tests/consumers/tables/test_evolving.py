@@ -1,4 +1,4 @@
-"""Tables that are compared, created and changed: what is refused, and with which advice."""
+"""Tables that are compared, created and changed, and errors with advice for others."""
 
 from __future__ import annotations
 

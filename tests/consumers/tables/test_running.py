@@ -167,9 +167,11 @@ def registered(shop: Shop, registry: str, fields: str) -> None:
 
 
 @pytest.mark.parametrize("evolves", [False, True])
-def test_a_later_version_of_the_type(shop: Shop, tmp_path: Path, evolves: bool) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_later_version_of_the_type(shop: Shop, tmp_path: Path, evolves: bool, named: bool) -> None:
     registry, journal = f"{shop.name}/registry", f"{shop.name}/items"
-    shop.create(registry, journal)
+    shop.create(registry)
+    shop.create(journal, message_type="" if named else "shop.Item")
     registered(shop, registry, "id BIGINT, name STRING")
     file = table_file(
         f"{{journal: {journal}}}",
@@ -177,7 +179,7 @@ def test_a_later_version_of_the_type(shop: Shop, tmp_path: Path, evolves: bool) 
         "upsert",
         columns="",
         registry=registry,
-        type="shop.Item",
+        type="shop.Item" if named else "",
     )
     file += f"evolve: {str(evolves).lower()}\n"
     spec = read_table(file)

@@ -33,7 +33,7 @@ COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.
 
 
 class Writer:
-    """Writes random events to the stream in a thread of its own, until it is told to end."""
+    """Writes random events to the stream in a thread of its own, until its block ends."""
 
     def __init__(self, client: SyncJournalClient, chance: random.Random) -> None:
         self.events: list[dict[str, Any]] = []
