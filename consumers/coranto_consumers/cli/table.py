@@ -14,6 +14,7 @@ import typer
 from coranto.cli.connect import Endpoint, connect, find_cluster, with_client
 from coranto.cli.output import Output, note
 from coranto.errors import InvalidInput
+from coranto.extras import explained
 
 if TYPE_CHECKING:
     from coranto.audit import Report
@@ -48,11 +49,11 @@ def run(
     The table's store keeps the position. So it may be interrupted at any moment, and started again. If it is started
     twice, the later process continues, and the earlier one ends.
     """
+    spec = _spec(file)
     from coranto_consumers.outputs.identity import checked_codes
     from coranto_consumers.spark.consumer.stopping import StopOnSignals
     from coranto_consumers.tables import run_table
 
-    spec = _spec(file)
     config = find_cluster(endpoint)
     checked_codes(accept_changes)
     until = "until all is read" if once else "until it is stopped"
@@ -69,19 +70,15 @@ def status(
     endpoint: Endpoint = None,
 ) -> None:
     """Show how far a table is behind its journals, as `coranto consumer lag` does, and its number of rows."""
-    from coranto_consumers.cli.lag import print_lags
-
     spec = _spec(file)
+    from coranto_consumers.cli.lag import print_lags
+    from coranto_consumers.positions.lag import lag_of
+    from coranto_consumers.tables.state import count_rows, offsets_of
 
     async def work(client: JournalClient) -> list[JournalLag]:
-        from coranto_consumers.positions.lag import lag_of
-        from coranto_consumers.tables.state import offsets_of
-
         return await lag_of(client, await asyncio.to_thread(offsets_of, spec), spec.input.selector)
 
     lags = with_client(endpoint, work)
-    from coranto_consumers.tables.state import count_rows
-
     rows = count_rows(spec)
     if output is Output.JSON:
         facts = {"table": spec.table, "consumer": spec.name, "rows": rows, "journals": [asdict(each) for each in lags]}
@@ -98,10 +95,10 @@ def check(file: File, endpoint: Endpoint = None) -> None:
     Ends with code 1 if `run` would refuse the table, or if the audit of the consumer finds errors. With `mode: append`
     and without a filter, the table must have as many rows as there are committed messages.
     """
+    spec = _spec(file)
     from coranto_consumers.tables.running import examine
     from coranto_consumers.tables.state import describe, expectation_of, offsets_of
 
-    spec = _spec(file)
     with connect(endpoint) as client:
         layout, target = examine(client, spec)
         state = target.compare()
@@ -138,8 +135,11 @@ def _audit(spec: TableSpec, endpoint: str | None) -> Report:
 
 
 def _spec(file: Path) -> TableSpec:
-    from coranto_consumers.tables import read_table
-
+    """Return the table of a file. Raises InvalidInput with the file, and MissingExtra. Call it before other imports."""
+    try:
+        from coranto_consumers.tables import read_table
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
     try:
         return read_table(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

@@ -182,3 +182,22 @@ def test_a_message_that_is_no_row_is_skipped_and_all_is_read_again(
     assert again.code == 0, again.errors
     done = shell("table", "run", file, "--once")
     assert done.output == "shop-items: 1 messages in 1 transactions\n", done.errors
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("missing", "code", "told"), [("sqlalchemy", 1, "coranto[consumers]"), ("pyspark", 0, "1 messages")]
+)
+def test_what_is_not_installed(shop: Shop, tmp_path: Path, missing: str, code: int, told: str) -> None:
+    journal = f"{shop.name}/items"
+    shop.create(journal)
+    shop.publish(journal, {"id": 1})
+    file = written(tmp_path, table_file(f"{{journal: {journal}}}", f"sqlite:///{tmp_path}/s.db"))
+    program = f"import sys; sys.modules['{missing}'] = None; from coranto.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "table", "run", file, "--once", "--endpoint", shop.endpoint],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, told in done.stdout + done.stderr) == (code, True), done.stderr
