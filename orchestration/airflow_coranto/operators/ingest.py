@@ -1,4 +1,4 @@
-"""The operator that writes rows of Kafka and files to a stream, each once."""
+"""The operator that writes rows of Kafka, files and PostgreSQL to a stream, each once."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from dagster_coranto.translation.translator import ComponentTranslator
 
 @dg.scaffold_with(IngestScaffolder)
 class IngestComponent(dg.Component, dg.Model, dg.Resolvable):
-    """Rows of Kafka topics or files as events of a stream, each once. The file is one for `coranto ingest run`.
+    """Rows of Kafka topics, files or tables of PostgreSQL as events of a stream, each once.
 
-    Loading it asks neither the source nor a broker.
+    `file` is one for `coranto ingest run`. Loading it asks neither the source nor a broker.
     """
 
     file: str = Field(description="The file of the ingest, in the folder of defs.yaml.", examples=["orders.yaml"])
@@ -42,7 +42,7 @@ class IngestComponent(dg.Component, dg.Model, dg.Resolvable):
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
         return dg.ComponentTypeSpec(
-            description="An ingest of Coranto: rows of Kafka and files in a stream, each once.",
+            description="An ingest of Coranto: rows of Kafka, files and PostgreSQL in a stream, each once.",
             tags=["integration", "streaming", "kafka"],
         )
 

@@ -123,7 +123,7 @@ class ShardConsumerScaffolder(dg.Scaffolder[ConsumerParams]):
 
 
 _INGEST = """\
-# Rows of these files become events of the stream {stream}, each once. `source` may be `kafka`, too.
+# Rows of these files become events of the stream {stream}, each once. `source` may be `kafka` or `postgres`, too.
 name: {name}
 stream: {stream}
 source:

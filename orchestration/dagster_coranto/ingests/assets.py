@@ -23,7 +23,7 @@ from dagster_coranto.resources.typed import resource_of
 from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options
 from dagster_coranto.translation.translator import DagsterJournalTranslator, JournalTranslatorData
 
-_KINDS: Final = {"files": "file"}
+_KINDS: Final = {"files": "file", "postgres": "postgresql"}
 """The kinds of assets for sources of other names."""
 REPORT_SECONDS: Final = 30.0
 

@@ -37,7 +37,7 @@ _COMMANDS: Final = {
     ),
     "ingest": LazyCommand(
         "coranto.cli.ingest:app",
-        "Ingest: rows of Kafka and files become events of a stream, each once.",
+        "Ingest: rows of Kafka, files and PostgreSQL become events of a stream, each once.",
         Panel.DATA,
     ),
     "types": LazyCommand(

@@ -26,6 +26,9 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
+_SHOWN = 80
+"""The length of a position that a table of them shows; `-o json` has all of it."""
+
 File = Annotated[Path, typer.Argument(metavar="FILE", help="File of the ingest, in YAML.", show_default=False)]
 
 
@@ -114,7 +117,8 @@ def status(
 
 
 def _shown(position: object) -> str:
-    return "-" if position is None else position if isinstance(position, str) else json.dumps(position)
+    text = "-" if position is None else position if isinstance(position, str) else json.dumps(position)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _spec(file: Path) -> IngestSpec:

@@ -279,10 +279,13 @@ class Ingest:
         self._measured = now
         try:
             found = await self._source.lag(self._report.progress.splits)
+            retained = await self._source.retained()
         except CorantoError as error:
             _log.info("ingest.lag_unknown", ingest=self.spec.name, error=str(error))
             return
         self.metrics.lag.labels(self.spec.name).set(sum(found.values()))
+        if retained is not None:
+            self.metrics.retained.labels(self.spec.name).set(retained)
 
     async def _wait(self, seconds: float) -> None:
         """Wait, but not after `stop`."""

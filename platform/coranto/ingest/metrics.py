@@ -24,6 +24,9 @@ class IngestMetrics:
         self.overtaken = counter("coranto_ingest_overtaken", "Batches that another process had decided.")
         self.failures = counter("coranto_ingest_failures", "Failures after which the ingest tried again.")
         self.lag = gauge("coranto_ingest_lag", "Rows or bytes of all splits that are not committed yet.", ["ingest"])
+        self.retained = gauge(
+            "coranto_ingest_retained_bytes", "Bytes that the source keeps until they are read.", ["ingest"]
+        )
         self.committed_at = gauge(
             "coranto_ingest_last_commit_timestamp_seconds", "When the last transaction was committed.", ["ingest"]
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coranto.extras import explained
+from coranto.extras import explained, require
 from coranto.ingest.files.options import FileOptions
+from coranto.ingest.postgres.options import PostgresOptions
 from coranto.ingest.source import RowSource
 from coranto.ingest.spec import IngestSpec
 
@@ -21,6 +22,11 @@ def open_source(spec: IngestSpec, file_root: Path | None = None) -> RowSource:
             from coranto.ingest.files.source import FileSource
 
             return FileSource(options, file_root or Path("/"))
+        if isinstance(options, PostgresOptions):
+            require("postgres", "psycopg")
+            from coranto.ingest.postgres.source import PostgresSource
+
+            return PostgresSource(options, spec.name)
         from coranto.ingest.kafka.source import KafkaSource
 
         return KafkaSource(options)

@@ -100,6 +100,13 @@ class RowSource(Protocol):
         """
         ...
 
+    async def retained(self) -> int | None:
+        """Return the bytes that the other system keeps for this ingest. Works without `open`.
+
+        None if the other system keeps rows whether they are read or not. Raises Unavailable.
+        """
+        ...
+
     async def close(self) -> None:
         """Stop reading."""
         ...

@@ -21,6 +21,7 @@ from coranto.errors import InvalidInput
 from coranto.ingest.files.options import read_files
 from coranto.ingest.kafka.options import read_kafka
 from coranto.ingest.option_fields import checked, choice, expanded, integer, required, seconds, text, texts
+from coranto.ingest.postgres.options import PostgresOptions, read_postgres
 from coranto.specs.yaml_fields import entries_of, line_error, line_of, read_document, read_text
 from coranto.streams.model.batch_content import validate_batch_writer
 from coranto.streams.model.stream import validate_stream
@@ -29,7 +30,11 @@ _STORES: Final = ("file:///",)
 MAX_BATCH_BYTES: Final = 64 << 20
 _FIELDS: Final = ("name", "stream", "source", "key", "poison", "batch", "create", "type", "registry", "register")
 _EMPTY: Final = f"the file is empty; it needs the fields {', '.join(_FIELDS[:3])}"
-SOURCES: Final[Mapping[str, Callable[[yaml.Node], Any]]] = {"kafka": read_kafka, "files": read_files}
+SOURCES: Final[Mapping[str, Callable[[yaml.Node], Any]]] = {
+    "kafka": read_kafka,
+    "files": read_files,
+    "postgres": read_postgres,
+}
 """The kinds of sources, and what reads their options."""
 
 
@@ -105,6 +110,8 @@ def _read(node: yaml.Node) -> IngestSpec:
     required(node, entries, *_FIELDS[:3])
     kind, node = _source(entries)
     options = SOURCES[kind](node)
+    if "key" in entries and isinstance(options, PostgresOptions):
+        raise line_error(line_of(entries["key"]), "rows of a table have its primary key: leave `key` out")
     batch = entries_of(entries["batch"], ("bytes", "seconds")) if "batch" in entries else {}
     return IngestSpec(
         name=checked(entries["name"], validate_batch_writer),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from coranto.errors import StreamNotFound
 from dagster_coranto import IngestMode, JournalResource, build_ingest_asset
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from tests.orchestration.ingests.conftest import Place
+from tests.platform.ingest.postgres.database import ORDERS, SETTINGS, Database
+from tests.servers.sql import PostgresServer
 
 pytestmark = pytest.mark.integration
 
@@ -69,6 +72,25 @@ def test_a_run_ingests_what_is_there(place: Place) -> None:
         versions = [each.asset_materialization.tags["dagster/data_version"] for each in (first, last)]  # type: ignore[union-attr,index]
         assert versions[0] != versions[1]
     assert place.events() == [1, 2, 3]
+
+
+def test_tables_of_postgresql(place: Place) -> None:
+    with PostgresServer(*SETTINGS) as server, Database(server) as database:
+        database.execute(ORDERS)
+        database.execute("INSERT INTO orders VALUES (1), (2)")
+        content = json.loads(place.file.read_text())
+        content["source"] = {"postgres": {"url": database.url, "publication": "shop"}}
+        place.file.write_text(json.dumps(content))
+        [spec] = build_ingest_asset(place.file).specs
+        assert spec.kinds == {"journal", "postgresql"}
+        with dg.instance_for_test() as instance:
+            assert materialize(place, instance).success
+            found = metadata(instance, place.key)
+            assert (found["rows"], found["dead_letters"]) == (2, 0)
+            assert [row.data["split"] for row in found["splits"].records] == ["log", "public.orders"]
+            database.execute("UPDATE orders SET cents = 1")
+            assert materialize(place, instance).success
+            assert metadata(instance, place.key)["rows"] == 2
 
 
 def test_the_asset_is_the_stream(place: Place) -> None:

@@ -26,11 +26,11 @@ async def grown(client: JournalClient, stream: str) -> None:
     await until(has_grown)
 
 
-async def live(file: Path, endpoint: str, moment: Awaitable[object] | None) -> int | None:
+async def live(file: Path, endpoint: str, moment: Awaitable[object] | None, *options: str) -> int | None:
     """Run a process of the ingest, and kill it at a moment. Returns its exit code, or None if it was killed."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
-        *("ingest", "run", str(file), "--endpoint", endpoint),
+        *("ingest", "run", str(file), "--endpoint", endpoint, *options),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -41,6 +41,7 @@ class Lists:
     outages: int = 0
     changed: bool = False
     schema: tuple[TypeField, ...] | None = None
+    kept: int | None = None
     opened: int = 0
     follow: bool = False
     positions: dict[str, int] = field(default_factory=dict)
@@ -79,6 +80,9 @@ class Lists:
 
     async def lag(self, positions: Positions) -> Mapping[str, int]:
         return {split: len(rows) - positions.get(split, 0) for split, rows in self.rows.items()}
+
+    async def retained(self) -> int | None:
+        return self.kept
 
     async def close(self) -> None:
         return None

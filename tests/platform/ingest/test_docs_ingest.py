@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,12 @@ from coranto.client.loop import LoopThread
 from coranto.ingest.files.options import FileOptions
 from coranto.ingest.kafka.options import KafkaOptions
 from coranto.ingest.metrics import IngestMetrics
+from coranto.ingest.postgres.options import PostgresOptions
 from coranto.ingest.spec import read_spec
 from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.testing.command_line import CommandLine
+from tests.platform.ingest.postgres.database import SETTINGS, Database
+from tests.servers.sql import PostgresServer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "ingest.md").read_text()
 
@@ -58,17 +62,52 @@ def test_the_first_example(run: CommandLine, tmp_path: Path, monkeypatch: pytest
     assert '"file":"orders.jsonl","position":0},"id": 1, "customer": "ada", "cents": 500}' in event
 
 
+@pytest.mark.integration
+def test_the_example_of_tables(run: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = PAGE.split("## PostgreSQL")[1].split("## In Dagster")[0]
+    [statements] = re.findall(r"^```sql\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
+    [content] = re.findall(r"^`tables.yaml`:\n\n```yaml\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
+    [console] = re.findall(r"^```console\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
+    [shown] = re.findall(r"^```json\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("tables.yaml").write_text(content.replace("{segments: 2}", f'{{segments: 2, stores: ["{STORE_URL}"]}}'))
+    with PostgresServer(*SETTINGS) as server, Database(server) as database:
+        monkeypatch.setenv("DATABASE_URL", database.url)
+        database.execute(statements)
+        steps = re.findall(r"^\$ (\w+) (.*)\n((?:[^$].*\n)*)", console, re.MULTILINE)
+        assert [program for program, _, _ in steps] == ["coranto", "psql", "coranto", "coranto"]
+        for program, words, output in steps:
+            if program == "psql":
+                [statement] = re.findall(r'-c "(.*)"$', words)
+                database.execute(statement)
+                continue
+            done = run(*words.split())
+            assert done.code == 0, done.errors
+            # A slow machine may divide the rows among several transactions.
+            assert done.output.partition(" in ")[0].startswith(output.partition(" in ")[0].strip())
+    lines = map(json.loads, run("streams", "read", "shop/order-changes").output.splitlines())
+    [event] = [each for each in lines if each["_meta"]["op"] == "update"]
+    expected = json.loads(shown)
+    changing = {"uuid", "lsn", "xid", "committed"}
+    assert set(event["_meta"]) == set(expected["_meta"])
+    for each in (event, expected):
+        each["_meta"] = {name: value for name, value in each["_meta"].items() if name not in changing}
+    assert event == expected
+
+
 def test_each_file_in_the_page_can_be_read() -> None:
     for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
-        assert read_spec(text, {"PWD": "/in"}).name == "orders"
+        assert read_spec(text, {"PWD": "/in", "DATABASE_URL": "postgresql://db/shop"}).name == "orders"
         assert yaml.safe_load(text)
 
 
 def test_the_tables_name_every_option_and_metric() -> None:
     kafka, files = PAGE.split("## Kafka")[1].split("## Files")
+    files, postgres = files.split("## PostgreSQL")
     names = {"client": "options", "from_end": "start", "accepts_loss": "lost", "restarts": "recreated"}
     names |= {"look_seconds": "look", "ignores_changes": "changed"}
-    for part, kind in ((kafka, KafkaOptions), (files, FileOptions)):
+    names |= {"omits_toast": "toast", "transaction_bytes": "transaction", "divides": "larger"}
+    for part, kind in ((kafka, KafkaOptions), (files, FileOptions), (postgres, PostgresOptions)):
         for field in kind.__dataclass_fields__:
             assert f"`{names.get(field, field)}`" in part, f"{kind.__name__}.{field}"
     for family in IngestMetrics().registry.collect():

@@ -264,7 +264,7 @@ async def test_a_failed_commit_is_noticed_while_the_source_is_silent(client: Jou
 
 
 async def test_metrics_count_what_was_committed(client: JournalClient) -> None:
-    one = ingest(client, Lists({"a": [0, "x", 1]}), given=spec(keeps_poison=True))
+    one = ingest(client, Lists({"a": [0, "x", 1]}, kept=7), given=spec(keeps_poison=True))
     await one.run()
     value = one.metrics.registry.get_sample_value
     mine = {"ingest": "loads"}
@@ -272,6 +272,7 @@ async def test_metrics_count_what_was_committed(client: JournalClient) -> None:
     assert value("coranto_ingest_dead_letters_total", mine) == 1
     assert value("coranto_ingest_batches_total", mine) == 1
     assert value("coranto_ingest_lag", mine) in (0, 3)
+    assert value("coranto_ingest_retained_bytes", mine) == 7
     assert (value("coranto_ingest_last_commit_timestamp_seconds", mine) or 0) > 0
 
 

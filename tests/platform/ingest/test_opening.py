@@ -13,6 +13,7 @@ from coranto.ingest import open_source, read_spec
 from coranto.ingest.files.source import FileSource
 
 FILES = '{name: a, stream: b, source: {files: {url: "file:///in/"}}}'
+POSTGRES = '{name: a, stream: b, source: {postgres: {url: "postgresql://db/shop", publication: shop}}}'
 KAFKA = '{name: a, stream: b, source: {kafka: {brokers: "k:9092", topics: [t]}}}'
 
 
@@ -32,10 +33,18 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         open_source(read_spec(KAFKA))
 
 
+def test_tables_need_a_smaller_extra_than_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"psycopg is not installed.*coranto\[postgres\]"):
+        open_source(read_spec(POSTGRES))
+
+
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
         ("import coranto, coranto.client, coranto.streams", ("coranto.ingest", "confluent_kafka", "fastavro")),
+        (f"import coranto.ingest as i; i.read_spec({POSTGRES!r})", ("psycopg",)),
+        (f"import coranto.ingest as i; i.open_source(i.read_spec({POSTGRES!r}))", ("sqlalchemy", "numpy", "pyarrow")),
         ("from coranto.cli import main; main(['--help'])", ("coranto.ingest", "confluent_kafka", "fastavro")),
         (
             f"import coranto.ingest as i; i.open_source(i.read_spec({FILES!r}))",

@@ -103,6 +103,9 @@ class FileSource:
         files = self._files or await asyncio.to_thread(self._list)
         return {path: file.size for path, file in files.items() if not (path in positions and positions[path][2])}
 
+    async def retained(self) -> int | None:
+        return None
+
     async def close(self) -> None:
         self._current = None
 

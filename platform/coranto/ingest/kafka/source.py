@@ -98,6 +98,9 @@ class KafkaSource:
         """Return the offsets behind the positions. Some of them may be gaps."""
         return await asyncio.to_thread(self._lag, positions)
 
+    async def retained(self) -> int | None:
+        return None
+
     async def close(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:

@@ -1,0 +1,197 @@
+"""The changes of a publication as reads: one for each transaction of the database. All calls block."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from coranto.errors import CorruptData, InvalidInput
+from coranto.ingest.postgres.options import PostgresOptions
+from coranto.ingest.postgres.pgoutput import (
+    RowChange,
+    TableRelation,
+    TransactionBegin,
+    TransactionCommit,
+    Truncate,
+    format_lsn,
+    parse,
+    parse_lsn,
+)
+from coranto.ingest.postgres.replication import ReplicationConnection
+from coranto.ingest.postgres.rows import Shape, TableRows
+from coranto.ingest.source import Poison, Read, SourceRow
+
+_SPLIT: Final = "log"
+
+
+class LogPosition(NamedTuple):
+    """A position in the log. `done` changes of the transaction that is committed there are read, too."""
+
+    lsn: int
+    done: int = 0
+
+    @classmethod
+    def parse(cls, text: Any) -> LogPosition:
+        """Read the position of the split. Raises CorruptData."""
+        lsn, _, count = str(text).partition("+")
+        if count and not count.isdecimal():
+            raise CorruptData(f"{text!r} is not a position in the log of PostgreSQL")
+        return cls(parse_lsn(lsn), int(count or 0))
+
+    def __str__(self) -> str:
+        return f"{format_lsn(self.lsn)}+{self.done}" if self.done else format_lsn(self.lsn)
+
+
+class _Transaction:
+    """A transaction whose changes come."""
+
+    def __init__(self, begin: TransactionBegin, done: int) -> None:
+        self.begin = begin
+        self.done = done
+        """The changes that are read already."""
+        self.seq = 0
+        self.rows: list[SourceRow | Poison] = []
+        self.size = 0
+
+
+class ChangeLog:
+    """The log behind a position. `position` is None until a snapshot begins it."""
+
+    def __init__(
+        self,
+        replication: ReplicationConnection,
+        options: PostgresOptions,
+        rows: TableRows,
+        position: LogPosition | None,
+        key_of: Callable[[TableRelation], tuple[str, ...]],
+    ) -> None:
+        self.position = position
+        self._replication = replication
+        self._options = options
+        self._rows = rows
+        self._key_of = key_of
+        self._relations: dict[int, TableRelation] = {}
+        self._shapes: dict[int, Shape] = {}
+        self._open: _Transaction | None = None
+        self._held: TransactionBegin | None = None  # A transaction that begins behind the position of a snapshot.
+
+    @property
+    def reached(self) -> int:
+        """The position before which all changes are read; 0 within a transaction."""
+        return 0 if self._open is not None or self._held is not None else self._replication.reached
+
+    def begin(self, lsn: int) -> Read:
+        """Continue at the position of a snapshot, which has everything before it."""
+        self.position = LogPosition(lsn)
+        return Read(_SPLIT, (), str(self.position))
+
+    def advance(self) -> Read | None:
+        """Return a read without rows to where the server is, if the position is before that."""
+        if self.position is None or self.position.done or self.reached <= self.position.lsn:
+            return None
+        self._replication.is_asked = False
+        return self.begin(self.reached)
+
+    def is_at(self, lsn: int) -> bool:
+        """Return True if all changes before a position are read."""
+        held = self._held
+        return self.reached >= lsn if held is None else held.commit_lsn >= lsn
+
+    @property
+    def is_asked(self) -> bool:
+        """True once the server has asked for a report, as it does before it stops, until the next read of `advance`."""
+        return self._replication.is_asked
+
+    def ask(self) -> None:
+        """Ask the server how far it is."""
+        self._replication.report(ask=True)
+
+    def keep_alive(self) -> None:
+        """Report to the server, which would end a connection that is silent, without reading changes."""
+        self._replication.report()
+
+    def read(self, room: int, seconds: float, until: int = 0) -> list[Read]:
+        """Return the transactions that come within some seconds, of about `room` bytes.
+
+        A transaction that was committed at `until` or later is kept for the next call without it. Raises InvalidInput
+        for a transaction that is too large.
+        """
+        found: list[Read] = []
+        size, deadline = 0, time.monotonic() + seconds
+        while size < room:
+            if self._held is not None:
+                if until and self._held.commit_lsn >= until:
+                    break
+                self._begin(self._held)
+                self._held = None
+            payload = self._replication.receive(deadline - time.monotonic())
+            if payload is None:
+                break
+            size += len(payload)
+            message = parse(payload)
+            if isinstance(message, TransactionBegin):
+                self._held = message
+            elif isinstance(message, TransactionCommit):
+                found += self._commit(message)
+            elif isinstance(message, TableRelation):
+                self._relations[message.oid] = message
+                self._shapes.pop(message.oid, None)
+            elif isinstance(message, RowChange | Truncate):
+                found += self._change(message, len(payload))
+        return found
+
+    def _begin(self, begin: TransactionBegin) -> None:
+        assert self.position is not None
+        done = 0
+        if begin.commit_lsn < self.position.lsn:
+            done = -1  # All of it.
+        elif begin.commit_lsn == self.position.lsn:
+            done = self.position.done
+        self._open = _Transaction(begin, done)
+
+    def _commit(self, message: TransactionCommit) -> list[Read]:
+        transaction, self._open = self._open, None
+        assert transaction is not None
+        if transaction.done < 0:
+            return []
+        self.position = LogPosition(message.end_lsn)
+        is_empty = not transaction.rows and not transaction.done
+        return [] if is_empty else [Read(_SPLIT, transaction.rows, str(self.position))]
+
+    def _change(self, message: RowChange | Truncate, size: int) -> list[Read]:
+        transaction = self._open
+        assert transaction is not None
+        begin, options = transaction.begin, self._options
+        transaction.seq += 1
+        if transaction.done < 0 or transaction.seq <= transaction.done:
+            return []
+        if isinstance(message, RowChange):
+            transaction.rows += self._rows.changed(self._shape(message.oid), message, begin, transaction.seq)
+        else:
+            for oid in message.oids:
+                row = self._rows.truncated(self._relations[oid].name, begin, transaction.seq)
+                transaction.rows += [] if row is None else [row]
+        transaction.size += size
+        if transaction.size <= options.transaction_bytes:
+            return []
+        if not options.divides:
+            raise InvalidInput(
+                f"the transaction at {format_lsn(begin.commit_lsn)} (xid {begin.xid & 0xFFFFFFFF}) has more than "
+                f"{options.transaction_bytes} bytes of changes: give more with `transaction`, which takes some ten "
+                "times as much memory, or divide such transactions among several of the stream with `larger: divide`",
+                field="transaction",
+            )
+        self.position = LogPosition(begin.commit_lsn, transaction.seq)
+        rows, transaction.rows, transaction.size, transaction.done = transaction.rows, [], 0, transaction.seq
+        return [Read(_SPLIT, rows, str(self.position))]
+
+    def _shape(self, oid: int) -> Shape:
+        shape = self._shapes.get(oid)
+        if shape is None:
+            relation = self._relations[oid]
+            key = tuple(each.name for each in relation.columns if each.in_identity)
+            if relation.identity == "f":  # All columns are the identity.
+                key = self._key_of(relation)
+            shape = self._shapes[oid] = self._rows.shape(relation, relation.columns, key)
+        return shape

@@ -1,0 +1,195 @@
+"""The messages of `pgoutput`, PostgreSQL's plugin for logical replication (version 1), and positions in the log.
+
+A position in the log is a number of bytes, which PostgreSQL writes as two numbers in base 16 (`16/B374D848`).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple, TypeAlias
+
+from coranto.errors import CorruptData
+from coranto.ingest.postgres.names import quoted, table_name
+
+Tuple: TypeAlias = "list[bytes | None]"
+"""The values of a row as texts."""
+
+
+class _Unchanged(bytes):
+    """A large value that an update did not change, and that is not given."""
+
+
+UNCHANGED: Final = _Unchanged()
+
+
+class TransactionBegin(NamedTuple):
+    """A transaction begins. `commit_lsn` is where its commit begins in the log, `microseconds` are since 2000."""
+
+    commit_lsn: int
+    microseconds: int
+    xid: int
+
+
+class TransactionCommit(NamedTuple):
+    """A transaction has ended. What follows it in the log begins at `end_lsn`."""
+
+    end_lsn: int
+
+
+class Column(NamedTuple):
+    """A column of a table. `modifier` is the precision and scale of numbers, or -1."""
+
+    name: str
+    type: int
+    modifier: int
+    in_identity: bool
+
+
+class TableRelation(NamedTuple):
+    """A table as it is for the changes that follow. `identity` is its replica identity: d, n, f or i."""
+
+    oid: int
+    schema: str
+    table: str
+    identity: str
+    columns: tuple[Column, ...]
+
+    @property
+    def name(self) -> str:
+        """The table in splits and events."""
+        return table_name(self.schema, self.table)
+
+    @property
+    def sql(self) -> str:
+        """The table in a statement."""
+        return quoted(self.schema, self.table)
+
+
+class RowChange(NamedTuple):
+    """A row was inserted (no `old`), updated, or deleted (no `new`). `old` has only the identity if not `is_full`."""
+
+    oid: int
+    old: Tuple | None
+    new: Tuple | None
+    is_full: bool
+    is_update: bool
+
+
+class Truncate(NamedTuple):
+    """Tables were truncated."""
+
+    oids: tuple[int, ...]
+
+
+Message: TypeAlias = TransactionBegin | TransactionCommit | TableRelation | RowChange | Truncate
+
+_BEGIN: Final = struct.Struct(">qqi")
+_COMMIT: Final = struct.Struct(">Bqqq")
+_COLUMN: Final = struct.Struct(">Ii")
+_U32: Final = struct.Struct(">I")
+_U16: Final = struct.Struct(">H")
+
+
+def format_lsn(lsn: int) -> str:
+    """Return the text of a position in the log."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """Return the position in the log that a text stands for. Raises CorruptData."""
+    high, slash, low = text.partition("/")
+    try:
+        if slash:
+            return int(high, 16) << 32 | int(low, 16)
+    except ValueError:
+        pass
+    raise CorruptData(f"{text!r} is not a position in the log of PostgreSQL, such as 16/B374D848")
+
+
+def parse(payload: memoryview) -> Message | None:
+    """Return a message. None for one that says nothing about rows, such as the origin of a transaction.
+
+    Raises CorruptData.
+    """
+    try:
+        return _parse(payload)
+    except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
+        raise CorruptData(f"a message of PostgreSQL's pgoutput cannot be read: {error}") from error
+
+
+def _parse(payload: memoryview) -> Message | None:
+    kind = payload[0]
+    if kind == 0x49:  # I
+        return RowChange(_oid(payload), None, _tuple(payload, 6)[0], False, False)
+    if kind == 0x55:  # U
+        old, at, which = None, 6, payload[5]
+        if which != 0x4E:  # N
+            old, at = _tuple(payload, 6)
+            at += 1
+        return RowChange(_oid(payload), old, _tuple(payload, at)[0], which == 0x4F, True)
+    if kind == 0x44:  # D
+        return RowChange(_oid(payload), _tuple(payload, 6)[0], None, payload[5] == 0x4F, False)
+    if kind == 0x42:  # B
+        return TransactionBegin(*_BEGIN.unpack_from(payload, 1))
+    if kind == 0x43:  # C
+        return TransactionCommit(_COMMIT.unpack_from(payload, 1)[2])
+    if kind == 0x52:  # R
+        return _relation(payload)
+    if kind == 0x54:  # T
+        count = _oid(payload)
+        return Truncate(struct.unpack_from(f">{count}I", payload, 6))
+    if kind in b"OYM":
+        return None
+    raise ValueError(f"it is of the unknown kind {chr(kind)!r}")
+
+
+def _oid(payload: memoryview) -> int:
+    found: int = _U32.unpack_from(payload, 1)[0]
+    return found
+
+
+def _tuple(payload: memoryview, at: int) -> tuple[Tuple, int]:
+    """Return the values at a place, and the place behind them."""
+    [count] = _U16.unpack_from(payload, at)
+    at += 2
+    found: Tuple = []
+    for _ in range(count):
+        kind = payload[at]
+        at += 1
+        if kind == 0x74:  # t
+            [size] = _U32.unpack_from(payload, at)
+            at += 4
+            if at + size > len(payload):
+                raise ValueError(f"a value of {size} bytes does not fit into it")
+            found.append(bytes(payload[at : at + size]))
+            at += size
+        elif kind == 0x6E:  # n
+            found.append(None)
+        elif kind == 0x75:  # u
+            found.append(UNCHANGED)
+        else:
+            raise ValueError(f"a value is of the unknown kind {chr(kind)!r}")
+    return found, at
+
+
+def _relation(payload: memoryview) -> TableRelation:
+    content = bytes(payload)
+    oid = _oid(payload)
+    schema, at = _text(content, 5)
+    name, at = _text(content, at)
+    identity, at = chr(content[at]), at + 1
+    [count] = _U16.unpack_from(content, at)
+    at += 2
+    columns = []
+    for _ in range(count):
+        flags, at = content[at], at + 1
+        column, at = _text(content, at)
+        kind, modifier = _COLUMN.unpack_from(content, at)
+        at += _COLUMN.size
+        columns.append(Column(column, kind, modifier, bool(flags & 1)))
+    return TableRelation(oid, schema or "pg_catalog", name, identity, tuple(columns))
+
+
+def _text(content: bytes, at: int) -> tuple[str, int]:
+    end = content.index(b"\0", at)
+    return content[at:end].decode(), end + 1

@@ -1,0 +1,147 @@
+"""A connection of PostgreSQL's replication protocol: it creates slots, and receives changes. All calls block.
+
+psycopg has no interface for the protocol. Its wrapper of libpq has all that is needed.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from typing import Any, Final
+
+import psycopg
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+
+from coranto.errors import Unavailable
+from coranto.ingest.postgres.pgoutput import format_lsn
+from coranto.ingest.postgres.server import CONNECT_SECONDS, connect_replication, failures
+
+_REPORT_SECONDS: Final = 10.0
+_STATUS: Final = struct.Struct(">cqqqqB")
+_KEEPALIVE: Final = struct.Struct(">qqB")
+_DATA_HEAD: Final = 25
+_EPOCH: Final = 946_684_800
+"""The seconds from 1970 to 2000, where PostgreSQL's times begin."""
+
+
+class ReplicationConnection:
+    """A connection for commands of replication. One command runs at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = connect_replication(url)
+        self._libpq = self._connection.pgconn
+        self.reached = 0
+        """All changes before this position in the log are received."""
+        self.confirmed = 0
+        """The server need not keep changes before this position."""
+        self.is_asked = False
+        """The server waits for a report, as it does before it stops."""
+        self._reported = (0, 0.0)
+
+    @property
+    def pid(self) -> int:
+        """The process of the server."""
+        return int(self._libpq.backend_pid)
+
+    def identity(self) -> str:
+        """Return the number of the database system and the name of the database."""
+        with failures():
+            row = self._connection.execute("IDENTIFY_SYSTEM").fetchone()
+        assert row is not None
+        return f"{row[0]}/{row[3]}"
+
+    def create_slot(self, name: str, *, temporary: bool) -> None:
+        """Begin to create a slot. The server waits for transactions that write, before `created` has a result.
+
+        A temporary slot also exports a snapshot: the rows at the position where the slot begins.
+        """
+        kind, what = ("TEMPORARY ", "EXPORT_SNAPSHOT") if temporary else ("", "NOEXPORT_SNAPSHOT")
+        command = f'CREATE_REPLICATION_SLOT "{name}" {kind}LOGICAL pgoutput {what}'
+        with failures():
+            self._libpq.send_query(command.encode())
+
+    def created(self, seconds: float) -> tuple[str, str] | None:
+        """Return the position of a slot, and its snapshot. None if it is not created after some seconds."""
+        with failures():
+            row = self._result(seconds)
+        return None if row is None else (str(row[1]), str(row[2]))
+
+    def start(self, slot: str, position: int, publication: str) -> None:
+        """Begin to receive the changes that are committed from a position on."""
+        names = publication.replace('"', '""').replace("'", "''")
+        options = f'"proto_version" \'1\', "publication_names" \'"{names}"\''
+        command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(position)} ({options})'
+        with failures():
+            self._libpq.send_query(command.encode())
+            if self._result(CONNECT_SECONDS) is None:
+                raise Unavailable("the server does not begin to send changes")
+        self.confirmed = position
+
+    def _result(self, seconds: float) -> list[str] | None:
+        deadline = time.monotonic() + seconds
+        self._libpq.flush()
+        while self._libpq.is_busy():
+            if not self._wait(deadline - time.monotonic()):
+                return None
+            self._libpq.consume_input()
+        result = self._libpq.get_result()
+        assert result is not None
+        if result.status == ExecStatus.COPY_BOTH:
+            return []
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            raise error_from_result(result)
+        while self._libpq.get_result() is not None:
+            pass
+        return [(result.get_value(0, at) or b"").decode() for at in range(result.nfields)]
+
+    def receive(self, seconds: float) -> memoryview | None:
+        """Return the next message. None if none comes within some seconds. Reports to the server from time to time."""
+        deadline = time.monotonic() + seconds
+        with failures():
+            if self._reported[0] != self.confirmed or time.monotonic() - self._reported[1] > _REPORT_SECONDS:
+                self.report()
+            while True:
+                size, content = self._libpq.get_copy_data(1)
+                if size < 0:
+                    self._ended()
+                if size == 0:
+                    if not self._wait(deadline - time.monotonic()):
+                        return None
+                    self._libpq.consume_input()
+                elif content[0] == 0x77:  # w
+                    return memoryview(content)[_DATA_HEAD:]
+                elif content[0] == 0x6B:  # k
+                    end, _, wants_reply = _KEEPALIVE.unpack_from(content, 1)
+                    self.reached = max(self.reached, end)
+                    if wants_reply:
+                        self.is_asked = True
+                        self.report()
+
+    def report(self, *, ask: bool = False) -> None:
+        """Report how far the changes are committed to the stream. The server answers an `ask` with how far it is."""
+        with failures():
+            now = int((time.time() - _EPOCH) * 1_000_000)
+            written = max(self.reached, self.confirmed)
+            status = _STATUS.pack(b"r", written, self.confirmed, self.confirmed, now, ask)
+            if self._libpq.put_copy_data(status) == 1:
+                self._reported = self.confirmed, time.monotonic()
+            self._libpq.flush()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ended(self) -> None:
+        result = self._libpq.get_result()
+        if result is not None and result.status == ExecStatus.FATAL_ERROR:
+            raise error_from_result(result)
+        raise psycopg.OperationalError("the server has ended the stream of changes")
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until the server has sent something. Returns False if the time is over."""
+        if seconds <= 0:
+            return False
+        waiting: Any = select.poll()
+        waiting.register(self._libpq.socket, select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))

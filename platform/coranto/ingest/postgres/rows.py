@@ -1,0 +1,180 @@
+"""Rows of tables and their changes as rows of an ingest."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from coranto.errors import CorruptData
+from coranto.ingest.postgres.options import PostgresOptions
+from coranto.ingest.postgres.pgoutput import (
+    UNCHANGED,
+    Column,
+    RowChange,
+    TableRelation,
+    TransactionBegin,
+    Tuple,
+    format_lsn,
+)
+from coranto.ingest.postgres.tables import Table
+from coranto.ingest.postgres.values import ColumnTypes, Convert
+from coranto.ingest.seen_fields import SeenFields
+from coranto.ingest.source import Poison, SourceRow
+from coranto.messages.json_codec import encode_json
+from coranto.types.kinds import PlainKind, TypeField
+
+_EPOCH: Final = dt.datetime(2000, 1, 1)
+
+
+class Shape(NamedTuple):
+    """A table whose rows have these columns."""
+
+    table: str
+    sql: str
+    """The table in a statement."""
+    columns: tuple[Column, ...]
+    names: tuple[str, ...]
+    converters: tuple[Convert, ...]
+    key: tuple[int, ...]
+    """The columns of the key by their places."""
+
+
+class TableRows:
+    """Makes rows of an ingest. `load` asks the database about types of columns."""
+
+    def __init__(self, options: PostgresOptions, types: ColumnTypes, load: Callable[[Sequence[int]], None]) -> None:
+        self._options = options
+        self._types = types
+        self._load = load
+        self._fields = SeenFields()
+        self._shapes: dict[tuple[str, tuple[Column, ...]], Shape] = {}
+
+    def shape(self, of: TableRelation | Table, columns: Sequence[Column], key: Sequence[str]) -> Shape:
+        """Return the shape of a table. Raises CorruptData if columns of its key are not there."""
+        self._load([each.type for each in columns])
+        names = tuple(each.name for each in columns)
+        lacking = [each for each in key if each not in names]
+        if lacking or not key:
+            raise CorruptData(
+                f"the changes of table {of.name} have the columns {', '.join(names)}, and not "
+                f"{', '.join(lacking) or 'a key'}"
+            )
+        converters = tuple(self._types.converter(each.type) for each in columns)
+        shape = Shape(of.name, of.sql, tuple(columns), names, converters, tuple(names.index(each) for each in key))
+        self._shapes[shape.table, shape.columns] = shape
+        return shape
+
+    def fields(self) -> tuple[TypeField, ...]:
+        """Return the fields of all rows that were made. Raises InvalidInput for tables that do not fit together."""
+        return self._fields.of(
+            list(self._shapes), lambda each: self._fields_of(each[1]), lambda each: f"table {each[0]}"
+        )
+
+    def _fields_of(self, columns: Sequence[Column]) -> tuple[TypeField, ...]:
+        found = [self._types.field(each.name, each.type, each.modifier) for each in columns]
+        operation = self._options.operation
+        return tuple([TypeField(operation, PlainKind.STRING)] if operation else []) + tuple(found)
+
+    def read(self, shape: Shape, values: Tuple, lsn: int) -> SourceRow:
+        """Return a row of a snapshot."""
+        meta = b'"table":%b,"op":"read","lsn":%d' % (encode_json(shape.table), lsn)
+        return self._row(shape, "read", values, meta)
+
+    def truncated(self, table: str, begin: TransactionBegin, seq: int) -> SourceRow | Poison | None:
+        """Return the row for a table that was truncated, or None if it is skipped."""
+        if self._options.truncate == "skip":
+            return None
+        if self._options.truncate == "fail":
+            return Poison(
+                _place(begin, seq, table),
+                "is a TRUNCATE, and a copy by key would keep the rows: `truncate: event` writes an event of the table, "
+                "and `truncate: skip` leaves it out",
+            )
+        fields = {self._options.operation: "truncate"} if self._options.operation else {}
+        return SourceRow(table, fields, None, self._meta(table, "truncate", begin, seq), True)
+
+    def changed(self, shape: Shape, change: RowChange, begin: TransactionBegin, seq: int) -> list[SourceRow | Poison]:
+        """Return the rows for a change: one, or two if its key changes."""
+        old, new = change.old, change.new
+        if new is None:
+            assert old is not None
+            names = None if change.is_full else [each.in_identity for each in shape.columns]
+            return [self._row(shape, "delete", old, self._meta(shape.table, "delete", begin, seq), given=names)]
+        if old is None:
+            moved = False
+        else:
+            for at, value in enumerate(new):
+                if value is UNCHANGED and (change.is_full or shape.columns[at].in_identity):
+                    new[at] = old[at]
+            moved = any(old[at] != new[at] for at in shape.key)
+        unchanged = [shape.names[at] for at, value in enumerate(new) if value is UNCHANGED]
+        if unchanged and not self._options.omits_toast:
+            return [
+                Poison(
+                    _place(begin, seq, shape.table),
+                    f"lacks {', '.join(unchanged)}: the update left these large values as they are, and the database "
+                    f"does not give them. Run ALTER TABLE {shape.sql} REPLICA IDENTITY FULL for later changes; `toast: "
+                    "omit` leaves the fields out",
+                    _key(shape, new).encode(),
+                )
+            ]
+        before = None if old is None or not change.is_full else encode_json(self._values(shape, old))
+        if not change.is_update:
+            return [self._row(shape, "insert", new, self._meta(shape.table, "insert", begin, seq))]
+        meta = self._meta(shape.table, "update", begin, seq, before, unchanged)
+        if not moved:
+            return [self._row(shape, "update", new, meta)]
+        assert old is not None
+        names = None if change.is_full else [each.in_identity for each in shape.columns]
+        gone = self._meta(shape.table, "delete", begin, seq, moved=True)
+        come = self._meta(shape.table, "insert", begin, seq, before, unchanged, moved=True)
+        return [self._row(shape, "delete", old, gone, given=names), self._row(shape, "insert", new, come)]
+
+    def _row(
+        self, shape: Shape, operation: str, values: Tuple, meta: bytes, given: Sequence[bool] | None = None
+    ) -> SourceRow:
+        fields = self._values(shape, values, given)
+        if self._options.operation:
+            fields = {self._options.operation: operation, **fields}
+        return SourceRow(_key(shape, values), fields, None, meta, operation == "delete")
+
+    def _values(self, shape: Shape, values: Tuple, given: Sequence[bool] | None = None) -> dict[str, Any]:
+        return {
+            name: None if value is None else convert(value.decode())
+            for at, (name, convert, value) in enumerate(zip(shape.names, shape.converters, values, strict=True))
+            if value is not UNCHANGED and (given is None or given[at])
+        }
+
+    def _meta(
+        self,
+        table: str,
+        operation: str,
+        begin: TransactionBegin,
+        seq: int,
+        before: bytes | None = None,
+        unchanged: Sequence[str] = (),
+        *,
+        moved: bool = False,
+    ) -> bytes:
+        at = (_EPOCH + dt.timedelta(microseconds=begin.microseconds)).isoformat(timespec="microseconds")
+        found = b'"table":%b,"op":"%b","lsn":%d,"seq":%d,"xid":%d,"committed":"%bZ"' % (
+            *(encode_json(table), operation.encode(), begin.commit_lsn, seq, begin.xid & 0xFFFFFFFF, at.encode()),
+        )
+        if operation == "delete":
+            found += b',"deleted":true'
+        if before is not None:
+            found += b',"before":' + before
+        if unchanged:
+            found += b',"unchanged":' + encode_json(list(unchanged))
+        return found + b',"key_changed":true' if moved else found
+
+
+def _key(shape: Shape, values: Tuple) -> str:
+    """Return the routing key of a row."""
+    return "/".join([shape.table, *((values[at] or b"").decode() for at in shape.key)])
+
+
+def _place(begin: TransactionBegin, seq: int, table: str) -> str:
+    transaction = f"the transaction at {format_lsn(begin.commit_lsn)} (xid {begin.xid & 0xFFFFFFFF})"
+    return f"change {seq} of {transaction}, table {table}"

@@ -1,0 +1,138 @@
+"""Values of PostgreSQL, which it gives as texts, in the form of message types, and the types of their fields.
+
+Decimals and times are texts, bytes are base64, and arrays are lists. Types that message types do not have, such as
+JSON, ranges and enums, keep the text that PostgreSQL writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from coranto.types.kinds import ArrayKind, DecimalKind, Kind, PlainKind, TypeField
+
+Convert: TypeAlias = Callable[[str], Any]
+
+SESSION: Final[Mapping[str, str]] = {
+    "client_encoding": "UTF8",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "iso_8601",
+    "timezone": "UTC",
+    "bytea_output": "hex",
+    "extra_float_digits": "3",
+}
+"""The settings of sessions whose texts are read here."""
+_HEADER: Final = 4
+_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{},]|[^"{},]+', re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+
+
+class ColumnType(NamedTuple):
+    """A type of columns. `modifier` is the one of a domain; `element` is the type of the elements of an array."""
+
+    base: int
+    modifier: int = -1
+    element: int = 0
+
+
+_NUMERIC: Final = 1700
+
+
+def _boolean(text: str) -> bool:
+    return text == "t"
+
+
+def _float(text: str) -> float | str:
+    value = float(text)
+    return value if math.isfinite(value) else text
+
+
+def _bytes(text: str) -> str:
+    return base64.b64encode(bytes.fromhex(text[2:])).decode()
+
+
+def _timestamp(text: str) -> str:
+    return text.replace(" ", "T", 1) if text[:1].isdigit() else text
+
+
+def _instant(text: str) -> str:
+    zone = text.find("+00")
+    return text if zone < 0 else f"{_timestamp(text[:zone])}Z{text[zone + 3 :]}"
+
+
+_KINDS: Final[Mapping[int, tuple[PlainKind, Convert]]] = {
+    16: (PlainKind.BOOLEAN, _boolean),
+    17: (PlainKind.STRING, _bytes),
+    20: (PlainKind.BIGINT, int),
+    21: (PlainKind.SMALLINT, int),
+    23: (PlainKind.INT, int),
+    26: (PlainKind.BIGINT, int),
+    700: (PlainKind.FLOAT, _float),
+    701: (PlainKind.DOUBLE, _float),
+    1082: (PlainKind.DATE, str),
+    1114: (PlainKind.TIMESTAMP_NTZ, _timestamp),
+    1184: (PlainKind.TIMESTAMP, _instant),
+}
+_TEXT: Final[tuple[PlainKind, Convert]] = (PlainKind.STRING, str)
+
+
+class ColumnTypes:
+    """The types of columns by their numbers. The database tells those that are neither scalar nor a text."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, ColumnType] = {}
+
+    def unknown(self, numbers: Iterable[int]) -> list[int]:
+        """Return the numbers of types that the database must be asked for."""
+        return sorted({each for each in numbers if each not in _KINDS and each not in self._known})
+
+    def add(self, number: int, found: ColumnType) -> None:
+        self._known[number] = found
+
+    def converter(self, number: int) -> Convert:
+        """Return the function that makes values of a type from their texts."""
+        kind = self._of(number)
+        if kind.element:
+            element = self.converter(kind.element)
+            return lambda text: parse_array(text, element)
+        return _KINDS.get(kind.base, _TEXT)[1]
+
+    def field(self, name: str, number: int, modifier: int) -> TypeField:
+        """Return the field of messages that has the values of a column."""
+        return TypeField(name, self._kind(number, modifier))
+
+    def _kind(self, number: int, modifier: int) -> Kind:
+        kind = self._of(number)
+        modifier = kind.modifier if modifier < 0 else modifier
+        if kind.element:
+            return ArrayKind(self._kind(kind.element, modifier))
+        if kind.base == _NUMERIC and modifier >= _HEADER:
+            precision, scale = (modifier - _HEADER) >> 16 & 0xFFFF, (modifier - _HEADER) & 0x7FF
+            if 0 <= scale <= precision <= 38:
+                return DecimalKind(precision, scale)
+        return _KINDS.get(kind.base, _TEXT)[0]
+
+    def _of(self, number: int) -> ColumnType:
+        return self._known.get(number) or ColumnType(number)
+
+
+def parse_array(text: str, element: Convert) -> list[Any]:
+    """Return the elements of an array. Arrays of several dimensions are lists of lists."""
+    tokens = iter(_TOKENS.findall(text[text.index("{") :]))
+    next(tokens)
+    return list(_elements(tokens, element))
+
+
+def _elements(tokens: Iterator[str], element: Convert) -> Iterator[Any]:
+    for token in tokens:
+        if token == "}":
+            return
+        if token == "{":
+            yield list(_elements(tokens, element))
+        elif token.startswith('"'):
+            yield element(_ESCAPE.sub(r"\1", token[1:-1]))
+        elif token != ",":
+            yield None if token == "NULL" else element(token)

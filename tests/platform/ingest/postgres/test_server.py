@@ -1,0 +1,135 @@
+"""A server that cannot be read is an error that names the statement to run."""
+
+from __future__ import annotations
+
+import pytest
+
+from coranto.client import JournalClient
+from coranto.errors import CorantoError, InvalidInput, SourceChanged
+from coranto.ingest.postgres.source import PostgresSource
+from tests.platform.ingest.lists import until
+from tests.platform.ingest.postgres.database import ORDERS, SETTINGS, SLOT, Database
+from tests.servers.sql import PostgresServer, PostgresStandby
+
+pytestmark = pytest.mark.integration
+
+
+async def refused(database: Database, **changes: object) -> str:
+    """Return the error of a source that is opened."""
+    source = PostgresSource(database.options(**changes), "loads")
+    try:
+        with pytest.raises(CorantoError) as error:
+            await source.open({}, follow=False)
+    finally:
+        await source.close()
+    assert not error.value.retriable, error.value
+    return str(error.value)
+
+
+async def test_wal_level_is_not_logical() -> None:
+    with PostgresServer() as server, Database(server) as database:
+        database.execute(ORDERS)
+        assert "run ALTER SYSTEM SET wal_level = 'logical', and restart the server" in await refused(database)
+        database.execute("ALTER SYSTEM SET wal_level = 'logical'")
+        database.reconnect()
+        server.restart()
+        source = PostgresSource(database.options(), "loads")
+        await source.open({}, follow=False)
+        await source.close()
+
+
+async def test_a_role_without_rights(database: Database) -> None:
+    database.execute(ORDERS)
+    database.execute("DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN PASSWORD 'secret'")
+    url = database.url.replace("postgres:secret", "reader:secret")
+    found = await refused(database, url=url)
+    assert "run ALTER ROLE reader REPLICATION" in found
+    database.execute("ALTER ROLE reader REPLICATION")
+    found = await refused(database, url=url)
+    assert "run GRANT USAGE ON SCHEMA public TO reader and GRANT SELECT ON public.orders TO reader" in found
+    database.execute("GRANT USAGE ON SCHEMA public TO reader; GRANT SELECT ON public.orders TO reader")
+    source = PostgresSource(database.options(url=url), "loads")
+    await source.open({}, follow=False)
+    await source.close()
+    database.execute("DROP OWNED BY reader")
+
+
+async def test_a_wrong_password_database_or_role(database: Database) -> None:
+    for wrong in (
+        database.url.replace("secret", "guess"),
+        database.url.replace(database.name, "nowhere"),
+        database.url.replace("postgres:secret", "stranger:secret"),
+    ):
+        found = await refused(database, url=wrong)
+        assert "the server refuses" in found
+        assert "guess" not in found
+
+
+async def test_a_slot_of_another_kind(database: Database) -> None:
+    database.execute(ORDERS)
+    database.execute("SELECT pg_create_physical_replication_slot('mine')")
+    assert "a slot of physical replication" in await refused(database, slot="mine")
+    database.execute("SELECT pg_drop_replication_slot('mine')")
+
+
+async def run(client: JournalClient, database: Database) -> None:
+    await database.ingest(client).run()
+
+
+async def test_a_slot_that_was_dropped_or_created_again(client: JournalClient, database: Database) -> None:
+    database.execute(ORDERS)
+    database.execute("INSERT INTO orders VALUES (1)")
+    await run(client, database)
+    database.execute("SELECT pg_drop_replication_slot(%s)", SLOT)
+    database.execute("INSERT INTO orders VALUES (2)")
+    with pytest.raises(SourceChanged, match=f"slot {SLOT} is gone, and with it the changes behind .*another stream"):
+        await run(client, database)
+    database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", SLOT)
+    with pytest.raises(SourceChanged, match="the slot was created again, or another program reads it"):
+        await run(client, database)
+
+
+async def test_a_slot_that_the_server_invalidated(client: JournalClient) -> None:
+    with PostgresServer(*SETTINGS, "max_slot_wal_keep_size=1MB", "min_wal_size=32MB", "max_wal_size=32MB") as server:
+        with Database(server) as database:
+            database.execute(ORDERS)
+            await run(client, database)
+            status = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s"
+            while database.execute(status, SLOT) != [(True,)]:
+                database.execute("SELECT pg_switch_wal()")
+                database.execute("INSERT INTO orders SELECT coalesce(max(id), 0) + 1 FROM orders")
+                database.execute("CHECKPOINT")
+            with pytest.raises(SourceChanged, match=r"invalidated .*max_slot_wal_keep_size.*pg_drop_replication_slot"):
+                await run(client, database)
+
+
+async def test_a_publication_that_was_dropped_and_created_again(client: JournalClient, database: Database) -> None:
+    database.execute(ORDERS)
+    await run(client, database)
+    database.execute("DROP PUBLICATION shop")
+    database.execute("INSERT INTO orders VALUES (1)")
+    with pytest.raises(InvalidInput, match="run CREATE PUBLICATION shop FOR TABLE"):
+        await run(client, database)
+    database.execute("CREATE PUBLICATION shop FOR TABLE orders")
+    with pytest.raises(SourceChanged, match="taken out of the publication shop and added again"):
+        await run(client, database)
+
+
+async def test_after_a_failover_the_slot_is_gone(client: JournalClient) -> None:
+    with PostgresServer(*SETTINGS) as primary, PostgresStandby(primary, *SETTINGS) as standby:
+        with Database(primary) as database:
+            database.execute(ORDERS)
+            await run(client, database)
+            before, port = database.url, f":{standby.port}/"
+            there = before.replace(f":{primary.port}/", port)
+            source = PostgresSource(database.options(url=there), "loads")
+            with pytest.raises(CorantoError, match="the server is a standby"):
+                await source.open({}, follow=False)
+            await source.close()
+        primary.stop()
+        standby.promote()
+        await until(lambda: standby.holds("SELECT NOT pg_is_in_recovery()"))
+        database.url = there
+        with pytest.raises(SourceChanged, match="is gone"):
+            await run(client, database)
+        database.reconnect()
