@@ -128,7 +128,7 @@ def slot_of(
         if position is None:
             return None
         raise SourceChanged(
-            f"the replication slot {name} is gone, and with it the changes behind {format_lsn(position)}: {_AGAIN}"
+            f"the replication slot {name} is gone, and with it the changes behind {format_lsn(position)}: {_again()}"
         )
     plugin, database, pid, restart, confirmed, status, reason, temporary, is_here = row
     if plugin != "pgoutput" or not is_here or temporary:
@@ -145,22 +145,25 @@ def slot_of(
         raise SourceChanged(
             f"the server has invalidated the replication slot {name} ({reason or 'wal_removed'}; see "
             f"max_slot_wal_keep_size), and the changes behind {where} "
-            f"are gone: run SELECT pg_drop_replication_slot('{name}'), and then: {_AGAIN}"
+            f"are gone: {_again(name)}"
         )
     slot = ReplicationSlot(parse_lsn(restart), parse_lsn(confirmed))
     if position is not None and slot.confirmed > position:
         raise SourceChanged(
             f"the replication slot {name} begins at {confirmed}, and the stream has changes only to "
             f"{format_lsn(position)}: the slot was created again, or another program reads it, and the changes between "
-            f"are gone: {_AGAIN}"
+            f"are gone: {_again(name)}"
         )
     return slot
 
 
-_AGAIN: Final = (
-    "a copy needs a new start. Give the ingest another name and another stream, and copies another table. `coranto "
-    "ingest run` then reads all rows again"
-)
+def _again(slot: str = "") -> str:
+    """Return the advice after a loss of changes. A slot that is still there keeps the log for nothing."""
+    drop = f"Run SELECT pg_drop_replication_slot('{slot}'). " if slot else ""
+    return (
+        f"a copy needs a new start. {drop}Give the ingest another name and another stream, and copies another table. "
+        "`coranto ingest run` then reads all rows again"
+    )
 
 
 def flushed(connection: Connection) -> tuple[int, int]:
@@ -205,7 +208,7 @@ def problem_of(error: psycopg.Error) -> CorantoError:
         )
     if isinstance(error, errors.UndefinedObject):
         return SourceChanged(
-            f"the server refuses: {words}. A publication must be older than the changes that are read: {_AGAIN}"
+            f"the server refuses: {words}. A publication must be older than the changes that are read: {_again()}"
         )
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError | psycopg.ProgrammingError):
         is_missing = any(what in words and how in words for what, how in _MISSING)

@@ -123,7 +123,7 @@ class PostgresSource:
                 raise SourceChanged(
                     f"the stream has changes to {position}, and the log of the server ends at {format_lsn(end)}: the "
                     "server has lost transactions, as after a failover or a restored backup. Give the ingest another "
-                    "name and another stream"
+                    f"name and another stream, and drop the slot {self._slot} if it is there"
                 )
             deadline = time.monotonic() + _FLUSH_SECONDS
             while not self._follow and flushed + _PAGE_HEAD < end and time.monotonic() < deadline:

@@ -15,8 +15,8 @@ _PUBLICATION: Final = (
     "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s"
 )
 _TABLES: Final = """
-SELECT c.oid::int8, n.nspname, c.relname, COALESCE(r.oid, p.oid)::int8, c.relfilenode::int8,
-    COALESCE(pg_relation_filenode(c.oid), 0)::int8, c.relkind = 'p', to_jsonb(t) ->> 'rowfilter',
+SELECT c.oid::int8, n.nspname, c.relname, COALESCE(r.oid, p.oid)::int8, l.files, l.files_now,
+    c.relkind = 'p', to_jsonb(t) ->> 'rowfilter',
     to_jsonb(t) -> 'attnames', l.toast, l.full_rows AND c.relreplident = 'f', l.nothing,
     has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'), pg_table_size(c.oid)
 FROM pg_publication p
@@ -25,8 +25,10 @@ JOIN pg_namespace n ON n.nspname = t.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
 LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
 CROSS JOIN LATERAL (
-    SELECT COALESCE(bool_or(reltoastrelid <> 0), false) toast, COALESCE(bool_and(relreplident = 'f'), true) full_rows,
-        COALESCE(bool_or(relreplident = 'n'), false) nothing
+    SELECT COALESCE(bool_or(reltoastrelid <> 0), false) toast,
+        COALESCE(bool_and(relreplident = 'f'), true) full_rows,
+        COALESCE(bool_or(relreplident = 'n'), false) nothing, COALESCE(sum(relfilenode::int8), 0)::int8 files,
+        COALESCE(sum(pg_relation_filenode(oid)::int8), 0)::int8 files_now
     FROM pg_class WHERE oid = ANY (
         CASE WHEN c.relkind = 'p' THEN ARRAY (SELECT relid::oid FROM pg_partition_tree(c.oid) WHERE isleaf)
         ELSE ARRAY[c.oid] END)) l
@@ -80,7 +82,7 @@ class Table(NamedTuple):
     member: int
     """The number of its entry in the publication. A table that is taken out and added again has another one."""
     files: int
-    """The number of its files, which is another one once all rows were written again; 0 for partitioned tables."""
+    """The number of its files, or the sum for its partitions. It changes if all rows are written again."""
     files_now: int
     """The same now, and not in the snapshot of the transaction."""
     is_partitioned: bool
@@ -145,7 +147,8 @@ def tables_of(
         if position is not None and (position["oid"], position["member"]) != (oid, member):
             raise SourceChanged(
                 f"table {table.name} was created again, or taken out of the publication {options.publication} and "
-                "added again. Changes between are not in the stream: give the ingest another name and another stream"
+                "added again. Changes between are not in the stream: drop the ingest's replication slot, and give the "
+                "ingest another name and another stream"
             )
         found[table.name] = table
     return found
@@ -225,7 +228,7 @@ def must_be_read_again(table: Table, position: Mapping[str, Any]) -> bool:
 
     Columns that were added with a value, renamed, or changed in type, change rows without a change in the log.
     """
-    is_rewritten = table.files != position["files"] or not table.files
+    is_rewritten = table.files != position["files"]
     for each in table.columns:
         known = position["columns"].get(str(each.number))
         if known is None:

@@ -155,7 +155,6 @@ TABLE = Table(5, "public", "orders", 7, 100, 100, False, "", ("id",), (COLUMN, N
         ({"columns": (COLUMN, NOTE._replace(name="text"))}, True),
         ({"columns": (COLUMN, NOTE._replace(shown="varchar"))}, False),
         ({"columns": (COLUMN, NOTE._replace(shown="integer")), "files": 101}, True),
-        ({"columns": (COLUMN, NOTE._replace(shown="integer")), "files": 0}, True),
         ({"columns": (COLUMN, NOTE, NOTE._replace(number=3))}, False),
         ({"columns": (COLUMN, NOTE, NOTE._replace(number=3, has_missing=True))}, True),
         ({"columns": (COLUMN, NOTE, NOTE._replace(number=3)), "files": 101}, True),
