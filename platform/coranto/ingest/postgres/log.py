@@ -125,7 +125,7 @@ class ChangeLog:
                     break
                 self._begin(self._held)
                 self._held = None
-            payload = self._replication.receive(deadline - time.monotonic())
+            payload = self._replication.receive(deadline)
             if payload is None:
                 break
             size += len(payload)

@@ -106,7 +106,7 @@ def parse_lsn(text: str) -> int:
     raise CorruptData(f"{text!r} is not a position in the log of PostgreSQL, such as 16/B374D848")
 
 
-def parse(payload: memoryview) -> Message | None:
+def parse(payload: bytes) -> Message | None:
     """Return a message. None for one that says nothing about rows, such as the origin of a transaction.
 
     Raises CorruptData.
@@ -117,7 +117,7 @@ def parse(payload: memoryview) -> Message | None:
         raise CorruptData(f"a message of PostgreSQL's pgoutput cannot be read: {error}") from error
 
 
-def _parse(payload: memoryview) -> Message | None:
+def _parse(payload: bytes) -> Message | None:
     kind = payload[0]
     if kind == 0x49:  # I
         return RowChange(_oid(payload), None, _tuple(payload, 6)[0], False, False)
@@ -143,12 +143,12 @@ def _parse(payload: memoryview) -> Message | None:
     raise ValueError(f"it is of the unknown kind {chr(kind)!r}")
 
 
-def _oid(payload: memoryview) -> int:
+def _oid(payload: bytes) -> int:
     found: int = _U32.unpack_from(payload, 1)[0]
     return found
 
 
-def _tuple(payload: memoryview, at: int) -> tuple[Tuple, int]:
+def _tuple(payload: bytes, at: int) -> tuple[Tuple, int]:
     """Return the values at a place, and the place behind them."""
     [count] = _U16.unpack_from(payload, at)
     at += 2
@@ -161,7 +161,7 @@ def _tuple(payload: memoryview, at: int) -> tuple[Tuple, int]:
             at += 4
             if at + size > len(payload):
                 raise ValueError(f"a value of {size} bytes does not fit into it")
-            found.append(bytes(payload[at : at + size]))
+            found.append(payload[at : at + size])
             at += size
         elif kind == 0x6E:  # n
             found.append(None)
@@ -172,8 +172,8 @@ def _tuple(payload: memoryview, at: int) -> tuple[Tuple, int]:
     return found, at
 
 
-def _relation(payload: memoryview) -> TableRelation:
-    content = bytes(payload)
+def _relation(payload: bytes) -> TableRelation:
+    content = payload
     oid = _oid(payload)
     schema, at = _text(content, 5)
     name, at = _text(content, at)

@@ -16,9 +16,10 @@ from psycopg.pq import ExecStatus
 
 from coranto.errors import Unavailable
 from coranto.ingest.postgres.pgoutput import format_lsn
-from coranto.ingest.postgres.server import CONNECT_SECONDS, connect_replication, failures
+from coranto.ingest.postgres.server import CONNECT_SECONDS, connect_replication, failures, problem_of
 
 _REPORT_SECONDS: Final = 10.0
+_REPORT_MESSAGES: Final = 4096
 _STATUS: Final = struct.Struct(">cqqqqB")
 _KEEPALIVE: Final = struct.Struct(">qqB")
 _DATA_HEAD: Final = 25
@@ -39,6 +40,7 @@ class ReplicationConnection:
         self.is_asked = False
         """The server waits for a report, as it does before it stops."""
         self._reported = (0, 0.0)
+        self._received = 0
 
     @property
     def pid(self) -> int:
@@ -96,28 +98,35 @@ class ReplicationConnection:
             pass
         return [(result.get_value(0, at) or b"").decode() for at in range(result.nfields)]
 
-    def receive(self, seconds: float) -> memoryview | None:
-        """Return the next message. None if none comes within some seconds. Reports to the server from time to time."""
-        deadline = time.monotonic() + seconds
-        with failures():
-            if self._reported[0] != self.confirmed or time.monotonic() - self._reported[1] > _REPORT_SECONDS:
-                self.report()
+    def receive(self, deadline: float) -> bytes | None:
+        """Return the next message, or None if none has come at a monotonic time. Reports to the server now and then."""
+        try:
             while True:
                 size, content = self._libpq.get_copy_data(1)
-                if size < 0:
-                    self._ended()
-                if size == 0:
-                    if not self._wait(deadline - time.monotonic()):
-                        return None
-                    self._libpq.consume_input()
-                elif content[0] == 0x77:  # w
-                    return memoryview(content)[_DATA_HEAD:]
-                elif content[0] == 0x6B:  # k
+                if size > 0 and content[0] == 0x77:  # w
+                    self._received += 1
+                    if self._received % _REPORT_MESSAGES == 0:
+                        self._report_if_due()
+                    return content[_DATA_HEAD:].tobytes()
+                if size > 0 and content[0] == 0x6B:  # k
                     end, _, wants_reply = _KEEPALIVE.unpack_from(content, 1)
                     self.reached = max(self.reached, end)
                     if wants_reply:
                         self.is_asked = True
                         self.report()
+                elif size < 0:
+                    self._ended()
+                elif size == 0:
+                    self._report_if_due()
+                    if not self._wait(deadline - time.monotonic()):
+                        return None
+                    self._libpq.consume_input()
+        except psycopg.Error as error:
+            raise problem_of(error) from error
+
+    def _report_if_due(self) -> None:
+        if self._reported[0] != self.confirmed or time.monotonic() - self._reported[1] > _REPORT_SECONDS:
+            self.report()
 
     def report(self, *, ask: bool = False) -> None:
         """Report how far the changes are committed to the stream. The server answers an `ask` with how far it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 from coranto.errors import CorruptData
@@ -49,6 +50,9 @@ class TableRows:
         self._load = load
         self._fields = SeenFields()
         self._shapes: dict[tuple[str, tuple[Column, ...]], Shape] = {}
+        self._names: dict[str, bytes] = {}
+        self._begin: tuple[TransactionBegin | None, bytes] = None, b""
+        """The transaction of the last change, and its part of the metadata."""
 
     def shape(self, of: TableRelation | Table, columns: Sequence[Column], key: Sequence[str]) -> Shape:
         """Return the shape of a table. Raises CorruptData if columns of its key are not there."""
@@ -140,10 +144,12 @@ class TableRows:
         return SourceRow(_key(shape, values), fields, None, meta, operation == "delete")
 
     def _values(self, shape: Shape, values: Tuple, given: Sequence[bool] | None = None) -> dict[str, Any]:
+        every = zip(shape.names, shape.converters, values, strict=True)
+        columns = every if given is None else compress(every, given)
         return {
-            name: None if value is None else convert(value.decode())
-            for at, (name, convert, value) in enumerate(zip(shape.names, shape.converters, values, strict=True))
-            if value is not UNCHANGED and (given is None or given[at])
+            name: None if value is None else convert(value)
+            for name, convert, value in columns
+            if value is not UNCHANGED
         }
 
     def _meta(
@@ -157,9 +163,12 @@ class TableRows:
         *,
         moved: bool = False,
     ) -> bytes:
-        at = (_EPOCH + dt.timedelta(microseconds=begin.microseconds)).isoformat(timespec="microseconds")
-        found = b'"table":%b,"op":"%b","lsn":%d,"seq":%d,"xid":%d,"committed":"%bZ"' % (
-            *(encode_json(table), operation.encode(), begin.commit_lsn, seq, begin.xid & 0xFFFFFFFF, at.encode()),
+        if begin is not self._begin[0]:
+            at = (_EPOCH + dt.timedelta(microseconds=begin.microseconds)).isoformat(timespec="microseconds")
+            self._begin = begin, b',"xid":%d,"committed":"%bZ"' % (begin.xid & 0xFFFFFFFF, at.encode())
+        name = self._names.get(table) or self._names.setdefault(table, encode_json(table))
+        found = b'"table":%b,"op":"%b","lsn":%d,"seq":%d%b' % (
+            *(name, operation.encode(), begin.commit_lsn, seq, self._begin[1]),
         )
         if operation == "delete":
             found += b',"deleted":true'

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from coranto.types.kinds import ArrayKind, DecimalKind, Kind, PlainKind, TypeField
 
-Convert: TypeAlias = Callable[[str], Any]
+Convert: TypeAlias = Callable[[bytes], Any]
 
 SESSION: Final[Mapping[str, str]] = {
     "client_encoding": "UTF8",
@@ -41,24 +41,29 @@ class ColumnType(NamedTuple):
 _NUMERIC: Final = 1700
 
 
-def _boolean(text: str) -> bool:
-    return text == "t"
+def _boolean(value: bytes) -> bool:
+    return value == b"t"
 
 
-def _float(text: str) -> float | str:
-    value = float(text)
-    return value if math.isfinite(value) else text
+def _float(value: bytes) -> float | str:
+    number = float(value)
+    return number if math.isfinite(number) else value.decode()
 
 
-def _bytes(text: str) -> str:
-    return base64.b64encode(bytes.fromhex(text[2:])).decode()
+def _bytes(value: bytes) -> str:
+    return base64.b64encode(bytes.fromhex(value[2:].decode())).decode()
+
+
+def _local(value: bytes) -> str:
+    return _timestamp(value.decode())
 
 
 def _timestamp(text: str) -> str:
     return text.replace(" ", "T", 1) if text[:1].isdigit() else text
 
 
-def _instant(text: str) -> str:
+def _instant(value: bytes) -> str:
+    text = value.decode()
     zone = text.find("+00")
     return text if zone < 0 else f"{_timestamp(text[:zone])}Z{text[zone + 3 :]}"
 
@@ -72,11 +77,11 @@ _KINDS: Final[Mapping[int, tuple[PlainKind, Convert]]] = {
     26: (PlainKind.BIGINT, int),
     700: (PlainKind.FLOAT, _float),
     701: (PlainKind.DOUBLE, _float),
-    1082: (PlainKind.DATE, str),
-    1114: (PlainKind.TIMESTAMP_NTZ, _timestamp),
+    1082: (PlainKind.DATE, bytes.decode),
+    1114: (PlainKind.TIMESTAMP_NTZ, _local),
     1184: (PlainKind.TIMESTAMP, _instant),
 }
-_TEXT: Final[tuple[PlainKind, Convert]] = (PlainKind.STRING, str)
+_TEXT: Final[tuple[PlainKind, Convert]] = (PlainKind.STRING, bytes.decode)
 
 
 class ColumnTypes:
@@ -97,7 +102,7 @@ class ColumnTypes:
         kind = self._of(number)
         if kind.element:
             element = self.converter(kind.element)
-            return lambda text: parse_array(text, element)
+            return lambda value: parse_array(value.decode(), element)
         return _KINDS.get(kind.base, _TEXT)[1]
 
     def field(self, name: str, number: int, modifier: int) -> TypeField:
@@ -133,6 +138,6 @@ def _elements(tokens: Iterator[str], element: Convert) -> Iterator[Any]:
         if token == "{":
             yield list(_elements(tokens, element))
         elif token.startswith('"'):
-            yield element(_ESCAPE.sub(r"\1", token[1:-1]))
+            yield element(_ESCAPE.sub(r"\1", token[1:-1]).encode())
         elif token != ",":
-            yield None if token == "NULL" else element(token)
+            yield None if token == "NULL" else element(token.encode())

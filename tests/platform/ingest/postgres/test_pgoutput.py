@@ -44,7 +44,7 @@ MESSAGES = {
 
 @pytest.mark.parametrize("content", MESSAGES, ids=lambda content: chr(content[0]))
 def test_each_message(content: bytes) -> None:
-    assert parse(memoryview(content)) == MESSAGES[content]
+    assert parse(content) == MESSAGES[content]
 
 
 @pytest.mark.parametrize("content", [each for each in MESSAGES if each[0] not in b"OY"], ids=lambda each: chr(each[0]))
@@ -53,13 +53,13 @@ def test_a_message_that_is_cut_is_an_error(content: bytes) -> None:
         if content[:1] == b"C" and end > 18:
             continue  # The rest is the time.
         with pytest.raises(CorruptData):
-            parse(memoryview(content[:end]))
+            parse(content[:end])
 
 
 @pytest.mark.parametrize("content", [b"?", b"I" + OID + b"N" + struct.pack(">Hc", 1, b"b")])
 def test_what_is_not_known(content: bytes) -> None:
     with pytest.raises(CorruptData, match="unknown kind"):
-        parse(memoryview(content))
+        parse(content)
 
 
 def test_positions() -> None:
