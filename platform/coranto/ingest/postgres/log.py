@@ -178,8 +178,9 @@ class ChangeLog:
         if not options.divides:
             raise InvalidInput(
                 f"the transaction at {format_lsn(begin.commit_lsn)} (xid {begin.xid & 0xFFFFFFFF}) has more than "
-                f"{options.transaction_bytes} bytes of changes: give more with `transaction`, which takes some ten "
-                "times as much memory, or divide such transactions among several of the stream with `larger: divide`",
+                f"{options.transaction_bytes} bytes of changes: give more with `transaction`, which takes some "
+                "fifteen times as much memory, or divide such transactions among several of the stream with `larger: "
+                "divide`",
                 field="transaction",
             )
         self.position = LogPosition(begin.commit_lsn, transaction.seq)
