@@ -16,7 +16,7 @@ from psycopg.pq import ExecStatus
 
 from coranto.errors import Unavailable
 from coranto.ingest.postgres.pgoutput import format_lsn
-from coranto.ingest.postgres.server import CONNECT_SECONDS, connect_replication, failures, problem_of
+from coranto.ingest.postgres.server import CONNECT_SECONDS, connect, failures, problem_of
 
 _REPORT_SECONDS: Final = 10.0
 _REPORT_MESSAGES: Final = 4096
@@ -31,7 +31,7 @@ class ReplicationConnection:
     """A connection for commands of replication. One command runs at a time."""
 
     def __init__(self, url: str) -> None:
-        self._connection = connect_replication(url)
+        self._connection = connect(url, replicates=True)
         self._libpq = self._connection.pgconn
         self.reached = 0
         """All changes before this position in the log are received."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import psycopg
 from psycopg import errors, sql
 
 from coranto.errors import CorantoError, InvalidInput, SourceChanged, Unavailable
 from coranto.ingest.postgres.names import quoted
-from coranto.ingest.postgres.options import PostgresOptions
 from coranto.ingest.postgres.pgoutput import format_lsn, parse_lsn
 from coranto.ingest.postgres.values import SESSION
 
@@ -45,36 +44,15 @@ FROM pg_replication_slots s WHERE slot_name = %s
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-class ReplicationSlot(NamedTuple):
-    """A replication slot: the log that the server keeps from `restart`, for readers behind `confirmed`."""
+def connect(url: str, *, replicates: bool = False) -> Connection:
+    """Connect for statements, or for commands of replication. Raises InvalidInput if the server refuses the user.
 
-    restart: int
-    confirmed: int
-
-
-def connect(url: str) -> Connection:
-    """Connect for statements. Raises InvalidInput if the server refuses the user, and Unavailable."""
+    Raises Unavailable, too.
+    """
+    more: dict[str, Any] = {"replication": "database"} if replicates else {}
     with failures():
         connection: Connection = psycopg.connect(
-            url, autocommit=True, connect_timeout=CONNECT_SECONDS, application_name="coranto ingest"
-        )
-        try:
-            _set(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-
-def connect_replication(url: str) -> Connection:
-    """Connect for commands of replication. Raises as `connect`."""
-    with failures():
-        connection: Connection = psycopg.connect(
-            url,
-            autocommit=True,
-            connect_timeout=CONNECT_SECONDS,
-            application_name="coranto ingest",
-            replication="database",
+            url, autocommit=True, connect_timeout=CONNECT_SECONDS, application_name="coranto ingest", **more
         )
         try:
             _set(connection)
@@ -114,10 +92,8 @@ def require_settings(connection: Connection) -> str:
     return str(role)
 
 
-def slot_of(
-    connection: Connection, options: PostgresOptions, name: str, position: int | None
-) -> ReplicationSlot | None:
-    """Return the slot of an ingest that was read to a position. None if the ingest has not begun, and there is none.
+def has_slot(connection: Connection, name: str, position: int | None) -> bool:
+    """Return True if there is a slot for an ingest that was read to a position, False if the ingest has not begun.
 
     Raises SourceChanged if changes behind the position are gone, Unavailable if another process reads it, and
     InvalidInput for a slot of another kind.
@@ -126,7 +102,7 @@ def slot_of(
         row = connection.execute(_SLOT, [name]).fetchone()
     if row is None:
         if position is None:
-            return None
+            return False
         raise SourceChanged(
             f"the replication slot {name} is gone, and with it the changes behind {format_lsn(position)}: {_again()}"
         )
@@ -147,14 +123,13 @@ def slot_of(
             f"max_slot_wal_keep_size), and the changes behind {where} "
             f"are gone: {_again(name)}"
         )
-    slot = ReplicationSlot(parse_lsn(restart), parse_lsn(confirmed))
-    if position is not None and slot.confirmed > position:
+    if position is not None and parse_lsn(confirmed) > position:
         raise SourceChanged(
             f"the replication slot {name} begins at {confirmed}, and the stream has changes only to "
             f"{format_lsn(position)}: the slot was created again, or another program reads it, and the changes between "
             f"are gone: {_again(name)}"
         )
-    return slot
+    return True
 
 
 def _again(slot: str = "") -> str:
@@ -189,7 +164,7 @@ def retained(connection: Connection, slot: str) -> int:
 
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
-    """Turn errors of the driver into those of ingests. They have the server's words, which have no values of rows."""
+    """Turn errors of the driver into errors of ingests, with the server's words. These have no values of rows."""
     try:
         yield
     except psycopg.Error as error:
@@ -197,7 +172,7 @@ def failures() -> Iterator[None]:
 
 
 def problem_of(error: psycopg.Error) -> CorantoError:
-    """Return the error of an ingest for one of the driver."""
+    """Return the error of an ingest for an error of the driver."""
     words = (error.diag.message_primary or str(error)).strip().replace("\n", " ")
     if isinstance(error, errors.InsufficientPrivilege):
         return InvalidInput(f"the server refuses: {words}")

@@ -117,7 +117,7 @@ class PostgresSource:
             self._positions = {name: dict(position) for name, position in after.items() if name != LOG}
             self._look()
             position = LogPosition.parse(after[LOG]) if LOG in after else None
-            slot = server.slot_of(connection, self._options, self._slot, None if position is None else position.lsn)
+            has_slot = server.has_slot(connection, self._slot, None if position is None else position.lsn)
             flushed, end = server.flushed(connection)
             if position is not None and position.lsn > end:
                 raise SourceChanged(
@@ -133,10 +133,10 @@ class PostgresSource:
             replication = self._replication = ReplicationConnection(self._options.url)
             identity = f"postgresql:{replication.identity()}"
             self._changes = None
-            if slot is None:
-                replication.create_slot(self._slot, temporary=False)
-            else:
+            if has_slot:
                 self._start(position)
+            else:
+                replication.create_slot(self._slot, temporary=False)
             return identity
 
     def _start(self, position: LogPosition | None) -> None:
@@ -207,8 +207,6 @@ class PostgresSource:
         changes.keep_alive()
         name = unread[0]
         read = self._read_rows(snapshot, name, room)
-        if read is None:
-            return []
         if len(unread) == 1 and read.position["done"]:
             snapshot.close()
             self._snapshot = None
@@ -216,7 +214,7 @@ class PostgresSource:
             _log.info("ingest.snapshot_ends", slot=self._slot, position=format_lsn(snapshot.lsn))
         return [read]
 
-    def _read_rows(self, snapshot: TableSnapshot, name: str, room: int) -> Read | None:
+    def _read_rows(self, snapshot: TableSnapshot, name: str, room: int) -> Read:
         table = snapshot.tables.get(name)
         if table is None:
             raise Unavailable(f"table {name} left the publication while it was read")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -120,19 +119,6 @@ class Copies:
 
     def __getitem__(self, table: str) -> dict[Any, dict[str, Any]]:
         return self.tables.get(table, {})
-
-
-@contextlib.contextmanager
-def eventually(seconds: float = 30.0) -> Any:
-    """Yield a function that is called until its condition holds."""
-    deadline = time.monotonic() + seconds
-
-    def wait(condition: Callable[[], bool]) -> None:
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    yield wait
 
 
 ORDERS = """
