@@ -165,6 +165,8 @@ REVIEWED: Final = {
     "coranto_broker.http.requests": {"_RANGE", "_INTEGER"},
     "coranto.ingest.files.rows": {"_INTEGER", "_NOT_UTF8"},
     "coranto.ingest.kafka.options": {"_TOPIC"},
+    "coranto.ingest.postgres.options": {"_SLOT", "_NOT_IN_SLOT"},
+    "coranto.ingest.postgres.values": {"_TOKENS", "_ESCAPE"},
     "coranto.types.kinds": {"_PLAIN_NAME"},
     "coranto.types.parsing": {"_TOKEN"},
     "coranto.types.references": {"_VERSION"},

@@ -26,7 +26,7 @@ SESSION: Final[Mapping[str, str]] = {
 }
 """The settings of sessions whose texts are read here."""
 _HEADER: Final = 4
-_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{},]|[^"{},]+', re.DOTALL)
+_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"?|[{},]|[^"{},]+', re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 
 
