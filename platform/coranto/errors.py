@@ -141,12 +141,12 @@ class MissingExtra(CorantoError, ModuleNotFoundError):
 
 
 class VersionTooOld(CorantoError):
-    """The installed version of a package lacks a feature."""
+    """The installed version of a package lacks a feature. `instead` says what to do with this version."""
 
-    def __init__(self, feature: str, package: str, found: str, needed: str) -> None:
+    def __init__(self, feature: str, package: str, found: str, needed: str, instead: str = "") -> None:
         super().__init__(
             f"{feature} needs {package} {needed} or later, and {package} {found} is installed: use a later version, "
-            f"or do without {feature}"
+            f"or {instead or f'do without {feature}'}"
         )
         self.feature = feature
         self.package = package

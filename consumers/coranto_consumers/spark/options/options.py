@@ -61,6 +61,7 @@ OPTIONS = {
     "acceptJournals": "ID/JOURNAL, separated by commas: journals that have the content of earlier ones of their names, "
     "so that a query continues in them at its offsets",
     "maxTriggerDelay": "time for which a micro-batch waits for minOffsetsPerTrigger at most: 15m (default)",
+    "trigger": "processingTime, if the query has this trigger: PySpark before 4.2 needs it for limits of micro-batches",
 }
 STREAM_OPTIONS = (
     "acceptJournals",
@@ -68,6 +69,7 @@ STREAM_OPTIONS = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
+    "trigger",
 )
 """The options that only streaming queries have."""
 

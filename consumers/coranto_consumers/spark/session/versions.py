@@ -7,8 +7,8 @@ VersionTooOld (`require_spark`).
 before   missing
 =======  ===============================================================================================================
 4.1      filters of batch reads; `DataSourceStreamArrowWriter`, whose place a writer of batches takes
-4.2      `latestOffset` with a start and a limit, so `PositionedReader` remembers the start; a reader's part in
-         `Trigger.AvailableNow`; heads in the progress of queries
+4.2      `latestOffset` with a start and a limit, so `PositionedReader` remembers the start, and limits need an option;
+         several batches with `Trigger.AvailableNow`; heads in the progress of queries
 =======  ===============================================================================================================
 """
 
@@ -18,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyspark
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from coranto.errors import VersionTooOld
+from coranto_consumers.spark.session.task_errors import told_to_driver
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,7 +101,7 @@ else:
         """The limit of a batch, which a reader asks itself to keep."""
 
     class ReadAllAvailable(ReadLimit):
-        """No limit. A reader gets it from no version before 4.2."""
+        """No limit."""
 
     class ReadMaxBytes(ReadLimit):
         """A limit of bytes."""
@@ -141,15 +143,10 @@ __all__ = [
 ]
 
 
-def require_spark(feature: str, needed: tuple[int, int]) -> None:
+def require_spark(feature: str, needed: tuple[int, int], instead: str = "") -> None:
     """Raise VersionTooOld if this version of PySpark lacks a feature that came with version `needed`."""
     if needed > SPARK:
-        raise too_old(feature, needed)
-
-
-def too_old(feature: str, needed: tuple[int, int]) -> VersionTooOld:
-    """Return the error about a feature that came with version `needed`."""
-    return VersionTooOld(feature, "PySpark", pyspark.__version__, f"{needed[0]}.{needed[1]}")
+        raise VersionTooOld(feature, "PySpark", pyspark.__version__, f"{needed[0]}.{needed[1]}", instead)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -167,45 +164,50 @@ def push_filters() -> Any:
 def register_source(spark: SparkSession, *sources: type[DataSource]) -> None:
     """Make data sources known to a session. One that is known already stays as it is."""
     for source in sources:
-        spark.dataSource.register(source)
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 class PositionedReader(DataSourceStreamReader):
-    """A stream reader for Spark before 4.2, which tells a reader neither where a batch begins nor how long it may be.
+    """A stream reader for Spark before 4.2, which tells a reader neither where a batch begins nor its limit.
 
     The first batch begins at the initial offset. Before the first batch of a query with a checkpoint, Spark asks for
     the empty batch at the query's offset, and before any batch that it repeats, for that batch. Each other one begins
     where the last one ends.
 
-    `Trigger.AvailableNow` would end a query after a single batch, and of a query with a checkpoint it asks where that
-    batch ends before it says where it begins. So it is refused. Between the end of the first batch and
-    its partitions, Spark asks for the initial offset once; with this trigger, twice in a new query and never in others.
+    If `spark.sql.streaming.triggerAvailableNowWrapper.enabled` is true, `Trigger.AvailableNow` asks where the batch
+    ends before anything else. Of a query with a checkpoint this assumes a wrong begin, which is an error.
     """
 
-    def __init__(self, reader: DataSourceStreamReader) -> None:
+    def __init__(self, reader: DataSourceStreamReader, *, limited: bool) -> None:
         self._reader: Any = reader
+        self._limit = self._reader.getDefaultReadLimit() if limited else ReadAllAvailable()
         self._position: dict[str, Any] | None = None
-        self._guessed = False
-        """True from when the first batch was planned from the initial offset until Spark asks for its partitions."""
-        self._asked = 0
-        """The number of times that Spark has asked for the initial offset."""
+        self._assumed: dict[str, Any] | None = None
+        """The begin of the first batch, until Spark asks for its partitions."""
 
     def initialOffset(self) -> dict[str, Any]:
-        self._asked += 1
         return cast(dict[str, Any], self._reader.initialOffset())
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
         if self._position is None:
-            self._position = self._reader.initialOffset()
-            self._guessed = True
-        self._position = self._reader.latestOffset(self._position, self._reader.getDefaultReadLimit())
+            self._position = self._assumed = self.initialOffset()
+        self._position = self._reader.latestOffset(self._position, self._limit)
         return cast(dict[str, Any], self._position)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if self._guessed and self._asked != 1:
-            raise too_old("Trigger.AvailableNow", (4, 2))
-        self._guessed = False
-        self._position = end
+        """Return what the tasks of a batch read. Raises VersionTooOld if it was planned from another begin."""
+        if self._assumed not in (None, start):
+            with told_to_driver():
+                require_spark(
+                    "Trigger.AvailableNow with spark.sql.streaming.triggerAvailableNowWrapper.enabled",
+                    (4, 2),
+                    "set that to false",
+                )
+        self._assumed, self._position = None, end
         return cast(Sequence[InputPartition], () if start == end else self._reader.partitions(start, end))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -218,6 +220,18 @@ class PositionedReader(DataSourceStreamReader):
         self._reader.stop()
 
 
-def stream_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
-    """Return a reader of streaming queries in the form that this version of Spark calls."""
-    return reader if SPARK >= (4, 2) else PositionedReader(reader)
+def stream_reader(
+    reader: DataSourceStreamReader, *, limits: Sequence[str], processing_time: bool
+) -> DataSourceStreamReader:
+    """Return a reader of streaming queries in the form that this version of Spark calls.
+
+    `limits` are the limits of batches that the user gave. Before 4.2, `Trigger.AvailableNow` and `Trigger.Once` run
+    one batch, and no reader can see the trigger. A limit would leave out the rest, so it raises VersionTooOld unless
+    the user says that the query has a `processing_time` trigger. Without a limit, a batch has all that there is.
+    """
+    if SPARK >= (4, 2):
+        return reader
+    if limits and not processing_time:
+        instead = "set the option trigger=processingTime if the query has that trigger"
+        require_spark(f"{limits[0]} with an unknown trigger", (4, 2), instead)
+    return PositionedReader(reader, limited=bool(limits))

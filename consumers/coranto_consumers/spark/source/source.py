@@ -95,7 +95,8 @@ class JournalDataSource(DataSource):
         with told_to_driver():
             options = StreamOptions.parse(self.options)
             source, layout = _layout(schema, self._typed(options.source))
-            return stream_reader(JournalStreamReader(replace(options, source=source), layout))
+            reader = JournalStreamReader(replace(options, source=source), layout)
+            return stream_reader(reader, limits=options.limits, processing_time=options.processing_time)
 
     def _typed(self, options: SourceOptions) -> SourceOptions:
         """Return the options with the framing of the registered type, if there is a registry."""

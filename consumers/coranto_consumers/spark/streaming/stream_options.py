@@ -29,6 +29,10 @@ class StreamOptions:
     min_messages: int
     max_delay: float
     """Seconds for which a batch waits at most for `min_messages`."""
+    limits: tuple[str, ...] = ()
+    """The options with limits of batches that are given."""
+    processing_time: bool = False
+    """True if the user says that the query has a processing-time trigger."""
     accepted: frozenset[str] = frozenset()
     """`<id>/<journal>` of journals that have the content of the earlier ones which the query's offsets are of."""
 
@@ -63,6 +67,11 @@ class StreamOptions:
                 f"{least} is more than maxOffsetsPerTrigger, {most}: give no more than that",
                 field="option minOffsetsPerTrigger",
             )
+        chosen = {
+            "maxBytesPerTrigger": "maxbytespertrigger" in given,
+            "maxOffsetsPerTrigger": most > 0,
+            "minOffsetsPerTrigger": least > 0,
+        }
         return cls(
             source,
             _starting(given.get("startingoffsets", "latest")),
@@ -70,6 +79,8 @@ class StreamOptions:
             most or None,
             least,
             _seconds(given.get("maxtriggerdelay", DEFAULT_TRIGGER_DELAY)),
+            tuple(name for name, is_given in chosen.items() if is_given),
+            _processing_time(given.get("trigger", "")),
             frozenset(filter(None, map(str.strip, given.get("acceptjournals", "").split(",")))),
         )
 
@@ -94,6 +105,15 @@ def _starting(text: str) -> Mapping[str, Position | None] | None:
         for journal, found in raw.items()
         if found != EARLIEST
     }
+
+
+def _processing_time(text: str) -> bool:
+    if text.lower() not in ("", "processingtime"):
+        raise InvalidInput(
+            f"{text!r} is not processingTime, the only trigger that needs the option; leave it out",
+            field="option trigger",
+        )
+    return bool(text)
 
 
 def _seconds(text: str) -> float:

@@ -12,12 +12,19 @@ from pyspark.sql.types import StructType
 
 from coranto.errors import VersionTooOld
 from coranto_consumers.spark.session import versions
-from coranto_consumers.spark.session.versions import PositionedReader, arrow_schema, require_spark, stream_reader
+from coranto_consumers.spark.session.task_errors import error_of_task
+from coranto_consumers.spark.session.versions import (
+    PositionedReader,
+    ReadAllAvailable,
+    arrow_schema,
+    require_spark,
+    stream_reader,
+)
 from coranto_consumers.spark.streaming.lag import bytes_behind
 
 
 class Steps:
-    """A reader of a journal of 25 bytes, in batches of 10."""
+    """A reader of a journal of 25 bytes, in batches of 10 if they are limited."""
 
     def __init__(self, begin: int = 0, head: int = 25) -> None:
         self.begin, self.head = begin, head
@@ -30,8 +37,8 @@ class Steps:
     def getDefaultReadLimit(self) -> int:
         return 10
 
-    def latestOffset(self, start: dict[str, Any], limit: int) -> dict[str, Any]:
-        return {"a": min(start["a"] + limit, self.head)}
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        return {"a": self.head if isinstance(limit, ReadAllAvailable) else min(start["a"] + limit, self.head)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
         self.planned.append((start["a"], end["a"]))
@@ -39,6 +46,10 @@ class Steps:
 
     def stop(self) -> None:
         self.stopped = True
+
+
+def limited(steps: Any) -> PositionedReader:
+    return PositionedReader(steps, limited=True)
 
 
 def kept(offset: dict[str, Any]) -> dict[str, Any]:
@@ -63,17 +74,17 @@ def batches(reader: PositionedReader, start: dict[str, Any] | None, count: int) 
 
 def test_a_new_query_begins_at_the_initial_offset_and_keeps_its_limit() -> None:
     steps = Steps()
-    assert batches(PositionedReader(steps), None, 4) == [10, 20, 25, 25]
+    assert batches(limited(steps), None, 4) == [10, 20, 25, 25]
     assert steps.planned == [(0, 10), (10, 20), (20, 25)]
 
 
 def test_a_new_query_may_have_nothing_to_read() -> None:
-    assert batches(PositionedReader(Steps(head=0)), None, 3) == [0, 0, 0]
+    assert batches(limited(Steps(head=0)), None, 3) == [0, 0, 0]
 
 
 def test_a_query_with_a_checkpoint_continues_at_its_offset() -> None:
     steps = Steps()
-    reader = PositionedReader(steps)
+    reader = limited(steps)
     assert list(reader.partitions({"a": 12}, {"a": 12})) == []
     assert batches(reader, {"a": 12}, 3) == [22, 25, 25]
     assert steps.planned == [(12, 22), (22, 25)]
@@ -81,44 +92,74 @@ def test_a_query_with_a_checkpoint_continues_at_its_offset() -> None:
 
 def test_a_query_that_repeats_a_batch_continues_behind_it() -> None:
     steps = Steps()
-    reader = PositionedReader(steps)
+    reader = limited(steps)
     reader.partitions({"a": 9}, {"a": 9})
     reader.partitions({"a": 4}, {"a": 9})
     assert batches(reader, {"a": 9}, 2) == [19, 25]
     assert steps.planned == [(4, 9), (9, 19), (19, 25)]
 
 
-def test_available_now_is_refused_by_name_for_a_new_query() -> None:
-    reader = PositionedReader(Steps())
-    end = kept(reader.latestOffset())
-    reader.initialOffset()  # Spark's wrapper of the source asks for it, and the first batch does, too.
+def test_a_batch_without_limits_has_all_that_there_is() -> None:
+    steps = Steps()
+    reader = PositionedReader(steps, limited=False)
+    reader.partitions({"a": 12}, {"a": 12})
+    assert batches(reader, {"a": 12}, 2) == [25, 25]
+    assert steps.planned == [(12, 25)]
+
+
+def test_available_now_with_sparks_wrapper_reads_all_of_a_new_query() -> None:
+    steps = Steps()
+    reader = PositionedReader(steps, limited=False)
+    end = kept(reader.latestOffset())  # The wrapper asks before the query has begun, and for each report.
     start = kept(reader.initialOffset())
-    with pytest.raises(VersionTooOld, match=r"Trigger\.AvailableNow needs PySpark 4\.2 or later, and PySpark \S+ is"):
-        reader.partitions(start, end)
+    steps.head = 40
+    reader.latestOffset()
+    reader.partitions(start, end)
+    assert steps.planned == [(0, 25)]
 
 
 @pytest.mark.parametrize("offset", [10, 12])
-def test_available_now_is_refused_for_a_query_with_a_checkpoint(offset: int) -> None:
+def test_available_now_with_sparks_wrapper_is_refused_for_a_query_with_a_checkpoint(
+    offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "SPARK", (4, 1))
     steps = Steps()
-    reader = PositionedReader(steps)
+    reader = PositionedReader(steps, limited=False)
     reader.latestOffset()
-    with pytest.raises(VersionTooOld, match=r"Trigger\.AvailableNow"):
+    pattern = r"Trigger\.AvailableNow with \S+ needs PySpark 4\.2 or later, and .*, or set that to false"
+    with pytest.raises(VersionTooOld, match=pattern) as caught:
         reader.partitions({"a": offset}, {"a": offset})
     assert not steps.planned
+    told = error_of_task(RuntimeError("\n".join([str(caught.value), *caught.value.__notes__])))
+    assert isinstance(told, VersionTooOld)
 
 
 def test_the_reader_is_stopped() -> None:
     steps = Steps()
-    PositionedReader(steps).stop()
+    limited(steps).stop()
     assert steps.stopped
 
 
 def test_readers_are_in_the_form_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: Any = Steps()
     monkeypatch.setattr(versions, "SPARK", (4, 1))
-    assert isinstance(stream_reader(steps), PositionedReader)
+    reader = stream_reader(steps, limits=(), processing_time=False)
+    assert isinstance(reader, PositionedReader)
+    assert reader.latestOffset() == {"a": 25}
     monkeypatch.setattr(versions, "SPARK", (4, 2))
-    assert stream_reader(steps) is steps
+    assert stream_reader(steps, limits=("maxBytesPerTrigger",), processing_time=False) is steps
+
+
+def test_limits_that_a_single_batch_would_not_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: Any = Steps()
+    monkeypatch.setattr(versions, "SPARK", (4, 1))
+    pattern = (
+        r"^maxBytesPerTrigger with an unknown trigger needs PySpark 4\.2 .*, or set the option trigger=processingTime"
+    )
+    with pytest.raises(VersionTooOld, match=pattern):
+        stream_reader(steps, limits=("maxBytesPerTrigger",), processing_time=False)
+    reader = stream_reader(steps, limits=("maxBytesPerTrigger",), processing_time=True)
+    assert reader.latestOffset() == {"a": 10}
 
 
 def test_what_a_version_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def test_starting_offsets_are_words_or_json(text, starting):
         ("maxTriggerDelay", "soon", "maxTriggerDelay: 'soon' is not a duration"),
         ("maxTriggerDelay", "-1s", "is negative"),
         ("maxBytesPerTriger", "1", "did you mean maxBytesPerTrigger"),
+        ("trigger", "once", "trigger: 'once' is not processingTime"),
         ("isolation", "sequenced", "not one of read_committed, read_uncommitted"),
         ("maxRecordsPerPartition", "5", "is for spark.read"),
     ],
@@ -61,6 +62,15 @@ def test_bad_values_are_refused(option, value, problem):
 def test_a_least_number_above_the_largest_is_refused():
     with pytest.raises(InvalidInput, match="8 is more than maxOffsetsPerTrigger, 7"):
         StreamOptions.parse({**GIVEN, "minOffsetsPerTrigger": "8", "maxOffsetsPerTrigger": "7"})
+
+
+def test_the_limits_that_are_given_are_known_by_name():
+    assert StreamOptions.parse({**GIVEN, "maxOffsetsPerTrigger": "0"}).limits == ()
+    given = {**GIVEN, "minOffsetsPerTrigger": "1", "maxBytesPerTrigger": "5", "trigger": "processingtime"}
+    options = StreamOptions.parse(given)
+    assert options.limits == ("maxBytesPerTrigger", "minOffsetsPerTrigger")
+    assert options.processing_time
+    assert not StreamOptions.parse(GIVEN).processing_time
 
 
 def test_a_batch_read_refuses_the_options_of_queries():
