@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TableOutput,
     )
     from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+    from coranto_consumers.spark.application.upserts import Upsert
     from coranto_consumers.spark.consumer.consumer import SparkConsumer
     from coranto_consumers.spark.consumer.foreach_batch import exactly_once
     from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
@@ -43,6 +44,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer.consumer"),
     **dict.fromkeys(("ConsumerOptions",), "coranto_consumers.spark.application.consumer_options"),
+    **dict.fromkeys(("Upsert",), "coranto_consumers.spark.application.upserts"),
     **dict.fromkeys(("DeadLetters", "MisfitPolicy", "dead_letter_table"), "coranto_consumers.outputs.dead_letters"),
     **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.journals.framings"),
     **dict.fromkeys(("IcebergStore",), "coranto_consumers.spark.outputs.iceberg"),
@@ -86,6 +88,7 @@ __all__ = [
     "Step",
     "StopOnSignals",
     "TableOutput",
+    "Upsert",
     "WindowConsumer",
     "WindowReport",
     "bytes_behind",
