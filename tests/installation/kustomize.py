@@ -14,6 +14,8 @@ import yaml
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 VARIANTS = ("base", "overlays/small", "overlays/large")
+"""The kustomizations of brokers."""
+ALL = (*VARIANTS, "consumer")
 
 
 def render(folder: Path) -> list[Any]:
@@ -39,11 +41,11 @@ def render(folder: Path) -> list[Any]:
 
 
 def containers(manifests: list[Any]) -> list[Any]:
-    """Return the containers of all StatefulSets."""
+    """Return the containers of all StatefulSets and Deployments."""
     return [
         container
         for each in manifests
-        if each["kind"] == "StatefulSet"
+        if each["kind"] in ("StatefulSet", "Deployment")
         for container in each["spec"]["template"]["spec"]["containers"]
     ]
 

@@ -10,7 +10,7 @@ import yaml
 
 from coranto_broker.settings import BrokerSettings
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
-from tests.installation.kustomize import DEPLOY, KUBERNETES, VARIANTS, containers, render
+from tests.installation.kustomize import ALL, DEPLOY, KUBERNETES, VARIANTS, containers, render
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
@@ -22,6 +22,12 @@ UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 @pytest.fixture(params=VARIANTS)
 def manifests(request: pytest.FixtureRequest) -> list[Any]:
+    """The manifests of each kustomization of brokers in turn."""
+    return render(KUBERNETES / request.param)
+
+
+@pytest.fixture(params=ALL)
+def all_manifests(request: pytest.FixtureRequest) -> list[Any]:
     """The manifests of each kustomization in turn."""
     return render(KUBERNETES / request.param)
 
@@ -124,18 +130,28 @@ def test_volumes_hold_the_cache_and_what_waits_for_the_store(manifests: list[Any
             assert bounded <= 0.75 * volume  # The rest is for fragments that are not complete.
 
 
-def test_containers_get_no_less_memory_than_they_ask_for(manifests: list[Any]) -> None:
-    for container in containers(manifests):
+def test_containers_get_no_less_memory_than_they_ask_for(all_manifests: list[Any]) -> None:
+    for container in containers(all_manifests):
         resources = container["resources"]
         assert size(resources["requests"]["memory"]) <= size(resources["limits"]["memory"])
+
+
+def test_a_consumer_runs_once_and_has_time_for_its_transaction() -> None:
+    (deployment,) = of_kind(render(KUBERNETES / "consumer"), "Deployment")
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 60
+    (container,) = containers([deployment])
+    (port,) = container["ports"]
+    assert f"--metrics-port={port['containerPort']}" in container["args"]
+    assert {container[probe]["httpGet"]["port"] for probe in ("startupProbe", "livenessProbe")} == {port["name"]}
 
 
 def test_images_are_parameters_without_a_registry() -> None:
     for each in SERVICES.values():
         assert re.fullmatch(r"\$\{[A-Z0-9_]+_IMAGE:\?[^}]+\}", each["image"])
-    for variant in VARIANTS:
+    for variant in ALL:
         images = {container["image"].partition(":")[0] for container in containers(render(KUBERNETES / variant))}
-        assert images == {"coranto", "etcd"}
+        assert images == ({"coranto", "etcd"} if variant in VARIANTS else {"coranto"})
     for path in DEPLOY.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             hosts = re.findall(r"\b[\w-]+\.(?:io|com|org|dev)/[\w./-]+", path.read_text())
@@ -143,13 +159,13 @@ def test_images_are_parameters_without_a_registry() -> None:
             assert not [host for host in hosts if not any(name in host for name in known)], path
 
 
-def test_no_secret_stands_in_the_files(manifests: list[Any]) -> None:
+def test_no_secret_stands_in_the_files(all_manifests: list[Any]) -> None:
     secret = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|AUTH_KEYS|TOKEN", re.IGNORECASE)
     for each in SERVICES.values():
         assert not [name for name in each.get("environment", {}) if secret.search(name)]
-    for container in containers(manifests):
+    for container in containers(all_manifests):
         for variable in container.get("env", []):
             assert not secret.search(variable["name"]) or "secretKeyRef" in variable["valueFrom"]
-    for each in of_kind(manifests, "ConfigMap"):
+    for each in of_kind(all_manifests, "ConfigMap"):
         assert not [name for name in each["data"] if secret.search(name)]
-    assert not of_kind(manifests, "Secret")
+    assert not of_kind(all_manifests, "Secret")

@@ -7,6 +7,7 @@ import typer
 from coranto.cli.lazy_commands import LazyCommand, lazy_group
 
 _HOMES = {
+    "run": "coranto_consumers.cli.running:run",
     "serve": "coranto_consumers.cli.serving:serve_command",
     "settings": "coranto_consumers.cli.serving:settings_command",
     "lag": "coranto_consumers.cli.lag:lag",

@@ -17,10 +17,7 @@ def load_application(target: str) -> Application[Any]:
 
     Modules of the current folder are found too. Raises InvalidInput.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    made = load_target(target)
+    made = load_here(target)
     if not isinstance(made, Application):
         raise InvalidInput(
             f"{target} is not an Application, and does not make one; "
@@ -28,6 +25,17 @@ def load_application(target: str) -> Application[Any]:
             field="application",
         )
     return made
+
+
+def load_here(target: str) -> Any:
+    """Return the object `module:name`, or what it makes. Modules of the current folder are found too.
+
+    Raises InvalidInput.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return load_target(target)
 
 
 def default_prefix(target: str) -> str:

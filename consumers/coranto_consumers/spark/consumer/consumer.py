@@ -21,6 +21,7 @@ messages of the failed transaction are never acknowledged.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -118,7 +119,7 @@ class SparkConsumer:
 
     If a store, broker or fragment store is unavailable, or a transaction conflicts with another one, the consumer
     continues from its last commit, under the same fence. `run_until_caught_up` retries for `retry_timeout` seconds
-    since the first failure after the last progress, `run_until_stopped` without a limit.
+    since the first failure after the last progress, `run_until_stopped` by default without a limit.
 
     `misfits` decides about messages that do not fit the application's columns, whose UUID cannot be read, or whose rows
     the store rejects (`rejections.py`): they end the run; or the application gets them, with nulls for the values that
@@ -224,16 +225,21 @@ class SparkConsumer:
         return report
 
     def run_until_stopped(
-        self, stop: Callable[[], bool], *, wait: Callable[[], object] = lambda: time.sleep(1.0)
+        self,
+        stop: Callable[[], bool],
+        *,
+        wait: Callable[[], object] = lambda: time.sleep(1.0),
+        retry_timeout: float = math.inf,
     ) -> ConsumeReport:
         """Process content as it is written, under one fence, until `stop` returns True.
 
         Calls `stop` before each transaction, and `wait` when there is nothing to read. Also reads journals that match
-        the application's selector only later. Retries unavailable stores and brokers without a limit. Raises other
-        errors as `run_until_caught_up` does.
+        the application's selector only later. Retries unavailable stores and brokers for `retry_timeout` seconds since
+        the first failure after the last progress, by default without a limit. Raises other errors as
+        `run_until_caught_up` does.
         """
         pace, fence_checks = Pace(self._min_transaction_seconds), Pace(_FENCE_SECONDS)
-        outages = self._run(RetryPolicy())
+        outages = self._run(RetryPolicy(retry_timeout))
 
         def serve() -> ConsumeReport:
             with SyncJournalClient.of(self._config) as client, Prefetcher[Input]() as ahead:

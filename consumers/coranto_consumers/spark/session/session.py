@@ -116,6 +116,19 @@ def new_session(
         return builder.getOrCreate()
 
 
+def submitted_session(app_name: str) -> SparkSession:
+    """Return the session of a program that `spark-submit` runs.
+
+    It has the settings of Spark's SQL for consumers, except for those that `spark-submit` gave.
+    """
+    spark = SparkSession.builder.appName(app_name).getOrCreate()
+    given = spark.sparkContext.getConf()
+    for name, value in settings_for(given.get("spark.master") or "").items():
+        if name.startswith("spark.sql.") and not given.contains(name):
+            spark.conf.set(name, value)
+    return spark
+
+
 def warm_up(spark: SparkSession) -> None:
     """Run a job that does nothing, so that Java has loaded what jobs need, and Python's workers have started."""
     tasks = max(1, spark.sparkContext.defaultParallelism)
