@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,22 +49,25 @@ def test_the_tour_in_the_documents_works(
         assert [line.partition("},")[2] for line in found] == ['"order":11}', '"order":11,"item":"lamp"}']
 
 
-def test_the_default_path_ingests_each_row_once(
+def test_the_default_path_makes_a_table_with_each_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """As printed, but for the stores of the test's cluster, and without `--follow`, which does not end."""
-    (ingest,) = (each for each in blocks("yaml") if each.startswith("# orders.yaml"))
-    ((words, following),) = re.findall(r"^\$ coranto (ingest .*) (--follow)$", PAGE.read_text(), re.MULTILINE)
-    assert following
-    (tmp_path / "orders.yaml").write_text(ingest.replace("{segments: 2}", f'{{segments: 2, stores: ["{STORE_URL}"]}}'))
-    (tmp_path / "orders.jsonl").write_text('{"customer": "ada"}\n{"customer": "bob"}\n')
+    """As printed, but for the stores of the test's cluster, and as commands that end when all is read."""
+    for text in blocks("yaml"):
+        name = text.splitlines()[0].removeprefix("# ")
+        stores = f'{{segments: 2, stores: ["{STORE_URL}"]}}'
+        (tmp_path / name).write_text(text.replace("{segments: 2}", stores))
+    (tmp_path / "orders.jsonl").write_text('{"id": 1, "customer": "ada"}\n{"id": 2}\n{"id": 1, "customer": "bob"}\n')
+    page = PAGE.read_text()
+    [ingest] = re.findall(r"^\$ coranto (ingest .*) --follow$", page, re.MULTILINE)
+    [table] = re.findall(r"^\$ coranto (table .*)$", page, re.MULTILINE)
     with SyncCluster(brokers=1) as cluster:
         monkeypatch.setenv("CORANTO_ENDPOINT", cluster.endpoint.removeprefix("http://"))
         monkeypatch.setenv("PWD", str(tmp_path))
         monkeypatch.chdir(tmp_path)
         run = CommandLine(capfdbinary.readouterr)
-        assert [run(*words.split()).output for _ in range(2)] == [
-            "orders: 2 rows in 1 transactions\n",
-            "orders: 0 rows in 0 transactions\n",
-        ]
-        assert len(run("streams", "read", "shop/orders").output.splitlines()) == 2
+        for rows in (3, 0):
+            assert run(*ingest.split()).output.startswith(f"orders: {rows} rows ")
+            assert run(*table.split(), "--once").output.startswith(f"shop-orders: {rows} messages ")
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        assert database.execute("SELECT id, customer FROM orders ORDER BY id").fetchall() == [(1, "bob"), (2, None)]
