@@ -28,7 +28,7 @@ def load_application(target: str) -> Application[Any]:
 
 
 def load_here(target: str) -> Any:
-    """Return the object `module:name`, or what it makes. Modules of the current folder are found too.
+    """Return the object `module:name`, or its result if it is called. Modules of the current folder are found too.
 
     Raises InvalidInput.
     """

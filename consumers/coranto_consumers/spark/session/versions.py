@@ -199,7 +199,7 @@ class PositionedReader(DataSourceStreamReader):
         return cast(dict[str, Any], self._position)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return what the tasks of a batch read. Raises VersionTooOld if it was planned from another begin."""
+        """Return the partitions of a batch. Raises VersionTooOld if it was planned from another begin."""
         if self._assumed not in (None, start):
             with told_to_driver():
                 require_spark(
