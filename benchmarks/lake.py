@@ -26,6 +26,7 @@ from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark import IcebergStore, Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.session.session import new_session
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _appended(
     def consumed() -> float:
         application = Rows()
         store = IcebergStore(catalog, application.table)
-        consumer = SparkConsumer(application, config, store, spark, max_transaction_bytes=1 << 30)
+        consumer = SparkConsumer(application, config, store, spark, ConsumerOptions(max_transaction_bytes=1 << 30))
         begun = time.perf_counter()
         report = consumer.run_until_caught_up()
         seconds = time.perf_counter() - begun

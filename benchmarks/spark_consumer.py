@@ -25,6 +25,7 @@ from coranto.client import ClientConfig
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto_consumers.spark import Outputs, Replace, SparkConsumer, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.session.session import new_session
 from coranto_consumers.stores import SqlStore
 from tests.servers.sql import PostgresServer
@@ -82,7 +83,7 @@ class Bench:
         """Consume the journal in one transaction, and return the messages per second."""
         table = _new_table(keyed)
         consumer = SparkConsumer(
-            Rows(table, keyed), self._config, self._store.url, spark, max_transaction_bytes=1 << 30
+            Rows(table, keyed), self._config, self._store.url, spark, ConsumerOptions(max_transaction_bytes=1 << 30)
         )
         begun = time.perf_counter()
         report = consumer.run_until_caught_up()
@@ -96,7 +97,11 @@ class Bench:
     def consumer_of_few(self, spark: SparkSession) -> Callable[[], float]:
         """Return a function that consumes one message in a transaction, and returns the transactions per second."""
         consumer = SparkConsumer(
-            Rows(_new_table(False), False, SMALL), self._config, self._store.url, spark, max_transaction_bytes=1 << 30
+            Rows(_new_table(False), False, SMALL),
+            self._config,
+            self._store.url,
+            spark,
+            ConsumerOptions(max_transaction_bytes=1 << 30),
         )
         message = message_content().partition(b"\n")[0] + b"\n"
 

@@ -37,6 +37,7 @@ from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_p
 from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import ConsumeReport, Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.session.session import new_session, warm_up
 from coranto_consumers.stores import SqlStore
 
@@ -205,8 +206,16 @@ def _rounds(name: str, journals: Sequence[str], each: int, endpoint: str, write:
                 parts.begin()
 
         write(dict.fromkeys(journals, 0))
-        options: Any = {"max_transaction_bytes": 1 << 30, "on_progress": reports.append, "hooks": parts}
-        consumer = SparkConsumer(Counts(name), ClientConfig(endpoint), store, spark, **options)
+        options = ConsumerOptions(max_transaction_bytes=1 << 30)
+        consumer = SparkConsumer(
+            Counts(name),
+            ClientConfig(endpoint),
+            store,
+            spark,
+            options,
+            on_progress=reports.append,
+            hooks=parts,
+        )
         consumer.run_until_stopped(lambda: len(found) > ROUNDS, wait=more)
         assert reports[-1].messages == ROUNDS * each * len(journals)
         kept = SqlStore(store).read(name)

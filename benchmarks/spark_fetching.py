@@ -25,6 +25,7 @@ from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_p
 from coranto.testing.fake_broker import FakeBroker
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.journals.placing import executors_of
 from coranto_consumers.spark.session.session import new_session, warm_up
 
@@ -115,7 +116,7 @@ def _measured(cluster: str, endpoint: str, store: HttpStore) -> list[Figure]:
                     ClientConfig(endpoint),
                     f"sqlite:///{folder}/store.db",
                     spark,
-                    max_transaction_bytes=transaction_bytes,
+                    ConsumerOptions(max_transaction_bytes=transaction_bytes),
                 )
                 assert consumer.run_until_caught_up().messages == MESSAGES
 

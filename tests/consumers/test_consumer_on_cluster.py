@@ -17,6 +17,7 @@ from coranto.messages.sequencer import Sequencer, read_committed
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import Add, Hooks, JournalOutput, Outputs, SparkConsumer, Step, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.stores import SqlStore
 
 pytestmark = pytest.mark.system
@@ -88,7 +89,12 @@ def test_a_consumer_is_exact_while_its_broker_is_killed(spark, tmp_path):
 
             store_url = f"sqlite:///{tmp_path}/store.db"
             consumer = SparkConsumer(
-                Words(), config, store_url, spark, max_transaction_bytes=120_000, hooks=KillsTheBroker(cluster)
+                Words(),
+                config,
+                store_url,
+                spark,
+                ConsumerOptions(max_transaction_bytes=120_000),
+                hooks=KillsTheBroker(cluster),
             )
             report = consumer.run_until_caught_up()
 

@@ -67,9 +67,9 @@ class IdentityCheck:
     `accepted` has the codes of confirmed changes, separated by commas.
     """
 
-    def __init__(self, name: str, accepted: str = "") -> None:
+    def __init__(self, name: str, accepted: str | None = None) -> None:
         self._name = name
-        self._accepted = {each.strip() for each in accepted.split(",")} - {""}
+        self._accepted = {each.strip() for each in (accepted or "").split(",")} - {""}
         self.record = Identity()
         """The identity to commit."""
         self._changes: list[Change] = []

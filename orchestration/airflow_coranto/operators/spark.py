@@ -174,8 +174,8 @@ class SparkConsumerOperator(BaseOperator):
             CorantoHook(self.coranto_conn_id).client_config(),
             store,
             self._start_session,
+            self._options(),
             on_progress=show,
-            **self._options().arguments(),
         )
 
     def _options(self) -> ConsumerOptions:

@@ -155,8 +155,8 @@ class Consumption:
             self._journals.client_config(),
             self._settings.store,
             self._spark.session,
+            self._settings.options,
             on_progress=show,
-            **self._settings.options.arguments(),
         )
 
 

@@ -141,12 +141,12 @@ class WindowStep:
         context = self.context
         chosen = self.settings(context, **resource_arguments(self.settings, context.resources))
         consumer = WindowConsumer(
-            self.name,
             chosen.application,
             resource_of(context.resources, self.resource_key, JournalResource).client_config(),
             chosen.database_url,
             resource_of(context.resources, self.spark_resource_key, SparkResource).session,
-            **chosen.options.of_windows(),
+            chosen.options,
+            name=self.name,
         )
         try:
             report = materialize_in_turn(consumer, context.partition_key, turns_of(context))

@@ -18,6 +18,7 @@ from coranto.messages import JsonLines
 from coranto.testing.sync_cluster import SyncCluster
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
 from coranto_consumers.spark import Hooks, JournalOutput, Outputs, SparkConsumer, Step, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.outputs import staging as outputs
 from coranto_consumers.stores import SqlStore
 
@@ -74,7 +75,9 @@ def test_what_crashes_leave_is_found_and_gone_after_the_next_start(
     def consume(step: Step | None = None) -> None:
         hooks = CrashAt(step) if step else None
         config = ClientConfig(cluster.endpoint)
-        SparkConsumer(Copies(), config, url, spark, max_transaction_bytes=3000, hooks=hooks).run_until_caught_up()
+        SparkConsumer(
+            Copies(), config, url, spark, ConsumerOptions(max_transaction_bytes=3000), hooks=hooks
+        ).run_until_caught_up()
 
     def audit() -> Report:
         async def run() -> Report:

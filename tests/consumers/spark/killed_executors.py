@@ -20,6 +20,7 @@ from coranto.client import ClientConfig
 from coranto.security.tokens import Keys
 from coranto_consumers.spark import Hooks, Outputs, SparkConsumer, Step, TableOutput, register
 from coranto_consumers.spark.application.application import JournalOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from tests.consumers.spark.cluster.program import TOTALS, Buckets, read_source
 
 
@@ -135,9 +136,8 @@ def main() -> None:
             config,
             asked["store"],
             spark,
+            ConsumerOptions(max_partition_bytes=4_000, max_transaction_bytes=20_000),
             hooks=hooks,
-            max_partition_bytes=4_000,
-            max_transaction_bytes=20_000,
         )
         report = consumer.run_until_caught_up()
         hooks.join()

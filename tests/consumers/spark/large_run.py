@@ -27,6 +27,7 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages.uuids import clock_from_ns
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import Add, Hooks, JournalOutput, Outputs, SparkConsumer, Step, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.session.session import new_session
 from coranto_consumers.stores import SqlStore
 from tests.consumers.spark.large_history import History
@@ -153,15 +154,15 @@ class LargeRun:
 
     def consume(self) -> int:
         """Consume the journals, with a crash on the way, and return the number of transactions."""
-        limits = {"max_transaction_bytes": min(256 << 20, self.bytes // 2)}
-        crashing = SparkConsumer(Copies(), self.config, self.store_url, self.spark, hooks=CrashAfterACommit(), **limits)
+        options = ConsumerOptions(max_transaction_bytes=min(256 << 20, self.bytes // 2))
+        crashing = SparkConsumer(Copies(), self.config, self.store_url, self.spark, options, hooks=CrashAfterACommit())
         try:
             crashing.run_until_caught_up()
         except _Crash:
             self.say("the consumer has crashed after its first commit, before the acknowledgements")
         else:
             raise AssertionError("the consumer was to crash after its first commit")
-        consumer = SparkConsumer(Copies(), self.config, self.store_url, self.spark, on_progress=self._told, **limits)
+        consumer = SparkConsumer(Copies(), self.config, self.store_url, self.spark, options, on_progress=self._told)
         report = consumer.run_until_caught_up()
         assert report.replayed_intents, "the acknowledgements of the crashed instance are appended again"
         self._committed(OUT).select("n", "k", "v").write.parquet(str(self.folder / "published"))

@@ -51,7 +51,8 @@ class World:
 
     def run(self, application: Copies, **options) -> None:
         store = options.pop("store", self.store_url)
-        SparkConsumer(application, self.broker.config, store, self.spark, **options).run_until_caught_up()
+        chosen = ConsumerOptions(**options)
+        SparkConsumer(application, self.broker.config, store, self.spark, chosen).run_until_caught_up()
 
     def refused(self, application: Copies, **options) -> tuple[str, str]:
         """The text of the error, and its code. Nothing is committed."""

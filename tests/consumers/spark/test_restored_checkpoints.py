@@ -27,6 +27,7 @@ from coranto.streams import SyncStreamReader, SyncStreams, default_template
 from coranto.testing import SyncCluster
 from coranto.testing.cluster import STORE_URL
 from coranto_consumers.spark import IcebergStore, Outputs, TableOutput, error_of_task, exactly_once
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.stores.sql import SqlStore
 from tests.sampling import sampled
 
@@ -49,7 +50,8 @@ class Database:
         return self.url
 
     def writer(self, frame: DataFrame, *, accept_loss: bool) -> Any:
-        write = exactly_once(self.store(), outputs, name="numbers", fail_on_data_loss=not accept_loss)
+        options = ConsumerOptions(fail_on_data_loss=not accept_loss)
+        write = exactly_once(self.store(), outputs, name="numbers", options=options)
         return frame.writeStream.foreachBatch(write)
 
     def numbers(self) -> list[int]:

@@ -12,6 +12,7 @@ from coranto.messages.csv_rows import CsvRows, TextRows
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
 from coranto_consumers.spark import CsvRecords, Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.windows import WindowConsumer
 from coranto_consumers.spark.source.source import JournalDataSource
 from coranto_consumers.stores import SqlStore
@@ -73,7 +74,7 @@ def test_sparks_reader_and_a_consumer_have_these_rows(spark, broker, tmp_path):
 
     publish(broker, tmp_path / "fragments")
     url = f"sqlite:///{tmp_path}/store.db"
-    SparkConsumer(Copy(), broker.config, url, spark, framing=CsvRecords(2, None)).run_until_caught_up()
+    SparkConsumer(Copy(), broker.config, url, spark, ConsumerOptions(framing=CsvRecords(2, None))).run_until_caught_up()
     with SqlStore(url).engine.connect() as connection:
         assert sorted(tuple(row) for row in connection.execute(select(OUT))) == ROWS
 
@@ -145,7 +146,8 @@ KINDS = {
 def test_a_consumer_is_caught_up_with_a_journal_that_ends_in_no_message(spark, broker, tmp_path, kind, end):
     framing, message = KINDS[kind]
     broker.create("a/rows")
-    consumer = SparkConsumer(Copy(), broker.config, f"sqlite:///{tmp_path}/store.db", spark, framing=framing)
+    options = ConsumerOptions(framing=framing)
+    consumer = SparkConsumer(Copy(), broker.config, f"sqlite:///{tmp_path}/store.db", spark, options)
     for n in (1, 2):  # The second run begins behind blank content.
         broker.write("a/rows", message(n) + end)
         report = consumer.run_until_caught_up()
@@ -167,7 +169,7 @@ def test_a_window_may_end_in_no_message(spark, broker, tmp_path, kind, end):
 
     broker.create("a/rows")
     store = f"sqlite:///{tmp_path}/store.db"
-    made = WindowConsumer("by-window", ByWindow(), broker.config, store, spark, framing=framing)
+    made = WindowConsumer(ByWindow(), broker.config, store, spark, ConsumerOptions(framing=framing), name="by-window")
     for content in (message(1) + end, end, message(2) + message(3) + end):
         broker.write("a/rows", content)
         broker.fake.journals["a/rows"].roll(tmp_path / "fragments")

@@ -24,6 +24,7 @@ from coranto_consumers.spark import (
     exactly_once,
     stream_selector,
 )
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.stores import SqlStore
 
 LATEST = Table("latest", MetaData(), Column("key", String(20), primary_key=True), Column("n", BigInteger))
@@ -143,9 +144,8 @@ def test_a_consumer_of_a_stream_that_is_split_and_merged_while_it_runs(spark: Sp
             shop.client.config,
             url,
             spark,
-            max_transaction_bytes=40 * EVENT_BYTES,
+            ConsumerOptions(max_transaction_bytes=40 * EVENT_BYTES, fail_on_data_loss=fail_on_data_loss),
             on_progress=on_progress,
-            fail_on_data_loss=fail_on_data_loss,
         )
 
     shop.write(60)

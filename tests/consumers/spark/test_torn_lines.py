@@ -15,6 +15,7 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark import DeadLetters, Outputs, SparkConsumer, TableOutput, dead_letter_table
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.source.source import JournalDataSource
 from coranto_consumers.stores import SqlStore
 
@@ -102,7 +103,7 @@ def test_a_consumer_gets_all_messages_and_keeps_the_pieces(torn, broker, spark, 
     piece, at, numbers = torn
     url = f"sqlite:///{tmp_path}/store.db"
     report = SparkConsumer(
-        Numbers(), broker.config, url, spark, misfits=DeadLetters(table=LETTERS)
+        Numbers(), broker.config, url, spark, ConsumerOptions(misfits=DeadLetters(table=LETTERS))
     ).run_until_caught_up()
     with SqlStore(url).engine.connect() as connection:
         rows = {row.at: row.n for row in connection.execute(select(NUMBERS))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
@@ -16,15 +16,12 @@ from coranto_consumers.spark.journals.framings import ReadFraming, chosen_framin
 
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
 DEFAULT_PARTITION_BYTES: Final = 32 << 20
-_OF_WINDOWS: Final = (
-    "retry_timeout",
-    "max_partition_bytes",
-    "misfits",
-    "accept_changes",
-    "uuid_pointer",
-    "framing",
-    "registry",
+OF_WINDOWS: Final = frozenset(
+    {"retry_timeout", "max_partition_bytes", "misfits", "accept_changes", "uuid_pointer", "framing", "registry"}
 )
+"""The options of a `WindowConsumer`: it reads a window as a whole, and fails if content is gone."""
+OF_BATCHES: Final = frozenset({"retry_timeout", "misfits", "fail_on_data_loss", "accept_changes"})
+"""The options of `exactly_once`: the query's source reads the content of its batches."""
 _PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "max_transaction_bytes": ((int,), "a whole number"),
     "max_transaction_messages": ((int, type(None)), "a whole number"),
@@ -32,32 +29,57 @@ _PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "retry_timeout": ((int, float), "a number"),
     "max_partition_bytes": ((int,), "a whole number"),
     "fail_on_data_loss": ((bool,), "true or false"),
-    "accept_changes": ((str,), "a text"),
+    "accept_changes": ((str, type(None)), "a text"),
     "uuid_pointer": ((str,), "a text"),
-    "registry": ((str,), "a text"),
+    "registry": ((str, type(None)), "a text"),
 }
 _POLICIES: Final = {"fail": MisfitPolicy.FAIL, "nulls": MisfitPolicy.NULLS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """The options of a `SparkConsumer`, which documents them. Raises InvalidInput for bad values."""
+    """The options of a `SparkConsumer`. Raises InvalidInput for bad values.
+
+    A `WindowConsumer` takes those in `OF_WINDOWS`, and `exactly_once` those in `OF_BATCHES`.
+    """
 
     max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES
+    """The new content that a transaction reads, approximately: at most so much, and as much again of each journal for
+    producers' transactions that were open before. Longer producer transactions are delivered in several transactions
+    (`long_transactions.py`). The next transaction is read while one commits, so Spark keeps the rows of up to two."""
     max_transaction_messages: int | None = None
+    """The most new messages of a transaction, approximately, by the mean length of earlier messages
+    (`transaction_bounds.py`)."""
     min_transaction_seconds: float = 0.0
+    """The least seconds between the times when a service (`run_until_stopped`) begins to catch up."""
     retry_timeout: float = JOB_SECONDS
+    """The seconds, since the first failure after the last progress, that a run retries an unavailable store or broker.
+    A service retries without a limit."""
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
+    """The most bytes that a task reads, approximately."""
     misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL
+    """The treatment of messages that do not fit the application's columns, whose UUID cannot be read, or whose rows
+    the store rejects (`rejections.py`): they end the run; or the application gets them, with nulls for the values that
+    do not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction."""
     fail_on_data_loss: bool = True
-    accept_changes: str = ""
+    """True to end the run if content is gone before it was read: removed by retention, or with a journal that was
+    deleted and recreated. If False, the consumer continues after the gap, and logs and reports the exact gap. Of a
+    transaction that began in lost content, it delivers the rest."""
+    accept_changes: str | None = None
+    """The code that confirms a change of the consumer (`outputs/identity.py`), from the error ConsumerChanged."""
     uuid_pointer: str = DEFAULT_UUID_POINTER
+    """The JSON pointer to a message's UUID."""
     framing: ReadFraming | None = None
-    registry: str = ""
+    """The framing of messages that are not lines of JSON (`framings.py`)."""
+    registry: str | None = None
+    """The journal that registers message types. The type determines framing and UUIDs: the application's
+    `message_type`, or else the type that the labels of all journals name. The first run chooses the version, for the
+    life of the instance."""
 
     def __post_init__(self) -> None:
         policy_of(self.misfits)
-        checked_codes(self.accept_changes)
+        if self.accept_changes is not None:
+            checked_codes(self.accept_changes)
         for name, example in (("max_transaction_bytes", 268435456), ("max_partition_bytes", 33554432)):
             value = getattr(self, name)
             if value < 1:
@@ -74,7 +96,7 @@ class ConsumerOptions:
         if not self.retry_timeout >= 0:
             raise InvalidInput(f"{self.retry_timeout} is not a number of seconds from 0 on", field="retry_timeout")
         chosen_framing(self.framing, self.uuid_pointer)
-        if self.registry:
+        if self.registry is not None:
             validate_journal(self.registry, kind="registry")
             if self.framing is not None or self.uuid_pointer != DEFAULT_UUID_POINTER:
                 name = "uuid_pointer" if self.framing is None else "framing"
@@ -104,20 +126,11 @@ class ConsumerOptions:
                 raise InvalidInput(f"{values[name]!r} is not {wanted}", field=name)
         return cls(**values)
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a `SparkConsumer`."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    def of_windows(self) -> dict[str, Any]:
-        """Return the arguments of a `WindowConsumer`. Raises InvalidInput for options that do not apply to it."""
+    def require_only(self, names: Collection[str], reason: str) -> None:
+        """Raise InvalidInput for other options than `names` that do not have their defaults."""
         for each in fields(self):
-            if each.name not in _OF_WINDOWS and getattr(self, each.name) != each.default:
-                raise InvalidInput(
-                    "has no meaning for a consumer by windows: a window is read as a whole, and fails if content is "
-                    "gone; leave it out",
-                    field=each.name,
-                )
-        return {name: getattr(self, name) for name in _OF_WINDOWS}
+            if each.name not in names and getattr(self, each.name) != each.default:
+                raise InvalidInput(f"has no meaning for {reason}; leave it out", field=each.name)
 
     @property
     def chosen_framing(self) -> ReadFraming:

@@ -39,21 +39,14 @@ except ModuleNotFoundError as error:
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.config import require_client
-from coranto.client.retry import JOB_SECONDS, RetryPolicy
+from coranto.client.retry import RetryPolicy
 from coranto.client.routes import KnownRoute
 from coranto.errors import JournalRecreated, OffsetJump
 from coranto.messages.checkpoints import Checkpoint, Identity, Source, identified
-from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
-from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
 from coranto_consumers.spark.application.application import DeclaresSql, Outputs, SparkApplication, checked_outputs
-from coranto_consumers.spark.application.consumer_options import (
-    DEFAULT_PARTITION_BYTES,
-    DEFAULT_TRANSACTION_BYTES,
-    ConsumerOptions,
-)
-from coranto_consumers.spark.application.dead_letters import DeadLetters
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.committed.long_transactions import LongTransaction
 from coranto_consumers.spark.consumer.acknowledging import acknowledge
 from coranto_consumers.spark.consumer.comparing import compare_tables
@@ -78,7 +71,6 @@ from coranto_consumers.spark.journals.discovery import (
     require_unread,
     routes_of,
 )
-from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.losses import (
     Holes,
     LostContent,
@@ -104,33 +96,13 @@ class SparkConsumer:
     `IcebergStore`. `spark` is a session, or a function that starts one when there is something to read. `on_progress`
     is called once the plan is known, and after each transaction.
 
-    A transaction reads at most about `max_transaction_bytes` of new content, and as much again of each journal for
-    producers' transactions that were open before. Longer producer transactions are delivered in several transactions
-    (`long_transactions.py`). The next transaction is read while one commits, so Spark keeps the rows of up to two.
-    `max_transaction_messages` also limits the number of new messages, approximately, by the mean length of earlier
-    messages (`transaction_bounds.py`). A service (`run_until_stopped`) begins to catch up at most once in
-    `min_transaction_seconds`. A task reads at most about `max_partition_bytes`.
-
-    `uuid_pointer` is the JSON pointer to a message's UUID. `framing` is needed for messages that are not lines of JSON
-    (`framings.py`). With a `registry` of message types, the type gives both: the application's `message_type`, or
-    else the type that the labels of all journals name. The first run chooses the version, for the life of the instance.
-
     Use an instance from one thread only. Instances with the same application name fence each other off, on any machine.
 
     If a store, broker or fragment store is unavailable, or a transaction conflicts with another one, the consumer
-    continues from its last commit, under the same fence. `run_until_caught_up` retries for `retry_timeout` seconds
-    since the first failure after the last progress, `run_until_stopped` by default without a limit.
-
-    `misfits` decides about messages that do not fit the application's columns, whose UUID cannot be read, or whose rows
-    the store rejects (`rejections.py`): they end the run; or the application gets them, with nulls for the values that
-    do not fit (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction.
-
-    Content may be gone before it was read: removed by retention, or with a journal that was deleted and recreated.
-    That ends the run, unless `fail_on_data_loss` is False. Then the consumer continues after the gap, and logs and
-    reports the exact gap. Of a transaction that began in lost content, it delivers the rest.
+    continues from its last commit, under the same fence.
 
     The checkpoint records the sources, the outputs and the store's location. If any of them changes under the same
-    name, the run ends with ConsumerChanged, which names the code that confirms the change: `accept_changes`
+    name, the run ends with ConsumerChanged, which names the code that confirms the change
     (`outputs/identity.py`).
     """
 
@@ -140,55 +112,30 @@ class SparkConsumer:
         client: ClientConfig,
         store: str | OutputStore[Any],
         spark: SparkSession | Callable[[], SparkSession],
+        options: ConsumerOptions | None = None,
         *,
-        max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES,
-        max_transaction_messages: int | None = None,
-        min_transaction_seconds: float = 0.0,
-        retry_timeout: float = JOB_SECONDS,
-        max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
         on_progress: Callable[[ConsumeReport], None] | None = None,
         hooks: Hooks | None = None,
-        misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
-        fail_on_data_loss: bool = True,
-        accept_changes: str = "",
-        uuid_pointer: str = DEFAULT_UUID_POINTER,
-        framing: ReadFraming | None = None,
-        registry: str = "",
     ) -> None:
-        options = ConsumerOptions(
-            max_transaction_bytes=max_transaction_bytes,
-            max_transaction_messages=max_transaction_messages,
-            min_transaction_seconds=min_transaction_seconds,
-            retry_timeout=retry_timeout,
-            max_partition_bytes=max_partition_bytes,
-            misfits=misfits,
-            fail_on_data_loss=fail_on_data_loss,
-            accept_changes=accept_changes,
-            uuid_pointer=uuid_pointer,
-            framing=framing,
-            registry=registry,
-        )  # Raises InvalidInput.
+        self._options = options = options or ConsumerOptions()
         require_client(client)
         if not client.name:
             client = replace(client, name=f"spark-consumer/{quote(application.name)[:100]}")
         self._input = InputSettings(application, client, spark, options, application.name)
-        self._fail_on_data_loss = fail_on_data_loss
-        self._misfits = misfits
         self._application = application
         self._config = client
         self._hooks = hooks or Hooks()
         self._store = output_store(store, self._hooks.commit)
-        self._max_transaction_bytes = max_transaction_bytes
-        self._bound = MessageBound(max_transaction_bytes, max_transaction_messages)
-        self._min_transaction_seconds = min_transaction_seconds
-        self._retry_timeout = retry_timeout
+        self._bound = MessageBound(options.max_transaction_bytes, options.max_transaction_messages)
         self._on_progress = on_progress or (lambda report: None)
         self._reader: InputReader | None = None
         self._routes: Mapping[str, KnownRoute] = {}
         self._writing = OptimisticWrites(self._store.writes_optimistically)
-        self._identity = IdentityCheck(application.name, accept_changes)
-        lasting = OldestTransactions(max_transaction_bytes)
-        self._transactions = OutputTransactions(application, self._store, self._hooks, misfits, lasting, self._identity)
+        self._identity = IdentityCheck(application.name, options.accept_changes)
+        lasting = OldestTransactions(options.max_transaction_bytes)
+        self._transactions = OutputTransactions(
+            application, self._store, self._hooks, options.misfits, lasting, self._identity
+        )
         self._outages = Outages(application.name, RetryPolicy(), self._hooks, self._on_progress)
         self._seen = NOTHING
         """The last progress that `on_progress` got."""
@@ -220,7 +167,7 @@ class SparkConsumer:
                 heads = heads_of(self._present(client))
                 return replace(report, heads={journal: heads[journal] for journal in report.heads if journal in heads})
 
-        report = self._run(RetryPolicy(self._retry_timeout)).run(catch_up, self._progress)
+        report = self._run(RetryPolicy(self._options.retry_timeout)).run(catch_up, self._progress)
         assert report is not None  # Nothing stops it.
         return report
 
@@ -238,7 +185,7 @@ class SparkConsumer:
         the first failure after the last progress, by default without a limit. Raises other errors as
         `run_until_caught_up` does.
         """
-        pace, fence_checks = Pace(self._min_transaction_seconds), Pace(_FENCE_SECONDS)
+        pace, fence_checks = Pace(self._options.min_transaction_seconds), Pace(_FENCE_SECONDS)
         outages = self._run(RetryPolicy(retry_timeout))
 
         def serve() -> ConsumeReport:
@@ -330,7 +277,7 @@ class SparkConsumer:
         if not self._input.has_session and self._reader is None and not self._has_unread(present):
             return
         nothing = self._input_reader().nothing()
-        compare_tables(self._application.name, self._application.outputs, self._store, nothing, self._misfits)
+        compare_tables(self._application.name, self._application.outputs, self._store, nothing, self._options.misfits)
 
     def _has_unread(self, present: Mapping[str, ContentExtent]) -> bool:
         restored = self._store.read(self._application.name)
@@ -381,7 +328,7 @@ class SparkConsumer:
         while (most is None or report.transactions < most) and not (stop is not None and stop()):
             for lost in unread.holes.due(sources):
                 report, sources = self._skip_lost(report, sources, lost)
-            if (due := unread.long.due(sources, self._max_transaction_bytes)) is not None:
+            if (due := unread.long.due(sources, self._options.max_transaction_bytes)) is not None:
                 try:
                     with errors_of_tasks():
                         report, sources = self._replay(client, due, sources, unread.heads, report)
@@ -418,13 +365,13 @@ class SparkConsumer:
                 self._record_loss(unread.holes, error)
                 continue
             except JournalRecreated as error:
-                if self._fail_on_data_loss:
+                if self._options.fail_on_data_loss:
                     raise lost_of(error).error(self._advice(error.journal)) from error
                 # List the journals again: their present state decides how to continue.
                 return self._catch_up(client, ahead, report, sources, self._present(client), stop, most)
             except MetLongTransactions as met:
                 unread.long.meet(met.found)
-                log_long_transactions(met.found, sources, self._max_transaction_bytes)
+                log_long_transactions(met.found, sources, self._options.max_transaction_bytes)
                 continue
             except TooManyMessages:
                 self._bound.settle()
@@ -453,7 +400,7 @@ class SparkConsumer:
                 return
             reading = self._reading(client, following, after, begins)
             ahead.begin(lambda: NextInput(PlannedInput.of(following, after), reading))
-        elif is_endless and unread.is_clear and not self._min_transaction_seconds:
+        elif is_endless and unread.is_clear and not self._options.min_transaction_seconds:
             ahead.begin(partial(self._prefetch_later, client, unread.present, after))
 
     def _prefetch_later(
@@ -473,7 +420,7 @@ class SparkConsumer:
 
     def _record_loss(self, holes: Holes, error: OffsetJump) -> None:
         """Record lost content, to skip it when it is due. Raises the error unless losses are accepted."""
-        if self._fail_on_data_loss:
+        if self._options.fail_on_data_loss:
             raise error
         holes.meet(LostContent(error.journal, error.expected, error.actual))
 
@@ -481,7 +428,7 @@ class SparkConsumer:
         self, report: ConsumeReport, sources: Mapping[str, Source], lost: LostContent, begin: int = 0
     ) -> tuple[ConsumeReport, Mapping[str, Source]]:
         """Continue after lost content. Raises its error unless losses are accepted."""
-        if self._fail_on_data_loss:
+        if self._options.fail_on_data_loss:
             raise lost.error(self._advice(lost.journal))
         return replace(report, lost=(*report.lost, lost)), skip_lost(sources, lost, begin)
 
@@ -500,7 +447,7 @@ class SparkConsumer:
         gone = gone_segments(present, sources)
         for journal in sorted(gone.unread):
             lost = LostContent(journal, sources[journal].read_through, 0, made_again=True)
-            if self._fail_on_data_loss:
+            if self._options.fail_on_data_loss:
                 raise not_read(journal, lost.begin)
             warn_of(lost)
             report = replace(report, lost=(*report.lost, lost))
@@ -525,7 +472,7 @@ class SparkConsumer:
         pruning = Pruning(time.time(), first_offsets=begins)
         reader, cuts = self._input_reader(), _cuts(client, ranges)
         reader.packs = self._store.packs
-        with reader.read(ranges, sources, cuts, pruning, self._max_transaction_bytes) as read:
+        with reader.read(ranges, sources, cuts, pruning, self._options.max_transaction_bytes) as read:
             self._bound.see(ranges, read.rows)
             yield read
 
@@ -567,7 +514,7 @@ class SparkConsumer:
         """Run steps 2 to 6 for one part of a long transaction."""
         self._hooks.reached(Step.PLANNED)
         reader, head = self._input_reader(), heads[long.journal]
-        reading = reader.read_part(long, sources, head, self._max_transaction_bytes)
+        reading = reader.read_part(long, sources, head, self._options.max_transaction_bytes)
         return self._transactions.process(client, reading, report, _nothing)
 
 

@@ -33,13 +33,13 @@ from pyspark.sql import DataFrame
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.config import require_client
-from coranto.client.retry import JOB_SECONDS, RetryPolicy
+from coranto.client.retry import RetryPolicy
 from coranto.errors import BatchChanged, CorruptData, InvalidInput, Outcome, RejectedRow, Unavailable
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
-from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
-from coranto_consumers.outputs.identity import IdentityCheck, checked_codes
+from coranto_consumers.outputs.dead_letters import DeadLetters
+from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark.application.application import Outputs, checked_outputs
-from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import OF_BATCHES, ConsumerOptions
 from coranto_consumers.spark.application.dead_letters import dead_letter_outputs
 from coranto_consumers.spark.consumer.acknowledging import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.consumer.batch_content import (
@@ -70,11 +70,8 @@ def exactly_once(
     *,
     name: str,
     client: ClientConfig | None = None,
+    options: ConsumerOptions | None = None,
     first_batch: int = 0,
-    retry_timeout: float = JOB_SECONDS,
-    misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
-    fail_on_data_loss: bool = True,
-    accept_changes: str = "",
     on_progress: Callable[[ConsumeReport], None] | None = None,
     hooks: Hooks | None = None,
 ) -> Callable[[DataFrame, int], None]:
@@ -93,10 +90,11 @@ def exactly_once(
     is called after each batch, and at each failure that is retried. Its report counts batches as transactions since the
     fence was raised. It counts no rows, and has no offsets.
 
-    `misfits` decides about rows that the store rejects. They end the query with RejectedRow; or `outputs` gets them
-    again, with nulls in nullable columns (`MisfitPolicy.NULLS`); or they become `DeadLetters` in the same transaction,
-    as lines of JSON. Errors, the log and dead letters name the journal and offset of a message if the batch has these
-    columns of `format("journal")`; otherwise the batch and the row's number in it, from 0.
+    Of the options, those in `OF_BATCHES` apply. `misfits` decides about rows that the store rejects. They end the query
+    with RejectedRow; or `outputs` gets them again, with nulls in nullable columns (`MisfitPolicy.NULLS`); or they
+    become `DeadLetters` in the same transaction, as lines of JSON. Errors, the log and dead letters name the journal
+    and offset of a message if the batch has these columns of `format("journal")`; otherwise the batch and the row's
+    number in it, from 0.
 
     The function raises Fenced when another query has taken the name, InvalidInput for outputs that do not fit and for a
     query with another checkpoint, BatchChanged for a batch whose number is committed with other content,
@@ -105,22 +103,19 @@ def exactly_once(
     or outlast the retries. The query then ends, and may be started again. With `fail_on_data_loss=False`, a batch that
     differs is skipped, and the loss is logged (`batch.content_lost`).
     """
+    options = options or ConsumerOptions()
+    options.require_only(OF_BATCHES, "`exactly_once`: the query's source reads the content of batches")
     if client is not None:
         require_client(client)
-    elif isinstance(misfits, DeadLetters) and misfits.journals:
+    elif isinstance(options.misfits, DeadLetters) and options.misfits.journals:
         raise InvalidInput("dead letters in journals need a client; give exactly_once one", field="client")
-    ConsumerOptions(retry_timeout=retry_timeout, misfits=misfits)  # Raises InvalidInput.
-    identity = IdentityCheck(name, checked_codes(accept_changes))
     return _Batches(
         store,
         outputs,
         name,
         client,
+        options,
         first_batch,
-        retry_timeout,
-        misfits,
-        fail_on_data_loss,
-        identity,
         on_progress or (lambda report: None),
         hooks or Hooks(),
     )
@@ -135,11 +130,8 @@ class _Batches:
         outputs: Callable[[DataFrame], Outputs],
         name: str,
         client: ClientConfig | None,
+        options: ConsumerOptions,
         first_batch: int,
-        retry_timeout: float,
-        misfits: MisfitPolicy | DeadLetters,
-        fail_on_data_loss: bool,
-        identity: IdentityCheck,
         on_progress: Callable[[ConsumeReport], None],
         hooks: Hooks,
     ) -> None:
@@ -148,10 +140,8 @@ class _Batches:
         self._name = name
         self._client = client
         self._first_batch = first_batch
-        self._retry_timeout = retry_timeout
-        self._misfits = misfits
-        self._fail_on_data_loss = fail_on_data_loss
-        self._identity = identity
+        self._options = options
+        self._identity = IdentityCheck(name, options.accept_changes)
         self._on_progress = on_progress
         self._hooks = hooks
         self._query = ""
@@ -170,7 +160,7 @@ class _Batches:
             query = RunningQuery.of(batch)
             if self._query != query.id:
                 self._commits.forget()
-                self._outages = self._retries(self._retry_timeout if query.ends_by_itself else math.inf)
+                self._outages = self._retries(self._options.retry_timeout if query.ends_by_itself else math.inf)
                 self._is_restored = False
             self._query = ""
 
@@ -225,7 +215,7 @@ class _Batches:
             _log.info("batch.committed_before", name=self._name, batch=number)
             return
         found = BatchDifference() if last is None else difference(content, last, batches)
-        if self._fail_on_data_loss:
+        if self._options.fail_on_data_loss:
             text = older_checkpoint(number, batches, f"{self._name} is committed in {self._store.name}", found, last)
             raise BatchChanged(text, batches=batches)
         if found or batches == 1:
@@ -242,7 +232,7 @@ class _Batches:
         key = _PREFIX + query
         before = self._commits.report
         if before is None:
-            compare_tables(self._name, self._outputs, self._store, batch.limit(0), self._misfits)
+            compare_tables(self._name, self._outputs, self._store, batch.limit(0), self._options.misfits)
             fence, checkpoint = self._store.raise_fence(self._name)
             self._commits.begin(checkpoint, replace(NOTHING, fence=fence))
             self._commits.committed()
@@ -283,7 +273,7 @@ class _Batches:
                 f"batch {number} of {self._name}",
                 self._name,
                 self._outputs,
-                self._misfits,
+                self._options.misfits,
                 lambda made: self._store.rejection(made, self._name, self._progress().fence),
                 rejected,
             )
@@ -294,8 +284,8 @@ class _Batches:
     def _finish(self, batch: SettledBatch, query: str, content: str) -> None:
         made = [checked_outputs(self._outputs(batch.rows))]
         self._identity.take(made[0].names)
-        if batch.dead is not None and isinstance(self._misfits, DeadLetters):
-            made.append(dead_letter_outputs(self._misfits, batch.dead))
+        if batch.dead is not None and isinstance(self._options.misfits, DeadLetters):
+            made.append(dead_letter_outputs(self._options.misfits, batch.dead))
         with errors_of_tasks():
             staged = self._store.write_all(made, self._name, self._progress().fence)
         self._hooks.reached(Step.STAGED)

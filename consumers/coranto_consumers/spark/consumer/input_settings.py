@@ -56,7 +56,7 @@ class InputSettings:
 
         Raises as `list_journals` and, with a registry, `resolve_type`.
         """
-        if not self._options.registry:
+        if self._options.registry is None:
             return list_journals(client, wanted, field=field, labels=labels_of(self._options.chosen_framing))
         if self._type is None:
             found = list_journals(client, wanted, field=field, labels=_ANY_LABELS)

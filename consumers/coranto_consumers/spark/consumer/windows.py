@@ -27,18 +27,16 @@ except ModuleNotFoundError as error:
     raise explained(error) from error
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.client.retry import JOB_SECONDS, RetryPolicy
+from coranto.client.retry import RetryPolicy
 from coranto.errors import CorruptData, Fenced, InvalidInput, RejectedRow
 from coranto.fragments.windows import Window, find, positions
 from coranto.journal_ids import held_through, same_journal
 from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
-from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.messages.pruning import Pruning
-from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
 from coranto_consumers.spark.application.application import Outputs, SparkApplication, TableOutput, checked_outputs
-from coranto_consumers.spark.application.consumer_options import DEFAULT_PARTITION_BYTES, ConsumerOptions
+from coranto_consumers.spark.application.consumer_options import OF_WINDOWS, ConsumerOptions
 from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs
 from coranto_consumers.spark.consumer.input_settings import InputSettings
 from coranto_consumers.spark.consumer.outages import Outages
@@ -46,7 +44,6 @@ from coranto_consumers.spark.consumer.progress import NOTHING, Hooks, Step
 from coranto_consumers.spark.consumer.rejections import Rejections, without_rejected
 from coranto_consumers.spark.inputs.inputs import Input, InputReader
 from coranto_consumers.spark.journals.discovery import cuts_of
-from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.spark.outputs.staging import Staged, stage_table_output, table_of
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
@@ -77,12 +74,12 @@ class WindowReport:
 
 
 class WindowConsumer:
-    """Materialises the windows of the consumer `name` through an application.
+    """Materialises windows of offsets through an application.
 
     The application's outputs are tables only. Their column `coranto_window` (BIGINT NOT NULL) is part of each key; this
-    class fills it. The application's name is not used. Each window has its own fence. `misfits`, `retry_timeout`,
-    `uuid_pointer`, `framing` and `registry` mean the same as for `SparkConsumer`. Dead letters go to a table only, made
-    by `dead_letter_table(…, by_window=True)`.
+    class fills it. The consumer is `name`; by default, the application's. Each window has its own fence. `store` is a
+    SQLAlchemy URL. Of the options, those in `OF_WINDOWS` apply. Dead letters go to a table only, made by
+    `dead_letter_table(…, by_window=True)`.
 
     The store records the application's selector of sources, its outputs and the store's location for all windows of
     `name`. If any of them changes under the same name, a run is rejected with ConsumerChanged, which names the code
@@ -91,30 +88,21 @@ class WindowConsumer:
 
     def __init__(
         self,
-        name: str,
         application: SparkApplication,
         client: ClientConfig,
-        store_url: str,
+        store: str,
         spark: SparkSession | Callable[[], SparkSession],
+        options: ConsumerOptions | None = None,
         *,
-        retry_timeout: float = JOB_SECONDS,
-        max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
+        name: str | None = None,
         hooks: Hooks | None = None,
-        misfits: MisfitPolicy | DeadLetters = MisfitPolicy.FAIL,
-        accept_changes: str = "",
-        uuid_pointer: str = DEFAULT_UUID_POINTER,
-        framing: ReadFraming | None = None,
-        registry: str = "",
     ) -> None:
-        options = ConsumerOptions(
-            retry_timeout=retry_timeout,
-            max_partition_bytes=max_partition_bytes,
-            misfits=misfits,
-            accept_changes=accept_changes,
-            uuid_pointer=uuid_pointer,
-            framing=framing,
-            registry=registry,
-        )  # Raises InvalidInput.
+        options = options or ConsumerOptions()
+        options.require_only(
+            OF_WINDOWS, "a consumer by windows: a window is read as a whole, and fails if content is gone"
+        )
+        name = application.name if name is None else name
+        misfits = options.misfits
         self._input = InputSettings(application, client, spark, options, name)
         if isinstance(misfits, DeadLetters) and (misfits.table is None or WINDOW_COLUMN not in misfits.table.c):
             raise InvalidInput(
@@ -123,14 +111,14 @@ class WindowConsumer:
                 field="misfits",
             )
         self._misfits = misfits
-        self._retry_timeout = retry_timeout
+        self._retry_timeout = options.retry_timeout
         self.name = name
         self._application = application
         self._config = client
         self._hooks = hooks or Hooks()
-        self._store = SqlStore(store_url, commit=self._hooks.commit)
+        self._store = SqlStore(store, commit=self._hooks.commit)
         self.log = WindowLog(self._store, name)
-        self._identity = IdentityCheck(name, accept_changes)
+        self._identity = IdentityCheck(name, options.accept_changes)
         self._recorded = Identity()
 
     def window(self, name: str) -> Window:

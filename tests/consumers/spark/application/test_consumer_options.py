@@ -5,27 +5,53 @@ from dataclasses import fields
 
 import pytest
 
+from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
-from coranto_consumers.spark import ConsumerOptions, DeadLetters, MisfitPolicy, SparkConsumer
+from coranto_consumers.spark import (
+    ConsumerOptions,
+    DeadLetters,
+    MisfitPolicy,
+    Outputs,
+    SparkConsumer,
+    exactly_once,
+)
 from coranto_consumers.spark.consumer.windows import WindowConsumer
 from coranto_consumers.spark.journals.framings import CsvRecords
 from coranto_consumers.stores.windows import WINDOW_COLUMN
 
-OF_THE_PROGRAM = {"self", "application", "client", "store", "store_url", "name", "spark", "on_progress", "hooks"}
+
+class Rows:
+    name = "rows"
+    sources = "name:prefix=rows/"
+    value_schema = "n BIGINT"
+
+    def outputs(self, committed):
+        return Outputs()
 
 
-def test_a_consumer_takes_exactly_these_options_with_these_defaults():
-    parameters = inspect.signature(SparkConsumer.__init__).parameters
-    taken = {name: (each.annotation, each.default) for name, each in parameters.items() if name not in OF_THE_PROGRAM}
-    assert taken == {each.name: (each.type, each.default) for each in fields(ConsumerOptions)}
-    assert set(ConsumerOptions().arguments()) == set(taken)
+def test_consumers_take_options_as_one_value():
+    for consumer, own in ((SparkConsumer, {"on_progress", "hooks"}), (WindowConsumer, {"name", "hooks"})):
+        parameters = inspect.signature(consumer.__init__).parameters
+        assert list(parameters)[:6] == ["self", "application", "client", "store", "spark", "options"]
+        assert set(list(parameters)[6:]) == own
+        assert not {each.name for each in fields(ConsumerOptions)} & parameters.keys()
 
 
-def test_a_consumer_by_windows_takes_its_part_of_them_and_refuses_the_others():
-    parameters = inspect.signature(WindowConsumer.__init__).parameters
-    assert set(ConsumerOptions(misfits=MisfitPolicy.NULLS).of_windows()) == set(parameters) - OF_THE_PROGRAM
+def test_a_consumer_takes_its_part_of_the_options_and_rejects_the_others(tmp_path):
+    client, store = ClientConfig("127.0.0.1:8080"), f"sqlite:///{tmp_path}/store.db"
     with pytest.raises(InvalidInput, match="fail_on_data_loss: has no meaning for a consumer by windows"):
-        ConsumerOptions(fail_on_data_loss=False).of_windows()
+        WindowConsumer(Rows(), client, store, lambda: None, ConsumerOptions(fail_on_data_loss=False))
+    with pytest.raises(InvalidInput, match="registry: has no meaning for `exactly_once`"):
+        exactly_once(store, lambda batch: Outputs(), name="rows", options=ConsumerOptions(registry="types/registry"))
+    nulls = ConsumerOptions(misfits=MisfitPolicy.NULLS)
+    assert WindowConsumer(Rows(), client, store, lambda: None, nulls).name == "rows"
+    assert WindowConsumer(Rows(), client, store, lambda: None, nulls, name="days").name == "days"
+
+
+def test_absent_options_are_none():
+    assert all(each.default != "" for each in fields(ConsumerOptions))
+    with pytest.raises(InvalidInput, match="registry"):
+        ConsumerOptions(registry="")
 
 
 def test_plain_values_say_options():

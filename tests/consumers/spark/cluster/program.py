@@ -20,6 +20,7 @@ from coranto.client import ClientConfig
 from coranto.errors import CorantoError
 from coranto.security.tokens import Keys
 from coranto_consumers.spark import Add, JournalOutput, Outputs, SparkConsumer, TableOutput, errors_of_tasks, register
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 
 TOTALS = Table(
     "totals",
@@ -118,7 +119,8 @@ def run(spark: SparkSession, asked: dict) -> dict:
     config = ClientConfig(asked["endpoint"], auth=Keys.parse(asked["key"]))
     found = read_source(spark, asked)
     copy(spark, asked)
-    consumer = SparkConsumer(Buckets(asked["straggles"]), config, asked["store"], spark, max_partition_bytes=4000)
+    options = ConsumerOptions(max_partition_bytes=4000)
+    consumer = SparkConsumer(Buckets(asked["straggles"]), config, asked["store"], spark, options)
     report = consumer.run_until_caught_up()
     return {**found, "messages": report.messages, "published": report.published}
 

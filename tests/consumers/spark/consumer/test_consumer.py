@@ -35,6 +35,7 @@ from coranto_consumers.spark import (
     Step,
     TableOutput,
 )
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.prefetch import Prefetcher
 from coranto_consumers.spark.outputs import staging as spark_outputs
 from coranto_consumers.spark.outputs.tasks import StageTask
@@ -161,8 +162,9 @@ def sqlite_url(tmp_path) -> str:
     return f"sqlite:///{tmp_path}/store.db"
 
 
-def consumer(spark, world, store_url, **options) -> SparkConsumer:
-    return SparkConsumer(Delays(), world.broker.config, store_url, spark, **options)
+def consumer(spark, world, store_url, hooks=None, on_progress=None, **options) -> SparkConsumer:
+    chosen = ConsumerOptions(**options)
+    return SparkConsumer(Delays(), world.broker.config, store_url, spark, chosen, hooks=hooks, on_progress=on_progress)
 
 
 def takes_ahead(monkeypatch) -> list[bool]:
@@ -342,9 +344,9 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url,
 
     def run(hooks: Hooks | None = None):
         # Small transactions, so that another one is read ahead while the first one crashes.
-        limits = {"max_transaction_bytes": 1_500} if hooks else {}
+        options = ConsumerOptions(max_transaction_bytes=1_500) if hooks else None
         return SparkConsumer(
-            LoggedDelays(), world.broker.config, store_url, spark, hooks=hooks, **limits
+            LoggedDelays(), world.broker.config, store_url, spark, options, hooks=hooks
         ).run_until_caught_up()
 
     for number, step in enumerate(Step):

@@ -8,6 +8,7 @@ from sqlalchemy import BigInteger, Column, Date, DateTime, Float, LargeBinary, M
 
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.spark import DeadLetters, MisfitPolicy, Outputs, SparkConsumer, TableOutput, dead_letter_table
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer import optimistic_writes
 from coranto_consumers.spark.inputs import inputs
 from coranto_consumers.spark.outputs.staging import EXACT
@@ -120,7 +121,7 @@ def test_values_of_all_types_are_those_of_sparks_reader(session, broker, tmp_pat
     assert 0.2 < sum(fits) / LINES < 0.9
 
     report = SparkConsumer(
-        Texts(), broker.config, url, session, misfits=DeadLetters(table=LETTERS)
+        Texts(), broker.config, url, session, ConsumerOptions(misfits=DeadLetters(table=LETTERS))
     ).run_until_caught_up()
 
     found = rows_in(url, TEXTS)
@@ -145,7 +146,9 @@ def test_policies_take_what_does_not_fit_as_the_reader_does(session, broker, tmp
     assert (failed.value.journal, failed.value.offset) == (JOURNAL, misfits[0])
 
     url = f"sqlite:///{tmp_path}/nulls.db"
-    report = SparkConsumer(Texts(), broker.config, url, session, misfits=MisfitPolicy.NULLS).run_until_caught_up()
+    report = SparkConsumer(
+        Texts(), broker.config, url, session, ConsumerOptions(misfits=MisfitPolicy.NULLS)
+    ).run_until_caught_up()
     assert rows_in(url, TEXTS) == {offset: (row.text,) for offset, row in zip(at, expected, strict=True)}
     assert report.misfits == len(misfits)
 

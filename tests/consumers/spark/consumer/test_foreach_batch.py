@@ -32,6 +32,7 @@ from coranto_consumers.spark import (
     error_of_task,
     exactly_once,
 )
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.store_of_url import output_store
 from coranto_consumers.stores.iceberg.tables import find_or_create
 from coranto_consumers.stores.sql import SqlStore
@@ -96,8 +97,16 @@ class World:
         finally:
             query.stop()
 
-    def function(self, **options):
-        return exactly_once(self.store(), outputs, name="counts", client=self.broker.config, **options)
+    def function(self, hooks=None, on_progress=None, **options):
+        return exactly_once(
+            self.store(),
+            outputs,
+            name="counts",
+            client=self.broker.config,
+            options=ConsumerOptions(**options),
+            hooks=hooks,
+            on_progress=on_progress,
+        )
 
     def store(self):
         return self.store_url

@@ -21,6 +21,7 @@ from coranto_consumers.spark import (
     error_of_task,
     exactly_once,
 )
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.stores import SqlStore
 from tests.consumers.spark.consumer.test_rejections import COPIES, DEAD, LETTERS, ORDERS, SOURCE, Orders, World
 from tests.sampling import sampled
@@ -37,10 +38,13 @@ class Batches:
         self.order: list[list[int]] = []
         """The rows of the batches, in the order of `collect`."""
 
-    def run(self, frame, outputs, **options) -> list:
+    def run(self, frame, outputs, client=None, **options) -> list:
         """Return the reports."""
         reports = []
-        write = exactly_once(self.url, outputs, name="orders", on_progress=reports.append, **options)
+        chosen = ConsumerOptions(**options)
+        write = exactly_once(
+            self.url, outputs, name="orders", client=client, options=chosen, on_progress=reports.append
+        )
 
         def function(batch, number) -> None:
             if "at" in batch.columns:
@@ -236,8 +240,8 @@ def test_nulls_in_rows_that_come_from_no_message(new_store, spark, broker, tmp_p
 
 def test_misfits_that_lack_a_place_or_a_client_are_refused(world):
     with pytest.raises(InvalidInput, match="say where"):
-        exactly_once(world.url, plain, name="orders", misfits=MisfitPolicy.DEAD_LETTERS)
+        ConsumerOptions(misfits=MisfitPolicy.DEAD_LETTERS)
     with pytest.raises(InvalidInput, match="dead letters in journals need a client"):
-        exactly_once(world.url, plain, name="orders", misfits=DeadLetters(journals=[DEAD]))
-    with pytest.raises(InvalidInput, match="retry_timeout"):
-        exactly_once(world.url, plain, name="orders", retry_timeout=-1)
+        exactly_once(world.url, plain, name="orders", options=ConsumerOptions(misfits=DeadLetters(journals=[DEAD])))
+    with pytest.raises(InvalidInput, match="max_transaction_bytes: has no meaning for `exactly_once`"):
+        exactly_once(world.url, plain, name="orders", options=ConsumerOptions(max_transaction_bytes=1))

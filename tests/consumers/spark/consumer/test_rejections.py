@@ -40,6 +40,7 @@ from coranto_consumers.spark import (
     TableOutput,
     dead_letter_table,
 )
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
@@ -145,7 +146,8 @@ def world(request, new_store, broker) -> World:
 @pytest.fixture
 def run(spark, broker, world):
     def start(application=None, **options):
-        return SparkConsumer(application or Orders(), broker.config, world.url, spark, **options).run_until_caught_up()
+        consumer = SparkConsumer(application or Orders(), broker.config, world.url, spark, ConsumerOptions(**options))
+        return consumer.run_until_caught_up()
 
     return start
 
@@ -219,7 +221,7 @@ def test_large_inputs_that_are_written_in_one_job_are_settled_too(new_store, bro
     filler = b"".join(json.dumps({**GOOD, "id": 10_000 + n}).encode() + b"\n" for n in range(20_000))
     broker.write(SOURCE, filler)
     report = SparkConsumer(
-        Orders(), broker.config, world.url, spark, misfits=DeadLetters(table=LETTERS)
+        Orders(), broker.config, world.url, spark, ConsumerOptions(misfits=DeadLetters(table=LETTERS))
     ).run_until_caught_up()
     assert report.messages == len(world.good) + 20_000
     assert report.misfits == len(world.bad)
@@ -245,7 +247,9 @@ def test_a_message_without_a_column_that_it_must_have_is_a_misfit(new_store, bro
     SqlStore(url).create_tables(PLACES)
 
     def run(misfits):
-        return SparkConsumer(Required(), broker.config, url, spark, misfits=misfits).run_until_caught_up()
+        return SparkConsumer(
+            Required(), broker.config, url, spark, ConsumerOptions(misfits=misfits)
+        ).run_until_caught_up()
 
     for misfits in (MisfitPolicy.FAIL, MisfitPolicy.NULLS):
         with pytest.raises(CorruptMessage, match=r"does not fit the columns id bigint NOT NULL, name string") as caught:
@@ -357,7 +361,7 @@ def test_windows_treat_rejected_rows_as_consumers_do(new_store, broker, spark, t
     broker.fake.journals[SOURCE].roll(tmp_path / "fragments")
 
     def materialize(misfits):
-        consumer = WindowConsumer("numbers", Numbers(), broker.config, url, spark, misfits=misfits)
+        consumer = WindowConsumer(Numbers(), broker.config, url, spark, ConsumerOptions(misfits=misfits))
         with SyncJournalClient.of(broker.config) as client:
             [known] = grow(consumer.log, client, [Numbers.sources], partial=True)
         return consumer.materialize(known.window.name)

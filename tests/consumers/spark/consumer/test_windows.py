@@ -29,6 +29,7 @@ from coranto_consumers.spark import (
     TableOutput,
     dead_letter_table,
 )
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.windows import WindowConsumer
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
@@ -145,8 +146,16 @@ def sqlite_url(tmp_path) -> str:
     return f"sqlite:///{tmp_path}/store.db"
 
 
-def consumer(spark, world, store_url, application=None, **options) -> WindowConsumer:
-    return WindowConsumer("by-window", application or Flights(), world.broker.config, store_url, spark, **options)
+def consumer(spark, world, store_url, application=None, hooks=None, **options) -> WindowConsumer:
+    return WindowConsumer(
+        application or Flights(),
+        world.broker.config,
+        store_url,
+        spark,
+        ConsumerOptions(**options),
+        name="by-window",
+        hooks=hooks,
+    )
 
 
 def grown(made: WindowConsumer, world: World, **options) -> list[str]:

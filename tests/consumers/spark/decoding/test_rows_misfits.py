@@ -14,6 +14,7 @@ from coranto.messages.publisher import SyncPublisher
 from coranto.messages.sequencer import Sequencer, read_committed
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark import DeadLetters, MisfitPolicy, Outputs, SparkConsumer, TableOutput, dead_letter_table
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.stores import SqlStore
 
 SOURCE, DEAD = "misfits/source", "misfits/dead"
@@ -86,7 +87,8 @@ def journal(broker):
 def run(spark, broker, tmp_path):
     def start(**options):
         url = f"sqlite:///{tmp_path}/store.db"
-        report = SparkConsumer(Numbers(), broker.config, url, spark, **options).run_until_caught_up()
+        consumer = SparkConsumer(Numbers(), broker.config, url, spark, ConsumerOptions(**options))
+        report = consumer.run_until_caught_up()
         with SqlStore(url).engine.connect() as connection:
             return report, {row.at: row.n for row in connection.execute(select(NUMBERS))}, SqlStore(url)
 
@@ -186,9 +188,9 @@ def test_a_uuid_may_be_anywhere(broker, run):
         ({"uuid_pointer": "id"}, "'id' is not a JSON pointer"),
     ],
 )
-def test_what_cannot_be_is_refused(broker, tmp_path, options, problem):
+def test_what_cannot_be_is_refused(options, problem):
     with pytest.raises(InvalidInput, match=problem):
-        SparkConsumer(Numbers(), broker.config, f"sqlite:///{tmp_path}/s.db", lambda: None, **options)
+        ConsumerOptions(**options)
 
 
 def test_places_of_dead_letters_are_checked():

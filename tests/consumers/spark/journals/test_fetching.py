@@ -13,6 +13,7 @@ from coranto.messages.publisher import TransactionBuilder
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.journals import fetching
 from coranto_consumers.stores import SqlStore
 
@@ -75,8 +76,9 @@ def test_a_series_of_transactions_fetches_each_fragment_once(spark, broker, stor
         broker.config,
         url,
         spark,
-        max_transaction_bytes=broker.head(JOURNAL) // 5,
-        max_partition_bytes=broker.head(JOURNAL) // 40,
+        ConsumerOptions(
+            max_transaction_bytes=broker.head(JOURNAL) // 5, max_partition_bytes=broker.head(JOURNAL) // 40
+        ),
     )
 
     assert consumer.run_until_caught_up().transactions > 3

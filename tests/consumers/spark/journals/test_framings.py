@@ -16,6 +16,7 @@ from coranto.messages.payloads import ProtobufPayload
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark import DeadLetters, Outputs, SparkConsumer, TableOutput, dead_letter_table
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.journals.framings import CsvRecords, FixedRecords, chosen_framing
 from coranto_consumers.spark.options.options import SourceOptions
 from coranto_consumers.spark.source.source import JournalDataSource
@@ -241,7 +242,8 @@ def test_consumers_take_records_and_their_dead_letters(spark, broker, tmp_path, 
     path.write_bytes(descriptors().SerializeToString())
     framing = CsvRecords(3, uuid_column=1) if kind == "csv" else FixedRecords.from_file(path, "shop.Order")
     url = f"sqlite:///{tmp_path}/store.db"
-    consumer = SparkConsumer(Numbers(), broker.config, url, spark, framing=framing, misfits=DeadLetters(table=letters))
+    options = ConsumerOptions(framing=framing, misfits=DeadLetters(table=letters))
+    consumer = SparkConsumer(Numbers(), broker.config, url, spark, options)
     report = consumer.run_until_caught_up()
 
     with SqlStore(url).engine.connect() as connection:

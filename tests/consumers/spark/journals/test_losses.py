@@ -16,6 +16,7 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, ProducerId, new_producer_id
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.journals.losses import (
     Holes,
     LostContent,
@@ -140,7 +141,8 @@ def run(request, world, tmp_path):
         url = f"sqlite:///{tmp_path}/store.db"
         spark = lambda: request.getfixturevalue("spark")  # noqa: E731 - only for runs that read
         with capture_logs() as logs:
-            report = SparkConsumer(Numbers(), world.broker.config, url, spark, **options).run_until_caught_up()
+            consumer = SparkConsumer(Numbers(), world.broker.config, url, spark, ConsumerOptions(**options))
+            report = consumer.run_until_caught_up()
         with SqlStore(url).engine.connect() as connection:
             rows = sorted(row.n for row in connection.execute(select(ROWS)))
         return report, rows, [log for log in logs if "lost" in log["event"]]

@@ -38,6 +38,7 @@ from coranto.types import (
 from coranto.types.kinds import PlainKind
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput, errors_of_tasks
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.windows import WindowConsumer
 from coranto_consumers.spark.decoding.type_columns import spark_schema
 from coranto_consumers.spark.options.options import SourceOptions
@@ -234,7 +235,9 @@ def test_fields_may_have_any_printable_name_wherever_they_come_by(shop, spark, t
             text = F.to_json(F.struct(*names)).alias("text")
             return Outputs(tables=[TableOutput(TEXTS, committed.select(F.col("_offset").alias("at"), text))])
 
-    made = SparkConsumer(OddTexts(f"name={shop.journal}"), shop.client.config, url, spark, registry=shop.registry)
+    made = SparkConsumer(
+        OddTexts(f"name={shop.journal}"), shop.client.config, url, spark, ConsumerOptions(registry=shop.registry)
+    )
     assert made.run_until_caught_up().messages == 2
     with SqlStore(url).engine.connect() as connection:
         texts = [json.loads(each.text) for each in connection.execute(select(TEXTS))]
@@ -416,16 +419,16 @@ def test_an_application_takes_all_fields_of_the_type_of_its_sources(shop, spark,
     url = f"sqlite:///{tmp_path}/store.db"
     shop.register("n INT")
     shop.publish(JsonLines(), {"n": 1, "x": "a"})
-    consumer = SparkConsumer(Copies(shop), shop.client.config, url, spark, registry=shop.registry)
+    consumer = SparkConsumer(Copies(shop), shop.client.config, url, spark, ConsumerOptions(registry=shop.registry))
     assert consumer.run_until_caught_up().messages == 1
     shop.register("n BIGINT, x STRING")
     shop.publish(JsonLines(), {"n": 2, "x": "b"})
     assert consumer.run_until_caught_up().messages == 1  # The instance keeps its version.
     shop.publish(JsonLines(), {"n": 3, "x": "c"})
-    restarted = SparkConsumer(Copies(shop), shop.client.config, url, spark, registry=shop.registry)
+    restarted = SparkConsumer(Copies(shop), shop.client.config, url, spark, ConsumerOptions(registry=shop.registry))
     assert restarted.run_until_caught_up().messages == 1
     shop.publish(JsonLines(), {"n": 4, "x": "d"})
-    pinned = SparkConsumer(Pinned(shop), shop.client.config, url, spark, registry=shop.registry)
+    pinned = SparkConsumer(Pinned(shop), shop.client.config, url, spark, ConsumerOptions(registry=shop.registry))
     assert pinned.run_until_caught_up().messages == 1
     assert rows_in(url) == [(1, None), (2, None), (3, "c"), (4, None)]
 
@@ -434,7 +437,9 @@ def test_an_application_may_ask_for_commits_beside_the_fields(shop, spark, tmp_p
     url = f"sqlite:///{tmp_path}/store.db"
     shop.register("n INT, x STRING")
     shop.publish(JsonLines(), {"n": 1, "x": "a"}, {"n": 2, "x": "b"})
-    SparkConsumer(WithCommits(shop), shop.client.config, url, spark, registry=shop.registry).run_until_caught_up()
+    SparkConsumer(
+        WithCommits(shop), shop.client.config, url, spark, ConsumerOptions(registry=shop.registry)
+    ).run_until_caught_up()
     [(one, _), (two, _)] = rows_in(url)
     assert one == two > 0
 
@@ -450,7 +455,7 @@ def test_an_application_reads_another_framing_by_the_registry(shop, spark, tmp_p
         def __init__(self) -> None:
             self.sources = f"name={journal}"
 
-    SparkConsumer(Rows(), shop.client.config, url, spark, registry=shop.registry).run_until_caught_up()
+    SparkConsumer(Rows(), shop.client.config, url, spark, ConsumerOptions(registry=shop.registry)).run_until_caught_up()
     assert rows_in(url) == [(7, "a\nb")]
 
 
@@ -458,7 +463,7 @@ def test_consumers_that_cannot_have_a_type_say_why(shop, spark, tmp_path):
     url = f"sqlite:///{tmp_path}/store.db"
 
     def consumer(application, **options) -> SparkConsumer:
-        return SparkConsumer(application, shop.client.config, url, spark, **options)
+        return SparkConsumer(application, shop.client.config, url, spark, ConsumerOptions(**options))
 
     with pytest.raises(InvalidInput, match="framing: is determined by the registry"):
         consumer(Copies(shop), registry="types/registry", framing=JsonLines())
@@ -511,7 +516,9 @@ class Texts:
 def test_a_consumer_has_the_same_messages_as_a_read_in_every_framing(shop, spark, tmp_path, kind):
     url = f"sqlite:///{tmp_path}/store.db"
     journal = journal_of(shop, kind)
-    made = SparkConsumer(Texts(f"name={journal}"), shop.client.config, url, spark, registry=shop.registry)
+    made = SparkConsumer(
+        Texts(f"name={journal}"), shop.client.config, url, spark, ConsumerOptions(registry=shop.registry)
+    )
     assert made.run_until_caught_up().messages == 2
     options = {"endpoint": shop.client.config.endpoint, "subscribe": journal, "registry": shop.registry}
     frame = spark.read.format("journal").options(**options).load()
@@ -537,7 +544,9 @@ def test_windows_have_the_messages_by_the_registry(shop, spark, tmp_path, kind):
     first = shop.client.read_all(journal, 0, shop.client.head(journal))
     for _ in range(2):  # Fragments that are full are stored.
         shop.client.append(journal, first * (2000 // len(first)))
-    made = WindowConsumer("windows", Texts("", by_window), shop.client.config, url, spark, registry=shop.registry)
+    made = WindowConsumer(
+        Texts("", by_window), shop.client.config, url, spark, ConsumerOptions(registry=shop.registry), name="windows"
+    )
     name = eventually(lambda: grow(made.log, shop.client, [f"name={journal}"], partial=True))[0].window.name
     expected = made.materialize(name).messages
 

@@ -11,6 +11,7 @@ from sqlalchemy import BigInteger, Column, Date, MetaData, Table
 
 from coranto.errors import Fenced, InvalidInput
 from coranto_consumers.spark import Hooks, IcebergStore, Outputs, Replace, SparkConsumer, Step, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.inputs import inputs
 from coranto_consumers.spark.outputs import iceberg as spark_iceberg
 from coranto_consumers.spark.outputs.iceberg_tasks import WriteFilesTask
@@ -97,7 +98,8 @@ def world(broker) -> World:
 
 
 def run(spark, world, store, hooks=None, **limits):
-    consumer = SparkConsumer(DelaysAndLog(), world.broker.config, store, spark, hooks=hooks, **limits)
+    options = ConsumerOptions(**limits)
+    consumer = SparkConsumer(DelaysAndLog(), world.broker.config, store, spark, options, hooks=hooks)
     return consumer.run_until_caught_up()
 
 
