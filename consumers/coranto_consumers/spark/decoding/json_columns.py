@@ -15,25 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from coranto.messages import column_parser
 from coranto.messages.columnar import Mask
@@ -42,20 +24,20 @@ from coranto_consumers.spark.decoding.text_values import mask_of, settled_texts
 from coranto_consumers.spark.session.versions import arrow_schema
 
 TYPES: Final = (
-    (StringType(), pa.string()),
-    (BooleanType(), pa.bool_()),
-    (ByteType(), pa.int8()),
-    (ShortType(), pa.int16()),
-    (IntegerType(), pa.int32()),
-    (LongType(), pa.int64()),
-    (DoubleType(), pa.float64()),
+    (T.StringType(), pa.string()),
+    (T.BooleanType(), pa.bool_()),
+    (T.ByteType(), pa.int8()),
+    (T.ShortType(), pa.int16()),
+    (T.IntegerType(), pa.int32()),
+    (T.LongType(), pa.int64()),
+    (T.DoubleType(), pa.float64()),
 )
 """The types that pyarrow parses, with Arrow's types. They are also the types of columns of CSV rows."""
 
 _MAX_DIGITS: Final = 76
 
 
-def is_parsed(kind: DataType) -> bool:
+def is_parsed(kind: T.DataType) -> bool:
     """Return True if pyarrow parses columns of a type."""
     return any(kind == known for known, _ in TYPES)
 
@@ -66,7 +48,7 @@ class ColumnParser(column_parser.LineParser):
     `zone` is the time zone of texts without one.
     """
 
-    def __init__(self, schema: StructType, zone: tzinfo | None = None) -> None:
+    def __init__(self, schema: T.StructType, zone: tzinfo | None = None) -> None:
         self._kinds = [field.dataType for field in schema.fields]
         self._plain = all(map(is_parsed, self._kinds))
         self._final = arrow_schema(schema)
@@ -113,29 +95,29 @@ class ColumnParser(column_parser.LineParser):
         found = pa.Table.from_arrays(columns, schema=self._final)
         return found.take(pa.array(np.arange(len(parsed)), mask=doubtful)) if doubtful.any() else found
 
-    def _settled(self, array: Any, kind: DataType, to: Any) -> tuple[Any, Mask]:
+    def _settled(self, array: Any, kind: T.DataType, to: Any) -> tuple[Any, Mask]:
         """Convert parsed values to a column's type. Return them, and the mask of doubtful ones."""
         match kind:
-            case ArrayType():
+            case T.ArrayType():
                 return self._settled_lists(array, kind, to)
-            case StructType():
+            case T.StructType():
                 return self._settled_structs(array, kind, to)
-            case BinaryType() | DateType() | TimestampNTZType() | TimestampType():
+            case T.BinaryType() | T.DateType() | T.TimestampNTZType() | T.TimestampType():
                 return settled_texts(array, kind, to, self._zone)
-            case DecimalType():
+            case T.DecimalType():
                 most = pa.scalar(decimal.Decimal((0, (9,) * kind.precision, -kind.scale)), array.type)
                 fits = pc.less_equal(pc.abs(array), most)
                 return pc.if_else(fits, array, pa.scalar(None, array.type)).cast(to), mask_of(pc.invert(fits))
-            case FloatType() | DoubleType():
+            case T.FloatType() | T.DoubleType():
                 return array, _unlike_numbers(array)
         return array, np.zeros(len(array), dtype=np.bool_)
 
-    def _settled_lists(self, array: Any, kind: ArrayType, to: Any) -> tuple[Any, Mask]:
+    def _settled_lists(self, array: Any, kind: T.ArrayType, to: Any) -> tuple[Any, Mask]:
         values, unlike = self._settled(array.flatten(), kind.elementType, to.value_type)
         borders, doubtful = _lists_around(array, unlike)
         return pa.ListArray.from_arrays(borders, values, type=to, mask=pc.is_null(array)), doubtful
 
-    def _settled_structs(self, array: Any, kind: StructType, to: Any) -> tuple[Any, Mask]:
+    def _settled_structs(self, array: Any, kind: T.StructType, to: Any) -> tuple[Any, Mask]:
         doubtful: Mask = np.zeros(len(array), dtype=np.bool_)
         children = []
         for child, field, final in zip(array.flatten(), kind.fields, to, strict=True):
@@ -145,28 +127,28 @@ class ColumnParser(column_parser.LineParser):
         return pa.StructArray.from_arrays(children, fields=list(to), mask=pc.is_null(array)), doubtful
 
 
-def _has_maps(kind: DataType) -> bool:
+def _has_maps(kind: T.DataType) -> bool:
     match kind:
-        case ArrayType():
+        case T.ArrayType():
             return _has_maps(kind.elementType)
-        case StructType():
+        case T.StructType():
             return any(_has_maps(field.dataType) for field in kind.fields)
-    return isinstance(kind, MapType)
+    return isinstance(kind, T.MapType)
 
 
-def _parsed_as(kind: DataType) -> Any:
+def _parsed_as(kind: T.DataType) -> Any:
     """Return the type that pyarrow parses a column into."""
     match kind:
-        case ArrayType():
+        case T.ArrayType():
             return pa.list_(_parsed_as(kind.elementType))
-        case StructType():
+        case T.StructType():
             return pa.struct([(field.name, _parsed_as(field.dataType)) for field in kind.fields])
-        case DecimalType():
+        case T.DecimalType():
             # pyarrow does not detect a number that, with its scale, has more digits than a decimal can hold.
             return pa.decimal256(_MAX_DIGITS - kind.scale, kind.scale)
-        case FloatType():
+        case T.FloatType():
             return pa.float32()
-        case BinaryType() | DateType() | TimestampType() | TimestampNTZType():
+        case T.BinaryType() | T.DateType() | T.TimestampType() | T.TimestampNTZType():
             return pa.string()
     return next(arrow for known, arrow in TYPES if kind == known)
 

@@ -20,33 +20,14 @@ from datetime import tzinfo
 from fractions import Fraction
 from typing import Final, NamedTuple, TypeAlias
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from coranto.errors import InvalidInput
 from coranto.messages.json_text import Number, elements_of, fields_of
 from coranto_consumers.spark.decoding.json_limits import has_long_number, is_deep
 from coranto_consumers.spark.decoding.json_times import NoZone, days_of, local_micros_of, micros_of
 
-_BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
+_BITS: Final[dict[type[T.DataType], int]] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 _INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?")
 _DIGIT: Final = "[A-Za-z0-9+/]"
@@ -78,7 +59,7 @@ class LineValues:
     Raises InvalidInput for unsupported types.
     """
 
-    def __init__(self, schema: StructType, zone: tzinfo | None = None) -> None:
+    def __init__(self, schema: T.StructType, zone: tzinfo | None = None) -> None:
         self._columns = {field.name: converter_of(field, field.dataType, zone) for field in schema.fields}
 
     def __call__(self, line: bytes) -> tuple[list[object], bool]:
@@ -103,18 +84,18 @@ class LineValues:
         return list(found.values()), fits
 
 
-def converter_of(column: StructField, kind: DataType, zone: tzinfo | None) -> Convert:
+def converter_of(column: T.StructField, kind: T.DataType, zone: tzinfo | None) -> Convert:
     """Return the function that converts values of a type within a column. Raises InvalidInput for unsupported types."""
     match kind:
-        case ArrayType():
+        case T.ArrayType():
             return _array(converter_of(column, kind.elementType, zone))
-        case MapType() if kind.keyType == StringType():
+        case T.MapType() if kind.keyType == T.StringType():
             return _map(converter_of(column, kind.valueType, zone))
-        case StructType() if kind.fields and len({*kind.names}) == len(kind.fields):
+        case T.StructType() if kind.fields and len({*kind.names}) == len(kind.fields):
             return _struct({field.name: converter_of(column, field.dataType, zone) for field in kind.fields})
-        case DecimalType():
+        case T.DecimalType():
             return _decimal(kind.precision, kind.scale)
-        case TimestampType():
+        case T.TimestampType():
             return lambda value, _: _timestamp(value, zone)
     for known, convert in _SIMPLE.items():
         if kind == known:
@@ -212,14 +193,14 @@ def _whole(value: object) -> int | None:
     return int(value)
 
 
-def _integer(kind: type[DataType]) -> Convert:
+def _integer(kind: type[T.DataType]) -> Convert:
     limit = 1 << (_BITS[kind] - 1)
 
     def convert(value: object, _: str) -> object:
         number = _whole(value)
         if number is None:
             return MISFIT
-        if kind is ByteType and limit <= number < 2 * limit:
+        if kind is T.ByteType and limit <= number < 2 * limit:
             return number - 2 * limit  # Spark reads it as an unsigned byte.
         return number if -limit <= number < limit else MISFIT
 
@@ -267,7 +248,7 @@ def _nearest(text: str, near: float) -> float:
 def _decimal(precision: int, scale: int) -> Convert:
     places = decimal.Decimal(1).scaleb(-scale)
     context = decimal.Context(
-        prec=2 * DecimalType().precision + 80,
+        prec=2 * T.DecimalType().precision + 80,
         rounding=decimal.ROUND_HALF_UP,
         Emax=decimal.MAX_EMAX,
         Emin=decimal.MIN_EMIN,
@@ -331,13 +312,13 @@ def _or_misfit(found: object) -> object:
     return MISFIT if found is None else found
 
 
-_SIMPLE: Final[Mapping[DataType, Convert]] = {
-    StringType(): _string,
-    BooleanType(): _boolean,
+_SIMPLE: Final[Mapping[T.DataType, Convert]] = {
+    T.StringType(): _string,
+    T.BooleanType(): _boolean,
     **{kind(): _integer(kind) for kind in _BITS},
-    FloatType(): _float,
-    DoubleType(): _double,
-    BinaryType(): _binary,
-    DateType(): _date,
-    TimestampNTZType(): _local_timestamp,
+    T.FloatType(): _float,
+    T.DoubleType(): _double,
+    T.BinaryType(): _binary,
+    T.DateType(): _date,
+    T.TimestampNTZType(): _local_timestamp,
 }

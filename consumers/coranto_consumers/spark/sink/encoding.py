@@ -9,56 +9,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    CharType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VarcharType,
-)
+from pyspark.sql import types as T
 
 from coranto.errors import InvalidInput
 
-_PLAIN: Final = (BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType)
-_FRACTIONS: Final = (FloatType, DoubleType)
-_TEXTS: Final = (StringType, CharType, VarcharType)
-_NESTED: Final = (StructType, ArrayType, MapType)
-_QUOTED: Final = (DateType, TimestampType, TimestampNTZType)
+_PLAIN: Final = (T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DecimalType)
+_FRACTIONS: Final = (T.FloatType, T.DoubleType)
+_TEXTS: Final = (T.StringType, T.CharType, T.VarcharType)
+_NESTED: Final = (T.StructType, T.ArrayType, T.MapType)
+_QUOTED: Final = (T.DateType, T.TimestampType, T.TimestampNTZType)
 
 
-def require_encodable(kind: DataType, place: str) -> None:
+def require_encodable(kind: T.DataType, place: str) -> None:
     """Raise InvalidInput, naming `place`, for a type that would not arrive in a message as it left."""
     require_text_keys(kind, place, field="schema")
     for where, part in _parts(kind, place):
-        if isinstance(part, StructType):
+        if isinstance(part, T.StructType):
             if repeated := sorted({name for name in part.names if part.names.count(name) > 1}):
                 raise InvalidInput(f"{where or 'the row'} has two fields {repeated[0]!r}; rename one", field="schema")
-        elif not isinstance(part, (*_NESTED, *_PLAIN, *_FRACTIONS, *_TEXTS, *_QUOTED, BinaryType, NullType)):
+        elif not isinstance(part, (*_NESTED, *_PLAIN, *_FRACTIONS, *_TEXTS, *_QUOTED, T.BinaryType, T.NullType)):
             raise InvalidInput(
                 f"{where} is {part.simpleString()}, which JSON has no form for: cast it, or write texts of to_json",
                 field="schema",
             )
 
 
-def require_text_keys(kind: DataType, place: str, *, field: str) -> None:
+def require_text_keys(kind: T.DataType, place: str, *, field: str) -> None:
     """Raise InvalidInput about `field`, naming `place`, for a map on any level without text keys."""
     for where, part in _parts(kind, place):
-        if isinstance(part, MapType) and not isinstance(part.keyType, _TEXTS):
+        if isinstance(part, T.MapType) and not isinstance(part.keyType, _TEXTS):
             raise InvalidInput(
                 f"{where} is {part.simpleString()}, and names in JSON are texts: cast its keys to STRING, or write "
                 "its entries as an array of structs (map_entries)",
@@ -66,7 +45,7 @@ def require_text_keys(kind: DataType, place: str, *, field: str) -> None:
             )
 
 
-def is_encodable(kind: DataType) -> bool:
+def is_encodable(kind: T.DataType) -> bool:
     """Return True if `require_encodable` refuses nothing of a type."""
     try:
         require_encodable(kind, "value")
@@ -75,14 +54,14 @@ def is_encodable(kind: DataType) -> bool:
     return True
 
 
-def _parts(kind: DataType, place: str) -> Iterator[tuple[str, DataType]]:
+def _parts(kind: T.DataType, place: str) -> Iterator[tuple[str, T.DataType]]:
     """Yield a type and all that it consists of, each with its place."""
     yield place, kind
     match kind:
-        case StructType():
+        case T.StructType():
             for field in kind.fields:
                 yield from _parts(field.dataType, f"{place}.{field.name}" if place else field.name)
-        case ArrayType():
+        case T.ArrayType():
             yield from _parts(kind.elementType, f"{place}[]")
-        case MapType():
+        case T.MapType():
             yield from _parts(kind.valueType, f"{place}{{}}")
