@@ -24,7 +24,8 @@ them twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -38,10 +39,8 @@ from coranto.errors import BatchChanged, CorruptData, InvalidInput, Outcome, Rej
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.outputs.identity import IdentityCheck
-from coranto_consumers.spark.application.application import Outputs, checked_outputs
+from coranto_consumers.spark.application.application import Outputs
 from coranto_consumers.spark.application.consumer_options import OF_BATCHES, ConsumerOptions
-from coranto_consumers.spark.application.dead_letters import dead_letter_outputs
-from coranto_consumers.spark.consumer.acknowledging import acknowledge, rolled_back_on_failure
 from coranto_consumers.spark.consumer.batch_content import (
     BatchContent,
     BatchDifference,
@@ -50,14 +49,14 @@ from coranto_consumers.spark.consumer.batch_content import (
     older_checkpoint,
 )
 from coranto_consumers.spark.consumer.comparing import compare_tables
-from coranto_consumers.spark.consumer.outages import Outages, RunCommits
-from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, Step
-from coranto_consumers.spark.consumer.rejected_batches import SettledBatch, settled
+from coranto_consumers.spark.consumer.outages import Outages
+from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks
+from coranto_consumers.spark.consumer.rejected_batches import settled
 from coranto_consumers.spark.consumer.store_of_url import output_store
+from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner
+from coranto_consumers.spark.inputs.inputs import Input
 from coranto_consumers.spark.outputs.output_stores import OutputStore
-from coranto_consumers.spark.outputs.staging import Published, publish_journal_outputs
 from coranto_consumers.spark.session.task_errors import errors_of_tasks, told_to_driver
-from coranto_consumers.spark.sink.producer_ids import SettledIds
 
 _PREFIX = "spark-query/"
 
@@ -109,16 +108,11 @@ def exactly_once(
         require_client(client)
     elif isinstance(options.misfits, DeadLetters) and options.misfits.journals:
         raise InvalidInput("dead letters in journals need a client; give exactly_once one", field="client")
-    return _Batches(
-        store,
-        outputs,
-        name,
-        client,
-        options,
-        first_batch,
-        on_progress or (lambda report: None),
-        hooks or Hooks(),
-    )
+    hooks = hooks or Hooks()
+    identity = IdentityCheck(name, options.accept_changes)
+    made = output_store(store, hooks.commit)
+    owner = Owner(name, name, outputs, made, options.misfits, identity, hooks)
+    return _Batches(owner, client, options, first_batch, on_progress or (lambda report: None))
 
 
 class _Batches:
@@ -126,48 +120,41 @@ class _Batches:
 
     def __init__(
         self,
-        store: str | OutputStore[Any],
-        outputs: Callable[[DataFrame], Outputs],
-        name: str,
+        owner: Owner,
         client: ClientConfig | None,
         options: ConsumerOptions,
         first_batch: int,
         on_progress: Callable[[ConsumeReport], None],
-        hooks: Hooks,
     ) -> None:
-        self._store = output_store(store, hooks.commit)
-        self._outputs = outputs
-        self._name = name
+        self._owner = owner
+        self._name = owner.name
+        self._store = owner.store
         self._client = client
-        self._first_batch = first_batch
         self._options = options
-        self._identity = IdentityCheck(name, options.accept_changes)
+        self._first_batch = first_batch
         self._on_progress = on_progress
-        self._hooks = hooks
-        self._query = ""
-        """The query whose fence was raised. Empty before the first batch, and after an error that ended a query."""
+        self._query: str | None = None
+        """The query whose fence was raised. None before the first batch, and after an error that ended a query."""
         self._is_restored = False
         """True while the fields below agree with the store: until a batch fails."""
-        self._commits = RunCommits()
         self._outages = self._retries(math.inf)
         self._next = first_batch
-        self._last = ""
-        """The record of the last batch's content; empty if it is unknown."""
-        self._ids = SettledIds()
+        self._last: BatchContent | None = None
+        """The content of the last batch, if it is known."""
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         with told_to_driver(), errors_of_tasks():
             query = RunningQuery.of(batch)
             if self._query != query.id:
-                self._commits.forget()
+                self._owner.commits.forget()
                 self._outages = self._retries(self._options.retry_timeout if query.ends_by_itself else math.inf)
                 self._is_restored = False
-            self._query = ""
+            self._query = None
 
             def attempt() -> ConsumeReport:
                 return self._process(batch, query, number)
 
-            if self._outages.run(attempt, self._progress, query.is_stopped) is None:
+            if self._outages.run(attempt, lambda: self._owner.progress, query.is_stopped) is None:
                 stopped = Unavailable(
                     f"the query was stopped while batch {number} of {self._name} waited for {self._store.name} or for "
                     "brokers. Spark repeats the batch when the query is started again"
@@ -177,10 +164,7 @@ class _Batches:
             self._query = query.id
 
     def _retries(self, timeout: float) -> Outages:
-        return Outages(self._name, RetryPolicy(timeout), self._hooks, self._on_progress)
-
-    def _progress(self) -> ConsumeReport:
-        return self._commits.report or NOTHING
+        return Outages(self._name, RetryPolicy(timeout), self._owner.hooks, self._on_progress)
 
     def _process(self, batch: DataFrame, query: RunningQuery, number: int) -> ConsumeReport:
         """Commit a batch, in one attempt. Return the progress of the query."""
@@ -196,21 +180,22 @@ class _Batches:
                 "older than the query's checkpoint, as after a restoration. Begin a new query, with another name"
             )
         else:
-            self._write(batch, query.id, number, content.to_text())
-            self._next, self._last = number + 1, content.to_text()
+            read = Input(batch, 0, 0, {_PREFIX + query.id: Source(number + 1)})
+            _BatchTransaction(self._owner, self._connected, number, content).run(read)
+            self._next, self._last = number + 1, content
         self._is_restored = True
         self._outages.progressed()
-        report = replace(self._progress(), retries=self._outages.retries)
+        report = replace(self._owner.progress, retries=self._outages.retries)
         self._on_progress(report)
         return report
 
     def _skip_committed(self, number: int, content: BatchContent) -> None:
         """Skip a batch whose number is committed. Raises BatchChanged if that loses something."""
         batches = self._next - number
-        if batches == 1 and not self._last:  # An older version, without records of batches, has committed it.
+        last = self._last
+        if batches == 1 and last is None:  # An older version, without records of batches, has committed it.
             _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
             return
-        last = BatchContent.from_text(self._last) if self._last else None
         if batches == 1 and last is not None and content.is_same(last):
             _log.info("batch.committed_before", name=self._name, batch=number)
             return
@@ -230,18 +215,12 @@ class _Batches:
         Raises InvalidInput for outputs that their tables cannot take, before an earlier process is fenced off.
         """
         key = _PREFIX + query
-        before = self._commits.report
-        if before is None:
-            compare_tables(self._name, self._outputs, self._store, batch.limit(0), self._options.misfits)
-            fence, checkpoint = self._store.raise_fence(self._name)
-            self._commits.begin(checkpoint, replace(NOTHING, fence=fence))
-            self._commits.committed()
-            self._identity.restored(checkpoint, Identity(store=self._store.location), tuple)
-        else:  # An earlier attempt raised the fence. `resume` fails if another process has raised it since.
-            fence, checkpoint = before.fence, self._store.resume(self._name, before.fence)
-            self._commits.restored(checkpoint, self._store.name)
-        self._ids.begin(fence)
-        self._hooks.reached(Step.FENCED)
+        owner, is_first = self._owner, not self._owner.has_fence
+        if is_first:
+            compare_tables(owner.name, owner.outputs, owner.store, batch.limit(0), owner.misfits)
+        checkpoint = owner.raise_fence()
+        if is_first:
+            owner.identity.restored(checkpoint, Identity(store=owner.store.location), tuple)
         if others := sorted(checkpoint.sources.keys() - {key}):
             raise InvalidInput(
                 f"the name {self._name} belongs to {others[0]} in {self._store.name}, and this query is {key}, with "
@@ -256,83 +235,33 @@ class _Batches:
                 field="first_batch",
             )
         self._next = number if known is None else known.read_through
-        self._last = checkpoint.batch
-        if checkpoint.ack_intents:
-            with self._connected() as client:
-                acknowledge(client, checkpoint.ack_intents)
-        self._store.sweep(self._name, fence if before is None else fence + 1)  # Includes rows of earlier attempts.
-        self._hooks.reached(Step.RECOVERED)
-
-    def _write(self, batch: DataFrame, query: str, number: int, content: str) -> None:
-        """Commit the outputs of a batch, without the rows that the store rejects. Raises RejectedRow."""
-        try:
-            self._finish(SettledBatch(batch, None, 0), query, content)
-        except RejectedRow as rejected:
-            found = settled(
-                batch,
-                f"batch {number} of {self._name}",
-                self._name,
-                self._outputs,
-                self._options.misfits,
-                lambda made: self._store.rejection(made, self._name, self._progress().fence),
-                rejected,
-            )
-        else:
-            return
-        self._finish(found, query, content)
-
-    def _finish(self, batch: SettledBatch, query: str, content: str) -> None:
-        made = [checked_outputs(self._outputs(batch.rows))]
-        self._identity.take(made[0].names)
-        if batch.dead is not None and isinstance(self._options.misfits, DeadLetters):
-            made.append(dead_letter_outputs(self._options.misfits, batch.dead))
-        with errors_of_tasks():
-            staged = self._store.write_all(made, self._name, self._progress().fence)
-        self._hooks.reached(Step.STAGED)
-        journals = [output for outputs in made for output in outputs.journals]
-        if not journals:
-            self._hooks.reached(Step.PUBLISHED)
-            self._commit(query, staged, Published(), batch.misfits, content, lambda: None)
-            self._hooks.reached(Step.COMMITTED)
-        else:
-            with self._connected() as client:
-                with errors_of_tasks():
-                    published = publish_journal_outputs(journals, client, self._ids)
-                self._hooks.reached(Step.PUBLISHED)
-                with rolled_back_on_failure(client, published) as committing:
-                    self._commit(query, staged, published, batch.misfits, content, committing)
-                self._hooks.reached(Step.COMMITTED)
-                if not acknowledge(client, published.intents).may_repeat:
-                    self._ids.settle(published.uses)
-        self._hooks.reached(Step.ACKNOWLEDGED)
-
-    def _commit(
-        self,
-        query: str,
-        staged: Sequence[Any],
-        published: Published,
-        misfits: int,
-        content: str,
-        committing: Callable[[], None],
-    ) -> None:
-        def merged() -> None:
-            self._hooks.reached(Step.MERGED)
-            committing()
-
-        sources = {_PREFIX + query: Source(self._next + 1)}
-        checkpoint = Checkpoint(sources, published.intents, self._identity.record, content)
-        before = self._progress()
-        done = replace(
-            before,
-            transactions=before.transactions + 1,
-            published=before.published + published.messages,
-            misfits=before.misfits + misfits,
-        )
-        self._commits.begin(checkpoint, done)
-        self._store.commit(self._name, before.fence, staged, checkpoint, merged)
-        self._commits.committed()
+        self._last = BatchContent.from_text(checkpoint.batch) if checkpoint.batch else None
+        owner.recover(checkpoint, self._connected)
 
     def _connected(self) -> SyncJournalClient:
         if self._client is None:
             raise InvalidInput("publishing to journals needs a connection; give exactly_once a client", field="client")
         return SyncJournalClient.of(self._client)
+
+
+class _BatchTransaction(ConsumerTransaction):
+    """The transaction of a batch, which a checkpoint records with the batch's content."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        connect: Callable[[], AbstractContextManager[SyncJournalClient]],
+        number: int,
+        content: BatchContent,
+    ) -> None:
+        super().__init__(owner, owner.progress, connect)
+        self._batch = f"batch {number} of {owner.name}"
+        self._content = content
+
+    def _checkpoint(self, read: Input) -> Checkpoint:
+        return replace(super()._checkpoint(read), batch=self._content.to_text())
+
+    def _without_rejected(self, read: Input, problem: RejectedRow) -> Input:
+        owner = self._owner
+        found = settled(read.committed, self._batch, owner.name, owner.outputs, owner.misfits, owner.rejection, problem)
+        return replace(read, committed=found.rows, dead=found.dead, misfits=found.misfits)

@@ -40,11 +40,10 @@ class OptimisticWrites:
             and not any(state.begin >= 0 for each in ranges for state in sources[each.journal].producers.values())
         )
 
-    def require_one_table(self, outputs: Outputs) -> None:
-        """Raise NotOptimistic for outputs that one job cannot write."""
-        if outputs.journals or len(outputs.tables) + len(outputs.sql) != 1:
-            self._is_possible = False
-            raise NotOptimistic
+    def allows(self, outputs: Outputs) -> bool:
+        """Return True for outputs that one job can write. Otherwise this application is not tried again."""
+        self._is_possible = not outputs.journals and len(outputs.tables) + len(outputs.sql) == 1
+        return self._is_possible
 
     def took_two_jobs(self, *, wasted: bool) -> None:
         """Record a transaction that took two jobs, and if they followed a `wasted` optimistic one."""
@@ -55,7 +54,3 @@ class OptimisticWrites:
     def took_one_job(self) -> None:
         """Record a transaction that one job has written."""
         self._to_skip = 0
-
-
-class NotOptimistic(Exception):
-    """One job cannot write the outputs of an application. Never leaves a consumer."""

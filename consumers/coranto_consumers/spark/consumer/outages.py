@@ -4,7 +4,7 @@ After a transient failure the consumer waits by its retry policy, and continues 
 fence. It never raises the fence again: that would fence off another instance that has started in between.
 
 A commit may have been applied although its answer was lost. So the consumer remembers the checkpoint that it was
-committing, and compares it with the store's checkpoint when the store answers again.
+committing, and compares it with the store's checkpoint when the store answers again (`RunCommits`).
 """
 
 from __future__ import annotations
@@ -18,51 +18,13 @@ from typing import TypeVar
 import structlog
 
 from coranto.client.retry import Retry, RetryPolicy
-from coranto.errors import CorantoError, CorruptData, StreamError
-from coranto.messages.checkpoints import Checkpoint
+from coranto.errors import CorantoError, StreamError
 from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 from coranto_consumers.stores.engines import is_transient
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class RunCommits:
-    """The commits of one run, as its driver knows them."""
-
-    checkpoint: Checkpoint | None = None
-    """The last checkpoint that is certainly committed."""
-    report: ConsumeReport | None = None
-    """The progress of the run as of that checkpoint."""
-    _committing: tuple[Checkpoint, ConsumeReport] | None = None
-
-    def forget(self) -> None:
-        """Reset, for another run."""
-        self.checkpoint = self.report = self._committing = None
-
-    def begin(self, checkpoint: Checkpoint, report: ConsumeReport) -> None:
-        """Record the checkpoint that is about to be committed, and the run's progress if it is."""
-        self._committing = checkpoint, report
-
-    def committed(self) -> None:
-        """Record that it is committed."""
-        assert self._committing is not None
-        self.checkpoint, self.report = self._committing
-        self._committing = None
-
-    def restored(self, checkpoint: Checkpoint, name: str) -> None:
-        """Compare with the store's checkpoint after a failure. Raises CorruptData for an older one."""
-        if self._committing is not None and checkpoint == _as_stored(self._committing[0]):
-            self.committed()
-        elif self.checkpoint is None or checkpoint != _as_stored(self.checkpoint):
-            raise CorruptData(
-                f"{name} has an earlier checkpoint than this consumer has committed: it lost commits, as in a failover "
-                "to a server that lacks them. Start the consumer again: it continues from the store's checkpoint, and "
-                "publishes its later messages again"
-            )
-        self._committing = None
 
 
 @dataclass(slots=True)
@@ -134,10 +96,6 @@ class Outages:
                 raise
             # A listener may use the same store, for example to report rows of tables.
             _log.info("consumer.progress_listener_failed", consumer=self.consumer, error=type(error).__name__)
-
-
-def _as_stored(checkpoint: Checkpoint) -> Checkpoint:
-    return Checkpoint.from_bytes(checkpoint.to_bytes())
 
 
 def _is_retriable(error: Exception) -> bool:

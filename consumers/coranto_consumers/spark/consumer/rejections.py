@@ -200,6 +200,7 @@ def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) 
         read,
         committed=treated(read.committed, treatments, rejections.places),
         messages=read.messages - len(gone),
+        is_empty=read.messages == len(gone),
         misfits=read.misfits + len(treatments),
         dead=dead,
         packed=None,

@@ -1,184 +1,345 @@
-"""The writing, commit and acknowledgement of one transaction: steps 4 to 6 of a consumer (`consumer.py`)."""
+"""One transaction of a consumer: its outputs are staged and published, committed, and acknowledged.
+
+`SparkConsumer`, `WindowConsumer` and `exactly_once` write with it. Its states, in order:
+
+| state | content of the store | content of the output journals |
+|---|---|---|
+| begun | as before | as before |
+| staged | rows in stage tables or files, which readers do not see | messages that are pending |
+| committing | as before, or as after the commit | pending messages |
+| committed | rows and checkpoint, in one transaction | pending messages; the checkpoint has their acknowledgements |
+| acknowledged | the same | committed messages |
+
+A failure before `committing` rolls the pending messages back. After it, the next start finds out which checkpoint the
+store has, and appends the acknowledgements in it again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import structlog
+from pyspark.sql import DataFrame
 
 from coranto.client import SyncJournalClient
-from coranto.errors import RejectedRow
+from coranto.errors import CorantoError, CorruptData, JournalNotFound, PermissionDenied, RejectedRow
 from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.security.tokens import shows
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
-from coranto_consumers.spark.application.application import Outputs, SparkApplication, checked_outputs
+from coranto_consumers.spark.application.application import Outputs, checked_outputs
 from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs
-from coranto_consumers.spark.consumer.acknowledging import acknowledge, rolled_back_on_failure
-from coranto_consumers.spark.consumer.outages import RunCommits
-from coranto_consumers.spark.consumer.pending_report import OldestTransactions
-from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, PhaseTimes, Step
+from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, PhaseTimes, Step
 from coranto_consumers.spark.consumer.rejections import Rejections, without_rejected
-from coranto_consumers.spark.inputs.frames import ExpectedRows
 from coranto_consumers.spark.inputs.inputs import Input
+from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.output_stores import OutputStore
 from coranto_consumers.spark.outputs.staging import Published, publish_journal_outputs
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 from coranto_consumers.spark.sink.producer_ids import SettledIds
 
+_TIMEOUT_AFTER_FAILURE: Final = 5.0
+"""The retry timeout in seconds of each further acknowledgement, once one has failed."""
+_ROLLBACK_TIMEOUT: Final = 1.0
+"""The retry timeout in seconds of each rollback: it saves readers memory, and nothing depends on it."""
+
 _log = structlog.get_logger(__name__)
 
-ReadAndWrite = Callable[[Callable[[Outputs, ExpectedRows], list[Any]]], tuple[Input, list[Any]] | None]
-"""Reads an input, and passes the application's outputs of it to the function that writes them, in one job.
-
-None if that is impossible: written rows are then never merged.
-"""
+Connect = Callable[[], AbstractContextManager[SyncJournalClient]]
+"""Returns a connected client, as a context."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTransactions:
-    """Processes the inputs of one consumer, one after the other."""
+@dataclass(slots=True)
+class RunCommits:
+    """The commits of one run, as its driver knows them."""
 
-    application: SparkApplication
+    checkpoint: Checkpoint | None = None
+    """The last checkpoint that is certainly committed."""
+    report: ConsumeReport | None = None
+    """The progress of the run as of that checkpoint."""
+    _committing: tuple[Checkpoint, ConsumeReport] | None = None
+
+    def forget(self) -> None:
+        """Reset, for another run."""
+        self.checkpoint = self.report = self._committing = None
+
+    def begin(self, checkpoint: Checkpoint, report: ConsumeReport) -> None:
+        """Record the checkpoint that is about to be committed, and the run's progress if it is."""
+        self._committing = checkpoint, report
+
+    def committed(self) -> None:
+        """Record that it is committed."""
+        assert self._committing is not None
+        self.checkpoint, self.report = self._committing
+        self._committing = None
+
+    def restored(self, checkpoint: Checkpoint, name: str) -> None:
+        """Compare with the store's checkpoint after a failure. Raises CorruptData for an older one."""
+        if self._committing is not None and checkpoint == _as_stored(self._committing[0]):
+            self.committed()
+        elif self.checkpoint is None or checkpoint != _as_stored(self.checkpoint):
+            raise CorruptData(
+                f"{name} has an earlier checkpoint than this consumer has committed: it lost commits, as in a failover "
+                "to a server that lacks them. Start the consumer again: it continues from the store's checkpoint, and "
+                "publishes its later messages again"
+            )
+        self._committing = None
+
+
+@dataclass(slots=True)
+class Owner:
+    """The owner of a consumer's fence in this process: what it writes with, and what it has committed."""
+
+    name: str
+    """The consumer's name in logs."""
+    shard: str
+    """The name under which the store has the fence and the checkpoint."""
+    outputs: Callable[[DataFrame], Outputs]
+    """Makes the outputs of messages."""
     store: OutputStore[Any]
-    hooks: Hooks
     misfits: MisfitPolicy | DeadLetters
-    open_transactions: OldestTransactions
     identity: IdentityCheck
+    hooks: Hooks
+    fence: int = 0
     ids: SettledIds = field(default_factory=SettledIds)
     commits: RunCommits = field(default_factory=RunCommits)
+    _stale_below: int = 0
+    """Staged rows with lower fences are of earlier instances or attempts."""
 
-    def process(
-        self,
-        client: SyncJournalClient,
-        reading: AbstractContextManager[Input],
-        report: ConsumeReport,
-        written: Callable[[Mapping[str, Source]], None],
-        optimistic: ReadAndWrite | None = None,
-    ) -> tuple[ConsumeReport, dict[str, Source]]:
-        """Run steps 3 to 6 for an input.
+    @property
+    def has_fence(self) -> bool:
+        """True if this run has raised the fence, so that `raise_fence` only continues under it."""
+        return self.commits.report is not None
 
-        Calls `written` before step 5, with the states of sources that step 5 will commit. Tries `optimistic` before it
-        enters `reading`.
+    @property
+    def progress(self) -> ConsumeReport:
+        """The progress of the run as of its last commit."""
+        return self.commits.report or NOTHING
+
+    def raise_fence(self) -> Checkpoint:
+        """Raise the fence, or continue under it after a failure. Return the committed checkpoint.
+
+        Raises Fenced if another instance has raised the fence since, and as the store's `raise_fence` and `resume`.
         """
-        times = PhaseTimes()
-        optimistic_result = None
-        if optimistic is not None:
+        if not self.has_fence:
+            self.fence, checkpoint = self.store.raise_fence(self.shard)
+            self.commits.begin(checkpoint, replace(NOTHING, fence=self.fence))
+            self.commits.committed()
+            self._stale_below = self.fence
+        else:
+            checkpoint = self.store.resume(self.shard, self.fence)
+            self.commits.restored(checkpoint, self.store.name)
+            self._stale_below = self.fence + 1
+        return checkpoint
 
-            def write(made: Outputs, rows: ExpectedRows) -> list[Any]:
-                self.identity.take(made.names)
-                return self.store.write_expected(made, self.application.name, report.fence, rows)
+    def recover(self, checkpoint: Checkpoint, connect: Connect) -> int:
+        """Append the acknowledgements of the restored checkpoint again, and delete stale rows.
 
-            optimistic_result = optimistic(write)
-        if optimistic_result is not None:
-            try:
-                return self._finish(client, optimistic_result[0], report, written, times, optimistic_result[1])
-            except RejectedRow as rejected:
-                _log.info("transaction.read_again", consumer=self.application.name, error=rejected.problem)
-        with reading as read:
-            times.ended("reading")
-            try:
-                return self._finish(client, read, report, written, times)
-            except RejectedRow as rejected:
-                settled = self._settled(read, report.fence, rejected)
-            return self._finish(client, settled, report, written, times)
-
-    def _settled(self, read: Input, fence: int, rejected: RejectedRow) -> Input:
-        """Return an input without the messages that the store rejects. Raises RejectedRow if `misfits` forbids that."""
-
-        def reject(made: Outputs) -> RejectedRow | None:
-            return self.store.rejection(made, self.application.name, fence)
-
-        rejections = Rejections(self.application.name, self.application.outputs, self.misfits, reject)
-        return without_rejected(read, rejections, rejected)
-
-    def _finish(
-        self,
-        client: SyncJournalClient,
-        read: Input,
-        report: ConsumeReport,
-        written: Callable[[Mapping[str, Source]], None],
-        times: PhaseTimes,
-        staged: list[Any] | None = None,
-    ) -> tuple[ConsumeReport, dict[str, Source]]:
-        """Run steps 4 to 6 for an input. `staged` has its rows if they are written already.
-
-        Raises RejectedRow, before anything is committed, for rows that the store rejects.
+        Returns the number of journals that got acknowledgements. Raises as the client and the store do.
         """
-        self.hooks.reached(Step.SEQUENCED)
-        with errors_of_tasks():
-            staged, published = self._write(client, read, report.fence, staged)
-        times.ended("writing")
-        with rolled_back_on_failure(client, published) as committing:
-            written(read.sources)
+        self.ids.begin(self.fence)
+        self.hooks.reached(Step.FENCED)
+        replayed = 0
+        if checkpoint.ack_intents:
+            with connect() as client:
+                replayed = acknowledge(client, checkpoint.ack_intents).journals
+        self.store.sweep(self.shard, self._stale_below)
+        self.hooks.reached(Step.RECOVERED)
+        return replayed
 
-            def merged() -> None:
-                self.hooks.reached(Step.MERGED)
-                committing()
+    def rejection(self, made: Outputs) -> RejectedRow | None:
+        """Return the store's rejection of outputs, if any. They are not committed."""
+        return self.store.rejection(made, self.shard, self.fence)
 
-            done = replace(
-                report,
-                transactions=report.transactions + 1,
-                messages=report.messages + read.messages,
-                misfits=report.misfits + read.misfits,
-                records_read=report.records_read + read.rows,
-                published=report.published + published.messages,
-                offsets=offsets_of(report.offsets, read.sources),
-            )
-            self._commit(done, staged, Checkpoint(read.sources, published.intents), merged)
-        times.ended("committing")
-        self.hooks.reached(Step.COMMITTED)
-        if not acknowledge(client, published.intents).may_repeat:
-            self.ids.settle(published.uses)
-        times.ended("acknowledging")
-        self.hooks.reached(Step.ACKNOWLEDGED)
-        lasting = self.open_transactions.observe(read.sources)
-        done = replace(done, seconds=times.added_to(report.seconds), open_transactions=lasting)
-        self.commits.report = done
-        return done, read.sources
-
-    def record(self, sources: Mapping[str, Source], report: ConsumeReport) -> None:
-        """Commit the states of sources alone, without acknowledgements. Raises as the store's `commit` does."""
-        self._commit(report, [], Checkpoint(dict(sources), {}), lambda: None)
-
-    def _commit(
-        self, done: ConsumeReport, written: list[Any], checkpoint: Checkpoint, merged: Callable[[], None]
+    def commit(
+        self, written: Sequence[Any], checkpoint: Checkpoint, report: ConsumeReport, merged: Callable[[], None]
     ) -> None:
-        """Commit written rows and the checkpoint. `done` is the progress of the run after that."""
+        """Commit written rows and a checkpoint. `report` is the progress of the run after that.
+
+        `merged` is called when only the commit itself is left. Raises as the store's `commit`, and ConsumerChanged.
+        """
         self.identity.settle()
         checkpoint = replace(checkpoint, identity=self.identity.record)
-        self.commits.begin(checkpoint, done)
-        self.store.commit(self.application.name, done.fence, written, checkpoint, merged)
+        self.commits.begin(checkpoint, report)
+        self.store.commit(self.shard, self.fence, written, checkpoint, merged)
         self.commits.committed()
 
-    def _write(
-        self, client: SyncJournalClient, read: Input, fence: int, staged: list[Any] | None
-    ) -> tuple[list[Any], Published]:
-        """Stage and publish the application's outputs of committed messages, and dead letters.
+    def record(self, sources: Mapping[str, Source], report: ConsumeReport) -> None:
+        """Commit the states of sources alone, without acknowledgements. Raises as `commit`."""
+        self.commit([], Checkpoint(dict(sources), {}), report, lambda: None)
 
-        `staged` has the rows if an optimistic job has written all of them.
+
+class ConsumerTransaction:
+    """One transaction of an owner. `report` is the progress of its run: before it, and then after it."""
+
+    def __init__(self, owner: Owner, report: ConsumeReport, connect: Connect) -> None:
+        self.report = report
+        self._owner = owner
+        self._connect = connect
+        self._times = PhaseTimes()
+        self._written: list[Any] = []
+        self._is_expected = False
+        self._published = Published()
+        self._is_committing = False
+        self._resources = ExitStack()
+        self._connected: SyncJournalClient | None = None
+
+    def write_expected(self, made: Outputs, rows: ExpectedRows) -> None:
+        """Write outputs of messages that are not known to be committed yet. Next `run` their input, or forget this.
+
+        Raises as the store's `write_expected`, and ConsumerChanged.
         """
-        if staged is not None:
-            self.hooks.reached(Step.STAGED)
-            self.hooks.reached(Step.PUBLISHED)
-            return staged, Published()
-        made = [checked_outputs(self.application.outputs(read.committed))] if read.messages else []
-        for outputs in made:
-            self.identity.take(outputs.names)
-        if read.dead is not None and isinstance(self.misfits, DeadLetters):
-            made.append(dead_letter_outputs(self.misfits, read.dead))
-        if not made:
-            return [], Published()
-        staged = self.store.write_all(made, self.application.name, fence, read.packed)
-        self.hooks.reached(Step.STAGED)
-        journals = [output for outputs in made for output in outputs.journals]
-        published = publish_journal_outputs(journals, client, self.ids)
-        self.hooks.reached(Step.PUBLISHED)
-        return staged, published
+        self._owner.identity.take(made.names)
+        self._written = self._owner.store.write_expected(made, self._owner.shard, self._owner.fence, rows)
+        self._is_expected = True
+
+    def run(self, read: Input, staged: Callable[[Input], None] = lambda read: None) -> Input:
+        """Process an input, without the messages that the store rejects. Return the input that was processed.
+
+        Calls `staged` before the commit. Raises the errors of the store, the client and the tasks; and RejectedRow,
+        before anything is committed, for messages that `misfits` forbids, or any after `write_expected`.
+        """
+        self._times.ended("reading")
+        with self._resources:
+            try:
+                self._run(read, staged)
+            except RejectedRow as rejected:
+                if self._is_expected:
+                    raise
+                read = self._without_rejected(read, rejected)
+                self._run(read, staged)
+        return read
+
+    def _run(self, read: Input, staged: Callable[[Input], None]) -> None:
+        hooks = self._owner.hooks
+        with errors_of_tasks():
+            self._stage(read)
+        self._times.ended("writing")
+        try:
+            staged(read)
+            self._commit(read)
+        except CorantoError as error:
+            if not self._is_committing:  # Otherwise the outcome may be unknown.
+                self._roll_back(error)
+            raise
+        self._times.ended("committing")
+        hooks.reached(Step.COMMITTED)
+        self._acknowledge()
+        self._times.ended("acknowledging")
+        hooks.reached(Step.ACKNOWLEDGED)
+        self.report = replace(self.report, seconds=self._times.added_to(self.report.seconds))
+        self._owner.commits.report = self.report
+
+    def _stage(self, read: Input) -> None:
+        """Stage and publish the application's outputs of committed messages, and dead letters."""
+        owner = self._owner
+        self._published = Published()
+        if not self._is_expected:
+            made = [] if read.is_empty else [checked_outputs(owner.outputs(read.committed))]
+            for outputs in made:
+                owner.identity.take(outputs.names)
+            if read.dead is not None and isinstance(owner.misfits, DeadLetters):
+                made.append(dead_letter_outputs(owner.misfits, read.dead))
+            self._written = owner.store.write_all(made, owner.shard, owner.fence, read.packed) if made else []
+            if not made:
+                return
+        owner.hooks.reached(Step.STAGED)
+        if not self._is_expected and (journals := [output for outputs in made for output in outputs.journals]):
+            self._published = publish_journal_outputs(journals, self._client(), owner.ids)
+        owner.hooks.reached(Step.PUBLISHED)
+
+    def _without_rejected(self, read: Input, problem: RejectedRow) -> Input:
+        """Return an input without the messages that the store rejects. Raises RejectedRow if `misfits` forbids that."""
+        owner = self._owner
+        rejections = Rejections(owner.name, owner.outputs, owner.misfits, owner.rejection)
+        return without_rejected(read, rejections, problem)
+
+    def _checkpoint(self, read: Input) -> Checkpoint:
+        return Checkpoint(read.sources, self._published.intents)
+
+    def _commit(self, read: Input) -> None:
+        before = self.report
+        done = replace(
+            before,
+            transactions=before.transactions + 1,
+            messages=before.messages + read.messages,
+            misfits=before.misfits + read.misfits,
+            records_read=before.records_read + read.rows,
+            published=before.published + self._published.messages,
+            offsets=offsets_of(before.offsets, read.sources),
+        )
+        self._owner.commit(self._written, self._checkpoint(read), done, self._merged)
+        self.report = done
+
+    def _merged(self) -> None:
+        self._owner.hooks.reached(Step.MERGED)
+        self._is_committing = True
+
+    def _roll_back(self, error: CorantoError) -> None:
+        """Tell readers to drop published messages. Otherwise they remember their producers until retention."""
+        for journal, content in sorted(self._published.rollbacks.items()):
+            try:
+                self._client().append(journal, content, retry_unknown=True, retry_timeout=_ROLLBACK_TIMEOUT)
+            except CorantoError as failure:
+                error.add_note(f"{failure}: readers keep the failed transaction's messages aside")
+                return
+
+    def _acknowledge(self) -> None:
+        """Append the acknowledgements of published messages, which commits them."""
+        if not self._published.intents:
+            return
+        if not acknowledge(self._client(), self._published.intents).may_repeat:
+            self._owner.ids.settle(self._published.uses)
+
+    def _client(self) -> SyncJournalClient:
+        if self._connected is None:
+            self._connected = self._resources.enter_context(self._connect())
+        return self._connected
+
+
+class Acknowledged(NamedTuple):
+    """The outcome of appending acknowledgements."""
+
+    journals: int
+    may_repeat: bool
+    """True if one of them may appear in its journal again, any time later."""
+
+
+def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> Acknowledged:
+    """Append acknowledgements to their journals.
+
+    Tries all journals, then raises the client's first error. The committed checkpoint has the acknowledgements, so the
+    next start appends them again.
+    """
+    appended, may_repeat = 0, False
+    failure: CorantoError | None = None
+    for journal, content in sorted(intents.items()):
+        # If brokers are away for long, all journals may fail: do not wait for the full timeout each time.
+        retry_timeout = None if failure is None else min(_TIMEOUT_AFTER_FAILURE, client.config.retry_timeout)
+        try:
+            may_repeat |= client.append(journal, content, retry_unknown=True, retry_timeout=retry_timeout).may_repeat
+        except JournalNotFound as error:
+            if shows(client.config.auth, journal):
+                _log.warning("source.pending_messages_gone", journal=journal)
+            else:
+                failure = failure or PermissionDenied(f"{error} Or the token does not cover it: use one that does.")
+        except CorantoError as error:
+            _log.warning("acknowledgement.failed", journal=journal, error=str(error))
+            failure = failure or error
+        else:
+            appended += 1
+    if failure is not None:
+        raise failure
+    return Acknowledged(appended, may_repeat)
 
 
 def offsets_of(before: Mapping[str, int], sources: Mapping[str, Source]) -> dict[str, int]:
     """Return the offsets through which journals are processed: of `sources`, and otherwise of `before`."""
     return {journal: sources[journal].offset if journal in sources else offset for journal, offset in before.items()}
+
+
+def _as_stored(checkpoint: Checkpoint) -> Checkpoint:
+    return Checkpoint.from_bytes(checkpoint.to_bytes())

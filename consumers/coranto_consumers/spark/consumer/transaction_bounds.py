@@ -20,10 +20,6 @@ _TOLERANCE: Final = 2
 """The most that a transaction may exceed `max_messages`, as a factor."""
 
 
-class TooManyMessages(Exception):
-    """An input has far more messages than a transaction may have. Never leaves a consumer."""
-
-
 class MessageBound:
     """The bytes that a transaction may read to have at most about `max_messages`. If that is None: `max_bytes`.
 
@@ -44,14 +40,19 @@ class MessageBound:
             return self._max_bytes
         return max(1, min(self._max_bytes, int(self._max_messages * self._settled)))
 
-    def see(self, ranges: Sequence[Range], messages: int) -> None:
-        """Record the number of messages in ranges. Raises TooManyMessages if one transaction must not have them."""
+    def see(self, ranges: Sequence[Range], messages: int) -> bool:
+        """Record the number of messages in ranges. Return False if one transaction must not have them.
+
+        Then the new mean length takes effect at once, to plan the transaction again.
+        """
         if self._max_messages is None or not messages:
-            return
+            return True
         self._seen = sum(each.length for each in ranges) / messages
         # A transaction reads at least one message of each journal.
         if messages > _TOLERANCE * max(self._max_messages, len(ranges)):
-            raise TooManyMessages
+            self.settle()
+            return False
+        return True
 
     def settle(self) -> None:
         """Let plans use the mean length seen last."""

@@ -12,43 +12,40 @@ different windows concurrently. The transaction also records the consumer's iden
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 from coranto.extras import explained
 
 try:
     from pyspark.sql import SparkSession
-    from pyspark.sql import functions as F
-    from sqlalchemy import Connection, Table, delete
     from sqlalchemy.exc import SQLAlchemyError
 except ModuleNotFoundError as error:
     raise explained(error) from error
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.retry import RetryPolicy
-from coranto.errors import CorruptData, Fenced, InvalidInput, RejectedRow
+from coranto.errors import CorruptData, Fenced, InvalidInput
 from coranto.fragments.windows import Window, find, positions
 from coranto.journal_ids import held_through, same_journal
 from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
-from coranto_consumers.spark.application.application import Outputs, SparkApplication, TableOutput, checked_outputs
+from coranto_consumers.spark.application.application import SparkApplication
 from coranto_consumers.spark.application.consumer_options import OF_WINDOWS, ConsumerOptions
-from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs
+from coranto_consumers.spark.application.dead_letters import DeadLetters
 from coranto_consumers.spark.consumer.input_settings import InputSettings
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import NOTHING, Hooks, Step
-from coranto_consumers.spark.consumer.rejections import Rejections, without_rejected
+from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner
 from coranto_consumers.spark.inputs.inputs import Input, InputReader
 from coranto_consumers.spark.journals.discovery import cuts_of
 from coranto_consumers.spark.journals.ranges import Range
-from coranto_consumers.spark.outputs.staging import Staged, stage_table_output, table_of
-from coranto_consumers.spark.session.task_errors import errors_of_tasks
-from coranto_consumers.stores.sql import SqlStore, check_deferred
-from coranto_consumers.stores.staging import delete_shards, delete_staged, delete_stale
+from coranto_consumers.spark.outputs.window_rows import WindowRows
+from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.staging import delete_shards, delete_stale
 from coranto_consumers.stores.windows import (
     WINDOW_COLUMN,
     KnownWindow,
@@ -197,20 +194,21 @@ class WindowConsumer:
             sources = self._sources(reader, client, known, window)
             ranges, cuts, sources, pruning = _plan(client, window, sources)
             self._hooks.reached(Step.PLANNED)
+            owner = self._owner(window, shard, fence)
             with reader.read(ranges, sources, cuts, pruning) as read:
+                assert isinstance(read, Input)  # A window is read as a whole.
                 _require_whole(window, read.sources)
                 self._hooks.reached(Step.SEQUENCED)
-                try:
-                    self._write(window, shard, fence, read)
-                except RejectedRow as rejected:
+                done = ConsumerTransaction(owner, NOTHING, lambda: nullcontext(client)).run(read)
+                return WindowReport(window, done.messages, done.rows, fence, done.misfits)
 
-                    def reject(made: Outputs) -> RejectedRow | None:
-                        return self._rejection(window, shard, fence, made)
-
-                    rejections = Rejections(self.name, self._application.outputs, self._misfits, reject)
-                    read = without_rejected(read, rejections, rejected)
-                    self._write(window, shard, fence, read)
-                return WindowReport(window, read.messages, read.rows, fence, read.misfits)
+    def _owner(self, window: Window, shard: str, fence: int) -> Owner:
+        letters = self._misfits.table if isinstance(self._misfits, DeadLetters) else None
+        if letters is not None:
+            self._store.create_tables(letters)
+        rows = WindowRows(self._store, window, self.log, self._recorded, letters)
+        outputs = self._application.outputs
+        return Owner(self.name, shard, outputs, rows, self._misfits, self._identity, self._hooks, fence)
 
     def _compare(self, known: Sequence[KnownWindow]) -> None:
         """Compare this consumer with its record, before fencing off another run. Raises ConsumerChanged."""
@@ -240,75 +238,6 @@ class WindowConsumer:
             _require_whole(each, sources)
             self.log.remember(each, Checkpoint(sources))
         return sources
-
-    def _stage(self, window: Window, shard: str, read: Input, fence: int) -> list[Staged]:
-        if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
-            self._store.create_tables(self._misfits.table)
-        made = [checked_outputs(self._application.outputs(read.committed))] if read.messages else []
-        names = [outputs.names for outputs in made]  # Dead letters are not outputs of the application.
-        if read.dead is not None and isinstance(self._misfits, DeadLetters):
-            made.append(dead_letter_outputs(self._misfits, read.dead))
-        if not made:
-            return []
-        if any(outputs.journals for outputs in made):
-            raise InvalidInput(
-                "an application that runs by windows cannot publish: messages in journals cannot be replaced; "
-                "let it return tables only",
-                field="outputs",
-            )
-        if any(outputs.sql for outputs in made):
-            raise InvalidInput(
-                "an application that runs by windows cannot write by SQL of its own: the rows to replace would be "
-                "unknown; let it return tables only",
-                field="outputs",
-            )
-        tables = [_of_window(output, window) for outputs in made for output in outputs.tables]
-        for each in names:
-            self._identity.take(each)
-        staged = [stage_table_output(output, self._store, shard, fence) for output in tables]
-        self._hooks.reached(Step.STAGED)
-        return staged
-
-    def _write(self, window: Window, shard: str, fence: int, read: Input) -> None:
-        with errors_of_tasks():
-            staged = self._stage(window, shard, read, fence)
-        self._commit(window, shard, fence, staged, Checkpoint(read.sources))
-
-    def _rejection(self, window: Window, shard: str, fence: int, made: Outputs) -> RejectedRow | None:
-        """Write outputs of a window in a transaction that is rolled back. Return the store's rejection, if any."""
-        try:
-            with errors_of_tasks():
-                tables = [_of_window(output, window) for output in made.tables]
-                staged = [stage_table_output(output, self._store, shard, fence) for output in tables]
-            with self._store.transaction(shard, fence) as transaction:
-                self._replace(transaction.connection, window, staged)
-                check_deferred(transaction.connection)
-        except RejectedRow as rejected:
-            return rejected
-        return None
-
-    def _commit(self, window: Window, shard: str, fence: int, staged: Sequence[Staged], after: Checkpoint) -> None:
-        self._identity.settle()
-        with self._store.transaction(shard, fence) as transaction:
-            connection = transaction.connection
-            self.log.record(connection, self._identity.record, self._recorded)
-            self.log.claim(connection, window, after, time.time())
-            self._replace(connection, window, staged)
-            for stage in {each.stage.name: each.stage for each in staged}.values():
-                delete_staged(connection, stage, shard, below_fence=fence + 1)
-            self._hooks.reached(Step.MERGED)
-            transaction.commit(after)
-        self._hooks.reached(Step.COMMITTED)
-
-    def _replace(self, connection: Connection, window: Window, staged: Sequence[Staged]) -> None:
-        """Replace the rows of a window by staged ones."""
-        tables: dict[str, Table] = {each.plan.table.fullname: each.plan.table for each in staged}
-        if isinstance(self._misfits, DeadLetters) and self._misfits.table is not None:
-            tables[self._misfits.table.fullname] = self._misfits.table  # Delete old letters even if there are none now.
-        for table in tables.values():
-            connection.execute(delete(table).where(table.c[WINDOW_COLUMN].between(window.first, window.last)))
-        for each in staged:
-            each.merge(connection)
 
     def _delete_stale_rows(self, shard: str, fence: int, windows: Sequence[Window]) -> None:
         """Delete staged rows of earlier runs of the window, and of windows that were merged since."""
@@ -360,19 +289,3 @@ def _require_same_journals(client: SyncJournalClient, window: Window, settings: 
             held = held_through(span.journal_id, span.end, each.journal_id)
             lost = f"has lost its content from offset {held} on" if held else "was deleted and created again"
             raise CorruptData(f"journal {each.journal} {lost} after window {window.name} was made of it")
-
-
-def _of_window(output: TableOutput, window: Window) -> TableOutput:
-    """Add the column with the window's number to an output. Raises InvalidInput for a table without the column."""
-    table = table_of(output)
-    where = f"table {table.name}"
-    if WINDOW_COLUMN not in table.c:
-        raise InvalidInput(
-            f"has no column {WINDOW_COLUMN}, which identifies a window's rows to replace; add "
-            f'Column("{WINDOW_COLUMN}", BigInteger, nullable=False), and to its keys if it has any',
-            field=where,
-        )
-    if WINDOW_COLUMN in output.rows.columns:
-        raise InvalidInput(f"the rows have a column {WINDOW_COLUMN}; leave it out, it is filled in", field=where)
-    rows = output.rows.withColumn(WINDOW_COLUMN, F.lit(window.first).cast("bigint"))
-    return replace(output, rows=rows, keys=(*output.keys, WINDOW_COLUMN) if output.keys else ())

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import operator
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
@@ -21,7 +19,7 @@ from coranto.client import ClientConfig
 from coranto.client.routes import KnownRoute
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
+from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE
 from coranto_consumers.spark.committed.sequencing import PieceCommit, PieceLimit
 from coranto_consumers.spark.decoding.rows import (
     COMMIT_OFFSET,
@@ -34,10 +32,10 @@ from coranto_consumers.spark.decoding.rows import (
     nullable,
     required,
 )
-from coranto_consumers.spark.inputs.packed import PACKED, ChooseTask, PackedInput, PackedRows, PackTask, chosen_columns
+from coranto_consumers.spark.inputs.packed import PackedInput, PackedRows
 from coranto_consumers.spark.journals.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.journals.placing import numbered_partitions
-from coranto_consumers.spark.journals.ranges import Range, ReadPlan
+from coranto_consumers.spark.journals.ranges import ReadPlan
 from coranto_consumers.spark.options.client_options import client_options
 from coranto_consumers.spark.session.versions import arrow_schema
 from coranto_consumers.spark.source.batch_reader import JournalPartition, JournalReader
@@ -48,14 +46,12 @@ METADATA = ("_journal", "_offset", "_producer", "_clock")
 COMMITTED_AT = PARSED_PREFIX + COMMIT_OFFSET
 """The metadata column of committed rows that applications have to request."""
 
-_OBSERVED_SECONDS: Final = 2.0
-"""The time in seconds to wait for an action's observed values from Spark."""
+PIECE_COLUMN: Final = PARSED_PREFIX + PIECE.name
+SUMMARY_COLUMN: Final = PARSED_PREFIX + SUMMARY.name
 _DDL: Final = "value_schema"
 _ALL: Final = re.compile(r"\s*+\*\s*+(?:,|$)")
 _LOW, _HIGH, _COMMIT = "_coranto_low", "_coranto_high", "_coranto_commit"
-_PIECE = PARSED_PREFIX + PIECE.name
 _LINE = PARSED_PREFIX + LINE.name
-_SUMMARY = PARSED_PREFIX + SUMMARY.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +92,6 @@ class PlannedRows(NamedTuple):
         """Return the task's input: the numbers of its partitions, each in a partition of its own."""
         return numbered_partitions(spark, len(self.task.partitions), self.places)
 
-    def packed_by_tasks(self, spark: SparkSession) -> PackedRows:
-        """Return the same rows, to be cached as whole Arrow batches."""
-        task = PackTask(self.task, _PIECE, SUMMARY_PIECE, _SUMMARY)
-        return PackedRows(self.partitions(spark).mapInArrow(task, PACKED), self.schema)
-
     def read_here(self) -> Any:
         """Return the rows as an Arrow table, read by this process."""
         return pa.Table.from_batches(self.task.read(), arrow_schema(self.schema))
@@ -127,7 +118,7 @@ def planned_rows(
     needed = [
         StructField(PARSED_PREFIX + field.name, field.dataType)
         for field in own
-        if PARSED_PREFIX + field.name in (*METADATA, _PIECE, _LINE, _SUMMARY)
+        if PARSED_PREFIX + field.name in (*METADATA, PIECE_COLUMN, _LINE, SUMMARY_COLUMN)
     ]
     asked = StructType([*needed, *map(required, schema.fields)])
     rows = StructType([*needed, *_nullable(schema.fields).fields])
@@ -145,93 +136,21 @@ def read_lines(client: ClientConfig, plan: ReadPlan, framing: ReadFraming, zone:
     }
     names = [PARSED_PREFIX + name for name in ("journal", "offset", "value")]
     kinds = (StringType(), LongType(), BinaryType())
-    asked = StructType([*map(StructField, names, kinds), StructField(_PIECE, LongType())])
+    asked = StructType([*map(StructField, names, kinds), StructField(PIECE_COLUMN, LongType())])
     reader = planned_reader(options, plan, asked)
     found: dict[tuple[str, int], bytes] = {}
     for batch in ReadTask(reader, tuple(reader.partitions())).read():
         for row in batch.to_pylist():
-            if row[_PIECE] != SUMMARY_PIECE:
+            if row[PIECE_COLUMN] != SUMMARY_PIECE:
                 found[row[names[0]], row[names[1]]] = row[names[2]]
     return found
-
-
-def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSummary]:
-    """Return the summaries of a plan's ranges."""
-    found = rows.where(F.col(_PIECE) == SUMMARY_PIECE).select(_SUMMARY).collect()
-    return _by_range([row[0] for row in found], plan)
-
-
-def packed_summaries(rows: PackedRows, plan: ReadPlan) -> dict[Range, RangeSummary]:
-    """Return the summaries of a plan's ranges from its packed rows."""
-    return _by_range(rows.summaries(), plan)
 
 
 def packed_input(
     packed: PackedRows, committed: DataFrame, limits: Sequence[PieceLimit], commits: Sequence[PieceCommit] | None
 ) -> PackedInput | None:
     """Return committed messages as packed rows. None with `commits`: packed rows lack their column."""
-    return None if commits is not None else PackedInput(packed, committed, tuple(limits), _PIECE, "_clock")
-
-
-def summaries_in(table: Any, plan: ReadPlan) -> dict[Range, RangeSummary]:
-    """Return the summaries of a plan's ranges from the Arrow table of its rows."""
-    return _by_range(table.filter(pc.equal(table.column(_PIECE), SUMMARY_PIECE)).column(_SUMMARY).to_pylist(), plan)
-
-
-def _by_range(texts: Sequence[str], plan: ReadPlan) -> dict[Range, RangeSummary]:
-    summaries = {summary.number: summary for summary in map(summary_of_row, texts)}
-    return {part: summaries[number] for part, number in plan.numbers.items()}
-
-
-class ExpectedRows:
-    """The messages of a plan, under the assumption that all are committed, before the ranges' summaries are known.
-
-    The first action over a frame made of them also collects the summaries. If an output only has columns of the
-    messages, the task that reads them may write it (`batches_of`), and collects the summaries.
-    """
-
-    def __init__(self, spark: SparkSession, planned: PlannedRows, schema: StructType) -> None:
-        self._spark = spark
-        self._planned = planned
-        self._observed = Observation()
-        self._texts: list[str] | None = None
-        texts = F.collect_list(F.when(F.col(_PIECE) == SUMMARY_PIECE, F.col(_SUMMARY))).alias(_SUMMARY)
-        rows = planned.by_tasks(spark).observe(self._observed, texts)
-        self.committed = parsed_values(rows.where(F.col(_PIECE) != SUMMARY_PIECE).drop(_PIECE), schema)
-
-    def batches_of(self, rows: DataFrame) -> tuple[DataFrame, ChooseTask] | None:
-        """Return partitions, and the task that reads an output's rows there. Pass its summaries to `add_summaries`.
-
-        None if the rows are more than chosen columns of the messages.
-        """
-        columns = chosen_columns(rows, self.committed)
-        if columns is None:
-            return None
-        task = ChooseTask(self._planned.task, _PIECE, SUMMARY_PIECE, _SUMMARY, columns)
-        return self._planned.partitions(self._spark), task
-
-    def add_summaries(self, texts: Sequence[str]) -> None:
-        """Record the summaries that tasks of `batches_of` have collected."""
-        self._texts = list(texts)
-
-    def summaries(self, plan: ReadPlan) -> dict[Range, RangeSummary] | None:
-        """Return the summaries of a plan's ranges, after an action. None if some are missing.
-
-        They are missing if the action did not need the messages, or stopped before their end.
-        """
-        if self._texts is None:
-            due = time.monotonic() + _OBSERVED_SECONDS
-            # Spark's `get` would block forever if nothing was observed.
-            while not self._observed._jo.future().isCompleted():  # type: ignore[union-attr]  # It was observed.
-                if time.monotonic() > due:
-                    return None
-                time.sleep(_OBSERVED_SECONDS / 1000)
-            self._texts = self._observed.get[_SUMMARY]
-        # A task that ran twice has added its summaries twice.
-        summaries = {summary.number: summary for summary in map(summary_of_row, self._texts)}
-        if not set(plan.numbers.values()) <= set(summaries):
-            return None
-        return {part: summaries[number] for part, number in plan.numbers.items()}
+    return None if commits is not None else PackedInput(packed, committed, tuple(limits), PIECE_COLUMN, "_clock")
 
 
 def choose_committed(
@@ -241,20 +160,22 @@ def choose_committed(
 
     With `commits`, they have the column `COMMITTED_AT`.
     """
-    messages = rows.where(F.col(_PIECE) != SUMMARY_PIECE)
+    messages = rows.where(F.col(PIECE_COLUMN) != SUMMARY_PIECE)
     own_offset = [] if commits is None else [F.col("_offset").alias(COMMITTED_AT)]
     if not limits and not commits:
-        return messages.drop(_PIECE).select("*", *own_offset)
+        return messages.drop(PIECE_COLUMN).select("*", *own_offset)
     pieces: dict[int, dict[str, int]] = {limit.piece: {_LOW: limit.lo, _HIGH: limit.hi} for limit in limits}
     for piece, offset in commits or ():
         pieces.setdefault(piece, {})[_COMMIT] = offset
-    known = [{_PIECE: piece, **values} for piece, values in pieces.items()]
-    table = pa.Table.from_pylist(known, pa.schema([(name, pa.int64()) for name in (_PIECE, _LOW, _HIGH, _COMMIT)]))
-    joined = messages.join(F.broadcast(spark.createDataFrame(table)), _PIECE, "left")
+    known = [{PIECE_COLUMN: piece, **values} for piece, values in pieces.items()]
+    table = pa.Table.from_pylist(
+        known, pa.schema([(name, pa.int64()) for name in (PIECE_COLUMN, _LOW, _HIGH, _COMMIT)])
+    )
+    joined = messages.join(F.broadcast(spark.createDataFrame(table)), PIECE_COLUMN, "left")
     within = (F.col("_clock") > F.col(_LOW)) & (F.col("_clock") <= F.col(_HIGH))
     committed = joined.where(F.col(_LOW).isNull() | within)
     offset_column = [F.coalesce(_COMMIT, "_offset").alias(COMMITTED_AT) for _ in own_offset]
-    return committed.select("*", *offset_column).drop(_PIECE, _LOW, _HIGH, _COMMIT)
+    return committed.select("*", *offset_column).drop(PIECE_COLUMN, _LOW, _HIGH, _COMMIT)
 
 
 def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import structlog
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -17,7 +16,6 @@ from pyspark.sql.utils import is_remote
 
 from coranto.client import ClientConfig
 from coranto.client.routes import KnownRoute
-from coranto.errors import CorantoError
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
@@ -30,29 +28,24 @@ from coranto_consumers.spark.committed.sequencing import Sequenced, sequence
 from coranto_consumers.spark.decoding.parsers import parser_of
 from coranto_consumers.spark.inputs.frames import (
     COMMITTED_AT,
-    ExpectedRows,
     PlannedRows,
     check_misfits,
     choose_committed,
-    collect_summaries,
     nothing_committed,
     packed_input,
-    packed_summaries,
     parsed_values,
     planned_rows,
     read_lines,
-    summaries_in,
 )
 from coranto_consumers.spark.inputs.packed import PackedInput, PackedRows
+from coranto_consumers.spark.inputs.strategies import ExpectedRows, InputStrategy, is_little, strategy_for
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.placing import FragmentPlaces, executors_of
-from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan, plan_slices
+from coranto_consumers.spark.journals.ranges import Range, ReadPlan, plan_slices
 from coranto_consumers.spark.session.jobs import described
 from coranto_consumers.spark.source.source import register
 
 _SLICES_PER_CORE = 2
-
-W = TypeVar("W")
 
 _log = structlog.get_logger(__name__)
 
@@ -69,6 +62,8 @@ class Input:
     """The number of messages that were read."""
     sources: dict[str, Source]
     """The sources' states after this transaction."""
+    is_empty: bool = False
+    """True if there are no messages, so that the application is not called."""
     dead: DataFrame | None = None
     """Journal, offset and line of misfits that are not in `committed`, if any."""
     misfits: int = 0
@@ -81,12 +76,20 @@ class Input:
     """Reads the lines of messages again, by journal and offset."""
 
 
-class MetLongTransactions(Exception):
-    """Acknowledgements of transactions that must be replayed in parts were read. Never leaves a consumer."""
+@dataclass(frozen=True, slots=True)
+class FoundLong:
+    """Acknowledgements of transactions that have to be delivered in parts. What was read must not be committed."""
 
-    def __init__(self, found: Sequence[LongTransaction]) -> None:
-        super().__init__(f"{len(found)} long transactions")
-        self.found = found
+    transactions: tuple[LongTransaction, ...]
+
+
+class _Sequencing(NamedTuple):
+    """Rows that were read, and what is known of them."""
+
+    rows: DataFrame
+    results: dict[str, Sequenced]
+    summaries: Sequence[RangeSummary]
+    packed: PackedRows | None = None
 
 
 class InputReader:
@@ -135,17 +138,15 @@ class InputReader:
         cuts: Mapping[str, Sequence[int]],
         pruning: Pruning,
         max_replay_bytes: int | None = None,
-    ) -> Iterator[Input]:
+    ) -> Iterator[Input | FoundLong]:
         """Read ranges that begin where `sources` end. `cuts` are cheap offsets for splits.
 
-        Forgets producers by `pruning`. Raises CorruptData when a message is missing, and MetLongTransactions when more
-        than `max_replay_bytes` of a journal would have to be read again. Errors of tasks are raised as Spark's errors.
+        Yields FoundLong when more than `max_replay_bytes` of a journal would have to be read again. Forgets producers
+        by `pruning`. Raises CorruptData when a message is missing. Errors of tasks are raised as Spark's errors.
         """
-        with ExitStack() as persisted:
-            rows, results, summaries, packed = self._sequenced(
-                persisted, ranges, sources, cuts, pruning, max_replay_bytes
-            )
-            yield from self._inputs(rows, results, summaries, sources, packed)
+        with ExitStack() as kept:
+            found = self._sequenced(kept, ranges, sources, cuts, pruning, max_replay_bytes)
+            yield found if isinstance(found, FoundLong) else self._input_of(found, sources)
 
     @contextmanager
     def read_part(
@@ -154,65 +155,50 @@ class InputReader:
         """Read the due part of a long transaction, in a journal that ends at `head`. Raises as `read` does."""
         journal, source = long.journal, sources[long.journal]
         begins = {journal: {long.producer.hex(): source.producers[long.producer].begin}}
-        with ExitStack() as persisted:
-            _, found, _ = self._kept(persisted, self._plan([long.acknowledgement(head)], {}))
+        with ExitStack() as kept:
+            _, found = self._kept(kept, self._plan([long.acknowledgement(head)], {}))
             [acknowledgement] = found.values()
             plan = self._plan([long.part(source, max_bytes)], {}, first_number=1, replay=begins)
-            rows, parts, _ = self._kept(persisted, plan)
+            read, parts = self._kept(kept, plan)
             result = sequence_part(long, source, acknowledgement, parts)
             summaries = [replace(summary, rows=0) for summary in parts.values()]
-            yield from self._inputs(rows, {journal: result}, summaries, sources)
+            yield self._input_of(_Sequencing(read.rows, {journal: result}, summaries), sources)
 
-    def read_and_write(
-        self,
-        ranges: Sequence[Range],
-        sources: Mapping[str, Source],
-        cuts: Mapping[str, Sequence[int]],
-        pruning: Pruning,
-        write: Callable[[ExpectedRows], W],
-    ) -> tuple[Input, W] | None:
-        """Read ranges in the same job that `write` runs to write the outputs of their messages.
+    def expect(self, ranges: Sequence[Range], cuts: Mapping[str, Sequence[int]]) -> ExpectedRows | None:
+        """Return the messages of ranges, before they are read, as if all were committed. None if that is impossible.
 
-        Returns None if not all messages turn out to be committed and to fit their columns, or if something failed. The
-        written rows must then be ignored, and `read` used instead.
+        Pass them to `settle` once the outputs of `committed` are written.
         """
         plan = self._plan(ranges, cuts)
-        if self._commits or _is_little(plan) or is_remote():
+        if self._commits or is_little(plan) or is_remote():
             return None
-        expected = ExpectedRows(self._spark, self._planned(plan), self._schema)
-        try:
-            written = write(expected)
-            summaries = expected.summaries(plan)
-        except (CorantoError, PySparkException, Py4JError) as error:
-            _log.info("transaction.read_again", consumer=self._name, error=str(error).partition("\n")[0])
-            return None
+        return ExpectedRows(self._spark, self._planned(plan), plan, self._schema)
+
+    def settle(self, expected: ExpectedRows, sources: Mapping[str, Source], pruning: Pruning) -> Input | None:
+        """Return the input of expected messages that were written.
+
+        None if not all of them are committed and fit their columns. The written rows must then be ignored, and `read`
+        used instead.
+        """
+        summaries = expected.summaries()
         if summaries is None or any(summary.misfits for summary in summaries.values()):
             return None
-        parts = _by_journal(summaries)
-        results = {
-            journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
-        }
+        results = self._results(_by_journal(summaries), sources, pruning)
         if any(each.limits or each.replay is not None or each.messages is None for each in results.values()):
             return None
         self._watch(results, sources, pruning)
         messages = sum(result.messages or 0 for result in results.values())
         count = sum(summary.rows for summary in summaries.values())
-        return self._input(expected.committed, messages, count, _after(sources, results)), written
+        return self._input(expected.committed, messages, count, _after(sources, results))
 
-    def _inputs(
-        self,
-        rows: DataFrame,
-        results: Mapping[str, Sequenced],
-        summaries: Sequence[RangeSummary],
-        sources: Mapping[str, Source],
-        packed: PackedRows | None = None,
-    ) -> Iterator[Input]:
-        """Yield the one input of rows and their summaries."""
+    def _input_of(self, read: _Sequencing, sources: Mapping[str, Source]) -> Input:
+        """Return the input of rows that are sequenced. Raises CorruptMessage for a misfit that ends the run."""
+        results, summaries = read.results, read.summaries
         count = sum(summary.rows for summary in summaries)
         counts = [result.messages for result in results.values()]
         limits = [limit for result in results.values() for limit in result.limits]
         commits = [commit for result in results.values() for commit in result.commits] if self._commits else None
-        chosen = choose_committed(self._spark, rows, limits, commits)
+        chosen = choose_committed(self._spark, read.rows, limits, commits)
         after = _after(sources, results)
         misfits = 0
         if None in counts or any(summary.misfits for summary in summaries):
@@ -220,12 +206,11 @@ class InputReader:
                 taken = check_misfits(chosen, self._schema, self._misfits)
             committed, messages, misfits = taken.all, taken.messages, taken.misfits
             if self._misfits is MisfitPolicy.DEAD_LETTERS and misfits:
-                yield self._input(taken.fitting, messages - misfits, count, after, dead=taken.dead, misfits=misfits)
-                return
+                return self._input(taken.fitting, messages - misfits, count, after, dead=taken.dead, misfits=misfits)
         else:
             committed, messages = parsed_values(chosen, self._schema), sum(each or 0 for each in counts)
-        found = None if packed is None else packed_input(packed, committed, limits, commits)
-        yield self._input(committed, messages, count, after, misfits=misfits, packed=found)
+        packed = None if read.packed is None else packed_input(read.packed, committed, limits, commits)
+        return self._input(committed, messages, count, after, misfits=misfits, packed=packed)
 
     def _input(self, committed: DataFrame, messages: int, rows: int, after: dict[str, Source], **others: Any) -> Input:
         def lines_at(places: Sequence[tuple[str, int]]) -> list[bytes]:
@@ -234,7 +219,9 @@ class InputReader:
             found = read_lines(self._client, plan, self._framing, self._zone)
             return [found[place] for place in places]
 
-        return Input(committed, messages, rows, after, required=self._required, lines_at=lines_at, **others)
+        return Input(
+            committed, messages, rows, after, not messages, required=self._required, lines_at=lines_at, **others
+        )
 
     def advance(
         self,
@@ -244,46 +231,47 @@ class InputReader:
         pruning: Pruning,
     ) -> dict[str, Source]:
         """Read ranges as `read` does, for the sources' states only. Return these states."""
-        with ExitStack() as persisted:
-            _, results, _, _ = self._sequenced(persisted, ranges, sources, cuts, pruning)
-            return _after(sources, results)
+        with ExitStack() as kept:
+            found = self._sequenced(kept, ranges, sources, cuts, pruning)
+            assert isinstance(found, _Sequencing)  # Without a limit, there are no long transactions.
+            return _after(sources, found.results)
 
     def _sequenced(
         self,
-        persisted: ExitStack,
+        kept: ExitStack,
         ranges: Sequence[Range],
         sources: Mapping[str, Source],
         cuts: Mapping[str, Sequence[int]],
         pruning: Pruning,
         max_replay_bytes: int | None = None,
-    ) -> tuple[DataFrame, dict[str, Sequenced], list[RangeSummary], PackedRows | None]:
-        """Return the rows of ranges, cached until `persisted` closes, the results by journal, and all summaries.
-
-        The last value has the same rows packed, if they are cached packed.
-        """
-        rows, summaries, packed = self._kept(persisted, self._plan(ranges, cuts))
-        seen = list(summaries.values())
+    ) -> _Sequencing | FoundLong:
+        """Read ranges, and what has to be read again for them. The rows are kept until `kept` closes."""
+        read, summaries = self._kept(kept, self._plan(ranges, cuts))
         parts = _by_journal(summaries)
-        results = {
+        results = self._results(parts, sources, pruning)
+        if max_replay_bytes is not None:
+            found = (find_long(journal, sources[journal], each, max_replay_bytes) for journal, each in results.items())
+            if long := tuple(each for each in found if each is not None):
+                return FoundLong(long)
+        seen = list(summaries.values())
+        rows, packed = read.rows, read.packed
+        if any(result.replay for result in results.values()):
+            again, summaries_again = self._kept(kept, self._plan_replays(results, cuts, first_number=len(summaries)))
+            rows, packed = rows.unionByName(again.rows), None
+            seen += (replace(summary, rows=0) for summary in summaries_again.values())
+            for journal, replayed in _by_journal(summaries_again).items():
+                producers = _replaying(results[journal])
+                results[journal] = sequence(journal, sources[journal], parts[journal], replayed, producers, pruning)
+        self._watch(results, sources, pruning)
+        return _Sequencing(rows, results, seen, packed)
+
+    def _results(
+        self, parts: Mapping[str, dict[Range, RangeSummary]], sources: Mapping[str, Source], pruning: Pruning
+    ) -> dict[str, Sequenced]:
+        """Return the result of each journal, before messages are read again."""
+        return {
             journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
         }
-        if max_replay_bytes is not None:
-            found_long = (
-                find_long(journal, sources[journal], result, max_replay_bytes) for journal, result in results.items()
-            )
-            if long := [each for each in found_long if each is not None]:
-                raise MetLongTransactions(long)
-        if any(result.replay for result in results.values()):
-            replays = self._plan_replays(results, cuts, first_number=len(summaries))
-            again, found_again, _ = self._kept(persisted, replays)
-            rows, packed = rows.unionByName(again), None
-            replayed = _by_journal(found_again)
-            seen += (replace(summary, rows=0) for summary in found_again.values())
-            for journal, found in replayed.items():
-                producers = _replaying(results[journal])
-                results[journal] = sequence(journal, sources[journal], parts[journal], found, producers, pruning)
-        self._watch(results, sources, pruning)
-        return rows, results, seen, packed
 
     def _watch(self, results: Mapping[str, Sequenced], sources: Mapping[str, Source], pruning: Pruning) -> None:
         """Log resets of producers and clock skew."""
@@ -297,22 +285,15 @@ class InputReader:
         planned = planned_rows(self._client, plan, self._schema, self._framing, self._zone, tolerant=tolerant)
         return planned.along(self.routes)
 
-    def _kept(
-        self, persisted: ExitStack, plan: ReadPlan
-    ) -> tuple[DataFrame, dict[Range, RangeSummary], PackedRows | None]:
-        """Return the rows of a plan, cached until `persisted` closes, the ranges' summaries, and the packed rows."""
-        planned = self._planned(plan)
-        if _is_little(plan):
-            # A Spark job takes longer than reading so little here.
-            table = planned.read_here()
-            return self._spark.createDataFrame(table, planned.schema).coalesce(1), summaries_in(table, plan), None
+    def _kept(self, kept: ExitStack, plan: ReadPlan) -> tuple[InputStrategy, dict[Range, RangeSummary]]:
+        """Return the rows of a plan, kept until `kept` closes, and the ranges' summaries."""
+        planned, packs = self._planned(plan), self.packs and not self._commits
         with described(self._spark, f"{self._name}: reads {sum(part.length for part in plan.numbers):,} bytes"):
-            if self.packs and not self._commits:
-                packed = planned.packed_by_tasks(self._spark)
-                persisted.enter_context(persisting(packed.kept))
-                return packed.rows(), packed_summaries(packed, plan), packed
-            rows = persisted.enter_context(persisting(planned.by_tasks(self._spark)))
-            return rows, collect_summaries(rows, plan), None
+            read = strategy_for(self._spark, planned, plan, packs=packs)
+            kept.callback(read.close)
+            summaries = read.summaries()
+        assert summaries is not None  # Each task has reported its ranges.
+        return read, summaries
 
     def _plan(
         self,
@@ -365,20 +346,6 @@ def cores(spark: SparkSession) -> int:
         return int(most)
     each = int(spark.conf.get("spark.executor.cores", "") or 1)
     return max(2, each * int(spark.conf.get("spark.executor.instances", "") or 2))
-
-
-@contextmanager
-def persisting(frame: DataFrame) -> Iterator[DataFrame]:
-    """Let Spark cache a frame's rows within the context: in memory, and on local disks if that is full."""
-    frame.persist()
-    try:
-        yield frame
-    finally:
-        frame.unpersist()
-
-
-def _is_little(plan: ReadPlan) -> bool:
-    return len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES
 
 
 def _after(sources: Mapping[str, Source], results: Mapping[str, Sequenced]) -> dict[str, Source]:

@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application.application import Outputs, SqlOutput, TableOutput
-from coranto_consumers.spark.inputs.frames import ExpectedRows
 from coranto_consumers.spark.inputs.packed import PackedInput
+from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.staging import Staged, compare_table_output, stage_sql_output, stage_table_output
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 from coranto_consumers.stores.fencing import Restored, fenced_off
@@ -208,8 +209,7 @@ class SqlOutputs(OutputStore[Staged]):
             with errors_of_tasks():
                 written = self.write_all([made], shard, fence)
             with self._store.transaction(shard, fence) as transaction:
-                for each in written:
-                    each.merge(transaction.connection)
+                self._merge(transaction.connection, written)
                 check_deferred(transaction.connection)
         except RejectedRow as rejected:
             return rejected
@@ -219,9 +219,18 @@ class SqlOutputs(OutputStore[Staged]):
         self, shard: str, fence: int, written: Sequence[Staged], checkpoint: Checkpoint, merged: Callable[[], None]
     ) -> None:
         with self._store.transaction(shard, fence) as transaction:
-            for each in written:
-                each.merge(transaction.connection)
+            checkpoint = self._begin(transaction.connection, checkpoint)
+            self._merge(transaction.connection, written)
             for stage in {each.stage.name: each.stage for each in written}.values():
                 delete_staged(transaction.connection, stage, shard, below_fence=fence + 1)
             merged()
             transaction.commit(checkpoint)
+
+    def _begin(self, connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
+        """Begin a commit in an open transaction. Return the checkpoint to commit."""
+        return checkpoint
+
+    def _merge(self, connection: Connection, written: Sequence[Staged]) -> None:
+        """Merge written rows into their tables."""
+        for each in written:
+            each.merge(connection)

@@ -11,10 +11,9 @@ from coranto.messages import JsonLines, ProducerClock, new_producer_id
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto_consumers.spark import JournalOutput, Outputs, Replace, SparkConsumer, TableOutput
 from coranto_consumers.spark.consumer import optimistic_writes
-from coranto_consumers.spark.consumer.optimistic_writes import NotOptimistic, OptimisticWrites
-from coranto_consumers.spark.inputs import inputs
-from coranto_consumers.spark.inputs.frames import ExpectedRows
-from coranto_consumers.spark.inputs.inputs import InputReader
+from coranto_consumers.spark.consumer.optimistic_writes import OptimisticWrites
+from coranto_consumers.spark.inputs import strategies
+from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
@@ -49,8 +48,7 @@ def test_the_more_often_it_failed_the_longer_it_is_not_tried():
 
 def test_it_is_not_tried_again_for_an_application_that_publishes():
     writing = OptimisticWrites()
-    with pytest.raises(NotOptimistic):
-        writing.require_one_table(Outputs(journals=[JournalOutput(None, "a/b")]))  # type: ignore[arg-type]
+    assert not writing.allows(Outputs(journals=[JournalOutput(None, "a/b")]))  # type: ignore[arg-type]
     assert not writing.is_worthwhile(LARGE, DECIDED)
 
 
@@ -77,14 +75,18 @@ def optimistic(monkeypatch) -> list[bool]:
     """Records the outcome of each optimistic attempt, which is allowed for any size."""
     taken = []
 
-    def watched(reader, *arguments, read=InputReader.read_and_write):
-        found = read(reader, *arguments)
-        taken.append(found is not None)
-        return found
+    def in_one_job(writing, record=OptimisticWrites.took_one_job):
+        taken.append(True)
+        record(writing)
 
-    monkeypatch.setattr(InputReader, "read_and_write", watched)
+    def in_two_jobs(writing, *, wasted, record=OptimisticWrites.took_two_jobs):
+        taken.extend([False] if wasted else [])
+        record(writing, wasted=wasted)
+
+    monkeypatch.setattr(OptimisticWrites, "took_one_job", in_one_job)
+    monkeypatch.setattr(OptimisticWrites, "took_two_jobs", in_two_jobs)
     monkeypatch.setattr(optimistic_writes, "WORTHWHILE_BYTES", 0)
-    monkeypatch.setattr(inputs, "WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(strategies, "WORTHWHILE_BYTES", 0)
     return taken
 
 

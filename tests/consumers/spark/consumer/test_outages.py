@@ -22,8 +22,9 @@ from coranto.errors import CommitOutcomeUnknown, CorruptData, Fenced, SqlStoreEr
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark import Hooks, SparkConsumer, Step, error_of_task
 from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
-from coranto_consumers.spark.consumer.outages import Outages, RunCommits
+from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport
+from coranto_consumers.spark.consumer.transaction import RunCommits
 from coranto_consumers.spark.outputs import staging as spark_outputs
 from coranto_consumers.spark.outputs.output_stores import SqlOutputs
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.errors import PySparkAttributeError
 
-from coranto_consumers.spark.inputs.inputs import cores, persisting
+from coranto_consumers.spark.inputs.inputs import cores
 
 
 class ConnectSession:
@@ -42,8 +42,3 @@ def test_cores_of_a_session_that_only_has_settings(settings, expected):
 
 def test_cores_of_a_session_are_those_that_it_tells(spark):
     assert cores(spark) == 2
-
-
-def test_what_is_read_goes_to_disk_where_memory_ends(spark):
-    with persisting(spark.range(3)) as kept:
-        assert kept.storageLevel.useDisk

@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Column, Date, MetaData, Table
 from coranto.errors import Fenced, InvalidInput
 from coranto_consumers.spark import Hooks, IcebergStore, Outputs, Replace, SparkConsumer, Step, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.inputs import inputs
+from coranto_consumers.spark.inputs import strategies
 from coranto_consumers.spark.outputs import iceberg as spark_iceberg
 from coranto_consumers.spark.outputs.iceberg_tasks import WriteFilesTask
 from coranto_consumers.stores.iceberg.state import state_of
@@ -150,7 +150,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, lake, monke
         if number == len(steps) // 2:
             monkeypatch.setattr(spark_iceberg, "CARRIED_TO_APPEND", 0)
             monkeypatch.setattr(spark_iceberg, "CARRIED_TO_MERGE", 0)
-            monkeypatch.setattr(inputs, "WORTHWHILE_BYTES", 0)  # So tasks read, and pack their rows.
+            monkeypatch.setattr(strategies, "WORTHWHILE_BYTES", 0)  # So tasks read, and pack their rows.
         world.publish(15)
         with pytest.raises(Crash):
             run(spark, world, lake.store(), CrashAt(step), max_transaction_bytes=1_500)

@@ -1,0 +1,327 @@
+"""One attempt of a consumer's run: it processes journals in transactions, from the committed checkpoint on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from coranto.client import SyncJournalClient
+from coranto.errors import CorantoError, JournalRecreated, OffsetJump, RejectedRow
+from coranto.messages.checkpoints import Checkpoint, Identity, Source, identified
+from coranto_consumers.outputs.identity import sources_of
+from coranto_consumers.spark.application.application import DeclaresSql, SparkApplication, checked_outputs
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.committed.long_transactions import LongTransaction
+from coranto_consumers.spark.consumer.comparing import compare_tables
+from coranto_consumers.spark.consumer.outages import Outages
+from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions
+from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
+from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Step
+from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, offsets_of
+from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
+from coranto_consumers.spark.consumer.unread import UnreadContent, ends_of
+from coranto_consumers.spark.inputs.inputs import FoundLong, Input
+from coranto_consumers.spark.journals.discovery import ContentExtent, begins_of, require_unread
+from coranto_consumers.spark.journals.losses import LostContent, lost_before, lost_of, of_another, skip_lost, warn_of
+from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.spark.journals.segments import gone_segments, not_read
+from coranto_consumers.spark.session.task_errors import errors_of_tasks
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The parts of a consumer that its runs share."""
+
+    application: SparkApplication
+    options: ConsumerOptions
+    inputs: TransactionInputs
+    owner: Owner
+    open_transactions: OldestTransactions
+    progress: Callable[[], ConsumeReport]
+    """Returns the progress of the run as of its last commit."""
+    tell: Callable[[ConsumeReport], None]
+    """Takes the progress of the run."""
+
+
+class Run:
+    """One attempt of a run. `report` is its progress, and `sources` are the states of its journals, at the last commit.
+
+    Create it with a connected client, call `begin` once, and then `catch_up` for content of the journals.
+    """
+
+    def __init__(
+        self, settings: RunSettings, outages: Outages, client: SyncJournalClient, ahead: Prefetcher[Input | FoundLong]
+    ) -> None:
+        self.report = NOTHING
+        self.sources: Mapping[str, Source] = {}
+        self._settings = settings
+        self._owner = settings.owner
+        self._inputs = settings.inputs
+        self._options = settings.options
+        self._outages = outages
+        self._client = client
+        self._ahead = ahead
+        self._unread = UnreadContent({})
+        self._begins: Mapping[str, int] = {}
+        self._recorded: frozenset[str] = frozenset()
+        """The journals in the checkpoint."""
+        self._has_new_ids = False
+        """True if the checkpoint lacks the ids of journals."""
+
+    def begin(self) -> None:
+        """Run step 1 (`consumer.py`), after the database has accepted the application's own SQL."""
+        is_first = not self._owner.has_fence
+        if is_first:
+            self._check()
+        checkpoint = self._owner.raise_fence()
+        if is_first or not self._owner.identity.is_compared:
+            self._compare(checkpoint)
+        replayed = self._owner.recover(checkpoint, lambda: nullcontext(self._client))
+        report = self._settings.progress()
+        replayed += report.replayed_intents
+        self.report = replace(report, replayed_intents=replayed, retries=self._outages.retries)
+        self.sources = checkpoint.sources
+
+    def present(self) -> dict[str, ContentExtent]:
+        """Return the present content of the journals."""
+        return self._inputs.present(self._client)
+
+    def prefetched(self) -> Mapping[str, ContentExtent] | None:
+        """Return the content of the journals, if the prefetch has listed it while the last transaction committed."""
+        return self._ahead.extents()
+
+    def _check(self) -> None:
+        """Raise an error for a consumer that cannot run, before an earlier instance is fenced off."""
+        application, owner = self._settings.application, self._owner
+        if isinstance(application, DeclaresSql):
+            for each in application.sql:
+                owner.store.prepare(each)
+        recorded = owner.store.recorded(owner.shard)
+        self._compare(recorded)
+        # The application gets a frame without rows. No session is started for that if there is nothing to read.
+        present = self.present()
+        if self._inputs.has_session or _has_unread(recorded, present):
+            compare_tables(owner.name, owner.outputs, owner.store, self._inputs.nothing(), owner.misfits)
+
+    def _compare(self, checkpoint: Checkpoint) -> None:
+        """Compare this consumer with the record in its checkpoint. Raises ConsumerChanged."""
+        owner = self._owner
+        now = Identity(sources_of(self._settings.application.sources), store=owner.store.location)
+        owner.identity.restored(checkpoint, now, lambda: checkpoint.sources.keys() - self._inputs.names(self._client))
+
+    def catch_up(
+        self,
+        present: Mapping[str, ContentExtent],
+        stop: Callable[[], bool] | None = None,
+        most: int | None = None,
+    ) -> None:
+        """Process the content in `present`, until all is read, `most` transactions are done, or `stop` returns True."""
+        self._look(present)
+        while (most is None or self.report.transactions < most) and not (stop is not None and stop()):
+            for lost in self._unread.holes.due(self.sources):
+                self._skip_lost(lost)
+            due = self._unread.long.due(self.sources, self._options.max_transaction_bytes)
+            self.sources = self._unread.known(self.sources)
+            ranges = [] if due is not None else self._unread.plan(self.sources, self._inputs.bound.max_bytes)
+            if due is None and not ranges:
+                self._record()
+                return
+            self._owner.hooks.reached(Step.PLANNED)
+            is_last = most is not None and self.report.transactions + 1 >= most
+            try:
+                with errors_of_tasks():
+                    is_done = (
+                        self._process(ranges, is_last=is_last, is_endless=stop is not None)
+                        if due is None
+                        else self._replay(due)
+                    )
+            except OffsetJump as error:
+                if self._options.fail_on_data_loss:
+                    raise
+                self._unread.holes.meet(LostContent(error.journal, error.expected, error.actual))
+            except JournalRecreated as error:
+                if self._options.fail_on_data_loss:
+                    raise lost_of(error).error(self._advice(error.journal)) from error
+                self._look(self.present())  # The present state of the journals decides how to continue.
+            else:
+                if is_done:
+                    self._outages.progressed()
+                    self._settings.tell(self.report)
+
+    def _look(self, present: Mapping[str, ContentExtent]) -> None:
+        """Take the present content as the content to read. Skips content that is gone, or raises its error."""
+        require_unread(self._client, present, self.sources)
+        self._unread, self._begins = UnreadContent(present), begins_of(present)
+        self._recorded = frozenset(self.sources)
+        self._drop_segments(present)
+        for journal, extent in present.items():
+            source = self.sources.get(journal, Source(extent.begin))
+            lost = of_another(source, journal, extent.head, extent.journal_id)
+            if lost := lost or lost_before(
+                journal, source.read_through, extent.begin, extent.head, is_end=extent.is_end
+            ):
+                self._skip_lost(lost, extent.begin)
+        ids = {journal: extent.journal_id for journal, extent in present.items()}
+        known = self.sources.keys() & ids.keys()
+        self._has_new_ids = any(not self.sources[journal].journal_id for journal in known if ids[journal])
+        self.sources = self._unread.known(identified(self.sources, ids))
+        self.report = replace(self.report, offsets=offsets_of(self._begins, self.sources), heads=self._unread.heads)
+        self._settings.tell(self.report)
+
+    def _record(self) -> None:
+        """Record segments that were begun, and ids for positions without one (as after `accept-journals`).
+
+        Losses are found by comparing ids.
+        """
+        if self._unread.has_successors(self.sources.keys() - self._recorded) or self._has_new_ids:
+            self._owner.record(self.sources, self.report)
+
+    def _process(self, ranges: Sequence[Range], *, is_last: bool, is_endless: bool) -> bool:
+        """Process ranges in one transaction. Return False if they have to be planned again."""
+        inputs, writing = self._inputs, self._inputs.writing
+        prefetch = _prefetch_nothing if is_last else partial(self._prefetch, ranges, is_endless)
+        reading = self._ahead.take(PlannedInput.of(ranges, self.sources))
+        if reading is None and writing.is_worthwhile(ranges, self.sources):
+            if (expected := self._written_as_expected(ranges)) is not None:
+                transaction, read = expected
+                if not inputs.bound.see(ranges, read.rows):
+                    return False
+                try:
+                    return self._finish(transaction, read, prefetch, ranges)
+                except RejectedRow as rejected:
+                    _log.info("transaction.read_again", consumer=self._owner.name, error=rejected.problem)
+        else:
+            writing.took_two_jobs(wasted=False)
+        transaction = self._transaction()
+        with reading or inputs.reading(self._client, ranges, self.sources, self._begins) as read_now:
+            if isinstance(read_now, FoundLong):
+                self._meet(read_now)
+                return False
+            if not inputs.bound.see(ranges, read_now.rows):
+                return False
+            return self._finish(transaction, read_now, prefetch, ranges)
+
+    def _meet(self, found: FoundLong) -> None:
+        """Take long transactions as content to deliver in parts."""
+        most = self._options.max_transaction_bytes
+        self._unread.long.meet(found.transactions)
+        log_long_transactions(found.transactions, self.sources, most)
+
+    def _written_as_expected(self, ranges: Sequence[Range]) -> tuple[ConsumerTransaction, Input] | None:
+        """Run steps 3 and 4 (`consumer.py`) in one job. None if that is impossible (`optimistic_writes.py`)."""
+        inputs, transaction, read = self._inputs, self._transaction(), None
+        expected = inputs.expect(self._client, ranges)
+        if expected is not None:
+            try:
+                made = checked_outputs(self._owner.outputs(expected.committed))
+                if not inputs.writing.allows(made):
+                    return None
+                transaction.write_expected(made, expected)
+                read = inputs.settle(expected, self.sources, self._begins)
+            except (CorantoError, PySparkException, Py4JError) as error:
+                problem = str(error).partition("\n")[0]
+                _log.info("transaction.read_again", consumer=self._owner.name, error=problem)
+        if read is None:
+            inputs.writing.took_two_jobs(wasted=True)
+            return None
+        inputs.writing.took_one_job()
+        return transaction, read
+
+    def _replay(self, long: LongTransaction) -> bool:
+        """Process one part of a long transaction."""
+        transaction = self._transaction()
+        with self._inputs.part(long, self.sources, self._unread.heads[long.journal]) as read:
+            return self._finish(transaction, read, _prefetch_nothing)
+
+    def _transaction(self) -> ConsumerTransaction:
+        return ConsumerTransaction(self._owner, self.report, lambda: nullcontext(self._client))
+
+    def _finish(
+        self,
+        transaction: ConsumerTransaction,
+        read: Input,
+        prefetch: Callable[[Input], None],
+        ranges: Sequence[Range] = (),
+    ) -> bool:
+        """Run a transaction, and take its results. `ranges` are read with it."""
+        self._owner.hooks.reached(Step.SEQUENCED)
+        transaction.run(read, prefetch)
+        self.sources = read.sources
+        lasting = self._settings.open_transactions.observe(read.sources)
+        self.report = replace(transaction.report, open_transactions=lasting)
+        self._owner.commits.report = self.report
+        if ranges:
+            self._unread.processed(ranges, read.sources)
+            self._recorded, self._has_new_ids = frozenset(read.sources), False
+        return True
+
+    def _prefetch(self, ranges: Sequence[Range], is_endless: bool, read: Input) -> None:
+        """Prefetch the input after `ranges`, whose transaction will commit `read`."""
+        inputs, unread = self._inputs, self._unread
+        inputs.bound.settle()
+        after = unread.known(read.sources)
+        if following := unread.plan_next(ranges, after, inputs.bound.max_bytes):
+            if not inputs.writing.is_worthwhile(following, after):
+                reading = inputs.reading(self._client, following, after, self._begins)
+                self._ahead.begin(lambda: NextInput(PlannedInput.of(following, after), reading))
+        elif is_endless and unread.is_clear and not self._options.min_transaction_seconds:
+            self._ahead.begin(partial(self._prefetch_later, unread.present, after))
+
+    def _prefetch_later(
+        self, before: Mapping[str, ContentExtent], sources: Mapping[str, Source]
+    ) -> NextInput[Input | FoundLong] | None:
+        """List the journals again, and return the input after `before`, if something was written since."""
+        present = self.present()
+        if ends_of(present) == ends_of(before):
+            return None
+        unread = UnreadContent(present)
+        known = unread.known(sources)
+        ranges = unread.plan(known, self._inputs.bound.max_bytes)
+        if not ranges or self._inputs.writing.is_worthwhile(ranges, known):
+            return None
+        reading = self._inputs.reading(self._client, ranges, known, begins_of(present))
+        return NextInput(PlannedInput.of(ranges, known), reading, present)
+
+    def _skip_lost(self, lost: LostContent, begin: int = 0) -> None:
+        """Continue after lost content. Raises its error unless losses are accepted."""
+        if self._options.fail_on_data_loss:
+            raise lost.error(self._advice(lost.journal))
+        self.report = replace(self.report, lost=(*self.report.lost, lost))
+        self.sources = skip_lost(self.sources, lost, begin)
+
+    def _drop_segments(self, present: Mapping[str, ContentExtent]) -> None:
+        """Drop the state of truncated segments. Raises StreamTruncated if one was not fully read."""
+        gone = gone_segments(present, self.sources)
+        for journal in sorted(gone.unread):
+            lost = LostContent(journal, self.sources[journal].read_through, 0, made_again=True)
+            if self._options.fail_on_data_loss:
+                raise not_read(journal, lost.begin)
+            warn_of(lost)
+            self.report = replace(self.report, lost=(*self.report.lost, lost))
+        left = self.sources.keys() - gone.read - gone.unread
+        self.sources = {journal: source for journal, source in self.sources.items() if journal in left}
+
+    def _advice(self, journal: str) -> str:
+        return (
+            "Start a consumer of another name, or continue without the lost content (fail_on_data_loss=False). If the "
+            "present journal has the content of the earlier one, such as recovered content, run `coranto consumer "
+            f"accept-journals {self._owner.name} {journal} --store URL` with the URL of this consumer's store, and "
+            "start again."
+        )
+
+
+def _has_unread(recorded: Checkpoint, present: Mapping[str, ContentExtent]) -> bool:
+    done = {journal: source.read_through for journal, source in recorded.sources.items()}
+    return any(each.head > max(each.begin, done.get(journal, 0)) for journal, each in present.items())
+
+
+def _prefetch_nothing(read: Input) -> None:
+    """Prefetch nothing: the run may end after this transaction, or its next plan is not known."""

@@ -1,0 +1,160 @@
+"""The ways to produce the rows of a plan: all messages of its ranges with their pieces, and the ranges' summaries.
+
+| strategy | rows | used for |
+|---|---|---|
+| `DriverRows` | this process reads them | little content: a Spark job takes longer |
+| `CachedRows` | tasks read them, and Spark keeps them | other content |
+| `CachedBatches` | the same, as whole Arrow batches (`packed.py`) | outputs that write messages unchanged |
+| `ExpectedRows` | the job that writes the outputs reads them | messages that are all expected to be committed |
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
+from coranto_consumers.spark.inputs.frames import PIECE_COLUMN, SUMMARY_COLUMN, PlannedRows, parsed_values
+from coranto_consumers.spark.inputs.packed import PACKED, ChooseTask, PackedRows, PackTask, chosen_columns
+from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
+
+_OBSERVED_SECONDS: Final = 2.0
+"""The time in seconds to wait for an action's observed values from Spark."""
+
+
+class InputStrategy(ABC):
+    """A way to produce the rows of a plan. Close it when the rows are not needed any more."""
+
+    rows: DataFrame
+    packed: PackedRows | None = None
+    """The same rows as packed batches, if Spark keeps them as such."""
+    _kept: DataFrame | None = None
+    """A frame that Spark keeps: in memory, and on local disks if that is full."""
+
+    def __init__(self, plan: ReadPlan) -> None:
+        self._plan = plan
+
+    @abstractmethod
+    def _texts(self) -> Sequence[str]:
+        """Return the texts of summaries that were read. A task that ran twice may have added its summaries twice."""
+
+    def summaries(self) -> dict[Range, RangeSummary] | None:
+        """Return the ranges' summaries. None if some are missing: then the rows must not be used."""
+        found = {summary.number: summary for summary in map(summary_of_row, self._texts())}
+        if not set(self._plan.numbers.values()) <= found.keys():
+            return None
+        return {part: found[number] for part, number in self._plan.numbers.items()}
+
+    def close(self) -> None:
+        """Let Spark drop what it keeps."""
+        if self._kept is not None:
+            self._kept.unpersist()
+
+
+class DriverRows(InputStrategy):
+    """Rows that this process reads."""
+
+    def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan) -> None:
+        super().__init__(plan)
+        self._table = planned.read_here()
+        self.rows = spark.createDataFrame(self._table, planned.schema).coalesce(1)
+
+    def _texts(self) -> Sequence[str]:
+        is_summary = pc.equal(self._table.column(PIECE_COLUMN), SUMMARY_PIECE)
+        texts: list[str] = self._table.filter(is_summary).column(SUMMARY_COLUMN).to_pylist()
+        return texts
+
+
+class CachedRows(InputStrategy):
+    """Rows that tasks read, and that Spark keeps."""
+
+    def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan) -> None:
+        super().__init__(plan)
+        self.rows = self._kept = planned.by_tasks(spark).persist()
+
+    def _texts(self) -> Sequence[str]:
+        found = self.rows.where(F.col(PIECE_COLUMN) == SUMMARY_PIECE).select(SUMMARY_COLUMN).collect()
+        return [row[0] for row in found]
+
+
+class CachedBatches(InputStrategy):
+    """The same as `CachedRows`, but Spark keeps whole Arrow batches."""
+
+    packed: PackedRows
+
+    def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan) -> None:
+        super().__init__(plan)
+        task = PackTask(planned.task, PIECE_COLUMN, SUMMARY_PIECE, SUMMARY_COLUMN)
+        self.packed = PackedRows(planned.partitions(spark).mapInArrow(task, PACKED), planned.schema)
+        self._kept = self.packed.kept.persist()
+        self.rows = self.packed.rows()
+
+    def _texts(self) -> Sequence[str]:
+        return self.packed.summaries()
+
+
+class ExpectedRows(InputStrategy):
+    """Rows of messages that are expected to be committed. The first action over them collects the summaries.
+
+    If an output only has columns of the messages, the task that reads them may write it (`batches_of`), and collects
+    the summaries.
+    """
+
+    def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan, schema: StructType) -> None:
+        super().__init__(plan)
+        self._spark = spark
+        self._planned = planned
+        self._observed = Observation()
+        self._added: list[str] | None = None
+        texts = F.collect_list(F.when(F.col(PIECE_COLUMN) == SUMMARY_PIECE, F.col(SUMMARY_COLUMN)))
+        self.rows = planned.by_tasks(spark).observe(self._observed, texts.alias(SUMMARY_COLUMN))
+        messages = self.rows.where(F.col(PIECE_COLUMN) != SUMMARY_PIECE).drop(PIECE_COLUMN)
+        self.committed = parsed_values(messages, schema)
+        """The application's frame of the messages."""
+
+    def batches_of(self, rows: DataFrame) -> tuple[DataFrame, ChooseTask] | None:
+        """Return partitions, and the task that reads an output's rows there. Pass its summaries to `add_summaries`.
+
+        None if the rows are more than chosen columns of the messages.
+        """
+        columns = chosen_columns(rows, self.committed)
+        if columns is None:
+            return None
+        task = ChooseTask(self._planned.task, PIECE_COLUMN, SUMMARY_PIECE, SUMMARY_COLUMN, columns)
+        return self._planned.partitions(self._spark), task
+
+    def add_summaries(self, texts: Sequence[str]) -> None:
+        """Record the summaries that tasks of `batches_of` have collected."""
+        self._added = list(texts)
+
+    def _texts(self) -> Sequence[str]:
+        """Return the texts, after an action. Empty if it did not need the messages, or stopped before their end."""
+        if self._added is not None:
+            return self._added
+        due = time.monotonic() + _OBSERVED_SECONDS
+        observed: Any = self._observed._jo  # Spark's `get` would block forever if nothing was observed.
+        while not observed.future().isCompleted():
+            if time.monotonic() > due:
+                return []
+            time.sleep(_OBSERVED_SECONDS / 1000)
+        texts: list[str] = self._observed.get[SUMMARY_COLUMN]
+        return texts
+
+
+def is_little(plan: ReadPlan) -> bool:
+    """Return True for so little content that this process reads it."""
+    return len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES
+
+
+def strategy_for(spark: SparkSession, planned: PlannedRows, plan: ReadPlan, *, packs: bool) -> InputStrategy:
+    """Return the rows of a plan, to be read before they are used. `packs` prefers whole Arrow batches."""
+    if is_little(plan):
+        return DriverRows(spark, planned, plan)
+    return CachedBatches(spark, planned, plan) if packs else CachedRows(spark, planned, plan)

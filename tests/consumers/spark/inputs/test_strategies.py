@@ -1,0 +1,62 @@
+"""All ways to produce the rows of a plan give the same rows and summaries."""
+
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from coranto.messages.framing import JsonLines
+from coranto_consumers.spark.inputs.frames import planned_rows
+from coranto_consumers.spark.inputs.strategies import (
+    CachedBatches,
+    CachedRows,
+    DriverRows,
+    ExpectedRows,
+    strategy_for,
+)
+from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
+
+JOURNAL = "rows/source"
+SCHEMA = StructType([StructField("n", LongType())])
+
+
+@pytest.fixture
+def plan(broker) -> ReadPlan:
+    broker.create(JOURNAL)
+    lines = [b'{"n":%d}\n' % n for n in range(100)]
+    broker.write(JOURNAL, b"".join(lines))
+    middle, head = len(b"".join(lines[:50])), broker.head(JOURNAL)
+    return ReadPlan(((Range(JOURNAL, 0, middle, head),), (Range(JOURNAL, middle, head, head),)))
+
+
+@pytest.fixture
+def planned(broker, plan):
+    return planned_rows(broker.config, plan, SCHEMA, JsonLines(), "UTC", tolerant=False)
+
+
+def test_all_strategies_give_the_same_rows_and_summaries(spark, plan, planned):
+    found = []
+    for kind in (DriverRows, CachedRows, CachedBatches):
+        read = kind(spark, planned, plan)
+        summaries = read.summaries()
+        assert summaries is not None
+        found.append((sorted(row.n for row in read.rows.collect() if row.n is not None), summaries))
+        read.close()
+    expected = ExpectedRows(spark, planned, plan, SCHEMA)
+    found.append((sorted(row.n for row in expected.committed.collect()), expected.summaries()))
+    assert [rows for rows, _ in found] == [list(range(100))] * 4
+    assert all(summaries == found[0][1] for _, summaries in found)
+    assert found[0][1].keys() == plan.numbers.keys()
+
+
+def test_what_spark_keeps_goes_to_disk_where_memory_ends_until_it_is_closed(spark, plan, planned):
+    read = CachedRows(spark, planned, plan)
+    assert read.rows.storageLevel.useDisk
+    read.close()
+    assert not read.rows.is_cached
+
+
+def test_only_little_content_is_read_by_the_driver(spark, plan, planned):
+    one = ReadPlan(((Range(JOURNAL, 0, WORTHWHILE_BYTES + 1, WORTHWHILE_BYTES + 1),),))
+    assert isinstance(strategy_for(spark, planned, one, packs=False), CachedRows)
+    assert isinstance(strategy_for(spark, planned, plan, packs=True), CachedBatches), "it has two slices"
+    little = ReadPlan(((Range(JOURNAL, 0, 10, 10),),))
+    assert isinstance(strategy_for(spark, planned, little, packs=True), DriverRows)
