@@ -24,6 +24,10 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
     max_transaction_messages: int | None = Field(
         default=None, gt=0, description="Approximate limit of the new messages that a transaction reads."
     )
+    atomic: bool | None = Field(
+        default=None,
+        description="True: deliver all messages that one acknowledgement commits in a journal in one transaction.",
+    )
     min_transaction_seconds: float | None = Field(
         default=None, ge=0, description="The least time between transactions of a service that has caught up."
     )

@@ -17,9 +17,18 @@ from coranto_consumers.spark.journals.framings import ReadFraming, chosen_framin
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
 DEFAULT_PARTITION_BYTES: Final = 32 << 20
 OF_WINDOWS: Final = frozenset(
-    {"retry_timeout", "max_partition_bytes", "misfits", "accept_changes", "uuid_pointer", "framing", "registry"}
+    {
+        "atomic",
+        "retry_timeout",
+        "max_partition_bytes",
+        "misfits",
+        "accept_changes",
+        "uuid_pointer",
+        "framing",
+        "registry",
+    }
 )
-"""The options of a `WindowConsumer`: it reads a window as a whole, and fails if content is gone."""
+"""The options of a `WindowConsumer`: it reads a window as a whole, so it is atomic, and fails if content is gone."""
 OF_BATCHES: Final = frozenset({"retry_timeout", "misfits", "fail_on_data_loss", "accept_changes"})
 """The options of `exactly_once`: the query's source reads the content of its batches."""
 _PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
@@ -28,6 +37,7 @@ _PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "min_transaction_seconds": ((int, float), "a number"),
     "retry_timeout": ((int, float), "a number"),
     "max_partition_bytes": ((int,), "a whole number"),
+    "atomic": ((bool,), "true or false"),
     "fail_on_data_loss": ((bool,), "true or false"),
     "accept_changes": ((str, type(None)), "a text"),
     "uuid_pointer": ((str,), "a text"),
@@ -50,6 +60,10 @@ class ConsumerOptions:
     max_transaction_messages: int | None = None
     """The most new messages of a transaction, approximately, by the mean length of earlier messages
     (`transaction_bounds.py`)."""
+    atomic: bool = False
+    """True to deliver all messages that one acknowledgement commits in a journal in one transaction, within
+    `max_transaction_bytes` of the journal from the first of them on. A longer set ends the run before any of it is
+    delivered. Parts of a set that an earlier run without this option has delivered stay delivered."""
     min_transaction_seconds: float = 0.0
     """The least seconds between the times when a service (`run_until_stopped`) begins to catch up."""
     retry_timeout: float = JOB_SECONDS

@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Source
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.spark.committed.long_transactions import LongTransaction
@@ -108,3 +109,16 @@ def log_long_transactions(found: Iterable[LongTransaction], sources: Mapping[str
             bytes_read_again=size,
             parts=-(-size // max_bytes),
         )
+
+
+def too_long_for(long: LongTransaction, sources: Mapping[str, Source], max_bytes: int) -> InvalidInput:
+    """Return the error for a set of messages that is longer than a consumer transaction, which must not split it."""
+    begin = sources[long.journal].producers[long.producer].begin
+    size = long.acknowledged_at - begin
+    return InvalidInput(
+        f"producer {long.producer.hex()} has committed a set of messages in the {size} bytes [{begin}, "
+        f"{long.acknowledged_at}) of journal {long.journal}, and a transaction reads {max_bytes}. None of it is "
+        f"delivered. Set max_transaction_bytes to {size} or more, with room for it on the disks of the executors, or "
+        "leave out atomic to have it delivered in parts",
+        field="max_transaction_bytes",
+    )

@@ -20,7 +20,7 @@ from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.committed.long_transactions import LongTransaction
 from coranto_consumers.spark.consumer.comparing import compare_tables
 from coranto_consumers.spark.consumer.outages import Outages
-from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions
+from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions, too_long_for
 from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Step
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, offsets_of
@@ -210,8 +210,10 @@ class Run:
             return self._finish(transaction, read_now, prefetch, ranges)
 
     def _meet(self, found: FoundLong) -> None:
-        """Take long transactions as content to deliver in parts."""
+        """Take long transactions as content to deliver in parts. Raises InvalidInput for an `atomic` consumer."""
         most = self._options.max_transaction_bytes
+        if self._options.atomic:
+            raise too_long_for(found.transactions[0], self.sources, most)
         self._unread.long.meet(found.transactions)
         log_long_transactions(found.transactions, self.sources, most)
 

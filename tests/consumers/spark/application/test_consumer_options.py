@@ -81,7 +81,7 @@ def test_plain_values_say_options():
     [
         (
             {"max_bytes": 1},
-            "max_bytes: there is no such option of a consumer; there are accept_changes, fail_on_data_loss, framing",
+            "max_bytes: there is no such option of a consumer; there are accept_changes, atomic, fail_on_data_loss",
         ),
         ({"max_transaction_bytes": 0}, "max_transaction_bytes: 0 is not a positive number"),
         ({"max_transaction_messages": 0}, "max_transaction_messages: 0 is not a positive number of messages"),

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -474,6 +475,27 @@ def test_a_transaction_that_stays_open_over_many_is_delivered_once_it_commits(sp
     world.check(sqlite_url)
     assert (first.messages + rest.messages, first.records_read, rest.records_read) == (30, 0, 1)
     assert world.broker.fake.count("Read") > before
+
+
+def test_an_atomic_consumer_delivers_a_set_in_one_transaction_or_ends_with_its_place(spark, world, sqlite_url):
+    slow, rows = world.publisher(), world.rows(30)
+    for begin in (0, 10, 20):
+        for row in rows[begin : begin + 10]:
+            slow.add(SOURCES[0], row)
+        slow.flush()
+        consumer(spark, world, sqlite_url, atomic=True, max_transaction_bytes=1_000).run_until_caught_up()
+    slow.commit()
+    before = SqlStore(sqlite_url).read("delays").checkpoint
+    problem = rf"max_transaction_bytes: producer \w+ has committed .* \d+ bytes \[0, \d+\) of journal {SOURCES[0]}"
+    with pytest.raises(InvalidInput, match=problem) as raised:
+        consumer(spark, world, sqlite_url, atomic=True, max_transaction_bytes=1_000).run_until_caught_up()
+    assert SqlStore(sqlite_url).read("delays").checkpoint.offsets == before.offsets, "none of it is delivered"
+
+    needed = int(re.search(r"Set max_transaction_bytes to (\d+)", str(raised.value))[1])
+    world.committed += rows
+    report = consumer(spark, world, sqlite_url, atomic=True, max_transaction_bytes=needed).run_until_caught_up()
+    assert (report.transactions, report.messages) == (1, 30)
+    world.check(sqlite_url)
 
 
 LATEST = Table(

@@ -10,7 +10,7 @@ import pytest
 
 from coranto.client import SyncJournalClient
 from coranto.client.retry import RetryPolicy
-from coranto.errors import OffsetJump, RejectedRow
+from coranto.errors import InvalidInput, OffsetJump, RejectedRow
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.uuids import new_producer_id
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
@@ -173,6 +173,15 @@ def test_a_long_transaction_is_delivered_in_parts_once_its_acknowledgement_is_du
     assert made.inputs.ranges == [(40, 80), (40, 60), (60, 100)]
     assert made.inputs.parts == [0], "then 40 bytes are left, which one transaction reads"
     assert run.report.transactions == 3
+
+
+def test_an_atomic_run_ends_at_a_long_transaction_with_its_place(world):
+    made = world(atomic=True)
+    opened(made)
+    problem = rf"producer {PRODUCER.hex()} .* the 60 bytes \[0, 60\) of journal {JOURNAL}, .* reads 40.*to 60 or more"
+    with pytest.raises(InvalidInput, match=problem):
+        made.run()
+    assert made.store.rows == []
 
 
 def test_a_rejected_row_ends_the_run_before_its_checkpoint(world, monkeypatch):
