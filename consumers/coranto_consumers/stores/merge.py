@@ -81,12 +81,16 @@ class MergePlan:
     keys: tuple[str, ...]
     rules: Mapping[str, MergeRule]
     columns: tuple[str, ...]
-    delete: str = ""
+    delete: str | None = None
     """A further column of the rows: true deletes the row of the key."""
 
 
 def plan_merge(
-    table: Table, columns: Sequence[str], keys: Sequence[str], rules: Mapping[str, MergeRule], delete: str = ""
+    table: Table,
+    columns: Sequence[str],
+    keys: Sequence[str],
+    rules: Mapping[str, MergeRule],
+    delete: str | None = None,
 ) -> MergePlan:
     """Check an output against its table, and return its plan. Raises InvalidInput that says what to change."""
     where = f"table {table.name}"

@@ -35,7 +35,7 @@ class TableOutput:
     rows: DataFrame
     keys: Sequence[str] = ()
     merge: Mapping[str, MergeRule] = field(default_factory=dict)
-    delete: str = ""
+    delete: str | None = None
     overwrite: bool = False
 
 

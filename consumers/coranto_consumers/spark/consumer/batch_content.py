@@ -35,7 +35,7 @@ class BatchContent:
     begin: tuple[Any, ...]
     end: tuple[Any, ...]
     files: tuple[str, ...] = ()
-    digest: str = ""
+    digest: str | None = None
     """The digest of the offsets and files, if they are too long to be kept."""
 
     def to_text(self) -> str:

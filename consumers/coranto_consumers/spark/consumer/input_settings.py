@@ -60,7 +60,7 @@ class InputSettings:
             return list_journals(client, wanted, field=field, labels=labels_of(self._options.chosen_framing))
         if self._type is None:
             found = list_journals(client, wanted, field=field, labels=_ANY_LABELS)
-            named = self._application.message_type if isinstance(self._application, NamesMessageType) else ""
+            named = self._application.message_type if isinstance(self._application, NamesMessageType) else None
             self._type = resolve_type(client, self._options.registry, found, named)
         return list_journals(client, wanted, field=field, labels=self._type.labels)
 

@@ -54,8 +54,8 @@ class UnpackTask:
     `columns`, if given, maps new names to the columns to keep. `limits` selects the rows within their pieces' limits.
     """
 
-    piece: str = ""
-    clock: str = ""
+    piece: str | None = None
+    clock: str | None = None
     columns: Mapping[str, str] | None = None
     limits: tuple[PieceLimit, ...] = ()
 

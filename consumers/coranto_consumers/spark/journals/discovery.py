@@ -84,16 +84,16 @@ def list_journals(
 def select_journals(
     client: SyncJournalClient,
     names: Sequence[str] | None,
-    pattern: str,
-    selector: str,
+    pattern: str | None,
+    selector: str | None,
     labels: JournalLabels = _LINES_OF_JSON,
 ) -> tuple[JournalInfo, ...]:
     """Return the journals that options select, sorted by name: by a pattern, by names, or by a label selector.
 
     A pattern is a regular expression for whole names. Raises InvalidInput as `list_journals` does.
     """
-    if not pattern:
-        return list_journals(client, selector if names is None else names, field="options", labels=labels)
+    if pattern is None:
+        return list_journals(client, (selector or "") if names is None else names, field="options", labels=labels)
     field = "option subscribePattern"
     found = [info for info in client.list("").journals if re.fullmatch(pattern, info.name)]
     if not found:

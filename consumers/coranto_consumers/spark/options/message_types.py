@@ -63,20 +63,21 @@ class ResolvedType:
 
 
 def resolve_type(
-    client: SyncJournalClient, registry: str, journals: Sequence[JournalInfo], reference: str
+    client: SyncJournalClient, registry: str, journals: Sequence[JournalInfo], reference: str | None
 ) -> ResolvedType:
     """Return the type that a reference names in a registry, else the one that all journals name.
 
     Raises InvalidInput if they name none, or several, and what `TypeRegistry.find_for` raises.
     """
     with SyncTypeRegistry(client, registry) as types:
-        return ResolvedType(types.find_for(journals, reference), not reference)
+        return ResolvedType(types.find_for(journals, reference or ""), not reference)
 
 
 def find_type(client: SyncJournalClient, options: SourceOptions) -> ResolvedType:
     """Return the type of a read or a write by a registry. Raises as `resolve_type`."""
     any_labels = JournalLabels(content_type=None)
     journals = select_journals(client, options.journals, options.pattern, options.selector, any_labels)
+    assert options.registry is not None  # Otherwise there is no type to find.
     return resolve_type(client, options.registry, journals, options.type_reference)
 
 

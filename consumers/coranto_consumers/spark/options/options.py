@@ -92,8 +92,8 @@ class SourceOptions:
     client: ClientConfig
     journals: tuple[str, ...] | None
     """None means the journals of `pattern` or `selector`."""
-    pattern: str
-    selector: str
+    pattern: str | None
+    selector: str | None
     starting: Mapping[str, int] | None
     """None means earliest."""
     ending: Mapping[str, int] | None
@@ -119,10 +119,10 @@ class SourceOptions:
     times: TimeOptions
     labels: JournalLabels
     """The labels of journals that can be read."""
-    registry: str = ""
+    registry: str | None = None
     """The journal with the type of the messages. Then `framing` and `labels` are to be those of the type."""
-    type_reference: str = ""
-    """The type in the registry. Empty: the one that journals' labels name."""
+    type_reference: str | None = None
+    """The type in the registry. None: the one that journals' labels name."""
     metadata: tuple[str, ...] = ()
     """The columns besides those of the type, if the user gives no schema."""
 
@@ -171,35 +171,35 @@ class SourceOptions:
             fail_on_data_loss=flag_option(given, "failOnDataLoss", True),
             labels=labels_of(framing),
             registry=registry,
-            type_reference=type_reference(given) if registry else "",
+            type_reference=type_reference(given) if registry else None,
             metadata=_metadata(given, registry),
         )
 
 
-def _registry(given: Mapping[str, str]) -> str:
-    """Return the registry that is given; empty if there is none."""
+def _registry(given: Mapping[str, str]) -> str | None:
+    """Return the registry that is given, if any."""
     registry = given.get("registry", "")
     if not registry:
         if "registry" in given:
             raise InvalidInput("names no journal: give one, as types/registry", field="option registry")
-        return ""
+        return None
     for name in (*framings.OPTIONS, "parse"):
         if name.lower() in given and name != "messageType":
             raise InvalidInput("is told by the registry: leave it out", field=f"option {name}")
     return validate_journal(registry, kind="option registry")
 
 
-def type_reference(given: Mapping[str, str]) -> str:
-    """Return the message type that an option names, empty if it names none. Raises InvalidInput."""
+def type_reference(given: Mapping[str, str]) -> str | None:
+    """Return the message type that an option names, if any. Raises InvalidInput."""
     text = given.get("messagetype", "")
     if "messagetype" not in given:
-        return ""
+        return None
     from coranto.types.references import parse_reference  # Not for each worker.
 
     return str(parse_reference(text, field="option messageType"))
 
 
-def _metadata(given: Mapping[str, str], registry: str) -> tuple[str, ...]:
+def _metadata(given: Mapping[str, str], registry: str | None) -> tuple[str, ...]:
     field = "option metadataColumns"
     if "metadatacolumns" not in given:
         return ()

@@ -29,8 +29,8 @@ class SelectedJournals:
     """The selected journals: these, or those that a pattern or a label selector matches."""
 
     journals: tuple[str, ...] | None = None
-    pattern: str = ""
-    selector: str = ""
+    pattern: str | None = None
+    selector: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
@@ -62,22 +62,24 @@ def _journals(given: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def _pattern(given: Mapping[str, str]) -> str:
-    text = given.get("subscribepattern", "")
+def _pattern(given: Mapping[str, str]) -> str | None:
+    if "subscribepattern" not in given:
+        return None
+    text = given["subscribepattern"]
     try:
         re.compile(text)
     except re.error as error:
         raise InvalidInput(f"{text!r} is not a regular expression: {error}", field="option subscribePattern") from error
-    if "subscribepattern" in given and not text:
+    if not text:
         raise InvalidInput("matches no journal; to match all, write .*", field="option subscribePattern")
     return text
 
 
-def _selector(given: Mapping[str, str]) -> str:
+def _selector(given: Mapping[str, str]) -> str | None:
     if "stream" in given:
         return stream_selector(given["stream"], field="option stream")
     if "prefix" not in given:
-        return given.get("selector", "")
+        return given.get("selector")
     if not given["prefix"]:
         raise InvalidInput("is empty; to match all journals, set subscribePattern to .*", field="option prefix")
     try:

@@ -44,7 +44,7 @@ class IcebergShardStore(Store):
         *,
         keys: Sequence[str] = (),
         rules: Mapping[str, MergeRule] | None = None,
-        delete: str = "",
+        delete: str | None = None,
         relaxed_durability: bool = False,
     ) -> None:
         """`table` is `namespace.name`. With `schema` it is created if it is absent, without partitions.
@@ -68,7 +68,7 @@ class IcebergShardStore(Store):
         *,
         keys: Sequence[str] = (),
         rules: Mapping[str, MergeRule] | None = None,
-        delete: str = "",
+        delete: str | None = None,
     ) -> IcebergShardStore:
         """Add a further table of the same catalog, before the shard begins. Returns this store.
 

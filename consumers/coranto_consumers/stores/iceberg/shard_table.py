@@ -31,7 +31,7 @@ class ShardTable:
         schema: pa.Schema | None,
         keys: Sequence[str],
         rules: Mapping[str, MergeRule] | None,
-        delete: str,
+        delete: str | None,
     ) -> None:
         """See `IcebergShardStore`. Raises InvalidInput for rules without keys."""
         if (rules or delete) and not keys:

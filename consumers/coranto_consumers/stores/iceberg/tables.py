@@ -73,7 +73,7 @@ def plan_for(
     columns: Sequence[str],
     keys: Sequence[str],
     rules: Mapping[str, MergeRule],
-    delete: str,
+    delete: str | None = None,
 ) -> MergePlan:
     """Check an output against its table and return its plan. Raises InvalidInput that says what to change."""
     name = ".".join(table.name())

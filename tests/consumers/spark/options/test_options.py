@@ -113,4 +113,4 @@ def test_a_moment_may_be_named_as_delta_and_iceberg_name_it():
 
 def test_what_a_consumer_has_planned_selects_no_journals():
     options = SourceOptions.parse(ENDPOINT, planned=True)
-    assert (options.isolation, options.journals, options.selector) == (Isolation.SEQUENCED, None, "")
+    assert (options.isolation, options.journals, options.selector) == (Isolation.SEQUENCED, None, None)

@@ -57,7 +57,7 @@ def test_rows_are_merged_in_the_files_that_have_their_keys(table: Table) -> None
     add(table, append, (900, 1, 1))
     before = paths(table)
     new = rows((2, 5, 2), (2, 6, 2), (7, 1, 2)).select(["key", "n"])
-    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
+    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()})
     transaction = Transaction(table)
     written = merge_rows(transaction, {"by": "test"}, plan, lambda: [new], FileWriter.of(table, "folder/2/"))
     transaction.commit_transaction()
@@ -81,7 +81,7 @@ def test_only_files_whose_bounds_admit_texts_are_read(most: int, table: Table, m
     given = [["customer-number-one-1", "customer-number-one-3"], ["é"], ["zz", last]]
     for keys in given:
         table.append(pa.table({"key": keys, "n": [1] * len(keys)}, schema=texts))
-    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
+    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()})
     read, original = [], changes._read
     monkeypatch.setattr(changes, "_read", lambda *given: read.append(given) or original(*given))
     for keys, count in ((["customer-number-one-2", "customer-number-one-3"], 1), (["zz"], 1), (["é", last], 2)):
@@ -102,7 +102,7 @@ def test_columns_that_must_not_be_null_are_merged_beside_rows_that_stay(table: T
     needed = pa.schema([SCHEMA.field("key").with_nullable(False), SCHEMA.field("n").with_nullable(False)])
     table = table.catalog.create_table("shop.needed", needed)
     table.append(pa.table({"key": [1, 2], "n": [1, 1]}, schema=needed))
-    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
+    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()})
 
     def merge(new: pa.Table) -> None:
         transaction = Transaction(table)
@@ -137,7 +137,7 @@ def test_files_of_another_partitioning_and_rows_that_do_not_fit_are_refused(tabl
     table.refresh()
     with pytest.raises(SqlStoreError, match=r"shop\.days: its partitioning changed while rows were written"):
         append(Transaction(table), {}, files, writer)
-    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()}, "")
+    plan = plan_for(table, None, ["key", "n"], ["key"], {"n": Add()})
     with pytest.raises(SqlStoreError, match="its partitioning changed"):
         merge_rows(Transaction(table), {}, plan, lambda: [rows((1, 1, 1)).select(["key", "n"])], writer)
     with pytest.raises(InvalidInput, match=r"do not fit shop\.days"):
