@@ -99,7 +99,7 @@ def run(
         _serve(metrics_port, metrics.registry)
     session = start_session(made.name, spark_master, conf)
     try:
-        consumer = SparkConsumer(made, config, store, session, on_progress=metrics.observe, **options.arguments())
+        consumer = SparkConsumer(made, config, store, session, options, on_progress=metrics.observe)
         _log.info("consumer.run_began", consumer=made.name, until="caught up" if until_caught_up else "stopped")
         if until_caught_up:
             with ended_by_sigterm():

@@ -21,6 +21,7 @@ from coranto_consumers.spark import (
     TableOutput,
     new_session,
 )
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.decoding.type_columns import fields_of_spark, spark_schema
 from coranto_consumers.spark.session.task_errors import text_of_task
 from coranto_consumers.tables.columns import TableLayout, sql_table, with_rows
@@ -68,10 +69,12 @@ def _consumer(
         config,
         spec.store_url,
         lambda: session_of(spec),
-        min_transaction_seconds=spec.interval,
-        misfits=MisfitPolicy.NULLS if spec.keeps_misfits else MisfitPolicy.FAIL,
-        accept_changes=options.accept_changes,
-        registry=spec.registry,
+        ConsumerOptions(
+            min_transaction_seconds=spec.interval,
+            misfits=MisfitPolicy.NULLS if spec.keeps_misfits else MisfitPolicy.FAIL,
+            accept_changes=options.accept_changes or None,
+            registry=spec.registry or None,
+        ),
     )
 
 

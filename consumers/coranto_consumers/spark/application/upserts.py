@@ -29,7 +29,7 @@ class Upsert:
 
     key: Sequence[str]
     order: Literal["commit"] = "commit"
-    delete: str = ""
+    delete: str | None = None
 
     def __post_init__(self) -> None:
         if self.order != "commit":
