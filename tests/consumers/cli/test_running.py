@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from coranto.cli import main
@@ -23,7 +24,7 @@ from coranto.cluster.processes import free_port
 from coranto.errors import InvalidInput
 from coranto_consumers.cli.running import consumer_options, load_spark_application, start_session
 from tests.consumers.conftest import Broker
-from tests.installation.kustomize import KUBERNETES, containers, render
+from tests.installation.kustomize import DEPLOY, KUBERNETES, containers, render
 
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 MANIFESTS = render(KUBERNETES / "consumer")
@@ -134,6 +135,27 @@ def test_a_run_until_it_has_caught_up_ends_by_itself(pod: Pod) -> None:
         process = pod.start(stack, "log", "--until-caught-up", "--retry-timeout=30s", "--set=misfits=nulls")
         assert process.wait(240) == 0, (pod.folder / "log").read_text()
     assert pod.totals() == {"ada": 5}
+
+
+@pytest.mark.integration
+def test_spark_submit_runs_it_by_the_program_of_deploy(pod: Pod) -> None:
+    pod.order("ada", 5)
+    words = ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=512m"]
+    words += [str(DEPLOY / "spark" / "run_consumer.py"), "totals:Totals", "--until-caught-up", "--log-json"]
+    env = {
+        **os.environ,
+        "CORANTO_ENDPOINT": pod.broker.endpoint,
+        "CORANTO_STORE_URL": f"sqlite:///{pod.store}",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(pod.folder),
+    }
+    with (pod.folder / "log").open("wb") as output:
+        command = [Path(pyspark.__file__).parent / "bin" / "spark-submit", *words]
+        done = subprocess.run(command, cwd=pod.folder, env=env, stdout=output, stderr=output, check=False, timeout=240)
+    assert done.returncode == 0, (pod.folder / "log").read_text()
+    assert pod.totals() == {"ada": 5}
+    assert "consumer.run_ended" in {event.get("event") for event in pod.events("log")}
 
 
 def test_options_are_those_of_a_consumer() -> None:

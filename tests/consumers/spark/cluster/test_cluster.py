@@ -7,10 +7,8 @@ import random
 import subprocess
 import sys
 import time
-import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +24,7 @@ from coranto.messages.sequencer import Sequencer, read_committed
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.stores import SqlStore
+from tests.servers.spark import running, standalone_cluster, until
 
 HOME = Path(pyspark.__file__).parent
 PROGRAM = Path(__file__).with_name("program.py")
@@ -108,53 +107,10 @@ def environment(**changes: str) -> dict[str, str]:
     }
 
 
-@contextmanager
-def running(log: Path, *command: object, env: dict[str, str]) -> Iterator[subprocess.Popen]:
-    with log.open("wb") as output:
-        process = subprocess.Popen([str(word) for word in command], env=env, stdout=output, stderr=output)
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def until(condition: Callable[[], bool], processes: list[subprocess.Popen], log: Path) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert all(process.poll() is None for process in processes), log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory, bare) -> Iterator[str]:
     """The URL of a standalone master with two workers, in whose environment Coranto is not installed."""
-    folder = tmp_path_factory.mktemp("standalone")
-    port, status = free_port(), free_port()
-    url, spark_class = f"spark://127.0.0.1:{port}", HOME / "bin" / "spark-class"
-    env = environment(PYTHONPATH=str(bare))
-    with ExitStack() as stack:
-        master = (spark_class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", port)
-        processes = [stack.enter_context(running(folder / "master", *master, "--webui-port", status, env=env))]
-        worker = (spark_class, "org.apache.spark.deploy.worker.Worker", "--webui-port", 0)
-        size = ("--cores", 1, "--memory", "700m", "--work-dir", folder / "work")
-        processes += [
-            stack.enter_context(
-                running(folder / host, *worker, *size, "--host", host, url, env={**env, "SPARK_LOCAL_IP": host})
-            )
-            # Spark gives no second attempt to the host that has the first.
-            for host in ("127.0.0.1", "127.0.0.2")
-        ]
-
-        def complete() -> bool:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{status}/json/", timeout=30) as answer:
-                    return json.load(answer)["aliveworkers"] == 2
-            except (OSError, ValueError):  # It does not answer yet, or not with its state.
-                return False
-
-        until(complete, processes, folder / "master")
+    with standalone_cluster(tmp_path_factory.mktemp("standalone"), HOME, environment(PYTHONPATH=str(bare))) as url:
         yield url
 
 
