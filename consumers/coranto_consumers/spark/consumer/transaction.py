@@ -91,12 +91,12 @@ class RunCommits:
 
 @dataclass(slots=True)
 class Owner:
-    """The owner of a consumer's fence in this process: what it writes with, and what it has committed."""
+    """The holder of a consumer's fence in this process."""
 
     name: str
     """The consumer's name in logs."""
     shard: str
-    """The name under which the store has the fence and the checkpoint."""
+    """The key of the fence and the checkpoint in the store."""
     outputs: Callable[[DataFrame], Outputs]
     """Makes the outputs of messages."""
     store: OutputStore[Any]

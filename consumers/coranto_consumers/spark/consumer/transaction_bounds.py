@@ -43,7 +43,7 @@ class MessageBound:
     def see(self, ranges: Sequence[Range], messages: int) -> bool:
         """Record the number of messages in ranges. Return False if one transaction must not have them.
 
-        Then the new mean length takes effect at once, to plan the transaction again.
+        Then the new mean length takes effect immediately, to plan the transaction again.
         """
         if self._max_messages is None or not messages:
             return True

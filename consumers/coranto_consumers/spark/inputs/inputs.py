@@ -84,7 +84,7 @@ class FoundLong:
 
 
 class _Sequencing(NamedTuple):
-    """Rows that were read, and what is known of them."""
+    """Sequenced rows, and the results and summaries of their ranges."""
 
     rows: DataFrame
     results: dict[str, Sequenced]

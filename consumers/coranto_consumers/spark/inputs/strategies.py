@@ -53,7 +53,7 @@ class InputStrategy(ABC):
         return {part: found[number] for part, number in self._plan.numbers.items()}
 
     def close(self) -> None:
-        """Let Spark drop what it keeps."""
+        """Release the frames that Spark caches."""
         if self._kept is not None:
             self._kept.unpersist()
 
