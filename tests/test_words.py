@@ -67,7 +67,6 @@ LINK_TARGET = re.compile(r"\]\([^)]*\)")
 BUDGETS = {
     "broker/coranto_broker/fragments": 1,
     "consumers/coranto_consumers/recovery": 2,
-    "consumers/coranto_consumers/spark": 41,
     "docs": 4,
     "platform/coranto/fragments": 1,
 }

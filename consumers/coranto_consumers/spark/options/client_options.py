@@ -16,7 +16,7 @@ from coranto.security.tokens import BearerToken
 OPTIONS: Final = {
     "endpoint": "a broker's host:port (required)",
     "fileRoot": "folder that file:/// fragment stores are rooted at, where executors can read it",
-    "retryTimeout": "seconds for which calls are repeated while brokers cannot serve them",
+    "retryTimeout": "seconds to retry calls while brokers cannot serve them",
     "zone": "zone of the executors, whose brokers are read from first (default: $CORANTO_ZONE of the executors)",
     "authToken": "a bearer token for brokers (default: $CORANTO_AUTH_TOKEN of the executors)",
     "authSecret": "keys to sign tokens with, as base64 (default: $CORANTO_AUTH_KEYS of the executors)",

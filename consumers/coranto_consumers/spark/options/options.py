@@ -30,8 +30,8 @@ from coranto_consumers.spark.options.option_values import (
 from coranto_consumers.spark.options.times import TimeOptions
 
 DEFAULT_MAX_BYTES = 64 << 20
-"""A task takes some 30 ms of processor time beside its content, and a committed read of large parts scans less for
-other tasks. A task holds its part meanwhile (`committed.HELD_BYTES`), so parts are not larger."""
+"""A task costs some 30 ms of processor time in addition to its content, and committed reads of large parts scan less
+for other tasks. A task holds its part in memory (`committed.HELD_BYTES`), so parts are not larger."""
 
 OPTIONS = {
     **client_options.OPTIONS,
@@ -50,17 +50,17 @@ OPTIONS = {
     "columnNameOfCorruptRecord": "column for lines that do not fit, if the schema has it: _corrupt_record (default)",
     "timeZone": "time zone of TIMESTAMP columns for texts that name none, such as Europe/Paris: the session's",
     **framings.OPTIONS,
-    "registry": "journal that registers message types: columns and framing are those of the type that messageType "
-    "names, else of the one that the journals' labels name",
-    "metadataColumns": "columns of the source's own beside those of a registered type, as _journal,_offset: none",
+    "registry": "journal that registers message types: columns and framing come from the type that messageType names, "
+    "or else from the type in the journals' labels",
+    "metadataColumns": "the source's own columns to add to a registered type's columns, as _journal,_offset: none",
     "includeHeaders": "false (default): as in Spark's Kafka source, but no framing has headers",
     "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
     "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
     "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
-    "minOffsetsPerTrigger": "messages for which a micro-batch waits (default: none)",
+    "minOffsetsPerTrigger": "messages to wait for before a micro-batch (default: none)",
     "acceptJournals": "ID/JOURNAL, separated by commas: journals that have the content of earlier ones of their names, "
     "so that a query continues in them at its offsets",
-    "maxTriggerDelay": "time for which a micro-batch waits for minOffsetsPerTrigger at most: 15m (default)",
+    "maxTriggerDelay": "longest wait for minOffsetsPerTrigger: 15m (default)",
     "trigger": "processingTime, if the query has this trigger: PySpark before 4.2 needs it for limits of micro-batches",
 }
 STREAM_OPTIONS = (
@@ -120,11 +120,11 @@ class SourceOptions:
     labels: JournalLabels
     """The labels of journals that can be read."""
     registry: str | None = None
-    """The journal with the type of the messages. Then `framing` and `labels` are to be those of the type."""
+    """The journal with the type of the messages. `framing` and `labels` must then match the type."""
     type_reference: str | None = None
     """The type in the registry. None: the one that journals' labels name."""
     metadata: tuple[str, ...] = ()
-    """The columns besides those of the type, if the user gives no schema."""
+    """The columns in addition to the type's columns, if the user gives no schema."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, planned: bool = False) -> SourceOptions:
@@ -137,11 +137,11 @@ class SourceOptions:
         for key in options:
             require_known(key, OPTIONS)
         selected = selections.SelectedJournals() if planned else selections.SelectedJournals.parse(given)
-        # Lines as they are have no nulls for what is wrong with them, so that has to be asked for.
+        # Unparsed lines cannot become null, so the default for them is an error.
         tolerant = "mode" in given and _misfits(given) is Misfits.PERMISSIVE
         if flag_option(given, "includeHeaders", False):
             raise InvalidInput(
-                "no framing has headers: write what they would tell into the messages, and leave the option out",
+                "no framing has headers: write their values into the messages, and leave the option out",
                 field="option includeHeaders",
             )
         registry = _registry(given)
@@ -185,7 +185,7 @@ def _registry(given: Mapping[str, str]) -> str | None:
         return None
     for name in (*framings.OPTIONS, "parse"):
         if name.lower() in given and name != "messageType":
-            raise InvalidInput("is told by the registry: leave it out", field=f"option {name}")
+            raise InvalidInput("comes from the registry: leave it out", field=f"option {name}")
     return validate_journal(registry, kind="option registry")
 
 
@@ -225,7 +225,7 @@ def _zone(given: Mapping[str, str]) -> tzinfo | None:
     if name is None:
         return None
     if (zone := zone_of(name)) is None:
-        raise InvalidInput(f"{name!r} is no time zone: write it as Europe/Paris or +01:00", field="option timeZone")
+        raise InvalidInput(f"{name!r} is not a time zone: write it as Europe/Paris or +01:00", field="option timeZone")
     return zone
 
 

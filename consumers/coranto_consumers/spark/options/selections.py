@@ -19,7 +19,7 @@ OPTIONS: Final = {
     "subscribe": "journals, separated by commas",
     "subscribePattern": "regular expression for whole names of journals: flights/.*",
     "selector": "label selector of journals: name:prefix=flights/events/",
-    "stream": "name of a stream, whose segments are read, those of its splits included: shop/orders",
+    "stream": "name of a stream; all its segments are read, also after splits: shop/orders",
 }
 """Exactly one of them is given."""
 

@@ -60,7 +60,7 @@ _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 """Java's setting to compile quickly rather than well. Otherwise the compiler takes most of the first minute's time."""
 
 _INTERPRETER = """#!/bin/sh
-# Spark puts a zip of PySpark first, whose modules each process of Python would compile anew. This interpreter has
+# Spark puts a zip of PySpark first, and each Python process would compile the zip's modules again. This interpreter has
 # PySpark itself.
 PYTHONPATH=$(printf %s "$PYTHONPATH" | tr : '\\n' | grep -v '/pyspark[.]zip$' | paste -sd : -)
 export PYTHONPATH

@@ -54,8 +54,8 @@ def errors_of_tasks() -> Iterator[None]:
 
 
 def error_of_task(error: BaseException) -> CorantoError | None:
-    """Return the error of Coranto that ended a task or a query; None if it was another error. Fields that are texts,
-    numbers or flags are those of the original.
+    """Return the error of Coranto that ended a task or a query; None if it was another error. It has the original's
+    fields that are texts, numbers or flags.
     """
     # What comes before the last one may be a quotation.
     for found in reversed(_LINE.findall(str(error))):

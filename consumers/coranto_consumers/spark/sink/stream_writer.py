@@ -1,14 +1,15 @@
 """The writers of `option("stream", …)`: rows go to the segments of a stream by their routing keys, all or none.
 
 Tasks append events as pending to the segments of their keys (`stream_publishing.py`). When all tasks have succeeded,
-the driver commits what they report as one bulk transaction (`coranto.streams.writer.multi_key.bulk`): one append to the
+the driver commits their results as one bulk transaction (`coranto.streams.writer.multi_key.bulk`): one append to the
 stream's journal of decisions makes the write happen, and acknowledgements follow. The stream may be scaled at any time.
 
-A batch of a streaming query is known by the query's id, which its checkpoint holds, and by its number, and is committed
-once. A batch write is known by the option `writerId`, and is committed as often as it runs without it. The stream knows
-the last named write, by a register of its decisions. Those before are in a ledger: each one is recorded there before
-the register forgets it. Before the first one, the stream gets the register, and then the ledger a record that it keeps
-the names of this stream. If later one of both is missing, something was lost, or made anew, and the write is refused.
+A batch of a streaming query has a name, made of the query's id in its checkpoint and of its number, and is committed
+once. A batch write is named by the option `writerId`; without a name it is committed each time it runs. A register of
+the stream's decisions has the last named write. A ledger has the earlier ones: each is recorded there before the
+register is overwritten. Before the first named write, the stream gets the register, and then the ledger gets a record
+that it keeps the names of this stream. If one of them is missing later, it was lost or recreated, and the write is
+refused.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class _ToStream:
         self._options = replace(options, client=for_selector(options.client, capability, scope))
 
     def _look(self) -> None:
-        """Look at what is written already, with all that the given keys permit."""
+        """Read the earlier named writes, with the capabilities of the given keys."""
 
     def _with_committer(self, work: Callable[[BulkCommitter], Coroutine[Any, Any, T]]) -> T:
         async def run() -> T:
@@ -156,19 +157,19 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
             if last is None:
                 if keeps_names and not options.accept_loss:
                     raise InvalidInput(
-                        f"{options.ledger} has named writes to stream {options.stream}, which knows none: if it was "
-                        "made anew, name another ledger. If all brokers of its decisions were lost, acceptLoss=true "
-                        "goes on, and the write that was the last may be there twice if it is repeated",
+                        f"{options.ledger} has named writes to stream {options.stream}, which has none: if the "
+                        "stream was recreated, name another ledger. If all brokers of its decisions were lost, "
+                        "acceptLoss=true continues, and the last write may appear twice if it is repeated",
                         field="option ledger",
                     )
                 self._with_committer(lambda committer: committer.enlist(self._register))
             elif last and not keeps_names:
-                ledger.refresh()  # Another job may have been the first one meanwhile.
+                ledger.refresh()  # Another job may have written the first name.
                 if ledger.find(self._name()) is None and not options.accept_loss:
                     raise LedgerDamaged(
                         f"stream {options.stream} knows named writes whose names should be in {options.ledger}, which "
-                        "has none: was it made anew? With acceptLoss=true the write goes on, and earlier ones may be "
-                        "there twice if they are repeated"
+                        "has none: was it recreated? With acceptLoss=true the write continues, and earlier writes may "
+                        "appear twice if they are repeated"
                     )
             self._record(ledger, self._name())
             self._last = last or 0
@@ -199,7 +200,7 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
             ledger.decide(Decision(name, "", 0, time.time(), {}))
 
     def _name(self, number: int | None = None) -> str:
-        """Return the name of a record: that of a write, or the one that names of this stream are kept."""
+        """Return the name of a write's record, or, without a number, of the record that names are kept."""
         return f"stream/{self._options.stream}/{'names' if number is None else number}"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -253,7 +254,7 @@ async def _prepared(committer: BulkCommitter) -> tuple[Stream, Mapping[str, int]
 
 
 def _digits(name: str) -> int:
-    """Return the number by which the register knows a name. It is not 0."""
+    """Return the number of a name in the register. It is never 0."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") or 1
 
 

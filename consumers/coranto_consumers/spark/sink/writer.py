@@ -4,13 +4,13 @@ Tasks append messages as pending, each attempt under its own producer (`publishi
 Spark gives the driver the results of the attempts that count, and the driver makes the write happen in two phases:
 
 1.  **Decide.** One append to the ledger records the acknowledgements of all of them. At that moment the write has
-    happened, for all journals at once and for good.
+    happened, in all journals, and cannot be undone.
 2.  **Acknowledge.** The acknowledgements are appended to their journals, and readers see the messages.
 
 If the driver dies before the decision, the messages stay pending, and readers never see them. If it dies after the
 decision, the write has happened, but acknowledgements may be missing. A repeated write finds the decision,
 appends the acknowledgements and adds nothing. Any other batch write with the same ledger appends them, too, before its
-own work, as far as its journals and rights permit: what it cannot append is logged, and left to the next one.
+own work, as far as its journals and rights permit: others are logged, and left to the next write.
 
 A batch write is known by the option `writerId`, and cannot be repeated without it. A batch of a streaming query is
 known by the query's id, which its checkpoint holds, and by its number. Of two queries with one checkpoint, one decides
@@ -156,7 +156,7 @@ class JournalWriter(_Writer, DataSourceArrowWriter):
     """Writes the rows of one DataFrame, all or none."""
 
     _seen: Decision | Mark
-    """The decision that there was before this write, or the mark up to which there was none."""
+    """The decision before this write, or the end of a ledger without one."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         self._writer_id = options.writer_id or f"spark/{uuid.uuid4()}"
@@ -215,7 +215,7 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
             if known is None and batchId and not options.accept_loss:
                 raise InvalidInput(
                     f"{options.ledger} knows no batch of this query, whose next one is {batchId}: is it another ledger "
-                    "than before? With acceptLoss=true the query goes on, and what was interrupted may be there twice",
+                    "than before? With acceptLoss=true the query continues, and an interrupted batch may appear twice",
                     field="option ledger",
                 )
             if known is not None and not known.is_acknowledged:
@@ -276,7 +276,7 @@ def written_now(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def refuse_overwriting(overwrite: bool, *, streaming: bool) -> None:
-    """Raise InvalidInput for a write in place of what is there."""
+    """Raise InvalidInput for a write that replaces content."""
     if overwrite:
         mode = "outputMode('append') or ('update')" if streaming else "mode('append')"
         raise InvalidInput(f"journals are only appended to: use {mode}", field="mode")

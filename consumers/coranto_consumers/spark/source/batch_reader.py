@@ -44,7 +44,7 @@ class JournalPartition(InputPartition):
     """The routes of its journals that are tried first."""
 
     def along(self, routes: Mapping[str, KnownRoute]) -> JournalPartition:
-        """Return the partition with those of the routes that are its journals'."""
+        """Return the partition with the routes of its journals."""
         journals = [part.range.journal for part in self.parts]
         return replace(self, routes={journal: routes[journal] for journal in journals if journal in routes})
 
@@ -53,7 +53,7 @@ class Shares(NamedTuple):
     """The plan of a read."""
 
     ranges: Mapping[str, Sequence[Range]]
-    """The ranges of each journal, in order, for committed reads: a task needs all those of its journal."""
+    """The ranges of each journal, in order, for committed reads: a task needs all ranges of its journal."""
     of_tasks: Sequence[tuple[NumberedRange, ...]]
 
 
@@ -67,7 +67,7 @@ class _TakesFilters:
     """The method of a reader that takes filters.
 
     Spark ends each read with an error if a reader overrides this method of `DataSourceReader`, and the session does not
-    hand filters over. Reads of such sessions shall go on as they are, so it looks here as if it was not overridden.
+    hand filters over. To let reads of such sessions work, this looks as if it was not overridden.
     """
 
     __func__ = staticmethod(push_filters())
@@ -80,10 +80,10 @@ class _TakesFilters:
 
 
 class JournalReader(DataSourceReader):
-    """Plans a read, and reads what is planned. Spark calls `partitions` and `read` in different processes.
+    """Plans a read, and reads its parts. Spark calls `partitions` and `read` in different processes.
 
-    Spark gives it the filters if there are any, pickles it, and calls `partitions`. The plan is made once, by the first
-    who needs it.
+    Spark gives it the filters if there are any, pickles it, and calls `partitions`. The plan is made once, when it is
+    first needed.
     """
 
     def __init__(self, options: SourceOptions, layout: RowLayout, planned: Shares | None = None) -> None:

@@ -4,7 +4,7 @@
 
     spark.read.format("journal").options(endpoint="127.0.0.1:8080", selector="name:prefix=flights/events/").load()
 
-has a row for each message: `journal`, `offset` (at which it begins), `next_offset`, `producer` (six bytes), `clock`,
+has a row for each message: `journal`, `offset` (of its first byte), `next_offset`, `producer` (six bytes), `clock`,
 `flags` and `value`, which is the line without its newline. A schema given by the user chooses columns (Spark offers
 Python sources no other way) and may declare `value` as BINARY.
 
@@ -12,9 +12,9 @@ With a schema of the messages' fields, such as `carrier STRING, arr_delay DOUBLE
 as by Spark's reader of JSON files. The source's own columns then begin with an underscore: `_journal`, `_offset`,
 `_value`. See `options.py` for the options. `format("coranto")` is the same source.
 
-Spark plans a read in one process and runs it in others, so `coranto` must be installed in all of them. The package
-`pyspark_coranto` and `pyspark_coranto_name` beside this one make the names `journal` and `coranto` known without
-registration. Call `register` where Spark does not discover them.
+Spark plans a read in one process and runs it in others, so `coranto` must be installed in all of them. The packages
+`pyspark_coranto` and `pyspark_coranto_name` register the names `journal` and `coranto` for Spark's discovery. Call
+`register` where Spark does not discover them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: tuple[str, list[StreamPartition]] = "", []
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out keys, which executors have no use for, and what only the planning process needs."""
+        """Leave out keys and the state of the planning process, which executors do not need."""
         source = replace(self._options.source, client=without_keys(self._options.source.client))
         fresh = JournalStreamReader(replace(self._options, source=source), self._layout)
         return fresh.__dict__
@@ -82,7 +82,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- Offsets ---------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offsets at which a new query begins. Journals that it leaves out are read from their beginning."""
+        """Return the start offsets of a new query. Journals without an offset are read from their beginning."""
         with told_to_driver():
             return self._begin()
 
@@ -165,7 +165,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- Planning --------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return what the tasks of a batch read. A batch from before a restart is planned again."""
+        """Return the partitions of a batch. A batch from before a restart is planned again."""
         key, planned = self._planned
         if key == _key(start, end):
             return planned

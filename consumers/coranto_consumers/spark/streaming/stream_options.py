@@ -28,7 +28,7 @@ class StreamOptions:
     max_messages: int | None
     min_messages: int
     max_delay: float
-    """Seconds for which a batch waits at most for `min_messages`."""
+    """The most seconds that a batch waits for `min_messages`."""
     limits: tuple[str, ...] = ()
     """The options with limits of batches that are given."""
     processing_time: bool = False
@@ -57,7 +57,7 @@ class StreamOptions:
                 field="option endingTimestamp",
             )
         if source.times.starting is not None and "startingoffsets" in given:
-            raise InvalidInput("is given beside a starting time; leave one of them out", field="option startingOffsets")
+            raise InvalidInput("cannot be used with a starting time; leave one out", field="option startingOffsets")
         if source.max_records is not None:
             raise InvalidInput("is for spark.read; give maxOffsetsPerTrigger", field="option maxRecordsPerPartition")
         most = number_option(given, "maxOffsetsPerTrigger", 0, least=0)

@@ -279,10 +279,10 @@ def test_what_cannot_be_read_by_the_registry_says_why(shop, spark):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"framing": "csv"}, "option framing: is told by the registry: leave it out"),
-        ({"uuidPointer": "/id"}, "option uuidPointer: is told by the registry"),
-        ({"descriptorSet": "x"}, "option descriptorSet: is told by the registry"),
-        ({"parse": "json"}, "option parse: is told by the registry"),
+        ({"framing": "csv"}, "option framing: comes from the registry: leave it out"),
+        ({"uuidPointer": "/id"}, "option uuidPointer: comes from the registry"),
+        ({"descriptorSet": "x"}, "option descriptorSet: comes from the registry"),
+        ({"parse": "json"}, "option parse: comes from the registry"),
         ({"messageType": "a@b"}, "option messageType: 'a@b' has no version behind @"),
         ({"messageType": ""}, "option messageType: ''"),
         ({"registry": ""}, "option registry: names no journal"),
@@ -615,7 +615,7 @@ def test_types_that_the_sink_does_not_write_are_refused(shop, spark):
         write(shop, rows, messageType="no.Uuid")
     with pytest.raises(InvalidInput, match=r"csv\.Row@1 has another framing: the sink writes lines of JSON"):
         write_any(shop, rows)
-    with pytest.raises(InvalidInput, match="option uuidPointer: is told by the registry"):
+    with pytest.raises(InvalidInput, match="option uuidPointer: comes from the registry"):
         write(shop, rows, uuidPointer="/id")
 
 

@@ -188,5 +188,5 @@ def test_a_query_begins_at_one_time_or_offset_and_has_no_end():
     given = {"endpoint": "127.0.0.1:1", "subscribe": ONE}
     with pytest.raises(InvalidInput, match="endingTimestamp: a streaming query has no end"):
         StreamOptions.parse({**given, "endingTimestamp": "1"})
-    with pytest.raises(InvalidInput, match="startingOffsets: is given beside a starting time"):
+    with pytest.raises(InvalidInput, match="startingOffsets: cannot be used with a starting time"):
         StreamOptions.parse({**given, "startingTimestamp": "1", "startingOffsets": "earliest"})

@@ -473,7 +473,7 @@ def test_a_named_write_is_refused_when_the_stream_or_the_ledger_has_lost_the_nam
     registers = shop.client.append(journal, b"").registers
     shop.client.append(journal, b'{"lost":1}\n', subtract_registers=registers)  # As if all its brokers were lost.
     for day in (0, 1):
-        with pytest.raises(InvalidInput, match=f"{ledger} has named writes to stream {shop.name}, which knows none"):
+        with pytest.raises(InvalidInput, match=f"{ledger} has named writes to stream {shop.name}, which has none"):
             job(day)
     with pytest.raises(InvalidInput, match="knows no batch of this writer"):
         late.commit([written])
@@ -486,7 +486,7 @@ def test_a_named_write_is_refused_when_the_stream_or_the_ledger_has_lost_the_nam
     # The register exists, and the ledger was recreated.
     name = f"coranto.dev/batch/jobs-{hashlib.sha256(f'{ledger}-2'.encode()).hexdigest()[:16]}"
     shop.client.append(journal, b'{"known":1}\n', union_registers=label_set({name: "5.ab.done"}))
-    with pytest.raises(LedgerDamaged, match=f"names should be in {ledger}-2, which has none: was it made anew"):
+    with pytest.raises(LedgerDamaged, match=f"names should be in {ledger}-2, which has none: was it recreated"):
         job(0, ledger=f"{ledger}-2")
 
 
