@@ -37,6 +37,11 @@ class Database:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.drop_slots()
+        self.reconnect()
+
+    def drop_slots(self) -> None:
+        """Drop all slots. The server frees a slot some time after its reader has disconnected."""
         deadline = time.monotonic() + _DROP_SECONDS
         while True:
             try:
@@ -44,11 +49,10 @@ class Database:
                     "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s",
                     self.name,
                 )
-                break
+                return
             except psycopg.errors.ObjectInUse:
                 assert time.monotonic() < deadline, "a slot stays in use"
                 time.sleep(0.05)
-        self.reconnect()
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         connection: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(self.url, autocommit=True)

@@ -80,7 +80,7 @@ async def test_a_slot_that_was_dropped_or_created_again(client: JournalClient, d
     database.execute(ORDERS)
     database.execute("INSERT INTO orders VALUES (1)")
     await run(client, database)
-    database.execute("SELECT pg_drop_replication_slot(%s)", SLOT)
+    database.drop_slots()
     database.execute("INSERT INTO orders VALUES (2)")
     with pytest.raises(SourceChanged, match=f"slot {SLOT} is gone, and with it the changes behind .*another stream"):
         await run(client, database)
