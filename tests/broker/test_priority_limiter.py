@@ -1,4 +1,4 @@
-"""PriorityLimiter: so many at the same time, in order, and none is kept for ever."""
+"""PriorityLimiter: it limits concurrent work, keeps the order, and frees every slot."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class FaultWorkload:
             self.problems.append(f"{name} of {journal}: {error}")
             raise
         except CorantoError:
-            # Brokers could not serve for the client's whole retry_timeout. The next client goes on.
+            # Brokers could not serve until the client's retry timeout. The next client continues.
             await asyncio.sleep(0.2)
 
     def _saw(self, name: str, journal: str, offset: int, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Plans of batches: a batch's outcome is that of its appends one by one."""
+"""Plans of batches: a batch has the same outcome as its appends one by one."""
 
 from __future__ import annotations
 

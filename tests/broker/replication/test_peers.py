@@ -88,7 +88,7 @@ async def opened(call: Call, answer: pb.ReplicateResponse) -> PeerStream:
 
 
 def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
-    """In virtual time, of which retry_timeout may take as much as it really does."""
+    """Run in virtual time, so that timeouts take no real time."""
     with simulated(0, shuffle=False) as loop:
         loop.run_until_complete(main(loop))
         assert not loop.problems

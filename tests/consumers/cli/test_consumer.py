@@ -118,7 +118,7 @@ def served(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def command(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """Runs the command line in this process, with more retry_timeout than a person has."""
+    """Runs the command line in this process, with a longer retry timeout."""
     for name in ("coranto.cli.connect.RETRY_TIMEOUT", "coranto_consumers.cli.shards.RETRY_TIMEOUT"):
         monkeypatch.setattr(name, 120.0)
     monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_TIMEOUT", 120.0)

@@ -1,4 +1,4 @@
-"""`Upsert`: the row of a key is that of the message which was committed last."""
+"""`Upsert` keeps the last committed message of each key."""
 
 from __future__ import annotations
 
