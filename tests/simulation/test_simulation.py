@@ -356,7 +356,7 @@ def test_replicas_that_came_later_and_are_counted_are_caught(monkeypatch: pytest
 
 
 def test_acknowledgements_below_the_demand_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pipeline, "heed", lambda *_: None)
+    monkeypatch.setattr(Pipeline, "adopt_demand", lambda *_: None)
     assert is_caught("below-demand-ack", durability="zones", faults=("long outage",), **SURVIVES)
 
 
@@ -596,7 +596,7 @@ def test_revisions_that_are_given_out_twice_are_caught(monkeypatch: pytest.Monke
     monkeypatch.setattr(Adoption, "_join", join)
     monkeypatch.setattr(Adoption, "_use", use)
     options = RESTORED | {"faults": ("restore etcd", "cut store", "kill")}
-    assert is_caught("stuck", "lost-write", "inconsistent-offsets", **options)
+    assert is_caught("stuck", "lost-write", "inconsistent-offsets", first=24, **options)
 
 
 def test_a_removal_that_is_not_safe_is_caught() -> None:
