@@ -109,9 +109,8 @@ class JournalQueue:
         if steady_range(self._host, resolution, pipeline) is None or is_torn(content.content, pipeline.whole_lines):
             return False
         before, registers = pipeline.spool.committed, append.expected_registers
-        if (
-            registers is None or before.registers is not append.expected_before
-        ):  # Registers are never modified in place.
+        # Registers are never modified in place, so identity says that they are the expected ones.
+        if registers is None or before.registers is not append.expected_before:
             registers = apply_registers(append.request, before.registers)
             if registers is None:
                 return False

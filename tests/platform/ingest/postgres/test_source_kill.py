@@ -33,7 +33,7 @@ batch: {{bytes: 20000, seconds: 0.2}}
 
 
 def write(database: Database, end: threading.Event, chance: random.Random) -> None:
-    """Change random rows in transactions, of which one in four is rolled back, and wait when the server restarts."""
+    """Change random rows in transactions, roll one in four back, and wait when the server restarts."""
     while not end.is_set():
         try:
             with database.connect() as connection:
