@@ -16,12 +16,10 @@ from coranto.cli.output import Output, print_table
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput
 from coranto_consumers.cli.arguments import Consumer, ConsumerName, StoreOrNone
-from coranto_consumers.positions.lag import JournalLag, lag_of
+from coranto_consumers.positions.lag import JournalLag, lag_of, selector_of
 from coranto_consumers.stores.reading import read_checkpoint
 
 _UNKNOWN = "-"
-_JOURNALS = "journals "
-"""Begins the sources of a consumer that reads journals by their names (`outputs/identity.py`)."""
 
 
 def lag(
@@ -81,11 +79,7 @@ async def _position(name: str, store: str | None, consumer: str | None) -> tuple
     found = await asyncio.to_thread(read_checkpoint, store, name)
     if found is None:
         raise InvalidInput(f"consumer {name!r} has no checkpoint in the store", field="NAME")
-    sources = found.checkpoint.identity.sources
-    if sources.startswith(_JOURNALS):
-        names = sources.removeprefix(_JOURNALS).split(", ")
-        sources = f"name in ({', '.join(names)})"
-    return found.checkpoint.offsets, sources
+    return found.checkpoint.offsets, selector_of(found.checkpoint.identity.sources)
 
 
 async def _position_of_shard(name: str, consumer: str | None) -> Mapping[str, int]:

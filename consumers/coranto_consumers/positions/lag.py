@@ -25,6 +25,18 @@ _SAMPLES: Final = 32
 """The most journals whose content is read: those with the most unread bytes."""
 
 
+_JOURNALS: Final = "journals "
+"""Begins the sources of a consumer that reads journals by their names (`outputs/identity.py`)."""
+
+
+def selector_of(sources: str) -> str:
+    """Return the label selector of the sources in a consumer's identity. An empty text stays empty."""
+    if not sources.startswith(_JOURNALS):
+        return sources
+    names = sources.removeprefix(_JOURNALS).split(", ")
+    return f"name in ({', '.join(names)})"
+
+
 @dataclass(frozen=True, slots=True)
 class JournalLag:
     """The lag of a consumer in one journal. Offsets and sizes are in bytes, times in seconds; None is unknown."""
@@ -69,9 +81,7 @@ async def lag_of(
         )
     if sources:
         heads.update((await client.heads(sources)).by_name)
-    found = {
-        journal: _without_messages(journal, offsets.get(journal), heads.get(journal)) for journal in {*offsets, *heads}
-    }
+    found = {journal: lag_of_head(journal, offsets.get(journal), heads.get(journal)) for journal in {*offsets, *heads}}
     most = sorted((each for each in found.values() if each.behind), key=lambda each: -(each.behind or 0))[:_SAMPLES]
     now = wall()
     for each in await asyncio.gather(*(_with_messages(client, each, now) for each in most)):
@@ -79,7 +89,8 @@ async def lag_of(
     return [found[journal] for journal in sorted(found)]
 
 
-def _without_messages(journal: str, position: int | None, head: JournalHead | None) -> JournalLag:
+def lag_of_head(journal: str, position: int | None, head: JournalHead | None) -> JournalLag:
+    """Return the lag of a position behind a journal's head, in bytes alone. A journal without a head does not exist."""
     if head is None:
         return JournalLag(journal, position, None, None, problem="there is no such journal")
     if not head.known:

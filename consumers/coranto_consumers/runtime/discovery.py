@@ -32,8 +32,8 @@ async def find_consumer(
     from coranto.cluster import locate
 
     async with EtcdCoordinator(locate(data_dir).etcd) as coordinator:
-        announced = await _announced(coordinator)
-        found = await _answering(announced)
+        known = await announced(coordinator)
+        found = await _answering(known)
         if not found and timeout > 0:
             if waiting is not None:
                 waiting()
@@ -41,11 +41,11 @@ async def find_consumer(
             deadline = clock() + timeout
             while not found and clock() < deadline:
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-                announced = await _announced(coordinator)
-                found = await _answering(announced)
+                known = await announced(coordinator)
+                found = await _answering(known)
     if not found:
         waited = f", and none was ready within {timeout:g} s" if timeout > 0 else ""
-        silent = ", ".join(sorted(endpoint for endpoints in announced.values() for endpoint in endpoints))
+        silent = ", ".join(sorted(endpoint for endpoints in known.values() for endpoint in endpoints))
         reason = f"; those that were announced do not answer ({silent})" if silent else ""
         raise ClusterError(
             f"no consumer runs on this cluster{waited}{reason}; start one with `coranto consumer serve`, and see its "
@@ -58,7 +58,7 @@ async def find_consumer(
     return endpoint
 
 
-async def _announced(coordinator: EtcdCoordinator) -> dict[str, list[str]]:
+async def announced(coordinator: EtcdCoordinator) -> dict[str, list[str]]:
     """Return the endpoints that processes of consumers have announced, by the key prefix of the consumer."""
     found: dict[str, list[str]] = defaultdict(list)
     for kv in (await coordinator.range(CONSUMERS_PREFIX)).kvs:

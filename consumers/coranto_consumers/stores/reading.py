@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.urls import display_url, parse_store_url
 
 ICEBERG: Final = "iceberg://"
+
+
+def consumer_names(store: str) -> Sequence[str]:
+    """Return the names of all consumers with a checkpoint in the store of a URL, sorted.
+
+    Raises InvalidInput for a URL of no store, and SqlStoreError.
+    """
+    if store.startswith(ICEBERG):
+        from coranto_consumers.stores.iceberg.urls import IcebergHome  # Needs the extra `lake`.
+
+        return IcebergHome.at(store).names("")
+    return SqlStore(store).names()
+
+
+def display_name(store: str) -> str:
+    """Return the URL of a store without its secrets. Raises InvalidInput for a URL of no store."""
+    return store if store.startswith(ICEBERG) else display_url(parse_store_url(store))
 
 
 def read_checkpoint(store: str, consumer: str) -> Restored | None:

@@ -256,6 +256,16 @@ class SqlStore:
         except SQLAlchemyError as error:
             raise self.failure(f"the checkpoint of {shard} could not be read", error) from error
 
+    def names(self) -> list[str]:
+        """Return the names of all consumers with a checkpoint, sorted. Raises SqlStoreError."""
+        try:
+            with self.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
+                if not inspect(connection).has_table(CHECKPOINTS.name):
+                    return []
+                return sorted(connection.execute(select(CHECKPOINTS.c.shard_fqn)).scalars())
+        except SQLAlchemyError as error:
+            raise self.failure("the names of consumers could not be read", error) from error
+
     @contextmanager
     def transaction(self, shard: str, fence: int) -> Iterator[StoreTransaction]:
         """Begin a transaction of the owner that holds `fence`. Leaving the block without `commit` rolls it back.

@@ -226,6 +226,15 @@ class StoreMemory:
         await self._store.put_note(f"{FOLDER}/{name}", content)
 
 
+async def last_saved(store: FragmentStore) -> float | None:
+    """Return the time of the last audit that kept records in a store, by the names of its files; None without one.
+
+    Unlike `StoreMemory.load`, it reads no file and needs no keys. Raises StoreError.
+    """
+    numbers = [_number_of(file.path) async for file in store.files(FOLDER) if file.path.endswith(".json.gz")]
+    return max(numbers) / 1000 if numbers else None
+
+
 def _new_name(folder: str, at: float, last: int) -> str:
     """Return the name of a file written at `at`, above the name of number `last` whatever the clocks say."""
     return f"{folder}{max(int(at * 1000), last + 1):015d}-{uuid.uuid4().hex[:8]}.json.gz"

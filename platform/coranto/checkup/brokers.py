@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import time
+from typing import Final
 
 from coranto.checkup.clock import clock_result
 from coranto.checkup.results import Examination, good, problem, warning
 from coranto.client import ClientConfig, JournalClient
 from coranto.errors import CorantoError, PermissionDenied, Unauthenticated
 
-_NONE = "name=coranto/no-such-journal"
+NONE: Final = "name=coranto/no-such-journal"
+"""A selector that matches no journal."""
 
 
 async def brokers(config: ClientConfig) -> list[Examination]:
@@ -23,7 +25,7 @@ async def brokers(config: ClientConfig) -> list[Examination]:
         async with JournalClient.of(config) as client:
             listing = await client.list()
     except CorantoError as error:
-        return [*results, problem("brokers", str(error), _advice(error))]
+        return [*results, problem("brokers", str(error), advice_for(error))]
     results.append(good("brokers", f"answer, and have {len(listing.journals)} journals that this client may see"))
     for journal in listing.journals:
         endpoints += [each for each in journal.route.endpoints if each]
@@ -40,12 +42,12 @@ async def _broker(config: ClientConfig, mine: str) -> list[Examination]:
     subject = f"broker {config.endpoint}"
     try:
         async with JournalClient.of(config) as client:
-            await client.heads(_NONE)  # So that the time of connecting does not count.
+            await client.heads(NONE)  # So that the time of connecting does not count.
             before = time.time()
-            heads = await client.heads(_NONE)
+            heads = await client.heads(NONE)
             after = time.time()
     except CorantoError as error:
-        return [problem(subject, str(error), _advice(error))]
+        return [problem(subject, str(error), advice_for(error))]
     if not heads.broker_version:
         return [
             warning(subject, "tells no version", "it is one of Gazette's, or an early one of Coranto's: upgrade that")
@@ -57,7 +59,8 @@ async def _broker(config: ClientConfig, mine: str) -> list[Examination]:
     return [good(subject, f"has version {mine}"), clock_result(subject, difference, (after - before) / 2)]
 
 
-def _advice(error: CorantoError) -> str:
+def advice_for(error: CorantoError) -> str:
+    """Return the remedy for a broker that does not answer, or refuses."""
     if isinstance(error, Unauthenticated | PermissionDenied):
         return "give a token that is valid now in $CORANTO_AUTH_TOKEN, or keys in $CORANTO_AUTH_KEYS"
     return (

@@ -25,6 +25,11 @@ _COMMANDS: Final = {
         "Run an embedded cluster (etcd and brokers) in the foreground, until Ctrl-C.",
         Panel.CLUSTER,
     ),
+    "status": LazyCommand(
+        "coranto.cli.status:status",
+        "Show what of a cluster is unhealthy, which consumers are behind, and what changed since the last status.",
+        Panel.CLUSTER,
+    ),
     "doctor": LazyCommand(
         "coranto.cli.doctor:doctor",
         "Examine Python, Java, ports, etcd, stores, brokers and clocks, and say what to do. Exit code 1 if there is a "

@@ -542,6 +542,20 @@ class JournalClient:
 
         return await self._retried(attempt)
 
+    async def heads_of_broker(self, selector: str | pb.LabelSelector = "") -> Heads | None:
+        """Return the heads of the matching journals whose primary is the broker that answers.
+
+        None from a broker that does not have this call. A client of one endpoint asks one broker by it, and so learns
+        which broker of several does not answer. Needs the capability to read.
+        """
+        parsed = parse_selector(selector) if isinstance(selector, str) else selector
+        request = HeadsRequest(selector=parsed, do_not_proxy=True, min_etcd_revision=self._applied_revision)
+
+        async def attempt() -> Heads | None:
+            return await heads.ask(self._dispatcher.to_seed(), request)
+
+        return await self._retried(attempt)
+
     async def _head(self, request: pb.ReadRequest) -> ReportedHead:
         subject = f"write head of {request.journal}"
         # Ask the primary, so that clients see their own appends.

@@ -79,6 +79,16 @@ class JournalInfo:
     def name(self) -> str:
         return self.spec.name
 
+    @property
+    def is_asleep(self) -> bool:
+        """True if no broker serves the journal because it is fully suspended."""
+        return self.spec.suspend.level == pb.JournalSpec.Suspend.FULL
+
+    @property
+    def primary(self) -> int:
+        """The primary's place among the members of the route; -1 if there is none."""
+        return self.route.primary if 0 <= self.route.primary < len(self.route.members) else -1
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:

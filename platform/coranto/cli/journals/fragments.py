@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coranto.cli.connect import Endpoint, with_client
-from coranto.cli.journals.selection import Names, Selection, Selector, chosen, is_asleep, select
+from coranto.cli.journals.selection import Names, Selection, Selector, chosen, select
 from coranto.cli.journals.times import parse_time, parse_ttl
 from coranto.cli.output import Format, print_json, print_table
 from coranto.client import FragmentInfo, JournalClient
@@ -71,7 +71,7 @@ async def _journals(client: JournalClient, selection: Selection) -> list[str]:
     if len(selection.names) == 1:
         return list(selection.names)
     # No broker serves a fully suspended journal, so none could answer.
-    return [info.name for info in await select(client, selection) if not is_asleep(info)]
+    return [info.name for info in await select(client, selection) if not info.is_asleep]
 
 
 def _print(found: list[FragmentInfo], *, with_names: bool, with_urls: bool) -> None:

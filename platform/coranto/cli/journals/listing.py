@@ -11,7 +11,6 @@ from rich.console import Console
 
 from coranto import labels
 from coranto.cli.connect import Endpoint, with_client
-from coranto.cli.journals.selection import is_asleep
 from coranto.cli.output import Format, print_json, print_table
 from coranto.client import JournalClient, JournalInfo, Listing
 from coranto.errors import CorantoError, StatusError
@@ -84,7 +83,7 @@ async def _heads(client: JournalClient, listing: Listing) -> list[str]:
     limit = asyncio.Semaphore(_HEADS_AT_ONCE)
 
     async def head(info: JournalInfo) -> str:
-        if is_asleep(info):
+        if info.is_asleep:
             return str(info.spec.suspend.offset)
         async with limit:
             try:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from coranto import labels
-from coranto.cli.journals.selection import is_asleep
 from coranto.client import Chunk, JournalClient, JournalInfo, Moment
 from coranto.errors import JournalNotFound, JournalSuspended
 from coranto.offsets import JournalOffset
@@ -75,7 +74,7 @@ class Multiplexer:
             async with limit:
                 await self._read(info, self.reading.start)
 
-        tasks = [asyncio.create_task(one(info)) for info in journals if not is_asleep(info)]
+        tasks = [asyncio.create_task(one(info)) for info in journals if not info.is_asleep]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -94,7 +93,7 @@ class Multiplexer:
                         tasks.pop(name).result()
                     if not coming.done():
                         continue
-                    awake = {info.name: info for info in coming.result().journals if not is_asleep(info)}
+                    awake = {info.name: info for info in coming.result().journals if not info.is_asleep}
                     coming = asyncio.ensure_future(anext(snapshots))
                     gone = [tasks.pop(name) for name in [*tasks] if name not in awake]
                     await _cancel(gone)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from coranto.cli.connect import Endpoint, with_client
-from coranto.cli.journals.selection import Names, Selector, chosen, is_asleep, select
+from coranto.cli.journals.selection import Names, Selector, chosen, select
 from coranto.cli.output import note
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import InvalidInput
@@ -67,7 +67,7 @@ async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -
     if retention <= 0:
         note(f"{info.name} has no retention, and keeps everything")
         return []
-    if is_asleep(info):
+    if info.is_asleep:
         return []
     listed = [item.fragment for item in await client.fragments(info.name)]
     # What a fork shares is its source's to remove.

@@ -83,8 +83,3 @@ def select_now(client: SyncJournalClient, selection: Selection) -> tuple[Journal
         if listing.journals:
             break
     return selection.checked(listing)
-
-
-def is_asleep(info: JournalInfo) -> bool:
-    """Return True if no broker serves the journal because it is fully suspended."""
-    return info.spec.suspend.level == pb.JournalSpec.Suspend.FULL

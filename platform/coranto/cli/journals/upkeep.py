@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from coranto.cli.connect import Endpoint, with_client
-from coranto.cli.journals.selection import Names, Selector, chosen, is_asleep, select
+from coranto.cli.journals.selection import Names, Selector, chosen, select
 from coranto.cli.output import printable
 from coranto.client import JournalClient, JournalInfo, Suspend
 from coranto.errors import CorantoError, JournalSuspended, StoreUnhealthy
@@ -39,7 +39,7 @@ def suspend(
     mode = Suspend.NOW if force else Suspend.IF_FLUSHED
 
     async def one(client: JournalClient, info: JournalInfo) -> str:
-        if is_asleep(info):
+        if info.is_asleep:
             return "suspended"
         try:
             await client.append(info.name, b"", suspend=mode)
@@ -74,7 +74,7 @@ def reset_head(names: Names = None, selector: Selector = None, endpoint: Endpoin
 
 
 async def _reset(client: JournalClient, info: JournalInfo) -> str:
-    return "suspended; left as it is" if is_asleep(info) else await reset_one(client, info.name)
+    return "suspended; left as it is" if info.is_asleep else await reset_one(client, info.name)
 
 
 def store_health(

@@ -91,6 +91,10 @@ class JournalClientFace(Face):
         """Return brokers' knowledge of all journals that match a selector: heads, stored ends, times, registers."""
         return self._run(self._inner.heads(selector))
 
+    def heads_of_broker(self, selector: str | pb.LabelSelector = "") -> Heads | None:
+        """Return the heads of the matching journals whose primary is the broker that answers."""
+        return self._run(self._inner.heads_of_broker(selector))
+
     def moment(self, selector: str | pb.LabelSelector, at: float) -> Moment:
         """Return the positions of the matching journals of JSON lines at a time (Unix seconds)."""
         return self._run(self._inner.moment(selector, at))

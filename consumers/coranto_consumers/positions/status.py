@@ -1,0 +1,165 @@
+"""The consumers' part of `coranto status`: shards of consumer processes, and checkpoints in stores."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from coranto import labels
+from coranto.checkup.results import Examination, problem
+from coranto.checkup.status.sections import SectionResult, StatusContext
+from coranto.checkup.status.values import ConsumerState
+from coranto.client import ClientConfig
+from coranto.client.heads import JournalHead
+from coranto.cluster.etcd_server import etcd_tls
+from coranto.coordination.etcd_client import EtcdCoordinator
+from coranto.errors import CorantoError, InvalidInput
+from coranto.offsets import JournalOffset
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.positions.lag import JournalLag, lag_of_head, selector_of
+from coranto_consumers.runtime.client import ShardClient
+from coranto_consumers.runtime.discovery import announced
+from coranto_consumers.runtime.specs import most_advanced
+from coranto_consumers.stores.reading import consumer_names, display_name, read_checkpoint
+
+MAX_CONSUMERS: Final = 500
+"""The most shards of one process, and the most consumers of one store, whose lag is asked for."""
+_AT_ONCE: Final = 32
+_PROCESS_SCHEMES: Final = ("http://", "https://", "unix://")
+_VARIABLES: Final = ("CORANTO_CONSUMER", "CORANTO_STORE_URL")
+
+
+async def consumers(context: StatusContext) -> SectionResult:
+    """Return the lag of consumers, and judgements of those that do not work."""
+    named = list(context.consumers or filter(None, map(os.environ.get, _VARIABLES)))
+    works = [_of_store(context, each) if _is_store(each) else _of_process(context, [each]) for each in named]
+    if not context.consumers and context.etcd:
+        works += [_of_process(context, endpoints) for endpoints in await _announced(context)]
+    states: dict[tuple[str, str], ConsumerState] = {}
+    judged: list[Examination] = []
+    for result in await asyncio.gather(*works):
+        # A process that is named and announced is asked twice.
+        states.update(((each.name, each.home), each) for each in result.consumers)
+        judged += [each for each in result.examinations if each not in judged]
+    return SectionResult(list(states.values()), judged)
+
+
+def _is_store(where: str) -> bool:
+    return "://" in where and not where.startswith(_PROCESS_SCHEMES)
+
+
+async def _announced(context: StatusContext) -> list[Sequence[str]]:
+    endpoint = context.etcd.split(",")[0].strip()
+    async with EtcdCoordinator(endpoint, tls=etcd_tls(os.environ)) as coordinator:
+        return list((await announced(coordinator)).values())
+
+
+async def _of_process(context: StatusContext, endpoints: Sequence[str]) -> SectionResult:
+    """Return the shards of a consumer, by the first of its processes that answers."""
+    failure: CorantoError | None = None
+    for endpoint in endpoints:
+        config = ClientConfig.from_environment(endpoint, retry_timeout=context.timeout / 2)
+        try:
+            async with ShardClient(config) as client:
+                shards = [each for each in await client.list() if not each.spec.disable][:MAX_CONSUMERS]
+                gate = asyncio.Semaphore(_AT_ONCE)
+                states = await asyncio.gather(*(_shard(context, client, each, gate) for each in shards))
+        except CorantoError as error:
+            failure = error
+            continue
+        return SectionResult(states, list(_judged(states)))
+    advice = "is the process up? See its log, and `coranto shards list`"
+    return SectionResult((), [problem(f"consumer {', '.join(endpoints)}", str(failure), advice)])
+
+
+async def _shard(
+    context: StatusContext, client: ShardClient, shard: pc.ListResponse.Shard, gate: asyncio.Semaphore
+) -> ConsumerState:
+    name, home, status = shard.spec.id, client.config.endpoint, most_advanced(shard.status)
+    if status.code != pc.ReplicaStatus.PRIMARY:
+        reason = f": {status.errors[0]}" if status.errors else ""
+        word = pc.ReplicaStatus.Code.Name(status.code).lower()
+        return ConsumerState(name, home, None, problem=f"no process reads for it; its status is {word}{reason}")
+    try:
+        async with gate:
+            stat = await client.stat(name)
+    except CorantoError as error:
+        return ConsumerState(name, home, None, problem=f"its primary does not report its progress: {error}")
+    offsets = {
+        journal: JournalOffset(read_through, stat.journal_ids.get(journal, ""))
+        for journal, read_through in stat.read_through.items()
+    }
+    return _state(context, name, home, offsets, [source.journal for source in shard.spec.sources])
+
+
+async def _of_store(context: StatusContext, store: str) -> SectionResult:
+    home = display_name(store)
+    try:
+        names = (await asyncio.to_thread(consumer_names, store))[:MAX_CONSUMERS]
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(name: str) -> ConsumerState | None:
+            async with gate:
+                try:
+                    found = await asyncio.to_thread(read_checkpoint, store, name)
+                except InvalidInput:
+                    return None  # It was retired: it never reads again.
+            if found is None:
+                return None
+            checkpoint = found.checkpoint
+            journals = {*checkpoint.offsets, *_selected(context, selector_of(checkpoint.identity.sources))}
+            return _state(context, name, home, checkpoint.offsets, journals)
+
+        states = [each for each in await asyncio.gather(*map(one, names)) if each is not None]
+    except CorantoError as error:
+        advice = "correct the URL, or the store's credentials in it"
+        return SectionResult((), [problem(f"consumers in {home}", str(error), advice)])
+    return SectionResult(states, list(_judged(states)))
+
+
+def _selected(context: StatusContext, sources: str) -> Iterator[str]:
+    if sources:
+        matches = labels.matcher(labels.parse_selector(sources))
+        for name, info in context.journals.items():
+            if matches(labels.with_meta(name, info.spec.labels)):
+                yield name
+
+
+def _state(
+    context: StatusContext, name: str, home: str, offsets: Mapping[str, int], journals: Iterable[str]
+) -> ConsumerState:
+    if not context.journals:
+        return ConsumerState(name, home, None)  # No broker listed journals, which is a problem of its own.
+    lags = [lag_of_head(each, offsets.get(each), _head(context, each)) for each in sorted(journals)]
+    known = [each for each in lags if each.behind is not None]
+    most = max(known, key=_behind, default=None)
+    return ConsumerState(
+        name,
+        home,
+        sum(map(_behind, known)) if known or not lags else None,
+        len(lags),
+        most.journal if most is not None and most.behind else "",
+        next((f"{each.journal}: {each.problem}" for each in lags if each.problem), ""),
+    )
+
+
+def _behind(lag: JournalLag) -> int:
+    return lag.behind or 0
+
+
+def _head(context: StatusContext, journal: str) -> JournalHead | None:
+    if (head := context.heads.get(journal)) is not None or (info := context.journals.get(journal)) is None:
+        return head
+    if info.is_asleep:
+        return JournalHead(journal, pb.SUSPENDED, head=info.spec.suspend.offset)
+    return JournalHead(journal, pb.NOT_JOURNAL_BROKER, "its primary does not answer")
+
+
+def _judged(states: Iterable[ConsumerState]) -> Iterator[Examination]:
+    for each in states:
+        if each.problem:
+            advice = f"see its log, and `coranto consumer lag {each.name}`"
+            yield problem(f"consumer {each.name}", each.problem, advice)

@@ -1,0 +1,126 @@
+"""Asks each broker for its version, its clock, and the heads of the journals that it leads."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from coranto.checkup.brokers import NONE, advice_for
+from coranto.checkup.clock import clock_result
+from coranto.checkup.results import Condition, Examination, good, problem, warning
+from coranto.checkup.status.values import BrokerState
+from coranto.client import ClientConfig, JournalClient
+from coranto.client.config import parse_endpoint
+from coranto.client.heads import JournalHead
+from coranto.coordination.etcd_client import EtcdCoordinator
+from coranto.coordination.layout import Layout
+from coranto.errors import CorantoError, Unavailable
+from coranto.security.tls import ClientTls
+from coranto.wire import protocol_pb2 as pb
+
+_AT_ONCE: Final = 64
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAnswer:
+    """The answer of one broker. `examinations` judge it, except for its version, which is compared with others'."""
+
+    state: BrokerState
+    heads: Sequence[JournalHead] = ()
+    examinations: Sequence[Examination] = field(default=())
+
+
+async def ask_brokers(config: ClientConfig, endpoints: Iterable[str], timeout: float) -> list[BrokerAnswer]:
+    """Ask the brokers at these endpoints, each for up to `timeout` seconds, and return their answers by name.
+
+    A broker that answers at several endpoints is returned once.
+    """
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(endpoint: str) -> BrokerAnswer:
+        async with gate:
+            return await _ask(config, endpoint, timeout)
+
+    found: dict[str, BrokerAnswer] = {}
+    for answer in await asyncio.gather(*(one(endpoint) for endpoint in endpoints)):
+        found.setdefault(answer.state.name or answer.state.endpoint, answer)
+    return [found[key] for key in sorted(found)]
+
+
+async def announced_brokers(etcd: str, tls: ClientTls | None, prefix: str, timeout: float) -> list[str]:
+    """Return the endpoints of brokers that are announced in etcd, also of those that hold no journal.
+
+    An etcd that does not answer gives none, because its examination reports that.
+    """
+    endpoint = etcd.split(",")[0].strip()
+    try:
+        async with EtcdCoordinator(endpoint, tls=tls, timeout_seconds=timeout) as coordinator:
+            found = await coordinator.range(Layout(prefix).members)
+    except CorantoError as error:
+        _log.debug("status.etcd_unreachable", endpoint=endpoint, error=str(error))
+        return []
+    specs = (pb.BrokerSpec.FromString(each.value) for each in found.kvs)
+    return [spec.process_spec.endpoint for spec in specs]
+
+
+def distinct(endpoints: Iterable[str]) -> list[str]:
+    """Return endpoints in order, each address once."""
+    found: dict[str, str] = {}
+    for endpoint in endpoints:
+        found.setdefault(parse_endpoint(endpoint).address, endpoint)
+    return list(found.values())
+
+
+def judge_versions(states: Iterable[BrokerState], mine: str) -> Iterator[Examination]:
+    """Yield a judgement of the versions of brokers that answer, against each other and the client's."""
+    versions = Counter(each.version for each in states if each.version)
+    if set(versions) <= {mine}:
+        if versions:
+            yield good("versions", f"all brokers and this client have {mine}")
+        return
+    shown = ", ".join(f"{count} of {version}" for version, count in sorted(versions.items()))
+    advice = "during an upgrade this is fine: brokers first, then clients; afterwards give all the same version"
+    yield warning("versions", f"brokers: {shown}; this client: {mine}", advice)
+
+
+async def _ask(config: ClientConfig, endpoint: str, timeout: float) -> BrokerAnswer:
+    subject = f"broker {endpoint}"
+    try:
+        async with asyncio.timeout(timeout):
+            single = dataclasses.replace(config, endpoint=endpoint, retry_timeout=0.0)
+            async with JournalClient.of(single) as client:
+                await client.heads_of_broker(NONE)  # So that the time of connecting does not count.
+                before = time.time()
+                first = await client.heads_of_broker(NONE)
+                after = time.time()
+                own = await client.heads_of_broker() if first is not None else None
+    except TimeoutError:
+        return _silent(endpoint, Unavailable(f"did not answer within {timeout:g} s"))
+    except CorantoError as error:
+        return _silent(endpoint, error)
+    if first is None or own is None:
+        found = "reports no heads of journals"
+        advice = "it is one of Gazette's, or an early one of Coranto's: upgrade that"
+        return BrokerAnswer(BrokerState(endpoint), (), [warning(subject, found, advice)])
+    id = first.header.process_id
+    difference = first.broker_time - (before + after) / 2 if first.broker_version else None
+    state = BrokerState(endpoint, f"{id.zone}#{id.suffix}", first.broker_version, difference, len(own))
+    judged = [good(subject, f"answers, and leads {len(own):,} journals")]
+    if difference is not None:
+        clock = clock_result(subject, difference, (after - before) / 2)
+        if clock.condition is not Condition.OK:
+            judged.append(clock)
+    return BrokerAnswer(state, own.journals, judged)
+
+
+def _silent(endpoint: str, error: CorantoError) -> BrokerAnswer:
+    state = BrokerState(endpoint, problem=str(error))
+    return BrokerAnswer(state, (), [problem(f"broker {endpoint}", str(error), advice_for(error))])

@@ -1,0 +1,129 @@
+"""The values of one look at a cluster. Times are Unix seconds, sizes are bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coranto.checkup.results import Condition, Examination
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    """One broker. `name` is `zone#id`; empty if it does not answer."""
+
+    endpoint: str
+    name: str = ""
+    version: str = ""
+    """Empty if it does not answer, or reports none (Gazette's)."""
+    clock_difference: float | None = None
+    """Its clock minus this machine's, in seconds; None if unknown."""
+    journals: int = 0
+    """The journals that it is primary of."""
+    problem: str = ""
+    """The reason why it does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalProblem:
+    """Journals with the same kind of problem (`coranto.audit.findings.Kind`)."""
+
+    kind: str
+    condition: Condition
+    count: int
+    examples: tuple[str, ...]
+    """The first journals, in order of their names."""
+    found: str
+    """The finding about the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """A consumer or shard, and how far it is behind."""
+
+    name: str
+    home: str
+    """The consumer's process, or the store of its checkpoint, without secrets."""
+    behind: int | None
+    """Bytes behind the heads of its journals; None if unknown."""
+    journals: int = 0
+    most_behind: str = ""
+    """The journal with the most unread content."""
+    problem: str = ""
+    """The reason why it does not work, or why its lag is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditState:
+    """The last audit that recorded its results in a store. `at` is None if there is none."""
+
+    store: str
+    at: float | None
+
+
+class JournalPlace(NamedTuple):
+    """The facts of a journal that a later look compares."""
+
+    create_revision: int
+    mod_revision: int
+    primary: str
+    """`zone#id`; empty without a primary."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The facts of a look that a later look compares."""
+
+    at: float
+    cluster: str
+    """etcd's id of its cluster, in hexadecimal."""
+    revision: int
+    raft_term: int
+    brokers: Mapping[str, str]
+    """Versions of the brokers that answered, by name."""
+    journals: Mapping[str, JournalPlace]
+    problems: tuple[str, ...] = ()
+    """The subjects of problems."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChange:
+    """A difference between two looks."""
+
+    since: float
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The state of a cluster at one time."""
+
+    at: float
+    seconds: float
+    """The duration of the look."""
+    snapshot: ClusterSnapshot | None
+    """None if no broker listed the journals."""
+    brokers: tuple[BrokerState, ...]
+    examinations: tuple[Examination, ...]
+    """Judgements of brokers, etcd, stores, journals and consumers."""
+    journals: int
+    suspended: int
+    journal_problems: tuple[JournalProblem, ...]
+    consumers: tuple[ConsumerState, ...]
+    """Those with the most unread content first."""
+    audits: tuple[AuditState, ...]
+    changes: tuple[StatusChange, ...] = ()
+    """The latest first."""
+    compared_with: float | None = None
+    """The time of the look that this one was compared with; None if there was none."""
+
+    def of(self, condition: Condition) -> list[Examination]:
+        """Return the judgements of one condition."""
+        return [each for each in self.examinations if each.condition is condition]
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if there is no problem. Warnings and lag are none."""
+        return not self.of(Condition.PROBLEM)

@@ -1,0 +1,175 @@
+"""`coranto status`: what of a cluster is unhealthy, who is behind, and what changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from coranto.cli.connect import Endpoint, find_cluster
+from coranto.cli.output import Output, note
+from coranto.cli.status_screen import plain_lines, screen, summary
+from coranto.client.loop import shared_loop
+from coranto.errors import ClusterError
+
+if TYPE_CHECKING:
+    from coranto.checkup.status.gathering import StatusGatherer, StatusTarget
+    from coranto.checkup.status.values import ClusterSnapshot, Look, StatusChange
+
+_KEPT_CHANGES: Final = 100
+
+
+def status(
+    endpoint: Endpoint = None,
+    etcd: Annotated[
+        str | None,
+        typer.Option(
+            "--etcd",
+            envvar=["CORANTO_ETCD", "CORANTO_BROKER_ETCD"],
+            help="etcd as host:port; several with commas. Default: etcd of `coranto up`.",
+            show_default=False,
+        ),
+    ] = None,
+    consumers: Annotated[
+        list[str],
+        typer.Option(
+            "--consumer",
+            help="A consumer: any process as host:port, or the URL of a store of checkpoints. May be repeated. "
+            "Default: $CORANTO_CONSUMER, $CORANTO_STORE_URL, and consumers that are announced in etcd.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006  Nobody changes it.
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="The longest wait for one thing, in seconds.")
+    ] = 5.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks of --watch.")] = 5.0,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="End --watch after so many looks.", show_default=False)
+    ] = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="Form of the output.")] = Output.TABLE,
+) -> None:
+    """Show what of a cluster is unhealthy, which consumers are behind, and what changed since the last status.
+
+    Exit code 1 if something is unhealthy; warnings and lag alone give 0. With --watch, the last look decides.
+    """
+    from coranto.checkup.status.gathering import StatusGatherer
+    from coranto.checkup.status.sections import load_sections
+
+    sections, failures = load_sections()
+    gatherer = StatusGatherer(_target(endpoint, etcd, consumers, timeout), sections, failures)
+    looks = _Looks(gatherer)
+    looked = _watch(looks, interval, count, output) if watch else _once(looks, output)
+    if not looked.is_healthy:
+        raise typer.Exit(1)
+
+
+def _target(endpoint: str | None, etcd: str | None, consumers: list[str], timeout: float) -> StatusTarget:
+    from coranto.checkup.status.gathering import StatusTarget
+    from coranto.cluster import locate
+    from coranto.cluster.embedded import DEFAULT_PREFIX
+    from coranto.cluster.etcd_server import etcd_tls
+
+    config = find_cluster(endpoint)
+    try:
+        local = None if endpoint else locate()
+    except ClusterError:
+        local = None
+    endpoints = local.endpoints if local is not None else ()
+    where = etcd or (local.etcd if local is not None else "")
+    own = local.etcd_prefix if local is not None and not etcd else DEFAULT_PREFIX
+    prefix = os.environ.get("CORANTO_BROKER_ETCD_PREFIX", own)
+    return StatusTarget(config, endpoints, where, etcd_tls(os.environ), prefix, consumers, timeout)
+
+
+class _Looks:
+    """Looks at a cluster, and their differences. The first one is compared with the last status of this user."""
+
+    def __init__(self, gatherer: StatusGatherer) -> None:
+        self._gatherer = gatherer
+        self._before: ClusterSnapshot | None = None
+        self._changes: deque[StatusChange] = deque(maxlen=_KEPT_CHANGES)
+
+    def take(self) -> Look:
+        from coranto.checkup.status import memory
+        from coranto.checkup.status.changes import changes_between
+
+        look = shared_loop().run(self._gatherer.look())
+        now = look.snapshot
+        if now is not None:
+            path = memory.memory_file(now.cluster)
+            before = self._before or memory.load(path)
+            if before is not None and before.cluster == now.cluster:
+                self._changes.extendleft(reversed(changes_between(before, now)))
+            try:
+                memory.save(path, now)
+            except OSError as error:
+                note(f"the next status cannot show changes: {path}: {error.strerror or error}")
+            look = dataclasses.replace(look, compared_with=before.at if before is not None else None)
+            self._before = now
+        return dataclasses.replace(look, changes=tuple(self._changes))
+
+
+def _once(looks: _Looks, output: Output) -> Look:
+    look = looks.take()
+    console = Console()
+    if output is Output.JSON:
+        typer.echo(json.dumps(document(look), indent=2))
+    elif console.is_terminal:
+        console.print(screen(look))
+    else:
+        for line in plain_lines(look):
+            typer.echo(line)
+    return look
+
+
+def _watch(looks: _Looks, interval: float, count: int | None, output: Output) -> Look:
+    console = Console()
+    if output is Output.TABLE and console.is_terminal:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            look = looks.take()
+            done = 1
+            live.update(screen(look, console.height), refresh=True)
+            while count is None or done < count:
+                time.sleep(interval)
+                look = looks.take()
+                done += 1
+                live.update(screen(look, console.height), refresh=True)
+        return look
+    done, last = 0, 0.0
+    while True:
+        look = looks.take()
+        if output is Output.JSON:
+            typer.echo(json.dumps(document(look)))
+        elif not done:
+            for line in plain_lines(look):
+                typer.echo(line)
+        else:
+            typer.echo(summary(look))
+            for change in look.changes:
+                if change.at > last:
+                    typer.echo(f"  {change.text}")
+        done, last = done + 1, look.at
+        if count is not None and done >= count:
+            return look
+        time.sleep(interval)
+
+
+def document(look: Look) -> dict[str, Any]:
+    """Return a look as a JSON document. Of its snapshot, it has the cluster's id and revision."""
+    snapshot = look.snapshot
+    found = dataclasses.asdict(dataclasses.replace(look, snapshot=None))
+    del found["snapshot"]
+    return {
+        "healthy": look.is_healthy,
+        "cluster": snapshot.cluster if snapshot is not None else None,
+        "revision": snapshot.revision if snapshot is not None else None,
+        **found,
+    }

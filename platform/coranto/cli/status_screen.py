@@ -1,0 +1,145 @@
+"""The screen of `coranto status`: the same parts on a terminal, and as plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from coranto.cli.output import printable
+from coranto.telemetry import amount
+
+if TYPE_CHECKING:
+    from coranto.checkup.status.values import ConsumerState, Look, StatusChange
+
+_FIXED_LINES: Final = 16
+"""The lines of a screen that do not depend on the numbers of problems, consumers and changes."""
+_STYLES: Final = {"problem": "bold red", "warning": "yellow", "ok": "green"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of the screen: a title, and rows. A title without rows is a line."""
+
+    title: str
+    rows: Sequence[Sequence[str]] = ()
+
+
+def summary(look: Look) -> str:
+    """Return the line that answers whether the cluster is healthy."""
+    from coranto.checkup import Condition
+
+    problems, warnings = len(look.of(Condition.PROBLEM)), len(look.of(Condition.WARNING))
+    word = "healthy" if look.is_healthy else "UNHEALTHY"
+    cluster = f"cluster {look.snapshot.cluster}" if look.snapshot is not None else "cluster unknown"
+    return (
+        f"{word}: {_count(problems, 'problem')}, {_count(warnings, 'warning')}; {_count(look.journals, 'journal')}; "
+        f"{cluster}; {_time(look.at)}, took {look.seconds:.1f} s"
+    )
+
+
+def screen(look: Look, height: int = 0) -> RenderableType:
+    """Return the screen for a terminal of `height` lines; with 0, its length is not limited by the terminal."""
+    style = "bold green" if look.is_healthy else "bold red"
+    shown: list[RenderableType] = [Text(printable(summary(look)), style)]
+    for part in _parts(look, max(3, (height - _FIXED_LINES) // 4) if height else 20):
+        shown.append(Text(f"\n{part.title}", "bold"))
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for _ in range(max(map(len, part.rows), default=0)):
+            table.add_column(no_wrap=height > 0)  # A wrapped line would push others off the screen.
+        for row in part.rows:
+            table.add_row(*(Text(printable(cell), _STYLES.get(cell, "")) for cell in row))
+        if part.rows:
+            shown.append(table)
+    return Group(*shown)
+
+
+def plain_lines(look: Look) -> Iterator[str]:
+    """Yield the screen as lines without any control character."""
+    yield printable(summary(look))
+    for part in _parts(look, 100):
+        yield ""
+        yield part.title
+        for row in part.rows:
+            yield "  " + "  ".join(printable(cell) for cell in row if cell)
+
+
+def _parts(look: Look, most: int) -> Iterator[_Part]:
+    from coranto.checkup import Condition
+
+    bad = [*look.of(Condition.PROBLEM), *look.of(Condition.WARNING)]
+    rows = [
+        (each.condition.value, each.subject, f"{each.found}. To do: {each.advice}" if each.advice else each.found)
+        for each in bad
+    ]
+    yield _Part("UNHEALTHY" if rows else "UNHEALTHY: nothing was found", _limited(rows, most))
+    behind = [_consumer(each) for each in look.consumers]
+    yield _Part("BEHIND" if behind else "BEHIND: no consumer is known", _limited(behind, most))
+    yield _changed(look, most)
+    yield _Part("CLUSTER", list(_cluster(look)))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _limited(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:
+    if len(rows) <= most:
+        return list(rows)
+    return [*rows[: most - 1], (f"and {len(rows) - most + 1} more; --output json shows all",)]
+
+
+def _consumer(state: ConsumerState) -> tuple[str, ...]:
+    behind = "unknown" if state.behind is None else amount(state.behind, "bytes")
+    where = f"most in {state.most_behind}" if state.most_behind else ""
+    return behind, state.name, _count(state.journals, "journal"), where, state.problem, state.home
+
+
+def _changed(look: Look, most: int) -> _Part:
+    if look.compared_with is None:
+        return _Part("CHANGED: this is the first status of this user, so there is nothing to compare with")
+    since = f"since {_time(look.compared_with)}"
+    if not look.changes:
+        return _Part(f"CHANGED: nothing {since}")
+    return _Part("CHANGED", _limited([_change(each) for each in look.changes], most))
+
+
+def _change(change: StatusChange) -> tuple[str, str]:
+    return f"{_time(change.since)} to {_clock(change.at)}", change.text
+
+
+def _cluster(look: Look) -> Iterator[tuple[str, str]]:
+    from coranto.checkup import Condition
+
+    answering = [each for each in look.brokers if not each.problem]
+    differences = [abs(each.clock_difference) for each in answering if each.clock_difference is not None]
+    clocks = f", clocks within {max(differences):.1f} s of this machine's" if differences else ""
+    yield "brokers", f"{len(answering)} of {len(look.brokers)} answer{clocks}"
+    yield "journals", f"{look.journals:,}, {look.suspended:,} of them suspended"
+    good = look.of(Condition.OK)
+    versions = [each.found for each in good if each.subject == "versions"]
+    if versions:
+        yield "versions", versions[0]
+    etcd = [f"{each.subject}: {each.found}" for each in good if "etcd" in each.subject]
+    if etcd:
+        yield "etcd", "; ".join(etcd)
+    stores = [each for each in good if each.subject.startswith("store ")]
+    if stores:
+        yield "stores", f"{len(stores)} healthy"
+    for audit in look.audits:
+        yield "last audit", f"{_time(audit.at) if audit.at is not None else 'none'} in {audit.store}"
+    for each in look.of(Condition.NOT_LOOKED_AT):
+        yield "unknown", f"{each.subject}: {each.found}. {each.advice}"
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%SZ")
