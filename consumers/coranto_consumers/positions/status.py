@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
+
+from google.protobuf.message import DecodeError
 
 from coranto import labels
 from coranto.checkup.results import Examination, problem
@@ -15,13 +17,13 @@ from coranto.client import ClientConfig
 from coranto.client.heads import JournalHead
 from coranto.cluster.etcd_server import etcd_tls
 from coranto.coordination.etcd_client import EtcdCoordinator
-from coranto.errors import CorantoError, InvalidInput
+from coranto.errors import CorantoError, CorruptData, InvalidInput
 from coranto.offsets import JournalOffset
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.positions.lag import JournalLag, lag_of_head, selector_of
 from coranto_consumers.runtime.client import ShardClient
-from coranto_consumers.runtime.discovery import announced
+from coranto_consumers.runtime.discovery import CONSUMERS_PREFIX, announced
 from coranto_consumers.runtime.specs import most_advanced
 from coranto_consumers.stores.reading import consumer_names, display_name, read_checkpoint
 
@@ -35,16 +37,28 @@ _VARIABLES: Final = ("CORANTO_CONSUMER", "CORANTO_STORE_URL")
 async def consumers(context: StatusContext) -> SectionResult:
     """Return the lag of consumers, and judgements of those that do not work."""
     named = list(context.consumers or filter(None, map(os.environ.get, _VARIABLES)))
-    works = [_of_store(context, each) if _is_store(each) else _of_process(context, [each]) for each in named]
+    works = {each: _of_store(context, each) if _is_store(each) else _of_process(context, [each]) for each in named}
     if not context.consumers and context.etcd:
-        works += [_of_process(context, endpoints) for endpoints in await _announced(context)]
+        works |= {", ".join(each): _of_process(context, each) for each in await _announced(context)}
     states: dict[tuple[str, str], ConsumerState] = {}
     judged: list[Examination] = []
-    for result in await asyncio.gather(*works):
+    for result in await asyncio.gather(*(_within(context.timeout, where, work) for where, work in works.items())):
         # A process that is named and announced is asked twice.
         states.update(((each.name, each.home), each) for each in result.consumers)
         judged += [each for each in result.examinations if each not in judged]
     return SectionResult(list(states.values()), judged)
+
+
+async def _within(timeout: float, where: str, work: Awaitable[SectionResult]) -> SectionResult:
+    try:
+        async with asyncio.timeout(timeout):
+            return await work
+    except TimeoutError:
+        shown = display_name(where) if _is_store(where) else where
+        found = f"did not answer within {timeout:g} s"
+        return SectionResult((), [problem(f"consumer {shown}", found, "is it overloaded, or cut off from here?")])
+    except InvalidInput as error:
+        return SectionResult((), [problem("consumers", str(error), "correct --consumer")])
 
 
 def _is_store(where: str) -> bool:
@@ -53,8 +67,11 @@ def _is_store(where: str) -> bool:
 
 async def _announced(context: StatusContext) -> list[Sequence[str]]:
     endpoint = context.etcd.split(",")[0].strip()
-    async with EtcdCoordinator(endpoint, tls=etcd_tls(os.environ)) as coordinator:
-        return list((await announced(coordinator)).values())
+    try:
+        async with EtcdCoordinator(endpoint, tls=etcd_tls(os.environ), timeout_seconds=context.timeout / 2) as etcd:
+            return list((await announced(etcd)).values())
+    except DecodeError as error:
+        raise CorruptData(f"etcd's keys below {CONSUMERS_PREFIX} are not consumers' processes: {error}") from error
 
 
 async def _of_process(context: StatusContext, endpoints: Sequence[str]) -> SectionResult:

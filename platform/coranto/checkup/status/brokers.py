@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections import Counter
@@ -11,21 +12,24 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from coranto.checkup.brokers import NONE, advice_for
 from coranto.checkup.clock import clock_result
 from coranto.checkup.results import Condition, Examination, good, problem, warning
 from coranto.checkup.status.values import BrokerState
-from coranto.client import ClientConfig, JournalClient
+from coranto.client import ClientConfig, JournalClient, Listing
 from coranto.client.config import parse_endpoint
 from coranto.client.heads import JournalHead
 from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout
-from coranto.errors import CorantoError, Unavailable
+from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.security.tls import ClientTls
 from coranto.wire import protocol_pb2 as pb
 
 _AT_ONCE: Final = 64
+_NEXT_SECONDS: Final = 1.0
+"""The wait for a broker's list before the next broker is asked."""
 _log = structlog.get_logger(__name__)
 
 
@@ -64,18 +68,66 @@ async def announced_brokers(etcd: str, tls: ClientTls | None, prefix: str, timeo
     try:
         async with EtcdCoordinator(endpoint, tls=tls, timeout_seconds=timeout) as coordinator:
             found = await coordinator.range(Layout(prefix).members)
-    except CorantoError as error:
+        specs = [pb.BrokerSpec.FromString(each.value) for each in found.kvs]
+    except (CorantoError, DecodeError) as error:
         _log.debug("status.etcd_unreachable", endpoint=endpoint, error=str(error))
         return []
-    specs = (pb.BrokerSpec.FromString(each.value) for each in found.kvs)
     return [spec.process_spec.endpoint for spec in specs]
+
+
+async def list_journals(config: ClientConfig, endpoints: Sequence[str], timeout: float) -> tuple[str, Listing]:
+    """Return the journals as one broker lists them, and its endpoint.
+
+    The next broker is asked, too, when the ones before have failed or not answered for a second. Raises the error of
+    the last broker, and Unavailable if none answers within `timeout` seconds.
+    """
+    failure: CorantoError = Unavailable(f"no broker listed the journals within {timeout:g} s")
+    asked: set[asyncio.Task[tuple[str, Listing]]] = set()
+
+    async def first(wait: float | None) -> tuple[str, Listing] | None:
+        """Return the first list. None if all have failed, or none came within `wait` seconds."""
+        nonlocal asked, failure
+        while asked:
+            done, asked = await asyncio.wait(asked, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                try:
+                    return task.result()
+                except CorantoError as error:
+                    failure = error
+            if not done:
+                break
+        return None
+
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                for endpoint in endpoints:
+                    asked.add(asyncio.create_task(_list(config, endpoint)))
+                    if (found := await first(_NEXT_SECONDS)) is not None:
+                        return found
+                if (found := await first(None)) is not None:
+                    return found
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    raise failure
+
+
+async def _list(config: ClientConfig, endpoint: str) -> tuple[str, Listing]:
+    async with JournalClient.of(dataclasses.replace(config, endpoint=endpoint, retry_timeout=0.0)) as client:
+        return endpoint, await client.list()
 
 
 def distinct(endpoints: Iterable[str]) -> list[str]:
     """Return endpoints in order, each address once."""
     found: dict[str, str] = {}
     for endpoint in endpoints:
-        found.setdefault(parse_endpoint(endpoint).address, endpoint)
+        try:
+            address = parse_endpoint(endpoint).address
+        except InvalidInput:
+            address = endpoint  # The call to it reports the reason.
+        found.setdefault(address, endpoint)
     return list(found.values())
 
 

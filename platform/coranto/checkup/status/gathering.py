@@ -15,7 +15,14 @@ from coranto import labels
 from coranto.checkup import etcd as etcd_checks
 from coranto.checkup.brokers import advice_for
 from coranto.checkup.results import Condition, Examination, absent, problem
-from coranto.checkup.status.brokers import BrokerAnswer, announced_brokers, ask_brokers, distinct, judge_versions
+from coranto.checkup.status.brokers import (
+    BrokerAnswer,
+    announced_brokers,
+    ask_brokers,
+    distinct,
+    judge_versions,
+    list_journals,
+)
 from coranto.checkup.status.journals import (
     examinations_of,
     head_by_route,
@@ -85,17 +92,17 @@ class StatusGatherer:
     async def look(self) -> Look:
         """Look once. Faults of the cluster are part of the result; raises InvalidInput for settings that are wrong."""
         target, at, begun = self._target, self._wall(), self._monotonic()
-        config = dataclasses.replace(target.config, retry_timeout=target.timeout / 2)
         about_etcd = asyncio.ensure_future(self._etcd())
-        announced = asyncio.ensure_future(self._announced())
         try:
+            known = distinct([*target.config.seeds, *target.endpoints, *await self._announced()])
+            found, journals, lister = await self._journals(known)
+            config = dataclasses.replace(target.config, endpoint=lister, retry_timeout=target.timeout / 2)
             async with JournalClient.of(config) as client:
-                found = await self._journals(client)
-                journals = found.journals if isinstance(found, Listing) else ()
-                named = [*target.config.seeds, *target.endpoints, *await announced, *_endpoints_of(journals)]
                 stores = asyncio.ensure_future(self._about_stores(client, journals))
                 try:
-                    answers = await ask_brokers(target.config, distinct(named), target.timeout)
+                    answers = await ask_brokers(
+                        target.config, distinct([*known, *_endpoints_of(journals)]), target.timeout
+                    )
                     answered = {each.state.name for each in answers if each.state.name}
                     silent = silent_brokers(
                         journals, answered, {each.state.endpoint for each in answers if not each.state.problem}
@@ -108,7 +115,6 @@ class StatusGatherer:
             etcd = await about_etcd
         finally:
             about_etcd.cancel()
-            announced.cancel()
         states = tuple(answer.state for answer in answers)
         examinations = [each for answer in answers for each in answer.examinations]
         examinations += judge_versions(states, importlib.metadata.version("coranto"))
@@ -153,15 +159,13 @@ class StatusGatherer:
             return []
         return await announced_brokers(target.etcd, target.etcd_tls, target.etcd_prefix, target.timeout / 2)
 
-    async def _journals(self, client: JournalClient) -> Listing | Examination:
-        timeout = self._target.timeout
+    async def _journals(self, endpoints: Sequence[str]) -> tuple[Listing | Examination, Sequence[JournalInfo], str]:
+        """Return the listing or a problem, its journals, and the endpoint that answered (else the first one)."""
         try:
-            async with asyncio.timeout(timeout):
-                return await client.list()
-        except TimeoutError:
-            return problem("journals", f"no broker listed them within {timeout:g} s", "see the brokers' problems first")
+            endpoint, listing = await list_journals(self._target.config, endpoints, self._target.timeout)
         except CorantoError as error:
-            return problem("journals", f"no broker lists them: {error}", advice_for(error))
+            return problem("journals", f"no broker lists them: {error}", advice_for(error)), (), endpoints[0]
+        return listing, listing.journals, endpoint
 
     async def _about_stores(self, client: JournalClient, journals: Sequence[JournalInfo]) -> None:
         if self._monotonic() - self._stores.at < STORE_SECONDS or not journals:
@@ -189,10 +193,10 @@ class StatusGatherer:
 
         async def one(work: Awaitable[SectionResult]) -> SectionResult:
             try:
-                async with asyncio.timeout(target.timeout):
+                async with asyncio.timeout(2 * target.timeout):
                     return await work
             except TimeoutError:
-                found = f"did not answer within {target.timeout:g} s"
+                found = f"did not answer within {2 * target.timeout:g} s"
                 return SectionResult((), [problem("consumers", found, "look at each with `coranto consumer lag NAME`")])
             except (CorantoError, OSError) as error:
                 return SectionResult((), [problem("consumers", str(error), "correct what the error names")])

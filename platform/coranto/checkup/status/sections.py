@@ -29,7 +29,7 @@ class StatusContext:
     """Consumers that the user named: a process as host:port, or the URL of a store. Without any, the section looks for
     them in etcd."""
     timeout: float
-    """The longest wait for one thing, in seconds."""
+    """The longest wait for one thing, in seconds. A section that takes twice as long is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -165,6 +166,21 @@ def test_a_killed_broker(status: Status, cluster: EmbeddedCluster) -> None:
         cluster.wait_ready()
     back = status(lambda document: not any(each["problem"] for each in document["brokers"]))
     assert "broker local#broker-1 answers, and did not before" in texts(back)
+
+
+def test_a_broker_that_stops_answering(status: Status, cluster: EmbeddedCluster) -> None:
+    """It is the first one that is asked. The others are asked after a second."""
+    status(lambda document: bool(document["healthy"]))
+    cluster.signal_broker(0, signal.SIGSTOP)
+    try:
+        found = status(lambda document: document["journals"] > 0, "--timeout", "4")
+    finally:
+        cluster.signal_broker(0, signal.SIGCONT)
+    assert subjects(found)[f"broker {cluster.info.endpoints[0]}"] == "did not answer within 4 s"
+    assert [each["problem"] for each in found["brokers"] if each["name"]] == [""]
+    assert found["journals"] == 4
+    assert "journals" not in subjects(found)
+    status(lambda document: bool(document["healthy"]))
 
 
 def test_a_cluster_that_does_not_answer() -> None:
