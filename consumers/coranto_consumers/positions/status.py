@@ -150,15 +150,18 @@ def _state(
 ) -> ConsumerState:
     if not context.journals:
         return ConsumerState(name, home, None)  # No broker listed journals, which is a problem of its own.
-    lags = [lag_of_head(each, offsets.get(each), _head(context, each)) for each in sorted(journals)]
+    found = {each: _head(context, each) for each in sorted(journals)}
+    silent = {journal for journal, head in found.items() if head is not None and not head.known}
+    lags = [lag_of_head(each, offsets.get(each), head) for each, head in found.items() if each not in silent]
     known = [each for each in lags if each.behind is not None]
     most = max(known, key=_behind, default=None)
     return ConsumerState(
         name,
         home,
-        sum(map(_behind, known)) if known or not lags else None,
-        len(lags),
+        sum(map(_behind, known)) if known or not found else None,
+        len(found),
         most.journal if most is not None and most.behind else "",
+        len(silent),
         next((f"{each.journal}: {each.problem}" for each in lags if each.problem), ""),
     )
 

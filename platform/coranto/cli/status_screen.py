@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _FIXED_LINES: Final = 16
 """The lines of a screen that do not depend on the numbers of problems, consumers and changes."""
+_CELL: Final = 40
+"""The most characters of a cell that is cut, except for the last one of a row."""
 _STYLES: Final = {"problem": "bold red", "warning": "yellow", "ok": "green"}
 
 
@@ -49,13 +51,33 @@ def screen(look: Look, height: int = 0) -> RenderableType:
     shown: list[RenderableType] = [Text(printable(summary(look)), style)]
     for part in _parts(look, max(3, (height - _FIXED_LINES) // 4) if height else 20):
         shown.append(Text(f"\n{part.title}", "bold"))
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        for _ in range(max(map(len, part.rows), default=0)):
-            table.add_column(no_wrap=height > 0)  # A wrapped line would push others off the screen.
-        for row in part.rows:
-            table.add_row(*(Text(printable(cell), _STYLES.get(cell, "")) for cell in row))
         if part.rows:
-            shown.append(table)
+            shown.append(_lines(part.rows) if height else _table(part.rows))
+    return Group(*shown)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    """Return rows that wrap, so that they are complete."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(Text(printable(cell), _STYLES.get(cell, "")) for cell in row))
+    return table
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> Group:
+    """Return a line for each row, cut at the terminal's width: a row that wraps would push others off the screen."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [
+        max((len(row[column]) for row in cells if column < len(row) - 1), default=0)
+        for column in range(max(map(len, cells)))
+    ]
+    shown = []
+    for row in cells:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        for column, cell in enumerate(row):
+            is_last = column == len(row) - 1
+            line.append(cell if is_last else f"{cell[:_CELL]:{min(widths[column], _CELL)}}  ", _STYLES.get(cell, ""))
+        shown.append(line)
     return Group(*shown)
 
 
@@ -73,10 +95,7 @@ def _parts(look: Look, most: int) -> Iterator[_Part]:
     from coranto.checkup import Condition
 
     bad = [*look.of(Condition.PROBLEM), *look.of(Condition.WARNING)]
-    rows = [
-        (each.condition.value, each.subject, f"{each.found}. To do: {each.advice}" if each.advice else each.found)
-        for each in bad
-    ]
+    rows = [(each.condition.value, each.subject, f"{each.found.rstrip('.')}. To do: {each.advice}") for each in bad]
     yield _Part("UNHEALTHY" if rows else "UNHEALTHY: nothing was found", _limited(rows, most))
     behind = [_consumer(each) for each in look.consumers]
     yield _Part("BEHIND" if behind else "BEHIND: no consumer is known", _limited(behind, most))
@@ -97,6 +116,8 @@ def _limited(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:
 def _consumer(state: ConsumerState) -> tuple[str, ...]:
     behind = "unknown" if state.behind is None else amount(state.behind, "bytes")
     where = f"most in {state.most_behind}" if state.most_behind else ""
+    if state.unknown:
+        where += f"{', ' if where else ''}without {_count(state.unknown, 'journal')} whose heads are unknown"
     return behind, state.name, _count(state.journals, "journal"), where, state.problem, state.home
 
 

@@ -38,7 +38,10 @@ LOOK = Look(
     3,
     1,
     (),
-    (ConsumerState("sums", "sqlite:///x", 2_000_000, 2, "in/a"), ConsumerState("mine", "h:1", None, problem="failed")),
+    (
+        ConsumerState("sums", "sqlite:///x", 2_000_000, 2, "in/a", 1),
+        ConsumerState("mine", "h:1", None, problem="failed"),
+    ),
     (),
 )
 
@@ -65,7 +68,7 @@ def test_plain_lines_have_all_parts_and_control_no_terminal() -> None:
     ]
     assert "\x1b" not in "".join(lines)
     assert "  and 102 more; --output json shows all" in lines
-    assert "  1.9 MiB  sums  2 journals  most in in/a  sqlite:///x" in lines
+    assert "  1.9 MiB  sums  2 journals  most in in/a, without 1 journal whose heads are unknown  sqlite:///x" in lines
     assert "  unknown  mine  0 journals  failed  h:1" in lines
     assert "  unknown  etcd: not named. give --etcd" in lines
 

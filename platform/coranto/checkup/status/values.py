@@ -50,8 +50,10 @@ class ConsumerState:
     journals: int = 0
     most_behind: str = ""
     """The journal with the most unread content."""
+    unknown: int = 0
+    """The journals whose heads are unknown now, so that `behind` lacks them."""
     problem: str = ""
-    """The reason why it does not work, or why its lag is unknown."""
+    """The reason why it does not work."""
 
 
 @dataclass(frozen=True, slots=True)
