@@ -11,12 +11,12 @@ from google.protobuf.message import DecodeError
 
 from coranto import labels
 from coranto.checkup.results import Examination, problem
+from coranto.checkup.status.etcd_members import ask_members
 from coranto.checkup.status.sections import SectionResult, StatusContext
 from coranto.checkup.status.values import ConsumerState
 from coranto.client import ClientConfig
 from coranto.client.heads import JournalHead
 from coranto.cluster.etcd_server import etcd_tls
-from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.errors import CorantoError, CorruptData, InvalidInput
 from coranto.offsets import JournalOffset
 from coranto.wire import consumer_pb2 as pc
@@ -66,10 +66,9 @@ def _is_store(where: str) -> bool:
 
 
 async def _announced(context: StatusContext) -> list[Sequence[str]]:
-    endpoint = context.etcd.split(",")[0].strip()
     try:
-        async with EtcdCoordinator(endpoint, tls=etcd_tls(os.environ), timeout_seconds=context.timeout / 2) as etcd:
-            return list((await announced(etcd)).values())
+        found = await ask_members(context.etcd, etcd_tls(os.environ), context.timeout / 2, announced)
+        return list(found.values())
     except DecodeError as error:
         raise CorruptData(f"etcd's keys below {CONSUMERS_PREFIX} are not consumers' processes: {error}") from error
 

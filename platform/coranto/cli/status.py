@@ -106,7 +106,7 @@ class _Looks:
         if now is not None:
             path = memory.memory_file(now.cluster)
             before = self._before or memory.load(path)
-            if before is not None and before.cluster == now.cluster:
+            if before is not None:
                 self._changes.extendleft(reversed(changes_between(before, now)))
             try:
                 memory.save(path, now)

@@ -17,11 +17,11 @@ from google.protobuf.message import DecodeError
 from coranto.checkup.brokers import NONE, advice_for
 from coranto.checkup.clock import clock_result
 from coranto.checkup.results import Condition, Examination, good, problem, warning
+from coranto.checkup.status.etcd_members import ask_members
 from coranto.checkup.status.values import BrokerState
 from coranto.client import ClientConfig, JournalClient, Listing
 from coranto.client.config import parse_endpoint
 from coranto.client.heads import JournalHead
-from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.coordination.layout import Layout
 from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.security.tls import ClientTls
@@ -64,13 +64,12 @@ async def announced_brokers(etcd: str, tls: ClientTls | None, prefix: str, timeo
 
     An etcd that does not answer gives none, because its examination reports that.
     """
-    endpoint = etcd.split(",")[0].strip()
+    members = Layout(prefix).members
     try:
-        async with EtcdCoordinator(endpoint, tls=tls, timeout_seconds=timeout) as coordinator:
-            found = await coordinator.range(Layout(prefix).members)
+        found = await ask_members(etcd, tls, timeout, lambda coordinator: coordinator.range(members))
         specs = [pb.BrokerSpec.FromString(each.value) for each in found.kvs]
     except (CorantoError, DecodeError) as error:
-        _log.debug("status.etcd_unreachable", endpoint=endpoint, error=str(error))
+        _log.debug("status.etcd_unreachable", endpoint=etcd, error=str(error))
         return []
     return [spec.process_spec.endpoint for spec in specs]
 

@@ -15,11 +15,14 @@ _EXAMPLES: Final = 3
 
 
 def changes_between(before: ClusterSnapshot, now: ClusterSnapshot) -> list[StatusChange]:
-    """Return the differences between two looks at one cluster, the most important first."""
+    """Return the differences between two looks, the most important first. Revisions of two etcds are not compared."""
     return [StatusChange(before.at, now.at, text) for text in _texts(before, now)]
 
 
 def _texts(before: ClusterSnapshot, now: ClusterSnapshot) -> Iterator[str]:
+    if before.cluster != now.cluster:
+        yield f"etcd's cluster {before.cluster} became {now.cluster}: etcd was restored or replaced"
+        return
     old, new = before.journals, now.journals
     for subject in sorted(set(now.problems) - set(before.problems)):
         yield f"new problem: {subject}"
@@ -34,8 +37,6 @@ def _texts(before: ClusterSnapshot, now: ClusterSnapshot) -> Iterator[str]:
             yield f"broker {name}: version {before.brokers[name] or 'unknown'} became {now.brokers[name] or 'unknown'}"
     if before.raft_term != now.raft_term:
         yield f"etcd's term of leadership changed from {before.raft_term} to {now.raft_term}"
-    if now.revision < before.revision:
-        yield f"etcd's revision fell from {before.revision} to {now.revision}: it was restored from a backup"
     both = [name for name in new if name in old]
     recreated = [name for name in both if old[name].create_revision != new[name].create_revision]
     same = [name for name in both if old[name].create_revision == new[name].create_revision]

@@ -51,7 +51,7 @@ _MOVED: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class StatusTarget:
-    """The cluster to look at. `endpoints` are brokers that are known besides those of `config`."""
+    """The cluster to look at. `endpoints` are further brokers, beyond the endpoints of `config`."""
 
     config: ClientConfig
     endpoints: Sequence[str] = ()
@@ -199,7 +199,7 @@ class StatusGatherer:
                 found = f"did not answer within {2 * target.timeout:g} s"
                 return SectionResult((), [problem("consumers", found, "look at each with `coranto consumer lag NAME`")])
             except (CorantoError, OSError) as error:
-                return SectionResult((), [problem("consumers", str(error), "correct what the error names")])
+                return SectionResult((), [problem("consumers", str(error), "correct the setting that the error names")])
 
         return await asyncio.gather(*(one(section(context)) for section in self._sections))
 
@@ -211,7 +211,7 @@ def _endpoints_of(journals: Sequence[JournalInfo]) -> Iterator[str]:
 async def _heads_of(
     client: JournalClient, journals: Sequence[JournalInfo], answers: Sequence[BrokerAnswer], silent: Set[str]
 ) -> dict[str, JournalHead]:
-    """Return the heads that brokers reported, and those of journals whose primary moved since they were listed."""
+    """Return the heads that brokers reported. Journals whose primary moved since the listing are asked for by name."""
     found = {head.journal: head for answer in answers for head in answer.heads}
     lacking = {answer.state.endpoint for answer in answers if not answer.state.name and not answer.state.problem}
     moved = []

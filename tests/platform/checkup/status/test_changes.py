@@ -53,7 +53,11 @@ def test_each_difference_is_named_with_examples() -> None:
     ]
 
 
-def test_a_restored_etcd_is_named() -> None:
-    assert texts(replace(BEFORE, at=160.0, revision=20)) == [
-        "etcd's revision fell from 50 to 20: it was restored from a backup"
+def test_another_etcd_is_named_and_not_compared() -> None:
+    assert texts(replace(BEFORE, at=160.0, cluster="c2", journals={})) == [
+        "etcd's cluster c1 became c2: etcd was restored or replaced"
     ]
+
+
+def test_a_listing_of_a_broker_that_lags_is_no_restored_etcd() -> None:
+    assert texts(replace(BEFORE, at=160.0, revision=20)) == []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coranto.checkup.status.brokers import announced_brokers
 from coranto.checkup.status.gathering import StatusGatherer, StatusTarget
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.loop import shared_loop
@@ -181,6 +182,13 @@ def test_a_broker_that_stops_answering(status: Status, cluster: EmbeddedCluster)
     assert found["journals"] == 4
     assert "journals" not in subjects(found)
     status(lambda document: bool(document["healthy"]))
+
+
+def test_brokers_without_journals_are_found_by_any_member_of_etcd(cluster: EmbeddedCluster) -> None:
+    etcd, prefix = f"127.0.0.1:1,{cluster.info.etcd}", cluster.info.etcd_prefix
+    found = shared_loop().run(announced_brokers(etcd, None, prefix, 8.0))
+    assert sorted(each.removeprefix("http://") for each in found) == sorted(cluster.info.endpoints)
+    assert shared_loop().run(announced_brokers(etcd, None, "/no/such/prefix", 8.0)) == []
 
 
 def test_a_cluster_that_does_not_answer() -> None:
