@@ -59,19 +59,33 @@ async def ask_brokers(config: ClientConfig, endpoints: Iterable[str], timeout: f
     return [found[key] for key in sorted(found)]
 
 
-async def announced_brokers(etcd: str, tls: ClientTls | None, prefix: str, timeout: float) -> list[str]:
-    """Return the endpoints of brokers that are announced in etcd, also of those that hold no journal.
+@dataclass(frozen=True, slots=True)
+class AnnouncedBroker:
+    """A broker as etcd has it. `revision` changes when it starts, and when it begins to exit."""
+
+    name: str
+    endpoint: str
+    revision: int
+    exiting: bool
+
+
+async def announced_brokers(etcd: str, tls: ClientTls | None, prefix: str, timeout: float) -> list[AnnouncedBroker]:
+    """Return the brokers that are announced in etcd, also those without a journal.
 
     An etcd that does not answer gives none, because its examination reports that.
     """
     members = Layout(prefix).members
     try:
         found = await ask_members(etcd, tls, timeout, lambda coordinator: coordinator.range(members))
-        specs = [pb.BrokerSpec.FromString(each.value) for each in found.kvs]
+        return [_announced(each.key.removeprefix(members), each.value, each.mod_revision) for each in found.kvs]
     except (CorantoError, DecodeError) as error:
         _log.debug("status.etcd_unreachable", endpoint=etcd, error=str(error))
         return []
-    return [spec.process_spec.endpoint for spec in specs]
+
+
+def _announced(name: str, value: bytes, revision: int) -> AnnouncedBroker:
+    spec = pb.BrokerSpec.FromString(value)
+    return AnnouncedBroker(name, spec.process_spec.endpoint, revision, spec.exiting)
 
 
 async def list_journals(config: ClientConfig, endpoints: Sequence[str], timeout: float) -> tuple[str, Listing]:
@@ -140,6 +154,14 @@ def judge_versions(states: Iterable[BrokerState], mine: str) -> Iterator[Examina
     shown = ", ".join(f"{count} of {version}" for version, count in sorted(versions.items()))
     advice = "during an upgrade this is fine: brokers first, then clients; afterwards give all the same version"
     yield warning("versions", f"brokers: {shown}; this client: {mine}", advice)
+
+
+def judge_exits(announced: Iterable[AnnouncedBroker]) -> Iterator[Examination]:
+    """Yield a warning for each broker that is exiting: it hands its journals over to others."""
+    for each in announced:
+        if each.exiting:
+            advice = "if this is not intended, see its log; if it lasts, other brokers lack room for its journals"
+            yield warning(f"broker {each.endpoint}", f"{each.name} is exiting", advice)
 
 
 async def _ask(config: ClientConfig, endpoint: str, timeout: float) -> BrokerAnswer:

@@ -35,6 +35,9 @@ def _texts(before: ClusterSnapshot, now: ClusterSnapshot) -> Iterator[str]:
     for name in sorted(before.brokers.keys() & now.brokers.keys()):
         if before.brokers[name] != now.brokers[name]:
             yield f"broker {name}: version {before.brokers[name] or 'unknown'} became {now.brokers[name] or 'unknown'}"
+    for name in sorted(before.starts.keys() & now.starts.keys()):
+        if before.starts[name] != now.starts[name]:
+            yield f"broker {name} started again"
     if before.raft_term != now.raft_term:
         yield f"etcd's term of leadership changed from {before.raft_term} to {now.raft_term}"
     both = [name for name in new if name in old]

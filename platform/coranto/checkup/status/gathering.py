@@ -16,10 +16,12 @@ from coranto.checkup import etcd as etcd_checks
 from coranto.checkup.brokers import advice_for
 from coranto.checkup.results import Condition, Examination, absent, problem
 from coranto.checkup.status.brokers import (
+    AnnouncedBroker,
     BrokerAnswer,
     announced_brokers,
     ask_brokers,
     distinct,
+    judge_exits,
     judge_versions,
     list_journals,
 )
@@ -33,7 +35,7 @@ from coranto.checkup.status.journals import (
 )
 from coranto.checkup.status.sections import Section, SectionResult, StatusContext
 from coranto.checkup.status.stores import last_audits, probe_stores, stores_of
-from coranto.checkup.status.values import AuditState, ClusterSnapshot, ConsumerState, Look
+from coranto.checkup.status.values import AuditState, BrokerState, ClusterSnapshot, ConsumerState, Look
 from coranto.client import ClientConfig, JournalClient, JournalInfo, Listing
 from coranto.client.heads import JournalHead
 from coranto.cluster.embedded import DEFAULT_PREFIX
@@ -94,7 +96,9 @@ class StatusGatherer:
         target, at, begun = self._target, self._wall(), self._monotonic()
         about_etcd = asyncio.ensure_future(self._etcd())
         try:
-            known = distinct([*target.config.seeds, *target.endpoints, *await self._announced()])
+            announced = await self._announced()
+            endpoints = (each.endpoint for each in announced)
+            known = distinct([*target.config.seeds, *target.endpoints, *endpoints])
             found, journals, lister = await self._journals(known)
             config = dataclasses.replace(target.config, endpoint=lister, retry_timeout=target.timeout / 2)
             async with JournalClient.of(config) as client:
@@ -118,6 +122,7 @@ class StatusGatherer:
         states = tuple(answer.state for answer in answers)
         examinations = [each for answer in answers for each in answer.examinations]
         examinations += judge_versions(states, importlib.metadata.version("coranto"))
+        examinations += judge_exits(announced)
         examinations += [*etcd, *self._failures]
         if isinstance(found, Examination):
             examinations.append(found)
@@ -128,10 +133,14 @@ class StatusGatherer:
         for result in results:
             consumers += result.consumers
             examinations += result.examinations
-        look = Look(
+        snapshot = None
+        if isinstance(found, Listing):
+            bad = tuple(each.subject for each in examinations if each.condition is Condition.PROBLEM)
+            snapshot = _snapshot(at, found, states, bad, announced)
+        return Look(
             at,
             self._monotonic() - begun,
-            None,
+            snapshot,
             states,
             tuple(examinations),
             len(journals),
@@ -140,7 +149,6 @@ class StatusGatherer:
             tuple(sorted(consumers, key=lambda each: (-(each.behind or 0), each.name))),
             tuple(self._stores.audits),
         )
-        return look if isinstance(found, Examination) else dataclasses.replace(look, snapshot=_snapshot(look, found))
 
     async def _etcd(self) -> list[Examination]:
         target = self._target
@@ -153,7 +161,7 @@ class StatusGatherer:
             found = f"{target.etcd} did not answer all questions within {target.timeout:g} s"
             return [problem("etcd", found, "see etcd's log: is there a leader, and is its disk fast?")]
 
-    async def _announced(self) -> list[str]:
+    async def _announced(self) -> list[AnnouncedBroker]:
         target = self._target
         if not target.etcd:
             return []
@@ -229,14 +237,21 @@ async def _heads_of(
     return found
 
 
-def _snapshot(look: Look, listing: Listing) -> ClusterSnapshot:
-    header = listing.header.etcd
+def _snapshot(
+    at: float,
+    listing: Listing,
+    brokers: Sequence[BrokerState],
+    problems: tuple[str, ...],
+    announced: Sequence[AnnouncedBroker],
+) -> ClusterSnapshot:
+    etcd = listing.header.etcd
     return ClusterSnapshot(
-        look.at,
-        f"{header.cluster_id:016x}",
-        header.revision,
-        header.raft_term,
-        {each.name: each.version for each in look.brokers if each.name},
+        at,
+        f"{etcd.cluster_id:016x}",
+        etcd.revision,
+        etcd.raft_term,
+        {each.name: each.version for each in brokers if each.name},
         places_of(listing.journals),
-        tuple(each.subject for each in look.of(Condition.PROBLEM)),
+        problems,
+        {each.name: each.revision for each in announced if not each.exiting},
     )

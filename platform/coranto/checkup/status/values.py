@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from coranto.checkup.results import Condition, Examination
@@ -87,6 +87,8 @@ class ClusterSnapshot:
     journals: Mapping[str, JournalPlace]
     problems: tuple[str, ...] = ()
     """The subjects of problems."""
+    starts: Mapping[str, int] = field(default_factory=dict)
+    """etcd's revisions when brokers started, by name. Empty if etcd was not named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,12 @@ def test_each_difference_is_named_with_examples() -> None:
     ]
 
 
+def test_a_broker_that_started_again_is_named() -> None:
+    before = replace(BEFORE, starts={"a#1": 5, "b#2": 6, "gone#3": 7})
+    changes = changes_between(before, replace(before, at=160.0, starts={"a#1": 5, "b#2": 60, "new#4": 61}))
+    assert [each.text for each in changes] == ["broker b#2 started again"]
+
+
 def test_another_etcd_is_named_and_not_compared() -> None:
     assert texts(replace(BEFORE, at=160.0, cluster="c2", journals={})) == [
         "etcd's cluster c1 became c2: etcd was restored or replaced"

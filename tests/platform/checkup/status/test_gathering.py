@@ -7,12 +7,14 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coranto.checkup.status.brokers import announced_brokers
+from coranto.checkup.results import Condition
+from coranto.checkup.status.brokers import announced_brokers, judge_exits
 from coranto.checkup.status.gathering import StatusGatherer, StatusTarget
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.loop import shared_loop
@@ -167,6 +169,7 @@ def test_a_killed_broker(status: Status, cluster: EmbeddedCluster) -> None:
         cluster.wait_ready()
     back = status(lambda document: not any(each["problem"] for each in document["brokers"]))
     assert "broker local#broker-1 answers, and did not before" in texts(back)
+    assert "broker local#broker-1 started again" in texts(back)
 
 
 def test_a_broker_that_stops_answering(status: Status, cluster: EmbeddedCluster) -> None:
@@ -187,7 +190,10 @@ def test_a_broker_that_stops_answering(status: Status, cluster: EmbeddedCluster)
 def test_brokers_without_journals_are_found_by_any_member_of_etcd(cluster: EmbeddedCluster) -> None:
     etcd, prefix = f"127.0.0.1:1,{cluster.info.etcd}", cluster.info.etcd_prefix
     found = shared_loop().run(announced_brokers(etcd, None, prefix, 8.0))
-    assert sorted(each.removeprefix("http://") for each in found) == sorted(cluster.info.endpoints)
+    assert sorted(each.endpoint.removeprefix("http://") for each in found) == sorted(cluster.info.endpoints)
+    assert not list(judge_exits(found))
+    (exiting,) = judge_exits([replace(found[0], exiting=True)])
+    assert (exiting.condition, exiting.found) == (Condition.WARNING, "local#broker-0 is exiting")
     assert shared_loop().run(announced_brokers(etcd, None, "/no/such/prefix", 8.0)) == []
 
 
