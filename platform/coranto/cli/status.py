@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from coranto.cli.connect import Endpoint, find_cluster
-from coranto.cli.output import Output, note
+from coranto.cli.output import Output, note, printable
 from coranto.cli.status_screen import plain_lines, screen, summary
 from coranto.client.loop import shared_loop
 from coranto.errors import ClusterError
@@ -42,7 +42,8 @@ def status(
         typer.Option(
             "--consumer",
             help="A consumer: any process as host:port, or the URL of a store of checkpoints. May be repeated. "
-            "Default: $CORANTO_CONSUMER, $CORANTO_STORE_URL, and consumers that are announced in etcd.",
+            "Default: $CORANTO_CONSUMER, $CORANTO_STORE_URL, and consumers that are announced in etcd. Lists of "
+            "processes show options: use $CORANTO_STORE_URL for passwords.",
             show_default=False,
         ),
     ] = [],  # noqa: B006  Nobody changes it.
@@ -155,7 +156,7 @@ def _watch(looks: _Looks, interval: float, count: int | None, output: Output) ->
             typer.echo(summary(look))
             for change in look.changes:
                 if change.at > last:
-                    typer.echo(f"  {change.text}")
+                    typer.echo(f"  {printable(change.text)}")
         done, last = done + 1, look.at
         if count is not None and done >= count:
             return look

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -124,6 +125,17 @@ def test_a_state_that_cannot_be_kept_is_a_remark(
     done = CommandLine(capfdbinary.readouterr)("status")
     assert done.code == 0
     assert "the next status cannot show changes" in done.errors
+
+
+def test_a_watch_ends_with_an_interrupt(small: SyncCluster) -> None:
+    words = [*COMMAND, "status", "--watch", "--interval", "60", "--output", "json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["healthy"], "each look is written when it is taken"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert b"Traceback" not in process.stderr.read()
 
 
 def test_a_watch_refreshes_one_screen_of_a_terminal(small: SyncCluster) -> None:
