@@ -15,6 +15,7 @@ from coranto.checkup.status.etcd_members import ask_members
 from coranto.checkup.status.sections import SectionResult, StatusContext
 from coranto.checkup.status.values import ConsumerState
 from coranto.client import ClientConfig
+from coranto.client.config import parse_endpoint
 from coranto.client.heads import JournalHead
 from coranto.cluster.etcd_server import etcd_tls
 from coranto.errors import CorantoError, CorruptData, InvalidInput
@@ -39,14 +40,13 @@ async def consumers(context: StatusContext) -> SectionResult:
     named = list(context.consumers or filter(None, map(os.environ.get, _VARIABLES)))
     works = {each: _of_store(context, each) if _is_store(each) else _of_process(context, [each]) for each in named}
     if not context.consumers and context.etcd:
-        works |= {", ".join(each): _of_process(context, each) for each in await _announced(context)}
-    states: dict[tuple[str, str], ConsumerState] = {}
-    judged: list[Examination] = []
-    for result in await asyncio.gather(*(_within(context.timeout, where, work) for where, work in works.items())):
-        # A process that is named and announced is asked twice.
-        states.update(((each.name, each.home), each) for each in result.consumers)
-        judged += [each for each in result.examinations if each not in judged]
-    return SectionResult(list(states.values()), judged)
+        known = {parse_endpoint(each).address for each in named if not _is_store(each)}
+        for each in await _announced(context):
+            if known.isdisjoint(parse_endpoint(endpoint).address for endpoint in each):
+                works[", ".join(each)] = _of_process(context, each)
+    results = await asyncio.gather(*(_within(context.timeout, where, work) for where, work in works.items()))
+    states = [state for result in results for state in result.consumers]
+    return SectionResult(states, [each for result in results for each in result.examinations])
 
 
 async def _within(timeout: float, where: str, work: Awaitable[SectionResult]) -> SectionResult:
@@ -123,6 +123,8 @@ async def _of_store(context: StatusContext, store: str) -> SectionResult:
                     found = await asyncio.to_thread(read_checkpoint, store, name)
                 except InvalidInput:
                     return None  # It was retired: it never reads again.
+                except CorruptData as error:
+                    return ConsumerState(name, home, None, problem=str(error))
             if found is None:
                 return None
             checkpoint = found.checkpoint

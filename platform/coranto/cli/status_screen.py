@@ -122,12 +122,13 @@ def _consumer(state: ConsumerState) -> tuple[str, ...]:
 
 
 def _changed(look: Look, most: int) -> _Part:
+    if look.changes:
+        return _Part("CHANGED", _limited([_change(each) for each in look.changes], most))
+    if look.snapshot is None:
+        return _Part("CHANGED: unknown, because no broker lists the journals")
     if look.compared_with is None:
         return _Part("CHANGED: this is the first status of this user, so there is nothing to compare with")
-    since = f"since {_time(look.compared_with)}"
-    if not look.changes:
-        return _Part(f"CHANGED: nothing {since}")
-    return _Part("CHANGED", _limited([_change(each) for each in look.changes], most))
+    return _Part(f"CHANGED: nothing since {_time(look.compared_with)}")
 
 
 def _change(change: StatusChange) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import tomllib
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Column, MetaData, Table
+from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine, text
 
 from coranto.checkup import Condition
 from coranto.checkup.status.gathering import StatusGatherer, StatusTarget
@@ -117,6 +118,18 @@ def test_consumers_of_a_store_are_shown_by_lag(status: Status, tmp_path: Path, m
     assert len(status()["consumers"]) == 2
 
 
+def test_a_damaged_checkpoint_hides_no_other_consumer(status: Status, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    commit(url, "well", Checkpoint({"in/few": Source(0)}))
+    commit(url, "damaged", Checkpoint({"in/few": Source(0)}))
+    with create_engine(url).begin() as connection:
+        damage = text("UPDATE gazette_checkpoints SET checkpoint = :bytes WHERE shard_fqn = 'damaged'")
+        connection.execute(damage, {"bytes": base64.b64encode(b"\xff\xff\xff")})
+    found = status("--consumer", url, code=1)
+    assert {each["name"]: each["behind"] for each in found["consumers"]} == {"well": 3 * len(LINE), "damaged": None}
+    assert problems(found).keys() == {"consumer damaged"}
+
+
 def test_a_consumer_whose_journal_is_gone_is_unhealthy(status: Status, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     commit(url, "lost", Checkpoint({"in/gone": Source(7)}))
@@ -150,7 +163,11 @@ class Picky(Application):
             raise ValueError("this message is not welcome")
 
 
-async def test_shards_are_shown_with_their_lag_and_failures(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+async def test_shards_are_shown_with_their_lag_and_failures(
+    cluster: EmbeddedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CORANTO_STORE_URL", raising=False)
+    monkeypatch.delenv("CORANTO_CONSUMER", raising=False)
     info = cluster.info
     settings = ConsumerProcessSettings(
         etcd=info.etcd, etcd_prefix=f"{CONSUMERS_PREFIX}picky", id="picky-a", lease_seconds=60
@@ -177,7 +194,10 @@ async def test_shards_are_shown_with_their_lag_and_failures(cluster: EmbeddedClu
         ):
             look = await gatherer.look()
         await shards.stat("good-0", {"in/few": 3 * len(LINE)})
+        # A process that is named and announced is asked once.
+        monkeypatch.setenv("CORANTO_CONSUMER", process.endpoint.removeprefix("http://"))
         look = await gatherer.look()
+    assert len(look.consumers) == 2
     by_name = {each.name: each for each in look.consumers}
     assert (by_name["good-0"].behind, by_name["good-0"].journals) == (0, 1)
     assert by_name["bad-0"].behind is None

@@ -80,6 +80,14 @@ def test_changes_are_shown_with_their_times() -> None:
     assert "CHANGED: nothing since 1970-01-01 00:15:00Z" in list(plain_lines(dataclasses.replace(look, changes=())))
 
 
+def test_without_a_listing_changes_are_unknown_and_earlier_ones_stay() -> None:
+    unknown = dataclasses.replace(LOOK, snapshot=None)
+    assert "CHANGED: unknown, because no broker lists the journals" in list(plain_lines(unknown))
+    changed = dataclasses.replace(unknown, changes=(StatusChange(900.0, 1_000.0, "broker z#1 is new"),))
+    assert "CHANGED" in list(plain_lines(changed))
+    assert any("CHANGED: this is the first" in line for line in plain_lines(LOOK))
+
+
 @pytest.mark.parametrize("height", [24, 50])
 def test_a_screen_fits_the_terminal(height: int) -> None:
     changes = tuple(StatusChange(0.0, 1_000.0, f"change {number}") for number in range(50))
