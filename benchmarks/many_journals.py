@@ -8,7 +8,10 @@ them rest, kills the broker and starts it, and at last ends it gracefully and st
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -119,6 +122,18 @@ class Broker:
 
         asyncio.run(write())
 
+    def status(self) -> None:
+        """Run `coranto status`."""
+        cluster = self.cluster.info
+        command = [sys.executable, "-c", "from coranto.cli import main; main()", "status", "--output", "json"]
+        with tempfile.TemporaryDirectory() as state:
+            environment = os.environ | {
+                "CORANTO_BROKER_ETCD_PREFIX": cluster.etcd_prefix,
+                "XDG_STATE_HOME": state,
+            }
+            place = ["--endpoint", cluster.endpoint, "--etcd", cluster.etcd]
+            subprocess.run([*command, *place], env=environment, stdout=subprocess.DEVNULL, check=True)
+
     def resting(self) -> float:
         """Return the share of a processor that the broker uses while nobody calls it."""
         before = self.processor()
@@ -134,7 +149,7 @@ class Broker:
             said = log.read().decode()
         for problem in ("lease.lost", "lease.keepalive_failed", "left_in_local_files", "leave_timed_out"):
             if problem in said:
-                print(f"while it ended, the broker told of {problem}")
+                print(f"while it ended, the broker logged {problem}")
 
 
 @contextmanager
@@ -173,6 +188,7 @@ def measured(count: int) -> dict[str, float]:
         found["files, untouched"] = broker.files() - files
         found["listing"] = statistics.median(timed(lambda: broker.client.list(_ALL)) for _ in range(3))
         found["heads"] = statistics.median(timed(lambda: broker.client.heads(_ALL)) for _ in range(3))
+        found["status, a process"] = statistics.median(timed(broker.status) for _ in range(3))
         found["written to each"] = timed(lambda: broker.write_to_all(count))
         found["memory, touched"] = broker.memory() - memory
         found["files, touched"] = broker.files() - files
@@ -202,11 +218,11 @@ def run(rounds: int) -> list[Figure]:
     figures = []
     for name in pairs[0][0]:
         few, many = ([found[name] for found in side] for side in zip(*pairs, strict=True))
-        told = f"{statistics.median(few):,.3g} and {statistics.median(many):,.3g}"
+        medians = f"{statistics.median(few):,.3g} and {statistics.median(many):,.3g}"
         # So that a cost that grows in proportion has the ratio 1, and one that grows faster is below it.
         figures.append(
             Figure(
-                f"{name} ({told})",
+                f"{name} ({medians})",
                 "journals / unit",
                 [MANY / max(value, 1e-3) for value in many],
                 [FEW / max(value, 1e-3) for value in few],

@@ -96,7 +96,7 @@ def _parts(look: Look, most: int) -> Iterator[_Part]:
 
     bad = [*look.of(Condition.PROBLEM), *look.of(Condition.WARNING)]
     rows = [(each.condition.value, each.subject, f"{each.found.rstrip('.')}. To do: {each.advice}") for each in bad]
-    yield _Part("UNHEALTHY" if rows else "UNHEALTHY: nothing was found", _limited(rows, most))
+    yield _Part("UNHEALTHY" if rows else "UNHEALTHY: none", _limited(rows, most))
     behind = [_consumer(each) for each in look.consumers]
     yield _Part("BEHIND" if behind else "BEHIND: no consumer is known", _limited(behind, most))
     yield _changed(look, most)
