@@ -33,6 +33,7 @@ from coranto_broker.fragments.persister import FragmentPersister
 from coranto_broker.fragments.retention import Retention
 from coranto_broker.fragments.store_watch import StoreWatch
 from coranto_broker.metrics import Metrics
+from coranto_broker.quotas import QuotaFile, Quotas
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.recovery.residence import Residence
 from coranto_broker.recovery.saved_records import SavedRecords
@@ -88,11 +89,13 @@ class Broker:
         self.authorizer = Authorizer(keys, clock, RULES)
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
         self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
+        file = QuotaFile.read(settings.quotas) if settings.quotas is not None else None
+        self.quotas = Quotas(file, clock, self.metrics.quotas, settings.etcd_caller_bytes)
         self.etcd_budget = EtcdBudget(
             coordinator,
             clock,
             self.metrics.etcd_budget,
-            caller_bytes=settings.etcd_caller_bytes,
+            caller_bytes=self.quotas.etcd_bytes,
             total_bytes=settings.max_etcd_bytes,
         )
         self.blocking_reads = BlockingReads(settings.max_blocking_reads, self.metrics.reads_refused.inc)
@@ -172,6 +175,7 @@ class Broker:
             peers=self.peers,
             stores=self.store_watch,
             metrics=self.metrics,
+            quotas=self.quotas,
             spawn=self.background.spawn,
         )
         self.replicas.pulse = Pulses(self.appends).pulse

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCo
 
 from coranto.member.etcd_budget import EtcdBudgetMetrics
 from coranto_broker.fast_counters import FastCounter, FastHistogram, FastLabeledCounter
+from coranto_broker.quotas import QuotaMetrics
 
 WATCHED: Final = {
     "journals": "Journals that are assigned to this broker.",
@@ -113,6 +114,7 @@ class Metrics:
             "coranto_disk_failures", "Spools that the disk failed to keep, and that were recovered again."
         )
         self.etcd_budget = EtcdBudgetMetrics(self.registry)
+        self.quotas = QuotaMetrics(self.registry)
         self.calls = gauge("coranto_calls", "Calls under way.", ["method"])
         self.frame_connections = gauge("coranto_frame_connections", "Open connections for frames.", ["method"])
         self.frame_bytes_held = gauge(

@@ -59,6 +59,9 @@ class BrokerSettings(MemberSettings):
         ge=0,
         description="Most blocking reads of one caller under way at a time; others are refused. 0: any number.",
     )
+    quotas: Path | None = Field(
+        default=None, description="YAML file of the rates and open streams that callers may use of this broker."
+    )
     group_append_bytes: int = Field(
         default=1 << 16,
         ge=0,

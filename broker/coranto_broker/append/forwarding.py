@@ -16,6 +16,7 @@ from coranto.client.peer_status import PeerStatus
 from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
+from coranto_broker.quotas import Quotas
 from coranto_broker.replication.peers import Peers
 from coranto_broker.replication.resolver import JournalKeySpace, JournalState, Resolution
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
@@ -28,6 +29,7 @@ class ForwardingEnvironment(Protocol):
 
     keyspace: JournalKeySpace
     peers: Peers
+    quotas: Quotas
 
     def unrouted_header(self, state: JournalState) -> pb.Header:
         """Return the header for a response without a Route."""
@@ -114,6 +116,8 @@ async def forward(environment: ForwardingEnvironment, append: QueuedAppend, sour
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
                 await call.write(request)
                 while (message := await source.read()) is not None:
+                    if append.content is None:  # Otherwise the quota has counted it.
+                        await environment.quotas.pace_append(append.caller, len(message.content))
                     forwarded = _protobuf(message)
                     may_commit = may_commit or not forwarded.content
                     await call.write(forwarded)

@@ -14,6 +14,7 @@ from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import ProposalPath, State
 from coranto_broker.fragments.store_watch import StoreWatch
 from coranto_broker.metrics import Metrics
+from coranto_broker.quotas import Quotas
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
 from coranto_broker.replication.peers import Peers, PeerStream
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicaStream
@@ -39,6 +40,7 @@ class AppendHost:
         peers: Peers,
         stores: StoreWatch,
         metrics: Metrics,
+        quotas: Quotas,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self.clock = clock
@@ -46,6 +48,7 @@ class AppendHost:
         self.resolver = resolver
         self.in_sync = records
         self.stores = stores
+        self.quotas = quotas
         self.max_append_rate = settings.max_append_rate
         """The highest rate of each journal's appends in bytes per second; 0: unlimited."""
         self.spawn = spawn

@@ -64,6 +64,8 @@ class QueuedAppend:
     expected_before: pb.LabelSet | None = None
     state = State.RESOLVE
     queue: JournalQueue | None = None
+    caller = ""
+    """The caller whose quota its content uses; empty if there is none."""
     outcome: AppendOutcome | Exception | None = None
     total_chunks = delayed_chunks = 0
     is_pulse = has_left = False

@@ -56,6 +56,7 @@ class ContentStream:
                     self.client_ended()
                     return
                 if size := len(message.content):
+                    await host.quotas.pace_append(self.append.caller, size)
                     await charge(host, self.append, flow, size)
                 if not self.client_sent(message):
                     return

@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 
-async def serve(broker: Broker, context: MessageSource, claims: Claims) -> pb.AppendResponse:
+async def serve(broker: Broker, context: MessageSource, claims: Claims, caller: str) -> pb.AppendResponse:
     """Serve one append. Cancelling it rolls back content that was not proposed."""
-    return pb.AppendResponse.FromString(await serve_encoded(broker, context, claims, AppendResponseEncoder()))
+    return pb.AppendResponse.FromString(await serve_encoded(broker, context, claims, AppendResponseEncoder(), caller))
 
 
 async def serve_encoded(
-    broker: Broker, context: MessageSource, claims: Claims, encoder: AppendResponseEncoder
+    broker: Broker, context: MessageSource, claims: Claims, encoder: AppendResponseEncoder, caller: str = ""
 ) -> bytes:
-    """Serve one append, and return the encoded response. Cancelling it rolls back content that was not proposed."""
+    """Serve one append, and return the encoded response. Cancelling it rolls back content that was not proposed.
+
+    `caller` is empty if it has no quota.
+    """
     begun = broker.clock.monotonic()
     request = await first_message(context, broker.receive_budget.first_message_deadlines)
     if not isinstance(request, pb.AppendRequest):
@@ -44,6 +47,9 @@ async def serve_encoded(
         if not request.journal:
             _refuse_first(request)
     concerns(request.journal)
+    if caller:
+        append.caller = caller
+        await broker.quotas.admit_appends(caller)
     host, inbox, min_rate = broker.appends, broker.receive_budget.open(context), broker.settings.min_append_rate
     try:
         if append.resolution is None and (refusal := await resolve(host, append)) is not None:
@@ -51,6 +57,8 @@ async def serve_encoded(
         else:
             queue = queue_of(append.resolved.require_replica)
             append.content = await inbox.receive(request, queue.arrivals, min_rate, broker.clock)
+            if append.content is not None:
+                broker.quotas.count(caller, len(append.content.content))
             queue.enqueue(append)
             if append.content is None and (fsm := await append.may_stream()) is not None:
                 stream = ContentStream(fsm)

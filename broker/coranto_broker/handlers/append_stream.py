@@ -11,6 +11,7 @@ import grpc
 
 from coranto.errors import InvalidInput
 from coranto.member import call_errors
+from coranto.security.admission import caller_of
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, bearer_of
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
 from coranto_broker.append.admission import Admission
@@ -29,6 +30,7 @@ from coranto_broker.append.stream_bounds import (
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.handlers.errors import Context, log_failure
 from coranto_broker.handlers.refusals import is_acceptable
+from coranto_broker.quotas import AppendQuotaExceeded
 from coranto_broker.rpc.first_message import first_message
 from coranto_broker.rpc.source import InstantSink, require_readable
 
@@ -50,14 +52,22 @@ _Outcome = AppendOutcome | bytes | Exception
 async def serve(broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
     """Serve a stream until its client ends it. If the client disconnects, unproposed appends are dropped.
 
-    Raises StreamOverloaded if the stream holds too much memory (`coranto_broker.append.stream_bounds`).
+    Raises StreamOverloaded if the stream holds too much memory (`coranto_broker.append.stream_bounds`), and
+    QuotaExceeded if its caller has too many open streams.
     """
     first = await first_message(context, broker.receive_budget.first_message_deadlines)
     require_readable(first)
     if not isinstance(first, AppendBatch) or first.appends:
         raise InvalidInput("the first message of the stream must be empty", field="AppendBatch.appends")
     stream = _Stream(broker, context, admission, encoder)
-    stream.tokens.claims_of("")  # The call itself may append something.
+    claims = stream.tokens.claims_of("")  # The call itself may append something.
+    if broker.quotas.apply_to(claims):
+        stream.caller = caller_of(claims, context.peer())
+    with broker.quotas.stream(stream.caller):
+        await _serve(broker, context, stream)
+
+
+async def _serve(broker: Broker, context: Context, stream: _Stream) -> None:
     broker.append_streams[stream] = None
     await context.write(AppendAnswers(closing=broker.is_stopping, frames=broker.frames))
     sending = asyncio.create_task(stream.send())
@@ -139,6 +149,8 @@ class _Stream:
         task = asyncio.current_task()
         assert task is not None
         self.task = task
+        self.caller = ""
+        """The caller whose quota the appends use; empty if there is none."""
         self._is_ready, self._room = asyncio.Event(), asyncio.Event()
         self._exits = self._ended = self._closed = False
 
@@ -150,21 +162,34 @@ class _Stream:
         sizes = [len(append.content) + ITEM_BYTES for append in batch.appends]
         self._hold(sum(sizes))
         self._broker.answer_watch.require_room(self)
+        refusal = await self._quota_refusal(batch) if self.caller else None
         for number, append in enumerate(batch.appends, 1):
             if self._admission.is_full:
                 await self._wait_for_turn()
-            self.take(append, sizes[number - 1])
+            self.take(append, sizes[number - 1], refusal)
             if number % _TURN_APPENDS == 0:
                 await asyncio.sleep(0)
                 await self.wait_for_room(sum(sizes[number:]))
         await self.wait_for_room()
 
-    def take(self, append: StreamedAppend, size: int) -> None:
-        """Begin an append of `size` held bytes, which is always answered. Raises InvalidInput for an id in use."""
+    async def _quota_refusal(self, batch: AppendBatch) -> AppendQuotaExceeded | None:
+        """Count the appends of a message, after a delay if needed. Return the error of all of them, if any."""
+        content = sum(len(append.content) for append in batch.appends)
+        try:
+            await self._broker.quotas.admit_appends(self.caller, len(batch.appends), content)
+        except AppendQuotaExceeded as error:
+            return error
+        return None
+
+    def take(self, append: StreamedAppend, size: int, refusal: AppendQuotaExceeded | None = None) -> None:
+        """Begin an append of `size` held bytes, or answer it with `refusal`. Raises InvalidInput for an id in use."""
         if append.id in self._appends:
             raise InvalidInput(f"append {append.id} of this stream is not answered yet", field="StreamedAppend.id")
         self._appends[append.id] = None
         self._admission.enter_in_turn()
+        if refusal is not None:
+            self._answer(append.id, append.request.journal, size, refusal)
+            return
         try:
             self._begin(append, size)
         except Exception as error:  # noqa: BLE001  # The append fails, and no other.

@@ -16,6 +16,7 @@ import structlog
 from coranto.errors import CorantoError, StatusError, StoreError
 from coranto.member import call_errors
 from coranto_broker.append.stream_bounds import StreamOverloaded
+from coranto_broker.quotas import QuotaExceeded
 from coranto_broker.rpc.rolled_back import RolledBack, TooManyAppends
 
 _log = structlog.get_logger(__name__)
@@ -70,7 +71,7 @@ async def report(error: CorantoError | OSError, method: str, context: Context) -
 def log_failure(error: Exception, method: str, context: Context, journal: str) -> grpc.StatusCode:
     """Log the error that ends a client's request, and return its status code. `journal` may be empty."""
     code = code_of(error)
-    if not isinstance(error, TooManyAppends):  # `Admission` logs these together.
+    if not isinstance(error, (TooManyAppends, QuotaExceeded)):  # `Admission` and `Quotas` log these together.
         level = logging.INFO if code is grpc.StatusCode.INVALID_ARGUMENT else logging.WARNING
         about = {"journal": journal} if journal else {}
         if name := _name_of(context):

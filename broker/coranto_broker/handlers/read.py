@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import structlog
@@ -40,9 +40,15 @@ _log = structlog.get_logger(__name__)
 async def serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims, caller: str) -> None:
     """Serve a read, from this broker or through one that holds the journal.
 
-    Raises TooManyReads for a blocking read if `caller` has too many under way.
+    Raises TooManyReads for a blocking read if `caller` has too many under way, and QuotaExceeded.
     """
-    with broker.blocking_reads.under_way(caller) if request.block else nullcontext():
+    limited = caller if broker.quotas.apply_to(claims) else ""
+    await broker.quotas.admit_read(limited)
+    context = broker.quotas.paced(context, limited)
+    if not request.block:
+        await _serve(broker, request, context, claims)
+        return
+    with broker.blocking_reads.under_way(caller), broker.quotas.stream(limited):
         await _serve(broker, request, context, claims)
 
 

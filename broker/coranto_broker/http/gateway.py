@@ -22,7 +22,7 @@ from coranto.errors import CorantoError, InvalidInput
 from coranto.member.call_errors import public_text
 from coranto.member.hosts import local_only, trusts_the_machine
 from coranto.security.admission import caller_of
-from coranto.security.tokens import HEADER
+from coranto.security.tokens import HEADER, Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers import append, read
 from coranto_broker.handlers.refusals import is_hidden
@@ -60,6 +60,11 @@ def application(broker: Broker) -> web.Application:
     result = web.Application(middlewares=[local_only(settings.advertise)] if trusts_the_machine(settings) else ())
     result.router.add_route("*", "/{journal:.*}", gateway.serve)
     return result
+
+
+def _caller_of(http: web.Request, claims: Claims) -> str:
+    """Return the caller of a request. Its address is as gRPC shows it, so that a caller's calls count together."""
+    return caller_of(claims, f"ipv4:{http.remote}:0")
 
 
 class _Gateway:
@@ -102,9 +107,7 @@ class _Gateway:
                         return refusal(pb.JOURNAL_NOT_FOUND, {})
                     raise
                 answer = ReadAnswer(http, request)
-                # As gRPC shows addresses, so that a caller's reads count together.
-                caller = caller_of(claims, f"ipv4:{http.remote}:0")
-                await answer.made_by(read.serve(self._broker, request, answer, claims, caller))
+                await answer.made_by(read.serve(self._broker, request, answer, claims, _caller_of(http, claims)))
         except (CorantoError, OSError) as error:
             if answer is None or answer.response is None or not answer.response.prepared:
                 raise
@@ -122,7 +125,8 @@ class _Gateway:
                     return refusal(pb.JOURNAL_NOT_FOUND, {})
                 raise
             body = AppendBody(http, request, self._broker.settings.chunk_bytes)
-            return append_answer(await append.serve(self._broker, body, claims))
+            caller = _caller_of(http, claims) if self._broker.quotas.apply_to(claims) else ""
+            return append_answer(await append.serve(self._broker, body, claims, caller))
 
     def _failed(self, http: web.Request, error: CorantoError | OSError) -> web.Response:
         """Return the answer to a request that failed before its headers were sent."""
@@ -137,5 +141,7 @@ class _Gateway:
             status=status,
             error=str(error),
         )
-        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status == 503 else {}
+        headers = (
+            {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status in (429, 503) else {}
+        )
         return web.Response(status=status, text=f"{public_text(error)}\n", headers=headers)

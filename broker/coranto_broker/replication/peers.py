@@ -160,11 +160,14 @@ class Peers:
 
     def metadata_over(self, capability: Capability, selector: pb.LabelSelector) -> Metadata | None:
         """Return metadata like `metadata`, for a call about the journals that a selector matches."""
-        return self._tokens.over(capability, selector) if self._tokens is not None else None
+        return self._tokens.over(capability | Capability.REPLICATE, selector) if self._tokens is not None else None
 
     def metadata(self, capability: Capability, journal: str) -> Metadata | None:
-        """Return the metadata that authorizes a call of this broker about a journal; None without tokens."""
-        return self._tokens.about(capability, journal) if self._tokens is not None else None
+        """Return the metadata that authorizes a call of this broker about a journal; None without tokens.
+
+        All its tokens may REPLICATE, which shows that the call has no quota.
+        """
+        return self._tokens.about(capability | Capability.REPLICATE, journal) if self._tokens is not None else None
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -101,7 +101,9 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
     async def List(self, request: pb.ListRequest, context: Context) -> None:  # type: ignore[override]
         context = self._endable(context)
         async with self._admitted("List", context, request) as claims:
-            await listing.serve(self._broker, request, context, claims)
+            limited = request.watch and self._broker.quotas.apply_to(claims)
+            with self._broker.quotas.stream(caller_of(claims, context.peer()) if limited else ""):
+                await listing.serve(self._broker, request, context, claims)
 
     async def Apply(self, request: pb.ApplyRequest, context: Context) -> pb.ApplyResponse:
         async with self._admitted("Apply", context, request) as claims:
@@ -125,13 +127,17 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
             await report(error, "Append", context)
         try:
             if broker.authorizer.admits_all:
-                return await append.serve_encoded(broker, context, UNRESTRICTED, self._encoder)
+                return await self._append(context, UNRESTRICTED)
             async with broker.authorizer.admitted("Append", context) as claims:
-                return await append.serve_encoded(broker, context, claims, self._encoder)
+                return await self._append(context, claims)
         except (CorantoError, OSError) as error:
             await report(error, "Append", context)
         finally:
             admission.leave()
+
+    def _append(self, context: Context, claims: Claims) -> Awaitable[bytes]:
+        caller = caller_of(claims, context.peer()) if self._broker.quotas.apply_to(claims) else ""
+        return append.serve_encoded(self._broker, context, claims, self._encoder, caller)
 
     async def AppendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         await self.append_stream(request_iterator, cast("Context", GrpcContext(context)))

@@ -33,7 +33,7 @@ class ShardClient:
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
         self._peers = ShardPeers(config.tls)
-        self._tokens = CallTokens(config.auth, SystemClock())
+        self._tokens = CallTokens(config.auth, SystemClock(), config.name)
 
     async def __aenter__(self) -> ShardClient:
         return self

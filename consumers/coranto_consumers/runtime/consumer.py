@@ -67,7 +67,7 @@ class Consumer:
             coordinator,
             clock,
             metrics.etcd_budget,
-            caller_bytes=settings.etcd_caller_bytes,
+            caller_bytes=lambda _: settings.etcd_caller_bytes,
             total_bytes=settings.max_etcd_bytes,
         )
         self.tokens = CallTokens(keys, clock)

@@ -100,7 +100,7 @@ class Connection:
     def __init__(self, config: ClientConfig, clock: Clock | None = None, tokens: CallTokens | None = None) -> None:
         self.endpoint = config.endpoint
         self.target = parse_endpoint(config.endpoint)
-        self.tokens = tokens or CallTokens(config.auth, clock or SystemClock())
+        self.tokens = tokens or CallTokens(config.auth, clock or SystemClock(), config.name)
         self._named = [("grpc.primary_user_agent", config.name)] if config.name else []
         self._certificates = ChannelCertificates(config.tls) if self.target.secure else None
         self._credentials: grpc.ChannelCredentials | None = None

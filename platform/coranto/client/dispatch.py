@@ -127,7 +127,7 @@ class Dispatcher:
         self._config = config
         self._clock = clock
         self._connect_to = connect
-        self.tokens = connection.tokens if connection is not None else CallTokens(config.auth, clock)
+        self.tokens = connection.tokens if connection is not None else CallTokens(config.auth, clock, config.name)
         self._seeds = [connection] if connection is not None else [self._connect(seed) for seed in config.seeds]
         self._secure = parse_endpoint(config.seeds[0]).secure
         self._seed = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -52,9 +52,15 @@ class EtcdBudget:
     """Admits changes of etcd by callers, who are known by a text (`coranto.security.admission.caller_of`)."""
 
     def __init__(
-        self, coordinator: Coordinator, clock: Clock, metrics: EtcdBudgetMetrics, *, caller_bytes: int, total_bytes: int
+        self,
+        coordinator: Coordinator,
+        clock: Clock,
+        metrics: EtcdBudgetMetrics,
+        *,
+        caller_bytes: Callable[[str], int],
+        total_bytes: int,
     ) -> None:
-        """`caller_bytes` are for each caller within HISTORY_SECONDS, `total_bytes` for the database. 0: no limit."""
+        """`caller_bytes` returns a caller's limit within HISTORY_SECONDS, `total_bytes` is the database's. 0: none."""
         self._coordinator = coordinator
         self._clock = clock
         self._metrics = metrics
@@ -81,16 +87,17 @@ class EtcdBudget:
         self._in_use -= cost
 
     def _require_budget(self, caller: str, cost: int) -> None:
-        excess = self._spent_by(caller) + cost - self._caller_bytes
-        if not self._caller_bytes or excess <= 0:
+        limit = self._caller_bytes(caller)
+        excess = self._spent_by(caller) + cost - limit
+        if not limit or excess <= 0:
             return
-        seconds = math.ceil(excess * HISTORY_SECONDS / self._caller_bytes)
-        when = f"Try again in {seconds} s" if cost <= self._caller_bytes else "Make smaller changes"
+        seconds = math.ceil(excess * HISTORY_SECONDS / limit)
+        when = f"Try again in {seconds} s" if cost <= limit else "Make smaller changes"
         self._refuse(
             "caller",
             caller,
             f"{caller} has written {round(self._spent_by(caller))} bytes to etcd in the last minutes and would write "
-            f"{cost} more; the limit of each caller is {self._caller_bytes} within {HISTORY_SECONDS / 60:g} minutes "
+            f"{cost} more; its limit is {limit} within {HISTORY_SECONDS / 60:g} minutes "
             f"(etcd_caller_bytes). {when}, or have an operator raise the limit",
         )
 
@@ -119,7 +126,7 @@ class EtcdBudget:
 
     def _spent_by(self, caller: str) -> float:
         spent, at = self._spent.get(caller, (0.0, 0.0))
-        return max(0.0, spent - (self._clock.monotonic() - at) * self._caller_bytes / HISTORY_SECONDS)
+        return max(0.0, spent - (self._clock.monotonic() - at) * self._caller_bytes(caller) / HISTORY_SECONDS)
 
     def _add(self, caller: str, cost: int) -> None:
         self._spent[caller] = max(0.0, self._spent_by(caller) + cost), self._clock.monotonic()

@@ -14,8 +14,10 @@ _MAX_KEPT = 1024
 class CallTokens:
     """Makes the metadata that authorizes calls; None without `auth`."""
 
-    def __init__(self, auth: Auth | None, clock: Clock) -> None:
+    def __init__(self, auth: Auth | None, clock: Clock, subject: str = "") -> None:
+        """`subject` names the caller in tokens that it signs."""
         self.auth = auth
+        self._subject = subject
         self._clock = clock
         self._kept: dict[tuple[Capability, str], tuple[float, Metadata | None]] = {}
 
@@ -40,5 +42,5 @@ class CallTokens:
         """Return the metadata for a call about the journals that `selector` matches."""
         if self.auth is None:
             return None
-        claims = claims_for(capability, selector, self._clock.now(), seconds)
+        claims = claims_for(capability, selector, self._clock.now(), seconds, self._subject)
         return ((HEADER, f"Bearer {self.auth.bearer(claims)}"),)

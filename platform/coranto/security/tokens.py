@@ -227,11 +227,13 @@ def shows(auth: Auth | None, journal: str) -> bool:
     return claims.by_name_alone and claims.covers(journal)
 
 
-def claims_for(capability: Capability, selector: pb.LabelSelector, now: float, seconds: float) -> Claims:
+def claims_for(
+    capability: Capability, selector: pb.LabelSelector, now: float, seconds: float, subject: str = ""
+) -> Claims:
     """Return claims for one call, valid for `seconds` from `now`. A scope too large for metadata is left out."""
     if selector.ByteSize() > _MAX_SCOPE_BYTES:
         selector = pb.LabelSelector()
-    return Claims(capability, selector, now, now + seconds)
+    return Claims(capability, selector, now, now + seconds, subject)
 
 
 def sign(claims: Claims, keys: Keys) -> str:

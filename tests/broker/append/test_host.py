@@ -38,6 +38,7 @@ class World:
             peers=NOTHING,
             stores=NOTHING,
             metrics=self.metrics,
+            quotas=NOTHING,
             spawn=NOTHING,
         )
 

@@ -41,7 +41,7 @@ class Setting:
             self.database,  # type: ignore[arg-type]
             self.clock,
             EtcdBudgetMetrics(self.registry),
-            caller_bytes=caller_bytes,
+            caller_bytes=lambda _: caller_bytes,
             total_bytes=total_bytes,
         )
 
