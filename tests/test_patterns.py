@@ -23,7 +23,7 @@ PACKAGES = (
     "coranto_flights",
     "dagster_coranto",
 )
-NOT_INSTALLED = {"confluent_kafka"}
+NOT_INSTALLED = {"confluent_kafka", "dlt"}
 """Modules of extras that may be missing here. Of modules that import them, only literal patterns are checked."""
 SOURCES = ("platform", "broker", "consumers", "orchestration")
 

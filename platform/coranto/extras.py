@@ -14,6 +14,7 @@ PARTS: Final = {
     "consumers": ("sqlalchemy", "psycopg", "pymysql", "numpy", "pyarrow", "sqlglot"),
     "spark": ("pyspark", "pandas"),
     "kafka": ("confluent_kafka", "fastavro"),
+    "dlt": ("dlt",),
     "lake": ("duckdb", "polars", "pyiceberg"),
     "dagster": ("dagster", "dagster_webserver"),
     "airflow": ("airflow",),

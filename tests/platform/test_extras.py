@@ -51,6 +51,7 @@ except ImportError as error:
         ("pyarrow", "consumers", "from coranto.messages.batches import line_batch"),
         ("numpy", "consumers", "from coranto.messages.columnar_sequencer import ColumnarSequencer"),
         ("dagster_shared", "dagster", "import dagster_coranto"),
+        ("dlt", "dlt", "from coranto.destinations import coranto"),
     ],
 )
 def test_an_import_names_the_extra(module: str, extra: str, statement: str) -> None:
