@@ -66,8 +66,8 @@ class CorantoJob(RunnableLoadJob):
         assert isinstance(client, CorantoClient)
         try:
             client.publish_file(self._load_table, Path(self._file_path), self.job_file_info().file_id, self._load_id)
-        except (InvalidInput, IncompatibleType) as error:
-            raise DestinationTerminalException(f"{self.file_name()} cannot be published: {error}") from error
+        except InvalidInput as error:
+            raise DestinationTerminalException(f"{self.file_name()} cannot be published: {error.message}") from error
 
 
 class CorantoClient(JobClientBase, WithStateSync):
@@ -141,12 +141,15 @@ class CorantoClient(JobClientBase, WithStateSync):
         applied = super().update_stored_schema(only_tables, expected_update, force)
         for name in sorted(only_tables or self.schema.tables):
             journals, table = self._create(name), self.prepare_load_table(name)
+            own = self._load_id if name not in self.schema.dlt_table_names() else ""
             try:
-                own = self._load_id if name not in self.schema.dlt_table_names() else ""
                 fields = fields_of(self._columns(table), own)
                 definition = MessageType(self._type(name), JsonForm(), fields, "Loaded by dlt.")
-                self._registry.extend(definition, like=journals[0])
             except InvalidInput as error:
+                raise DestinationTerminalException(f"table {name} has no message type: {error}") from error
+            try:
+                self._registry.extend(definition, like=journals[0])
+            except (InvalidInput, IncompatibleType) as error:
                 raise DestinationTerminalException(
                     f"table {name} does not go with the type {self._type(name)}, which its journals have: {error}. "
                     "Give the column another name, or load into another dataset"
@@ -206,7 +209,16 @@ class CorantoClient(JobClientBase, WithStateSync):
         self, table: str, rows: Iterable[dict[str, Any]], name: str, key: Callable[[dict[str, Any]], bytes]
     ) -> None:
         journals, framing = self._created(table), framing_of(self._registry.find(self._type(table)))
-        publish_once(self._client, journals, rows, writer_id=name, key=key, framing=framing, ledger=self._ledger(table))
+        publish_once(
+            self._client,
+            journals,
+            rows,
+            writer_id=name,
+            key=key,
+            framing=framing,
+            ledger=self._ledger(table),
+            accept_loss=self.config.accept_loss,
+        )
 
     # -- The state -----------------------------------------------------------------------------------------------------
 
@@ -224,6 +236,7 @@ class CorantoClient(JobClientBase, WithStateSync):
                 self._client,
                 self._ledger(self.schema.loads_table_name),
                 like=self._one_journal(self.schema.loads_table_name),
+                accept_loss=self.config.accept_loss,
             )
             pipeline = naming.normalize_identifier("pipeline_name")
             found = newest(

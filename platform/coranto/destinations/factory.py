@@ -31,6 +31,7 @@ class CorantoClientConfiguration(DestinationClientDwhConfiguration):
     stores: list[str] = dataclasses.field(default_factory=lambda: ["file:///"])
     registry: str = DEFAULT_REGISTRY
     replace: str = _REPLACE[0]
+    accept_loss: bool = False
 
     def on_resolved(self) -> None:
         if self.replace not in _REPLACE:
@@ -65,6 +66,7 @@ class coranto(Destination[CorantoClientConfiguration, CorantoClient]):
         stores: list[str] | None = None,
         registry: str = DEFAULT_REGISTRY,
         replace: str = _REPLACE[0],
+        accept_loss: bool = False,
         destination_name: str | None = None,
         environment: str | None = None,
         **kwargs: Any,
@@ -77,6 +79,7 @@ class coranto(Destination[CorantoClientConfiguration, CorantoClient]):
             stores=stores,
             registry=registry,
             replace=replace,
+            accept_loss=accept_loss,
             destination_name=destination_name,
             environment=environment,
             **kwargs,

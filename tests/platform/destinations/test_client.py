@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import sqlite3
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from dlt.common.pipeline import LoadInfo
 from dlt.pipeline.exceptions import PipelineStepFailed
 
 from coranto.client import SyncJournalClient
-from coranto.types import SyncTypeRegistry
+from coranto.labels import HELD, label_set
+from coranto.publication.records import Acknowledgement
+from coranto.types import Compatibility, SyncTypeRegistry, parse_fields
 from coranto.types.kinds import format_fields
 from tests.platform.destinations.conftest import Running
 from tests.platform.destinations.shop import DATASET, loaded, messages, pipeline, serving, source
@@ -141,6 +145,24 @@ def test_a_change_that_no_version_can_hold_is_refused(
     assert [row["id"] for row in messages(client, "orders")] == [1]
 
 
+def test_a_promise_of_the_type_is_kept(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+    pipeline(tmp_path / "one").run([{"id": 1}], table_name="orders")
+    with SyncTypeRegistry(client, "types/registry") as registry:
+        known = registry.find(f"{DATASET}.orders").definition
+        more = replace(known, fields=(*known.fields, *parse_fields("added STRING")))
+        registry.register(more, compatibility=Compatibility.FORWARD)
+    other = pipeline(tmp_path / "two", "other")
+    text = failure(other, pa.table({"added": ["a"]}), table_name="orders")
+    assert "table orders does not go with the type shop_data.orders" in text
+    assert "_dlt_id" in text
+
+
+def test_a_column_without_a_form_is_refused(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+    text = failure(pipeline(tmp_path / "work"), [{"id": 1, "_meta": "m"}], table_name="orders")
+    assert "table orders has no message type: column _meta is the place of the messages' UUIDs: rename it" in text
+    assert not messages(client, "orders")
+
+
 def test_a_merge_needs_a_key(running: Running, tmp_path: Path) -> None:
     text = failure(pipeline(tmp_path / "work"), [{"id": 1}], table_name="orders", write_disposition="merge")
     assert "No primary key defined for table `orders`" in text
@@ -239,6 +261,52 @@ def test_the_state_of_an_incomplete_load_does_not_count(
         here.load()
     assert sorted(row["id"] for row in messages(client, "orders")) == list(range(1, 11))
     assert len(messages(client, "_dlt_loads")) == 2
+
+
+def test_a_pipeline_of_another_destination_is_switched(
+    running: Running, client: SyncJournalClient, tmp_path: Path
+) -> None:
+    """In the folder of a pipeline that has loaded elsewhere, with a cursor."""
+    with serving() as shop:
+        shop.rows["orders"] = [{"id": n, "version": n} for n in range(1, 30)]
+        elsewhere = dlt.destinations.filesystem(f"file://{tmp_path}/elsewhere")
+        pipeline(tmp_path / "work", destination=elsewhere).run(source(shop.url, "orders"))
+        shop.rows["orders"] += [{"id": 30, "version": 30}]
+        pipeline(tmp_path / "work").run(source(shop.url, "orders"))
+    assert sorted(row["id"] for row in messages(client, "orders")) == list(range(1, 31))
+
+
+def test_a_damaged_ledger_stops_loads_until_the_loss_is_accepted(
+    running: Running, client: SyncJournalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = pipeline(tmp_path / "work")
+    pipe.run([{"id": 1}], table_name="orders")
+    lost = label_set({HELD: "true"})
+    client.append(f"{DATASET}/_dlt_published/orders", Acknowledgement("").to_line(), subtract_registers=lost)
+    assert "Run `coranto audit` on it and recover the lost records" in failure(pipe, [{"id": 2}], table_name="orders")
+    monkeypatch.setenv("DESTINATION__CORANTO__ACCEPT_LOSS", "true")
+    pipeline(tmp_path / "work").load()
+    assert [row["id"] for row in messages(client, "orders")] == [1, 2]
+
+
+def test_a_row_that_does_not_fit_is_not_published(
+    running: Running, client: SyncJournalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken file, as after a disk failure, fails its job. The package stays, and nothing of the file is readable."""
+    pipe = pipeline(tmp_path / "work")
+    pipe.extract([{"id": 1}, {"id": 2}], table_name="orders")
+    pipe.normalize()
+    [file] = (tmp_path / "work").glob("shop/load/normalized/*/new_jobs/orders.*")
+    good = file.read_bytes()
+    file.write_bytes(gzip.compress(gzip.decompress(good).replace(b'"id":2', b'"id":"x"')))
+    with pytest.raises(PipelineStepFailed) as caught:
+        pipe.load()
+    assert "cannot be published: does not fit shop_data.orders@1: id is 'x' (str), and no BIGINT" in str(caught.value)
+    assert not messages(client, "orders")
+    [file] = (tmp_path / "work").glob("shop/load/normalized/*/*/orders.*.gz")
+    file.write_bytes(good)
+    pipeline(tmp_path / "work").load()
+    assert [row["id"] for row in messages(client, "orders")] == [1, 2]
 
 
 def test_a_pipeline_without_a_dataset_begins(running: Running, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_the_page_names_every_setting_and_type() -> None:
         field for base in CorantoClientConfiguration.__mro__[1:] for field in vars(base).get("__annotations__", ())
     }
     settings = set(CorantoClientConfiguration.__annotations__) - inherited
-    assert settings == {"endpoint", "prefix", "journals", "replication", "stores", "registry", "replace"}
+    assert settings == {"endpoint", "prefix", "journals", "replication", "stores", "registry", "replace", "accept_loss"}
     table = PAGE.partition("## Settings")[2].partition("## In Dagster")[0]
     for name in settings:
         assert f"`{name}`" in table
