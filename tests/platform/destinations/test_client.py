@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
 import os
 import shutil
 import sqlite3
 import threading
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import dlt
+import psycopg
 import pyarrow as pa
 import pytest
 from dlt.common.pipeline import LoadInfo
+from dlt.common.wei import Wei
 from dlt.pipeline.exceptions import PipelineStepFailed
 
 from coranto.client import SyncJournalClient
@@ -24,6 +28,7 @@ from coranto.types import Compatibility, SyncTypeRegistry, parse_fields
 from coranto.types.kinds import format_fields
 from tests.platform.destinations.conftest import Running
 from tests.platform.destinations.shop import DATASET, loaded, messages, pipeline, serving, source
+from tests.servers.sql import PostgresServer
 
 pytestmark = pytest.mark.integration
 
@@ -105,6 +110,43 @@ def test_deleted_rows_leave_a_table(running: Running, tmp_path: Path) -> None:
     mode = ("mode: changes", "key: [id]", "operation: {column: gone}")
     loaded(endpoint, store, "orders", "id BIGINT, gone BOOLEAN", *mode)
     assert rows(tmp_path / "shop.db", "SELECT id FROM orders") == [(2,)]
+
+
+def test_values_of_each_type_arrive_in_postgresql(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
+    at, local = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC), dt.datetime(2026, 1, 2, 3, 4, 5)
+    full = {
+        "id": 2**62,
+        "name": "é\n",
+        "price": Decimal("12345678901234567890.123456789"),
+        "at": at,
+        "local": local,
+        "day": dt.date(2026, 1, 2),
+        "hour": dt.time(12, 30),
+        "raw": b"\x00\xff",
+        "tags": {"a": [1, None]},
+        "large": Wei("1e30"),
+        "ratio": 0.1,
+        "ok": True,
+    }
+    hints: Any = {"tags": {"data_type": "json"}, "local": {"data_type": "timestamp", "timezone": False}}
+    pipeline(tmp_path / "work").run([full, {"id": 1, **dict.fromkeys(list(full)[1:])}], table_name="all", columns=hints)
+    columns = (
+        "id BIGINT, name STRING, price DECIMAL(38, 9), at TIMESTAMP, local TIMESTAMP_NTZ, hour STRING, raw STRING, "
+        "tags STRING, large STRING, ratio DOUBLE, ok BOOLEAN"
+    )
+    own = "_dlt_load_id STRING NOT NULL, _dlt_id STRING NOT NULL"
+    assert set(parse_fields(fields(client, "all"))) == set(parse_fields(f"{columns}, day DATE, {own}"))
+    with PostgresServer() as server:
+        url = server.new_database()
+        loaded(os.environ["CORANTO_ENDPOINT"], url, "all", columns, "mode: upsert", "key: [id]")
+        with psycopg.connect(url.replace("+psycopg", "").partition("?")[0]) as database:
+            names = [each.split()[0] for each in columns.replace("38, 9", "38").split(", ")]
+            found = database.execute(f'SELECT {", ".join(names)} FROM "all" ORDER BY id').fetchall()  # type: ignore[call-overload]
+    assert found[0] == (1, *[None] * (len(names) - 1))
+    expected = {**full, "hour": "12:30:00", "raw": "AP8=", "tags": '{"a":[1,null]}', "large": str(Wei("1e30"))}
+    assert dict(zip(names, found[1], strict=True)) == {name: expected[name] for name in names}
+    days = [row.get("day") for row in messages(client, "all")]
+    assert days == ["2026-01-02", None]
 
 
 def test_arrow_tables(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:

@@ -49,6 +49,15 @@ def test_the_examples_are_dags() -> None:
     assert set(found["recovery"].task_ids) == {"recovery.plan", "recovery.approve", "recovery.recover"}
 
 
+def test_the_example_of_dlt_is_a_dag() -> None:
+    text = (ROOT / "docs" / "dlt.md").read_text()
+    [example] = re.findall(r"^```python\n(from airflow.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(example, "dlt.md", "exec"), names)
+    found: DAG = names["shop_orders"]()
+    assert (found.dag_id, found.task_ids) == ("shop_orders", ["load"])
+
+
 @pytest.mark.system
 @pytest.mark.timeout(900)
 def test_your_own_airflow_in_five_minutes_runs_as_it_is_printed(tmp_path: Path) -> None:
