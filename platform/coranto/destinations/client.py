@@ -37,8 +37,9 @@ from coranto.client.retry import RetryPolicy
 from coranto.destinations.columns import fields_of, rows_of
 from coranto.destinations.newest import newest
 from coranto.errors import EtcdTransactionFailed, IncompatibleType, InvalidInput, JournalNotFound
-from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE, label_set
+from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE, label_selector, label_set
 from coranto.messages.json_codec import encode_json
+from coranto.names import validate_journal
 from coranto.publication import Ledger, publish_once
 from coranto.streams.control.lifecycle import default_template
 from coranto.types import JsonForm, MessageType, SyncTypeRegistry, framing_of
@@ -140,13 +141,14 @@ class CorantoClient(JobClientBase, WithStateSync):
         """Create the journals of tables, register their types, and record this version of the schema."""
         applied = super().update_stored_schema(only_tables, expected_update, force)
         for name in sorted(only_tables or self.schema.tables):
-            journals, table = self._create(name), self.prepare_load_table(name)
             own = self._load_id if name not in self.schema.dlt_table_names() else ""
             try:
-                fields = fields_of(self._columns(table), own)
+                validate_journal(self._first(name))
+                fields = fields_of(self._columns(self.prepare_load_table(name)), own)
                 definition = MessageType(self._type(name), JsonForm(), fields, "Loaded by dlt.")
             except InvalidInput as error:
-                raise DestinationTerminalException(f"table {name} has no message type: {error}") from error
+                raise DestinationTerminalException(f"table {name} cannot be loaded: {error}") from error
+            journals = self._create(name)
             try:
                 self._registry.extend(definition, like=journals[0])
             except (InvalidInput, IncompatibleType) as error:
@@ -280,6 +282,9 @@ class CorantoClient(JobClientBase, WithStateSync):
     def _folder(self, table: str) -> str:
         return f"{self._root}/{table}/"
 
+    def _first(self, table: str) -> str:
+        return f"{self._folder(table)}000"
+
     def _ledger(self, table: str) -> str:
         return f"{self._root}/{PUBLISHED}/{table}"
 
@@ -288,12 +293,13 @@ class CorantoClient(JobClientBase, WithStateSync):
 
     def _journals(self, table: str) -> Sequence[str]:
         """Return the journals of a table. Their number stays, so that each key stays in one of them."""
-        return sorted(info.spec.name for info in self._client.list(f"name:prefix={self._folder(table)}").journals)
+        listing = self._client.list(label_selector(include=[("name:prefix", self._folder(table))]))
+        return sorted(info.spec.name for info in listing.journals)
 
     def _one_journal(self, table: str) -> str:
         journals = self._journals(table)
         if not journals:
-            raise JournalNotFound(f"{self._folder(table)}000")
+            raise JournalNotFound(self._first(table))
         return journals[0]
 
     def _create(self, table: str) -> Sequence[str]:
@@ -320,7 +326,7 @@ class CorantoClient(JobClientBase, WithStateSync):
             if found := self._journals(table):
                 return found
             time.sleep(wait)
-        raise JournalNotFound(f"{self._folder(table)}000")
+        raise JournalNotFound(self._first(table))
 
     @staticmethod
     def _columns(table: PreparedTableSchema) -> Mapping[str, Mapping[str, Any]]:

@@ -201,8 +201,15 @@ def test_a_promise_of_the_type_is_kept(running: Running, client: SyncJournalClie
 
 def test_a_column_without_a_form_is_refused(running: Running, client: SyncJournalClient, tmp_path: Path) -> None:
     text = failure(pipeline(tmp_path / "work"), [{"id": 1, "_meta": "m"}], table_name="orders")
-    assert "table orders has no message type: column _meta is the place of the messages' UUIDs: rename it" in text
+    assert "table orders cannot be loaded: column _meta is the place of the messages' UUIDs: rename it" in text
     assert not messages(client, "orders")
+
+
+def test_a_name_that_no_journal_can_have(running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEMA__NAMING", "direct")
+    text = failure(pipeline(tmp_path / "work"), [{"id": 1}], table_name="my (orders)")
+    assert "table my (orders) cannot be loaded: " in text
+    assert "has the character ' '; use letters, numbers" in text
 
 
 def test_a_merge_needs_a_key(running: Running, tmp_path: Path) -> None:
