@@ -1,4 +1,4 @@
-"""dlt finds the destination by its name, and takes its settings as those of others."""
+"""dlt finds the destination by its name, and resolves its settings."""
 
 from __future__ import annotations
 
