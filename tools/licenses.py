@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "licenses.md"
 BEGIN, END = "<!-- table: tools/licenses.py -->\n", "<!-- end of table -->\n"
-EXTRAS = ("broker", "embedded", "consumers", "spark", "lake", "dagster")
+EXTRAS = ("broker", "embedded", "oidc", "consumers", "spark", "lake", "dagster")
 """The extras whose packages this environment has. Airflow has an environment of its own."""
 
 COMPATIBLE = frozenset(

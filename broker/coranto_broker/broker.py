@@ -16,7 +16,7 @@ from coranto.effects import Clock, Disk
 from coranto.fragments.stores import StoreRegistry
 from coranto.member.etcd_budget import EtcdBudget
 from coranto.security.call_tokens import CallTokens
-from coranto.security.server import keys_of, peer_tls
+from coranto.security.server import keys_of, peer_tls, provider_of
 from coranto.specs.validation import validate_broker_spec
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.frames_pb2 import FramePort
@@ -86,7 +86,8 @@ class Broker:
         self.session: MemberSession | None = None
         self.metrics = Metrics()
         keys = keys_of(settings)
-        self.authorizer = Authorizer(keys, clock, RULES)
+        self.provider = provider_of(settings, self.metrics.registry)
+        self.authorizer = Authorizer(keys, clock, RULES, self.provider)
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
         self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
         file = QuotaFile.read(settings.quotas) if settings.quotas is not None else None

@@ -18,6 +18,10 @@ DEFAULT_CONNECTION: Final = "coranto_default"
 _SCHEMES: Final = ("", "http", "https")
 _EXTRA: Final = {
     "auth": "",
+    "oidc_issuer": "CORANTO_OIDC_ISSUER",
+    "oidc_client_id": "CORANTO_OIDC_CLIENT_ID",
+    "oidc_scope": "CORANTO_OIDC_SCOPE",
+    "oidc_audience": "CORANTO_OIDC_AUDIENCE",
     "tls_ca": "CORANTO_TLS_CA",
     "tls_cert": "CORANTO_TLS_CERT",
     "tls_key": "CORANTO_TLS_KEY",
@@ -28,11 +32,18 @@ _EXTRA: Final = {
 }
 """The names that extra may have, and the variables that they stand for."""
 
+_PASSWORDS: Final = {
+    "token": "CORANTO_AUTH_TOKEN",
+    "keys": "CORANTO_AUTH_KEYS",
+    "oidc": "CORANTO_OIDC_CLIENT_SECRET",
+}
+"""The kinds of `auth` in extra, and the variables that the password stands for."""
 
 _PLACES: Final = {
     **{f"${variable}": f"{name} in the connection's extra" for name, variable in _EXTRA.items() if variable},
     "$CORANTO_AUTH_TOKEN": "the connection's password",
     "$CORANTO_AUTH_KEYS": "the connection's password with auth = keys in its extra",
+    "CORANTO_OIDC_CLIENT_SECRET": "the connection's password",
     "$CORANTO_FILE_ROOT": "file_root in the connection's extra",
     "$CORANTO_DATA": "data_dir in the connection's extra",
     "$CORANTO_ENDPOINT": "the connection's host",
@@ -70,11 +81,12 @@ class ConnectionFields:
     | host | brokers, separated by commas, each with or without a port; empty: see `coranto.cluster.reach` |
     | port | the port of brokers that name none |
     | schema | `https` for TLS, `http` or empty for none |
-    | password | a bearer token, or with `auth=keys` in extra the keys to sign tokens with |
+    | password | a bearer token, with `auth=keys` in extra the keys to sign tokens with, with `auth=oidc` a secret |
     | extra | see below |
 
-    Extra may have `auth` (`token` or `keys`), `tls_ca`, `tls_cert` and `tls_key` (PEM files), `zone`, `file_root`,
-    `data_dir` (of an embedded cluster), and `cluster` (the cluster's name in asset URIs).
+    Extra may have `auth` (`token`, `keys` or `oidc`), the client of an OpenID Connect provider (`oidc_issuer`,
+    `oidc_client_id`, `oidc_scope` and `oidc_audience`), `tls_ca`, `tls_cert` and `tls_key` (PEM files), `zone`,
+    `file_root`, `data_dir` (of an embedded cluster), and `cluster` (the cluster's name in asset URIs).
     """
 
     host: str = field(default="", repr=False)
@@ -111,16 +123,20 @@ class ConnectionFields:
 
         extra = self._known_extra()
         kind = extra.get("auth") or "token"
-        if kind not in ("token", "keys"):
+        if kind not in _PASSWORDS:
             # The value may be the token itself, in the wrong field: no message shows it.
-            raise InvalidInput("it must be token or keys; the secret itself is the password", field="extra.auth")
-        variable = "CORANTO_AUTH_KEYS" if kind == "keys" else "CORANTO_AUTH_TOKEN"
+            raise InvalidInput("it must be token, keys or oidc; the secret itself is the password", field="extra.auth")
         settings = {name: extra.get(key, "") for key, name in _EXTRA.items() if name}
+        if (kind == "oidc") != bool(extra.get("oidc_issuer")) or (kind == "oidc" and not self.password):
+            raise InvalidInput(
+                "a provider takes auth = oidc and oidc_issuer in extra, and the client's secret as password",
+                field="extra.auth",
+            )
         return reach(
             self.endpoint,
             data_dir=extra.get("data_dir", ""),
             file_root=extra.get("file_root", ""),
-            settings={**settings, variable: self.password},
+            settings={**settings, _PASSWORDS[kind]: self.password},
         )
 
     def cluster_name(self, conn_id: str) -> str:

@@ -8,13 +8,17 @@ _INTEGRATION: Final = "Coranto"
 _TEXT: Final = {"type": ["string", "null"]}
 FIELD_BEHAVIOUR: Final[dict[str, Any]] = {
     "hidden-fields": ["login"],
-    "relabeling": {"host": "Brokers", "schema": "http or https", "password": "Token or keys"},
+    "relabeling": {"host": "Brokers", "schema": "http or https", "password": "Token, keys or secret"},
     "placeholders": {"host": "broker-1:8080,broker-2:8080", "schema": "https"},
 }
 CONNECTION_FIELDS: Final[dict[str, dict[str, Any]]] = {
     name: {"label": label, "schema": _TEXT}
     for name, label in {
-        "auth": "The password is (token or keys)",
+        "auth": "The password is (token, keys or oidc)",
+        "oidc_issuer": "URL of an OpenID Connect provider",
+        "oidc_client_id": "Id of this client there",
+        "oidc_scope": "Scope of its tokens",
+        "oidc_audience": "Audience of its tokens",
         "tls_ca": "PEM file of authorities to trust",
         "tls_cert": "PEM file of a client certificate",
         "tls_key": "PEM file of its key",

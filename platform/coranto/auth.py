@@ -1,5 +1,6 @@
 """Bearer tokens, under the name that programs import; `coranto.security.tokens` has them."""
 
-from coranto.security.tokens import Auth, BearerToken, Capability, Claims, Keys, sign
+from coranto.security.oidc.client import OidcClient
+from coranto.security.tokens import Auth, BearerToken, Capability, Claims, Keys, Secret, sign
 
-__all__ = ["Auth", "BearerToken", "Capability", "Claims", "Keys", "sign"]
+__all__ = ["Auth", "BearerToken", "Capability", "Claims", "Keys", "OidcClient", "Secret", "sign"]

@@ -15,6 +15,7 @@ PARTS: Final = {
     "spark": ("pyspark", "pandas"),
     "kafka": ("confluent_kafka", "fastavro"),
     "dlt": ("dlt",),
+    "oidc": ("oauthlib", "cryptography"),
     "lake": ("duckdb", "polars", "pyiceberg"),
     "dagster": ("dagster", "dagster_webserver"),
     "airflow": ("airflow",),

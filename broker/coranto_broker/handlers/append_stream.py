@@ -99,12 +99,16 @@ class _Tokens:
         self._broker = broker
         self._context = context
         self._known: OrderedDict[str, Claims] = OrderedDict()
+        self._epoch = broker.authorizer.epoch
 
     def claims_of(self, authorization: str) -> Claims:
         """Return the claims of an append. Raises Unauthenticated and PermissionDenied."""
         authorizer = self._broker.authorizer
         if authorizer.admits_all:
             return UNRESTRICTED
+        if self._epoch != authorizer.epoch:
+            self._known.clear()
+            self._epoch = authorizer.epoch
         found = self._known.get(authorization)
         if found is None or (found is not UNRESTRICTED and found.exp + LEEWAY_SECONDS <= self._broker.clock.now()):
             metadata = self._context.invocation_metadata() or ()

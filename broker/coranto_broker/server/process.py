@@ -113,6 +113,7 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
             make_server(self.broker, self._service),
             self.broker.metrics.registry,
             self.broker.close,
+            provider=self.broker.provider,
             residence=residence,
             record=LeaseRecord.within(settings.data_dir, disk),
             takeover_timeout=EXIT_STEPS * settings.exit_seconds,

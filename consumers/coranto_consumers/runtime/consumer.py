@@ -19,7 +19,7 @@ from coranto.errors import TxnOutcomeUnknown, Unavailable
 from coranto.member.etcd_budget import EtcdBudget
 from coranto.security.admission import Authorizer
 from coranto.security.call_tokens import CallTokens
-from coranto.security.server import keys_of, peer_tls
+from coranto.security.server import keys_of, peer_tls, provider_of
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.application import Application
@@ -62,7 +62,8 @@ class Consumer:
         self.recovery_folder = recovery_folder
         self.metrics = metrics
         keys = keys_of(settings)
-        self.authorizer = Authorizer(keys, clock, RULES)
+        self.provider = provider_of(settings, metrics.registry)
+        self.authorizer = Authorizer(keys, clock, RULES, self.provider)
         self.etcd_budget = EtcdBudget(
             coordinator,
             clock,

@@ -64,7 +64,12 @@ class ConsumerProcess(MemberProcess[ConsumerProcessSettings]):
             metrics=self.metrics,
         )
         return MemberParts(
-            self.consumer, self.keyspace, self._make_server(), self.metrics.registry, self.consumer.close
+            self.consumer,
+            self.keyspace,
+            self._make_server(),
+            self.metrics.registry,
+            self.consumer.close,
+            provider=self.consumer.provider,
         )
 
     def _make_server(self) -> grpc.aio.Server:

@@ -64,6 +64,20 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         repr=False,
         description="Keys to sign tokens with, as base64, separated by commas. Empty: $CORANTO_AUTH_KEYS.",
     )
+    oidc_issuer: str = Field(
+        default="",
+        description="URL of an OpenID Connect provider that gives tokens. Empty: $CORANTO_OIDC_ISSUER.",
+    )
+    oidc_client_id: str = Field(
+        default="", description="Id that the provider has given to this client. Empty: $CORANTO_OIDC_CLIENT_ID."
+    )
+    oidc_client_secret: str = Field(
+        default="", repr=False, description="Secret of this client. Empty: $CORANTO_OIDC_CLIENT_SECRET."
+    )
+    oidc_scope: str = Field(default="", description="Scope of the tokens to request. Empty: $CORANTO_OIDC_SCOPE.")
+    oidc_audience: str = Field(
+        default="", description="Audience of the tokens to request. Empty: $CORANTO_OIDC_AUDIENCE."
+    )
     tls_ca: str = Field(
         default="", description="PEM file of the authorities to trust, for https endpoints. Empty: $CORANTO_TLS_CA."
     )
@@ -72,7 +86,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     )
     tls_key: str = Field(default="", description="PEM file of the certificate's key. Empty: $CORANTO_TLS_KEY.")
 
-    @field_validator("auth_token", "auth_keys", mode="before")
+    @field_validator("auth_token", "auth_keys", "oidc_client_secret", mode="before")
     @classmethod
     def _hide(cls, value: object) -> object:
         return hide(value) if isinstance(value, str) else value
@@ -85,6 +99,11 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         settings = {
             "CORANTO_AUTH_TOKEN": reveal(self.auth_token),
             "CORANTO_AUTH_KEYS": reveal(self.auth_keys),
+            "CORANTO_OIDC_ISSUER": self.oidc_issuer,
+            "CORANTO_OIDC_CLIENT_ID": self.oidc_client_id,
+            "CORANTO_OIDC_CLIENT_SECRET": reveal(self.oidc_client_secret),
+            "CORANTO_OIDC_SCOPE": self.oidc_scope,
+            "CORANTO_OIDC_AUDIENCE": self.oidc_audience,
             "CORANTO_ZONE": self.zone,
             "CORANTO_TLS_CA": self.tls_ca,
             "CORANTO_TLS_CERT": self.tls_cert,

@@ -36,6 +36,11 @@ _COMMANDS: Final = {
         "problem; warnings alone give 0.",
         Panel.CLUSTER,
     ),
+    "login": LazyCommand(
+        "coranto.cli.login:login",
+        "Log in at the OpenID Connect provider $CORANTO_OIDC_ISSUER, for later commands.",
+        Panel.CLUSTER,
+    ),
     "journals": LazyCommand("coranto.cli.journals:app", "Journals: their specs and their content.", Panel.DATA),
     "streams": LazyCommand(
         "coranto.cli.streams:app", "Streams: events by routing key, in segments that scale.", Panel.DATA

@@ -20,7 +20,7 @@ from coranto.client.config import DEFAULT_RETRY_TIMEOUT, DEFAULT_ROUTE_CACHE, Cl
 from coranto.client.connection import Connection
 from coranto.client.direct import DirectReader
 from coranto.client.disk_cache import DiskCache
-from coranto.client.dispatch import Connect, Dispatcher
+from coranto.client.dispatch import ChosenConnection, Connect, Dispatcher
 from coranto.client.heads import Heads
 from coranto.client.kept_content import KeptContent
 from coranto.client.moments import Moment
@@ -175,7 +175,7 @@ class JournalClient:
         header: pb.Header | None = None
         journals: list[JournalInfo] = []
         chosen = self._dispatcher.to_seed()
-        call = chosen.stub.List(request, metadata=chosen.tokens.over(Capability.LIST, request.selector))
+        call = chosen.stub.List(request, metadata=await chosen.over(Capability.LIST, request.selector))
         with chosen.calling(subject, call):
             async for response in call:
                 if header is None:
@@ -212,7 +212,7 @@ class JournalClient:
         # Connect first, so that a later failure is not a failure to connect.
         chosen = await self._dispatcher.connected(subject, self.config.retry_timeout)
         try:
-            response = await chosen.stub.Apply(request, metadata=self._apply_metadata(request))
+            response = await chosen.stub.Apply(request, metadata=await self._apply_metadata(chosen, request))
         except grpc.aio.AioRpcError as error:
             failure = chosen.failure(subject, error)
             # RESOURCE_EXHAUSTED: the broker refused before any change.
@@ -225,11 +225,11 @@ class JournalClient:
         self._applied_revision = max(self._applied_revision, header.etcd.revision)
         return header
 
-    def _apply_metadata(self, request: pb.ApplyRequest) -> Metadata | None:
+    async def _apply_metadata(self, chosen: ChosenConnection, request: pb.ApplyRequest) -> Metadata | None:
         names = (change.upsert.name or change.delete for change in request.changes)
         forks = any(labels.value_of(change.upsert.labels, labels.FORK_OF) for change in request.changes)
         capability = Capability.APPLY | Capability.READ if forks else Capability.APPLY  # A fork reveals its source.
-        return self._dispatcher.tokens.over(capability, scope_of(names), APPLY_TOKEN_SECONDS)
+        return await chosen.over(capability, scope_of(names), APPLY_TOKEN_SECONDS)
 
     # -- Appending -------------------------------------------------------------------------------------------------
 
@@ -560,7 +560,7 @@ class JournalClient:
         subject = f"write head of {request.journal}"
         # Ask the primary, so that clients see their own appends.
         chosen = self._dispatcher.to_primary(request.journal)
-        call = chosen.stub.Read(request, metadata=chosen.tokens.about(Capability.READ, request.journal))
+        call = chosen.stub.Read(request, metadata=await chosen.about(Capability.READ, request.journal))
         with chosen.calling(subject, call):
             async for response in call:
                 chosen.answered(response.status, response.header)
@@ -653,7 +653,7 @@ class JournalClient:
 
         async def attempt() -> pb.FragmentsResponse:
             chosen = self._dispatcher.to_primary(request.journal)
-            metadata = chosen.tokens.about(Capability.READ, request.journal)
+            metadata = await chosen.about(Capability.READ, request.journal)
             call = chosen.stub.ListFragments(request, metadata=metadata)
             with chosen.calling(subject, call):
                 response = await call
@@ -680,7 +680,7 @@ class JournalClient:
 
         async def attempt() -> None:
             chosen = self._dispatcher.to_seed()
-            metadata = chosen.tokens.over(Capability.READ | Capability.APPLY, pb.LabelSelector())
+            metadata = await chosen.over(Capability.READ | Capability.APPLY, pb.LabelSelector())
             call = chosen.stub.FragmentStoreHealth(request, metadata=metadata)
             with chosen.calling(subject, call):
                 response = await call

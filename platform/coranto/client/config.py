@@ -7,18 +7,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from coranto.client.disk_cache import DiskCache
 from coranto.errors import InvalidInput
 from coranto.names import validate_zone
+from coranto.security.oidc.client import OidcClient
 from coranto.security.tls import ClientTls, is_loopback
-from coranto.security.tokens import Auth, BearerToken, Keys
+from coranto.security.tokens import Auth, BearerToken, Keys, Secret
 from coranto.transport.calls import FrameDialer
 
 DEFAULT_ROUTE_CACHE = 1024
 """The default number of journals whose brokers a client remembers."""
 
+OIDC_VARIABLES: Final = (
+    "CORANTO_OIDC_ISSUER",
+    "CORANTO_OIDC_CLIENT_ID",
+    "CORANTO_OIDC_CLIENT_SECRET",
+    "CORANTO_OIDC_SCOPE",
+    "CORANTO_OIDC_AUDIENCE",
+)
+"""The variables of `OidcClient`, in the order of its fields."""
+AUTH_VARIABLES: Final = ("CORANTO_AUTH_TOKEN", "CORANTO_AUTH_KEYS", *OIDC_VARIABLES)
+AUTH_KINDS: Final = AUTH_VARIABLES[:3]
+"""The variables that choose the kind of `auth`. Only one of them may be set."""
 _MAX_NAME = 128
 DEFAULT_RETRY_TIMEOUT = 60.0
 """The default retry timeout in seconds: longer than a lease, to outlast a failover."""
@@ -33,8 +46,8 @@ class ClientConfig:
     fragment stores, if this process can read it: then persisted fragments are read there instead of through brokers.
     Calls that brokers cannot serve are retried for `retry_timeout` seconds.
 
-    With `auth` every call has a token: one signed for that call, or the given one. Tokens are sent only over TLS, to
-    loopback addresses and to unix sockets; any other endpoint raises InvalidInput.
+    With `auth` every call has a token: one signed for that call, the given one, or one of an OpenID Connect provider.
+    Tokens are sent only over TLS, to loopback addresses and to unix sockets; any other endpoint raises InvalidInput.
 
     Calls go to `endpoint` until an answer names the brokers of a journal. Then appends go to its primary, and reads to
     one of its replicas, preferably one in `zone`. `route_cache` is the number of journals whose brokers are remembered.
@@ -99,9 +112,9 @@ class ClientConfig:
     ) -> ClientConfig:
         """Return the configuration for an endpoint, with tokens, certificates and zone from the environment.
 
-        The variables are `$CORANTO_AUTH_KEYS` or `$CORANTO_AUTH_TOKEN`; for `https` endpoints also `$CORANTO_TLS_CA`,
-        `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`; `$CORANTO_ZONE` for the zone of this process; and
-        `$CORANTO_CLIENT_NAME` for the name. Raises InvalidInput.
+        The variables are `$CORANTO_AUTH_KEYS`, `$CORANTO_AUTH_TOKEN`, or `$CORANTO_OIDC_ISSUER` with further ones
+        (`OIDC_VARIABLES`); for `https` endpoints also `$CORANTO_TLS_CA`, `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`;
+        `$CORANTO_ZONE` for the zone of this process; and `$CORANTO_CLIENT_NAME` for the name. Raises InvalidInput.
         """
         auth, tls = _auth_of(environment), _tls_of(environment, endpoint)
         zone, name = environment.get("CORANTO_ZONE", ""), environment.get("CORANTO_CLIENT_NAME", "")
@@ -168,14 +181,26 @@ def require_private(endpoint: str) -> None:
 
 
 def _auth_of(environment: Mapping[str, str]) -> Auth | None:
-    keys, token = environment.get("CORANTO_AUTH_KEYS", ""), environment.get("CORANTO_AUTH_TOKEN", "")
-    if keys and token:
+    given = [name for name in AUTH_KINDS if environment.get(name)]
+    if len(given) > 1:
+        raise InvalidInput(f"only one of {' and '.join(given)} can be set; unset the other", field="environment")
+    if given == ["CORANTO_AUTH_KEYS"]:
+        return Keys.parse(environment["CORANTO_AUTH_KEYS"])
+    if given == ["CORANTO_AUTH_TOKEN"]:
+        return BearerToken.parse(environment["CORANTO_AUTH_TOKEN"])
+    return oidc_client_of(environment) if given else None
+
+
+def oidc_client_of(environment: Mapping[str, str]) -> OidcClient:
+    """Return the client of a provider that the environment describes. Raises InvalidInput."""
+    issuer, client_id, secret, scope, audience = (environment.get(name, "") for name in OIDC_VARIABLES)
+    if not issuer or not client_id:
         raise InvalidInput(
-            "only one of CORANTO_AUTH_KEYS and CORANTO_AUTH_TOKEN can be set; unset the other", field="environment"
+            "CORANTO_OIDC_ISSUER and CORANTO_OIDC_CLIENT_ID must both be set: the provider's issuer URL, and the id "
+            "that it has given to this client",
+            field="environment",
         )
-    if keys:
-        return Keys.parse(keys)
-    return BearerToken.parse(token) if token else None
+    return OidcClient(issuer, client_id, Secret(secret) if secret else None, scope, audience)
 
 
 def _tls_of(environment: Mapping[str, str], endpoint: str) -> ClientTls | None:

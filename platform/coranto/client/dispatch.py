@@ -31,7 +31,8 @@ from coranto.client.routes import KnownRoute, RouteCache
 from coranto.client.values import Assurance
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, InvalidInput, Unavailable
-from coranto.security.call_tokens import CallTokens
+from coranto.security.call_tokens import CallTokens, Metadata
+from coranto.security.tokens import TOKEN_SECONDS, Capability
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
@@ -65,6 +66,18 @@ class ChosenConnection:
     @property
     def tokens(self) -> CallTokens:
         return self.connection.tokens
+
+    async def about(self, capability: Capability, journal: str) -> Metadata | None:
+        """Return the metadata that authorizes a call about one journal. Raises the errors of `CallTokens.ready`."""
+        await self.tokens.ready()
+        return self.tokens.about(capability, journal)
+
+    async def over(
+        self, capability: Capability, selector: pb.LabelSelector, seconds: float = TOKEN_SECONDS
+    ) -> Metadata | None:
+        """Return the metadata for a call about the journals that `selector` matches, like `about`."""
+        await self.tokens.ready()
+        return self.tokens.over(capability, selector, seconds)
 
     @property
     def endpoint(self) -> str:

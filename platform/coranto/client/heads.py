@@ -180,7 +180,7 @@ async def ask(chosen: ChosenConnection, request: HeadsRequest) -> Heads | None:
     header: pb.Header | None = None
     version, time = "", 0.0
     found: dict[str, JournalHead] = {}
-    call = chosen.connection.heads_stub.Heads(request, metadata=chosen.tokens.over(Capability.READ, request.selector))
+    call = chosen.connection.heads_stub.Heads(request, metadata=await chosen.over(Capability.READ, request.selector))
     with chosen.calling(subject, call):
         try:
             async for response in call:

@@ -33,7 +33,7 @@ async def ask(chosen: ChosenConnection, request: NoteRequest) -> Note | None:
     Raises the client's errors, and EtcdTransactionFailed if the note was not written because it has another version.
     """
     subject = f"note about {request.fragment_store}"
-    metadata = chosen.tokens.over(Capability.NOTE | Capability.READ, pb.LabelSelector())  # Older brokers want READ.
+    metadata = await chosen.over(Capability.NOTE | Capability.READ, pb.LabelSelector())  # Older brokers want READ.
     call = chosen.connection.heads_stub.Note(request, metadata=metadata)
     with chosen.calling(subject, call):
         try:

@@ -200,7 +200,7 @@ class Reader:
             journal_id=progress.expected_id,
         )
         chosen = self._chosen
-        call = chosen.stub.Read(request, metadata=chosen.tokens.about(Capability.READ, options.journal))
+        call = chosen.stub.Read(request, metadata=await chosen.about(Capability.READ, options.journal))
         with chosen.calling(f"read of {progress.journal}", call):
             without_content = None
             async for response in call:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from coranto.client import ClientConfig
+from coranto.client.config import AUTH_KINDS, AUTH_VARIABLES
 from coranto.cluster.info import locate
 
 ENDPOINT_VARIABLE: Final = "CORANTO_ENDPOINT"
 FILE_ROOT_VARIABLE: Final = "CORANTO_FILE_ROOT"
-_AUTH: Final = ("CORANTO_AUTH_TOKEN", "CORANTO_AUTH_KEYS")
 
 
 def reach(
@@ -22,9 +22,9 @@ def reach(
 
     Without an `endpoint` it is $CORANTO_ENDPOINT, unless `data_dir` is given; otherwise the one of the embedded cluster
     below `data_dir`, $CORANTO_DATA or ./.coranto, whose ports change with each start. With an endpoint, `file_root` is
-    by default $CORANTO_FILE_ROOT. `settings` are values of
-    variables such as CORANTO_TLS_CA, which replace the environment's; empty ones do not. A token or keys among
-    them replace both. Raises ClusterError when the cluster must be looked up and does not run, and InvalidInput.
+    by default $CORANTO_FILE_ROOT. `settings` are values of variables such as CORANTO_TLS_CA, which replace the
+    environment's; empty ones do not. A token, keys or an issuer among them replace all variables of all three. Raises
+    ClusterError when the cluster must be looked up and does not run, and InvalidInput.
     """
     root = Path(file_root) if file_root else None
     found = endpoint or ("" if data_dir else os.environ.get(ENDPOINT_VARIABLE, ""))
@@ -35,6 +35,6 @@ def reach(
         found, root = ",".join(cluster.endpoints), root or cluster.file_root
     given = {name: value for name, value in (settings or {}).items() if value}
     environment = dict(os.environ)
-    if any(name in given for name in _AUTH):
-        environment = {name: value for name, value in environment.items() if name not in _AUTH}
+    if any(name in given for name in AUTH_KINDS):
+        environment = {name: value for name, value in environment.items() if name not in AUTH_VARIABLES}
     return ClientConfig.from_environment(found, root, environment=environment | given)

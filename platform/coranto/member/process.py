@@ -7,7 +7,7 @@ import signal
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc.aio
 import structlog
@@ -29,6 +29,9 @@ from coranto.process.staged import StagedContext
 from coranto.security.server import check_exposure, etcd_tls, server_credentials
 from coranto.security.tls import is_loopback
 
+if TYPE_CHECKING:
+    from coranto.security.oidc.provider import Provider
+
 SettingsT = TypeVar("SettingsT", bound=MemberSettings)
 _log = structlog.get_logger(__name__)
 
@@ -44,10 +47,12 @@ class MemberParts:
     registry: CollectorRegistry
     close: Callable[[], Awaitable[None]]
     """Closes the work's resources, at the very end."""
+    provider: Provider | None = None
+    """The provider whose tokens the server accepts."""
     residence: DataDirectory | None = None
     record: LeaseRecord | None = None
     takeover_timeout: float | None = None
-    """See `Membership` and `Membership.join` for these three."""
+    """See `Membership` and `Membership.join` for the last three."""
 
 
 class MemberProcess(StagedContext, Generic[SettingsT]):
@@ -79,6 +84,9 @@ class MemberProcess(StagedContext, Generic[SettingsT]):
         self._exits.push_async_callback(coordinator.close)
         parts = await self._make(coordinator, Layout(settings.etcd_prefix))
         self._exits.push_async_callback(parts.close)
+        if parts.provider is not None:
+            parts.provider.start()
+            self._exits.push_async_callback(parts.provider.close)
         if settings.metrics_port is not None:
             application = health.application(parts.registry, self.readiness, local=is_loopback(settings.host))
             site = Site(application, grace_seconds=0.1)

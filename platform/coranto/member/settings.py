@@ -54,6 +54,9 @@ class MemberSettings(BaseSettings):
     auth_keys: SecretStr = Field(
         default=SecretStr(""), description="Keys of tokens, base64 with commas; the first signs. Empty: no tokens."
     )
+    oidc: Path | None = Field(
+        default=None, description="TOML file: OpenID Connect provider whose tokens are accepted besides tokens by keys."
+    )
     tls_cert: Path | None = Field(default=None, description="PEM file: certificate chain to serve with TLS.")
     tls_key: Path | None = Field(default=None, description="PEM file: key of tls_cert.")
     tls_client_ca: Path | None = Field(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from coranto.effects import Clock
 from coranto.errors import CorantoError, Unauthenticated
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, Keys, bearer_of, require, verify
+
+if TYPE_CHECKING:
+    from coranto.security.oidc.provider import Provider
 
 UNRESTRICTED: Final = Claims(Capability.ALL)
 """The claims of callers when there are no keys, and of the server itself."""
@@ -29,12 +32,17 @@ class TokenExpired(CorantoError):
 class Authorizer:
     """Admits calls by their tokens."""
 
-    def __init__(self, keys: Keys | None, clock: Clock, rules: Mapping[str, Capability]) -> None:
+    def __init__(
+        self, keys: Keys | None, clock: Clock, rules: Mapping[str, Capability], provider: Provider | None = None
+    ) -> None:
         """`rules` maps each method to the capability that it needs. A method without a rule cannot be served.
+
+        Besides the keys', the tokens of `provider` are accepted.
 
         Without keys everybody may do everything.
         """
         self._keys = keys
+        self._provider = provider
         self._clock = clock
         self._rules = rules
 
@@ -42,6 +50,11 @@ class Authorizer:
     def admits_all(self) -> bool:
         """True if everybody may do everything, under UNRESTRICTED claims."""
         return self._keys is None
+
+    @property
+    def epoch(self) -> int:
+        """A number that changes when tokens that were valid may not be valid any more."""
+        return self._provider.epoch if self._provider is not None else 0
 
     @asynccontextmanager
     async def admitted(self, method: str, context: Any) -> AsyncIterator[Claims]:
@@ -66,11 +79,17 @@ class Authorizer:
             raise
 
     def claims_of(self, token: str | None, capability: Capability) -> Claims:
-        """Return the claims of a token, which must have `capability`. Raises Unauthenticated, PermissionDenied."""
+        """Return the claims of a token, which must have `capability`.
+
+        Raises Unauthenticated, PermissionDenied, and Unavailable while the key of a provider's token is being fetched.
+        """
         if self._keys is None or (token is None and self._keys.accept_missing):
             return UNRESTRICTED
         if token is None:
             raise Unauthenticated("a token is needed: send the metadata `authorization: Bearer <token>`")
-        claims = verify(token, self._keys, self._clock.now())
+        now = self._clock.now()
+        claims = self._provider.verify(token, now) if self._provider is not None else None
+        if claims is None:
+            claims = verify(token, self._keys, now)
         require(claims, capability)
         return claims

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coranto.effects import Clock
+from coranto.security.oidc.client import OidcClient, source_of
 from coranto.security.tokens import HEADER, TOKEN_SECONDS, Auth, Capability, Keys, claims_for, scope_of
 from coranto.wire import protocol_pb2 as pb
 
@@ -19,7 +20,26 @@ class CallTokens:
         self.auth = auth
         self._subject = subject
         self._clock = clock
+        self._source = source_of(auth) if isinstance(auth, OidcClient) else None
         self._kept: dict[tuple[Capability, str], tuple[float, Metadata | None]] = {}
+
+    @property
+    def are_ready(self) -> bool:
+        """True if `ready` has nothing to do."""
+        return self._source is None or self._source.is_fresh
+
+    async def ready(self) -> None:
+        """Get a token from the provider, if `auth` has one and its token has expired. Renew it before that.
+
+        Raises Unauthenticated if the provider refuses, and Unavailable if it does not answer.
+        """
+        if self._source is not None:
+            await self._source.ready()
+
+    def refused(self) -> None:
+        """Have the next call use another token of the provider, because a server has refused the present one."""
+        if self._source is not None:
+            self._source.drop()
 
     def about(self, capability: Capability, journal: str) -> Metadata | None:
         """Return the metadata for a call about one journal. A token is reused for half of its lifetime."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlsplit
 
 import grpc
 import structlog
+from prometheus_client import CollectorRegistry, Gauge
 
 from coranto.errors import InvalidInput
+from coranto.extras import require
 from coranto.security.certificates import Reloaded, channel_credentials, check_usable, load, read_pem
 from coranto.security.tls import ClientTls, is_loopback
 from coranto.security.tokens import Keys
+
+if TYPE_CHECKING:
+    from coranto.security.oidc.provider import Provider
 
 _log = structlog.get_logger(__name__)
 
@@ -35,6 +40,10 @@ class ServerSettings(Protocol):
     @property
     def auth_keys(self) -> SecretText:
         """The keys of tokens, in base64 separated by commas. Empty means no tokens."""
+
+    @property
+    def oidc(self) -> Path | None:
+        """The file about the OpenID Connect provider whose tokens are accepted besides tokens by keys."""
 
     @property
     def tls_cert(self) -> Path | None: ...
@@ -65,6 +74,31 @@ def keys_of(settings: ServerSettings) -> Keys | None:
     """Return the keys that verify tokens, or None if the server uses no tokens. Raises InvalidInput."""
     text = settings.auth_keys.get_secret_value()
     return Keys.parse(text) if text.strip() else None
+
+
+def provider_of(settings: ServerSettings, registry: CollectorRegistry) -> Provider | None:
+    """Return the provider whose tokens are accepted, not yet started; None if there is none.
+
+    Its metric is in `registry` in any case. Raises InvalidInput, and MissingExtra without the extra `oidc`.
+    """
+    age = Gauge(
+        "coranto_oidc_keys_age_seconds",
+        "Time since the keys of the OpenID Connect provider were fetched; 0 without a provider.",
+        registry=registry,
+    )
+    if settings.oidc is None:
+        return None
+    if keys_of(settings) is None:
+        raise InvalidInput(
+            "set auth_keys too: processes of a cluster sign their own tokens for each other", field="oidc"
+        )
+    require("oidc", "aiohttp", "cryptography")
+    from coranto.security.oidc.grants import read_provider_file
+    from coranto.security.oidc.provider import Provider
+
+    provider = Provider(read_provider_file(settings.oidc))
+    age.set_function(lambda: provider.age)
+    return provider
 
 
 def peer_tls(settings: ServerSettings) -> ClientTls:

@@ -24,7 +24,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from coranto import labels
 from coranto.errors import InvalidInput, PermissionDenied, Unauthenticated
@@ -33,6 +33,8 @@ from coranto.wire import protocol_pb2 as pb
 
 if TYPE_CHECKING:
     from jwt import PyJWS
+
+    from coranto.security.oidc.client import OidcClient
 
 LEEWAY_SECONDS: Final = 5.0
 """The tolerated difference between the clocks of signers and verifiers."""
@@ -201,7 +203,7 @@ class BearerToken:
         return self.token.reveal().decode()
 
 
-Auth = Keys | BearerToken
+Auth: TypeAlias = "Keys | BearerToken | OidcClient"
 
 
 def scope_of(journals: Iterable[str]) -> pb.LabelSelector:
@@ -217,10 +219,10 @@ def shows(auth: Auth | None, journal: str) -> bool:
     whose scope depends on labels, or cannot be read. It is not verified.
     """
     if not isinstance(auth, BearerToken):
-        return True
+        return auth is None or isinstance(auth, Keys)
     try:
         content = auth.token.reveal().split(b".")[1]
-        scope = _selector(_json_object(base64.urlsafe_b64decode(content + b"=" * (-len(content) % 4))))
+        scope = _selector(json_object(base64.urlsafe_b64decode(content + b"=" * (-len(content) % 4))))
     except (IndexError, ValueError, Unauthenticated):
         return False
     claims = Claims(Capability.ALL, scope)
@@ -255,29 +257,41 @@ def sign(claims: Claims, keys: Keys) -> str:
 def verify(token: str, keys: Keys, now: float) -> Claims:
     """Return the claims of a token, if one of the keys signed it and it is valid at `now`. Raises Unauthenticated."""
     claims, not_before = _signed_claims(token, keys)
+    require_valid(claims, not_before, now)
+    return claims
+
+
+def require_valid(claims: Claims, not_before: float, now: float) -> None:
+    """Check that claims are valid at `now`. Raises Unauthenticated."""
     if now >= claims.exp + LEEWAY_SECONDS:
         raise Unauthenticated("the token has expired; get another one")
     if now < not_before - LEEWAY_SECONDS:
         raise Unauthenticated("the token is not valid yet: the clocks disagree")
-    return claims
 
 
 @functools.lru_cache(maxsize=1024)
 def _signed_claims(token: str, keys: Keys) -> tuple[Claims, float]:
     """Return a token's verified claims and the begin of their validity. Cached, because clients reuse tokens."""
-    content = _json_object(_payload(token, keys))
-    issued, not_before = _time(content, "iat", 0.0), _time(content, "nbf", 0.0)
-    expires = _time(content, "exp", None)
+    content = json_object(_payload(token, keys))
     if "aud" in content:
         raise Unauthenticated("the token is meant for another audience; get one for this cluster")
     capability = content.get("cap")
     if not isinstance(capability, int) or isinstance(capability, bool) or not 0 <= capability <= Capability.ALL:
         raise Unauthenticated("the token's claim `cap` is not a 32-bit mask")
+    return claims_of(content, Capability(capability), _selector(content))
+
+
+def claims_of(content: dict[str, Any], capability: Capability, selector: pb.LabelSelector) -> tuple[Claims, float]:
+    """Return claims with the times and the bearer of a token's content, and the begin of their validity.
+
+    Raises Unauthenticated.
+    """
+    issued, not_before = _time(content, "iat", 0.0), _time(content, "nbf", 0.0)
+    expires = _time(content, "exp", None)
     subject = content.get("sub", "")
     if not isinstance(subject, str) or len(subject) > _MAX_SUBJECT or not subject.isprintable():
         raise Unauthenticated(f"the token's claim `sub` is not a printable text of at most {_MAX_SUBJECT} characters")
-    claims = Claims(Capability(capability), _selector(content), issued, expires, subject)
-    return claims, max(issued, not_before)
+    return Claims(capability, selector, issued, expires, subject), max(issued, not_before)
 
 
 def require(claims: Claims, capability: Capability) -> None:
@@ -322,7 +336,8 @@ def _payload(token: str, keys: Keys) -> bytes:
     raise Unauthenticated(reason)
 
 
-def _json_object(payload: bytes) -> dict[str, Any]:
+def json_object(payload: bytes) -> dict[str, Any]:
+    """Return the content of a token. Raises Unauthenticated."""
     try:
         content = json.loads(payload, parse_constant=_no_constant)
     except (ValueError, RecursionError):

@@ -12,16 +12,19 @@ import grpc.aio
 import pytest
 import trustme
 
+from coranto.client import ClientConfig
 from coranto.effects import SystemClock
-from coranto.errors import Fenced, InvalidInput, SqlStoreError
+from coranto.errors import Fenced, InvalidInput, RpcFailed, SqlStoreError, Unavailable
 from coranto.labels import label_selector, label_set
 from coranto.messages import Checkpoint, Source
 from coranto.messages.checkpoints import SourceReset
 from coranto.security.call_tokens import CallTokens
+from coranto.security.oidc.client import OidcClient
 from coranto.security.tls import ClientTls
-from coranto.security.tokens import Capability, Keys
+from coranto.security.tokens import BearerToken, Capability, Keys, Secret
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.positions.moves import Move, moved
+from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.progress import Progress
@@ -29,6 +32,7 @@ from coranto_consumers.runtime.replica import FENCINGS
 from coranto_consumers.runtime.testing import shard_spec
 from coranto_consumers.stores.changing import change_checkpoint
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
+from tests.servers.oidc import CLIENT, SECRET, oidc_server
 
 KEY = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHMsIGxvbmcgZW5vdWdo"
 
@@ -332,6 +336,38 @@ async def test_tokens_limit_actions_on_shards(consumer, sums):
         grpc.StatusCode.INVALID_ARGUMENT,
         call("Unassign", pc.UnassignRequest(shards=["shard-sums"]), Capability.APPLY, team="red"),
     )
+
+
+async def test_tokens_of_a_provider_limit_actions_on_shards(consumer, sums, tmp_path):
+    with oidc_server() as oidc:
+        file = tmp_path / "provider.toml"
+        file.write_text(
+            f"""
+issuer = "{oidc.issuer}"
+audience = "coranto"
+[[grants]]
+when = {{ groups = "blue" }}
+capabilities = ["LIST", "READ", "APPLY"]
+selector = "team=blue"
+"""
+        )
+        process = await consumer.start(sums, auth_keys=KEY, oidc=file)
+        oidc.token_claims = {"groups": ["blue"]}
+        auth = OidcClient(oidc.issuer, CLIENT, Secret(SECRET))
+        async with ShardClient(ClientConfig(process.endpoint, auth=auth)) as client:
+            while True:  # Until the process has fetched the provider's keys.
+                try:
+                    await client.apply([pc.ApplyRequest.Change(upsert=spec(labels=label_set({"team": "blue"})))])
+                    break
+                except Unavailable:
+                    await asyncio.sleep(0.01)
+            assert [shard.spec.id for shard in await client.list()] == ["shard-sums"]
+            with pytest.raises(RpcFailed, match="PERMISSION_DENIED"):
+                await client.apply([pc.ApplyRequest.Change(upsert=shard_spec("shard-more", ["in/one"]))])
+        stranger = BearerToken(Secret(oidc.token(groups=["blue"], aud="other")))
+        async with ShardClient(ClientConfig(process.endpoint, auth=stranger)) as client:
+            with pytest.raises(RpcFailed, match="UNAUTHENTICATED"):
+                await client.list()
 
 
 async def test_a_missing_permission_is_reported_for_any_request(consumer, sums):

@@ -12,7 +12,8 @@ import coranto.client
 from airflow_coranto.connection import ConnectionFields, in_airflow
 from coranto.errors import ClusterError, InvalidInput
 from coranto.fragments.stores import StoreRegistry
-from coranto.security.tokens import BearerToken, Keys
+from coranto.security.oidc.client import OidcClient
+from coranto.security.tokens import BearerToken, Keys, Secret
 
 TOKEN = "header.payload.signature-that-nobody-may-see"
 KEY = base64.b64encode(b"k" * 32).decode()
@@ -47,6 +48,14 @@ def test_the_password_is_a_token_or_keys() -> None:
     assert isinstance(keys.client_config().auth, Keys)
 
 
+def test_the_password_is_the_secret_of_a_client_of_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORANTO_AUTH_TOKEN", TOKEN)
+    extra = {"auth": "oidc", "oidc_issuer": "https://login.example", "oidc_client_id": "airflow", "oidc_scope": "read"}
+    found = ConnectionFields("127.0.0.1", 1, password="hidden-secret", extra=extra).client_config().auth
+    assert found == OidcClient("https://login.example", "airflow", Secret("hidden-secret"), "read")
+    assert "hidden-secret" not in repr(found)
+
+
 def test_a_connection_with_keys_replaces_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORANTO_AUTH_TOKEN", TOKEN)
     keys = ConnectionFields("127.0.0.1", 1, password=KEY, extra={"auth": "keys"})
@@ -65,7 +74,16 @@ def test_tls_and_zone_come_from_extra() -> None:
     ("fields", "problem"),
     [
         (ConnectionFields("broker", schema="ftp", password=TOKEN), "http or https"),
-        (ConnectionFields("broker", password=TOKEN, extra={"auth": "basic"}), "token or keys"),
+        (ConnectionFields("broker", password=TOKEN, extra={"auth": "basic"}), "token, keys or oidc"),
+        (ConnectionFields("127.0.0.1", password=TOKEN, extra={"auth": "oidc"}), "auth = oidc and oidc_issuer"),
+        (
+            ConnectionFields("127.0.0.1", password=TOKEN, extra={"oidc_issuer": "https://a"}),
+            "auth = oidc and oidc_issuer",
+        ),
+        (
+            ConnectionFields("127.0.0.1", password=TOKEN, extra={"auth": "oidc", "oidc_issuer": "https://a"}),
+            "CORANTO_OIDC_CLIENT_ID",
+        ),
         (ConnectionFields("broker", password=TOKEN, extra={"tls_cs": "/ca.pem"}), "tls_cs is unknown"),
         (ConnectionFields("broker.example", 80, password=TOKEN), "in the clear"),
         (ConnectionFields("127.0.0.1", 80, password="not a token", extra={"auth": "keys"}), "key"),

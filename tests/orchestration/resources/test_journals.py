@@ -7,14 +7,21 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from pydantic import SecretStr
 
 from coranto.client import ClientConfig, ClientTls
+from coranto.client.loop import run_blocking
+from coranto.cluster import EtcdServer
 from coranto.errors import InvalidInput
 from coranto.security.tokens import BearerToken, Keys
+from coranto_broker.server.process import BrokerProcess
+from coranto_broker.settings import BrokerSettings
 from dagster_coranto import JournalResource
+from tests.servers.oidc import CLIENT, SECRET, oidc_server
 
 KEYS = base64.b64encode(b"k" * 32).decode()
-VARIABLES = ("ENDPOINT", "AUTH_KEYS", "AUTH_TOKEN", "TLS_CA", "TLS_CERT", "TLS_KEY", "ZONE", "DATA", "FILE_ROOT")
+OIDC = tuple(f"OIDC_{name}" for name in ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "SCOPE", "AUDIENCE"))
+VARIABLES = (*OIDC, "ENDPOINT", "AUTH_KEYS", "AUTH_TOKEN", "TLS_CA", "TLS_CERT", "TLS_KEY", "ZONE", "DATA", "FILE_ROOT")
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +74,41 @@ def test_secrets_come_by_the_name_of_their_variable(monkeypatch: pytest.MonkeyPa
     assert seen[0].auth == BearerToken.parse("a.b.c")
     assert "a.b.c" not in repr(resource)
     assert "a.b.c" not in repr(seen[0])
+
+
+def test_a_client_of_a_provider_lists_journals_in_an_asset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker in this process and a real provider; the secret is hidden from all that Dagster shows."""
+    with oidc_server() as oidc, EtcdServer(tmp_path / "etcd", fsync=False) as etcd:
+        oidc.token_claims = {"groups": ["operators"]}
+        file = tmp_path / "provider.toml"
+        grant = 'when = { groups = "operators" }\ncapabilities = ["LIST"]\nselector = ""'
+        file.write_text(f'issuer = "{oidc.issuer}"\naudience = "coranto"\n[[grants]]\n{grant}\n')
+        settings = BrokerSettings(
+            etcd=etcd.endpoint, data_dir=tmp_path / "data", auth_keys=SecretStr(KEYS), oidc=file, retention=False
+        )
+        process = run_blocking(started(settings))
+        try:
+            monkeypatch.setenv("TEAM_SECRET", SECRET)
+            seen: list[int] = []
+
+            @dg.asset
+            def look(journals: JournalResource) -> None:
+                with journals.client() as client:
+                    seen.append(len(client.list().journals))
+
+            fields = {"endpoint": process.endpoint, "oidc_issuer": oidc.issuer, "oidc_client_id": CLIENT}
+            for secret in (dg.EnvVar("TEAM_SECRET"), SECRET):
+                resource = JournalResource(**fields, oidc_client_secret=secret)
+                assert dg.materialize([look], resources={"journals": resource}).success
+                assert SECRET not in repr(resource)
+            assert seen == [0, 0]
+            assert [form["grant_type"] for form in oidc.forms] == ["client_credentials"]
+        finally:
+            run_blocking(process.__aexit__(None, None, None))
+
+
+async def started(settings: BrokerSettings) -> BrokerProcess:
+    return await BrokerProcess(settings).__aenter__()
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from coranto.client import JournalClient, SyncJournalClient
-from coranto.client.config import ChannelTarget, ClientConfig, parse_endpoint
+from coranto.client.config import OIDC_VARIABLES, ChannelTarget, ClientConfig, parse_endpoint
 from coranto.errors import InvalidInput
+from coranto.security.oidc.client import OidcClient
 from coranto.security.tls import ClientTls
+from coranto.security.tokens import Secret
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,26 @@ def test_an_endpoint_is_no_configuration(make: Callable[[ClientConfig], object])
     given: Any = "127.0.0.1:8080"
     with pytest.raises(InvalidInput, match=r"client: is a str, .* give ClientConfig\('127\.0\.0\.1:8080'\)"):
         make(given)
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({"AUTH_KEYS": "a", "AUTH_TOKEN": "b"}, "only one of CORANTO_AUTH_TOKEN and CORANTO_AUTH_KEYS"),
+        ({"AUTH_TOKEN": "b", "OIDC_ISSUER": "https://a"}, "only one of CORANTO_AUTH_TOKEN and CORANTO_OIDC_ISSUER"),
+        ({"OIDC_ISSUER": "https://a"}, "CORANTO_OIDC_CLIENT_ID must both be set"),
+        ({"OIDC_ISSUER": "http://a", "OIDC_CLIENT_ID": "b"}, "not an https"),
+    ],
+)
+def test_variables_that_contradict_each_other(variables: dict[str, str], problem: str) -> None:
+    environment = {f"CORANTO_{name}": value for name, value in variables.items()}
+    with pytest.raises(InvalidInput, match=problem):
+        ClientConfig.from_environment("127.0.0.1:1", environment=environment)
+
+
+def test_a_client_of_a_provider_by_the_environment() -> None:
+    values = ("https://login.example", "etl", "secret", "read write", "coranto")
+    environment = dict(zip(OIDC_VARIABLES, values, strict=True))
+    found = ClientConfig.from_environment("127.0.0.1:1", environment=environment).auth
+    assert found == OidcClient("https://login.example", "etl", Secret("secret"), "read write", "coranto")
+    assert ClientConfig.from_environment("127.0.0.1:1", environment={"CORANTO_OIDC_CLIENT_ID": "etl"}).auth is None

@@ -11,6 +11,8 @@ import pytest
 from coranto.cluster.info import ClusterInfo, save
 from coranto.cluster.reach import reach
 from coranto.errors import ClusterError
+from coranto.security.oidc.client import OidcClient
+from coranto.security.tokens import Keys, Secret
 
 KEY = base64.b64encode(b"k" * 32).decode()
 
@@ -46,6 +48,23 @@ def test_a_token_or_keys_that_are_given_replace_both_of_the_environment(monkeypa
     assert given.auth is not None
     assert type(plain.auth) is not type(given.auth)
     assert reach("127.0.0.1:1", settings={"CORANTO_AUTH_KEYS": ""}).auth == plain.auth
+
+
+def test_an_issuer_that_is_given_replaces_the_environment_and_other_fields_complete_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CORANTO_AUTH_KEYS", KEY)
+    given = {"CORANTO_OIDC_ISSUER": "https://login.example", "CORANTO_OIDC_CLIENT_ID": "one"}
+    assert reach("127.0.0.1:1", settings=given).auth == OidcClient("https://login.example", "one")
+    monkeypatch.delenv("CORANTO_AUTH_KEYS")
+    for name, value in {"ISSUER": "https://other.example", "CLIENT_ID": "two", "CLIENT_SECRET": "s"}.items():
+        monkeypatch.setenv(f"CORANTO_OIDC_{name}", value)
+    assert reach("127.0.0.1:1").auth == OidcClient("https://other.example", "two", Secret("s"))
+    other = reach("127.0.0.1:1", settings={"CORANTO_OIDC_CLIENT_SECRET": "t", "CORANTO_OIDC_SCOPE": ""})
+    assert other.auth == OidcClient("https://other.example", "two", Secret("t"))
+    # No secret of the environment goes to an issuer that is given.
+    assert reach("127.0.0.1:1", settings=given).auth == OidcClient("https://login.example", "one")
+    assert reach("127.0.0.1:1", settings={"CORANTO_AUTH_KEYS": KEY}).auth == Keys.parse(KEY)
 
 
 def test_without_an_endpoint_and_a_cluster_it_says_how_to_start_one() -> None:

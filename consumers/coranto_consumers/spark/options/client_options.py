@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from coranto.client import ClientConfig
-from coranto.client.config import DEFAULT_RETRY_TIMEOUT
+from coranto.client.config import AUTH_KINDS, AUTH_VARIABLES, DEFAULT_RETRY_TIMEOUT
 from coranto.errors import InvalidInput
+from coranto.security.oidc.client import OidcClient
 from coranto.security.tokens import BearerToken
 
 OPTIONS: Final = {
@@ -20,11 +21,20 @@ OPTIONS: Final = {
     "zone": "zone of the executors, whose brokers are read from first (default: $CORANTO_ZONE of the executors)",
     "authToken": "a bearer token for brokers (default: $CORANTO_AUTH_TOKEN of the executors)",
     "authSecret": "keys to sign tokens with, as base64 (default: $CORANTO_AUTH_KEYS of the executors)",
+    "oidcIssuer": "URL of a provider of tokens (default: $CORANTO_OIDC_ISSUER of the executors, as of the next four)",
+    "oidcClientId": "id that the provider has given to this client",
+    "oidcClientSecret": "secret of this client",
+    "oidcScope": "scope of the tokens to request",
+    "oidcAudience": "audience of the tokens to request",
     "tlsCa": "PEM file of the authorities to trust (default: $CORANTO_TLS_CA of the executors)",
     "tlsCert": "PEM file of the certificate that shows brokers who reads (default: $CORANTO_TLS_CERT)",
     "clientName": "name that brokers log with calls of this read or write that fail (default: $CORANTO_CLIENT_NAME)",
     "tlsKey": "PEM file of the certificate's key (default: $CORANTO_TLS_KEY)",
 }
+
+_OIDC: Final = ("oidcIssuer", "oidcClientId", "oidcClientSecret", "oidcScope", "oidcAudience")
+_AUTH: Final = ("authToken", "authSecret", *_OIDC)
+"""The options that stand for AUTH_VARIABLES."""
 
 
 def client_options(config: ClientConfig) -> dict[str, str]:
@@ -38,6 +48,8 @@ def client_options(config: ClientConfig) -> dict[str, str]:
         options["fileRoot"] = str(config.file_root)
     if isinstance(config.auth, BearerToken):
         options["authToken"] = config.auth.token.reveal().decode()
+    elif isinstance(config.auth, OidcClient):
+        options |= {name: value for name, value in zip(_OIDC, config.auth.values, strict=True) if value}
     elif config.auth is not None:
         options["authSecret"] = ",".join(b64encode(key.reveal()).decode() for key in config.auth.secrets)
     if config.tls is not None:
@@ -53,8 +65,8 @@ def client_of(given: Mapping[str, str]) -> ClientConfig:
         raise InvalidInput(f"is required: {OPTIONS['endpoint']}", field="option endpoint")
     root = given.get("fileroot", "")
     environment = dict(os.environ)
-    auth = {"CORANTO_AUTH_TOKEN": given.get("authtoken", ""), "CORANTO_AUTH_KEYS": given.get("authsecret", "")}
-    if any(auth.values()):
+    auth = dict(zip(AUTH_VARIABLES, (given.get(name.lower(), "") for name in _AUTH), strict=True))
+    if any(auth[kind] for kind in AUTH_KINDS):
         environment |= auth
     if zone := given.get("zone", ""):
         environment["CORANTO_ZONE"] = zone

@@ -87,7 +87,7 @@ class Appender:
         """Open the call before the first `write`, if that needs no waiting. Raises the errors of `write`."""
         if self._call is None:
             chosen = self._dispatcher.to_primary(self._journal)
-            if chosen.routed or not self._dispatcher.has_choice:
+            if (chosen.routed or not self._dispatcher.has_choice) and chosen.tokens.are_ready:
                 self._open(chosen)
 
     async def write(self, content: bytes) -> None:
@@ -152,7 +152,9 @@ class Appender:
         return self._call
 
     async def _opened(self) -> Call:
-        return self._open(await self._dispatcher.connected_to_primary(self._subject, self._journal))
+        chosen = await self._dispatcher.connected_to_primary(self._subject, self._journal)
+        await chosen.tokens.ready()
+        return self._open(chosen)
 
     async def _send(self, messages: Iterable[pb.AppendRequest]) -> Call:
         """Send the parameters, if they were not sent, and messages. Raises the errors of `write`."""

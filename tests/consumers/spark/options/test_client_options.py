@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from coranto.client import ClientConfig
+from coranto.security.oidc.client import OidcClient
 from coranto.security.tls import ClientTls
-from coranto.security.tokens import BearerToken, Keys
+from coranto.security.tokens import BearerToken, Keys, Secret
 from coranto_consumers.spark.options.client_options import client_of, client_options
 
 ENDPOINT = {"endpoint": "127.0.0.1:1"}
@@ -25,6 +26,8 @@ KEYS = ",".join(["QUFB" * 11, "QkJC" * 11])
     [
         ClientConfig("127.0.0.1:1"),
         ClientConfig("127.0.0.1:1", Path("/srv/root"), 3.5, Keys.parse(KEYS)),
+        ClientConfig("127.0.0.1:1", auth=OidcClient("https://login.example", "etl", Secret("s"), "read", "coranto")),
+        ClientConfig("127.0.0.1:1", auth=OidcClient("https://login.example", "person")),
         ClientConfig("broker-0:1,broker-1:1", zone="eu-1", name="nightly/orders"),
         ClientConfig(
             "https://b:1", auth=BearerToken.parse("a.b.c"), tls=ClientTls(Path("/ca"), Path("/c"), Path("/k"))
@@ -43,3 +46,5 @@ def test_a_client_is_configured_by_the_environment_where_options_say_nothing(mon
 
     assert client_of(ENDPOINT).auth == Keys.parse(KEYS)
     assert client_of({**ENDPOINT, "authtoken": "a.b.c"}).auth == BearerToken.parse("a.b.c")
+    provider = {"oidcissuer": "https://login.example", "oidcclientid": "etl"}
+    assert client_of({**ENDPOINT, **provider}).auth == OidcClient("https://login.example", "etl")

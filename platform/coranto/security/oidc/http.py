@@ -1,0 +1,123 @@
+"""Requests to an OpenID Connect provider: bounded in time and bytes, without redirects, and over TLS."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from coranto.errors import InvalidInput, Unavailable
+from coranto.extras import require
+from coranto.security.tls import is_loopback
+
+TIMEOUT_SECONDS: Final = 10.0
+"""The time limit of one request, from its connection to the last byte of the answer."""
+MAX_BYTES: Final = 256 << 10
+"""The size limit of an answer. Providers' key sets have some kilobytes."""
+_DISCOVERY: Final = "/.well-known/openid-configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one request."""
+
+    status: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """A provider's description of itself."""
+
+    issuer: str
+    content: Mapping[str, Any]
+
+    def endpoint(self, name: str) -> str:
+        """Return the URL of one of the provider's endpoints. Raises Unavailable if the provider has none."""
+        url = self.content.get(name)
+        try:
+            require_private_url(url if isinstance(url, str) else "", name)
+        except InvalidInput as error:
+            raise Unavailable(f"the discovery document of {self.issuer} cannot be used: {error}") from None
+        return str(url)
+
+
+def require_private_url(url: str, field: str) -> None:
+    """Check that a URL is https, or http to this machine. Raises InvalidInput."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        host = ""
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):
+        raise InvalidInput(f"{url[:200]!r} is not an https:// URL (http:// only for this machine)", field=field)
+    if parts.username is not None or parts.password is not None:
+        raise InvalidInput("a URL must not have a user name or password", field=field)
+
+
+async def discover(issuer: str) -> Discovery:
+    """Return the discovery document of an issuer. Raises Unavailable if it has none, or one of another issuer."""
+    url = issuer.rstrip("/") + _DISCOVERY
+    content = json_of(url, await request(url))
+    if content.get("issuer") != issuer:
+        raise Unavailable(
+            f"{url} names the issuer {str(content.get('issuer'))[:200]!r}, not {issuer!r}: set the issuer exactly as "
+            "the provider writes it"
+        )
+    return Discovery(issuer, content)
+
+
+def json_of(url: str, answer: Answer) -> dict[str, Any]:
+    """Return the JSON object of a successful answer. Raises Unavailable."""
+    if answer.status != 200:
+        raise Unavailable(f"{url} answered with status {answer.status}")
+    try:
+        content = json.loads(answer.text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise Unavailable(f"{url} did not answer with a JSON object")
+    return content
+
+
+async def request(url: str, form: str | None = None, credentials: tuple[str, str] | None = None) -> Answer:
+    """GET a URL, or POST a form to it, and return the answer. `credentials` are a client's id and secret.
+
+    Raises Unavailable for an answer that is late, too large or not text, and for a failed connection.
+    """
+    require("oidc", "aiohttp")
+    import aiohttp
+
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+    if form is not None:
+        headers["Content-Type"] = "application/x-www-form-urlencoded"
+    if credentials is not None:
+        # RFC 6749, 2.3.1: both parts are encoded as in a form before they become Basic credentials.
+        pair = ":".join(quote(part, safe="") for part in credentials)
+        headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    try:
+        # Compressed answers are not read: they may be far larger than their transfer.
+        async with aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), auto_decompress=False, trust_env=not _is_local(url)
+        ) as session:
+            async with session.request(
+                "GET" if form is None else "POST", url, data=form, headers=headers, allow_redirects=False
+            ) as answer:
+                content = bytearray()
+                async for piece in answer.content.iter_any():
+                    content += piece
+                    if len(content) > MAX_BYTES:
+                        raise Unavailable(f"{url} answered with more than {MAX_BYTES} bytes")
+                return Answer(answer.status, content.decode())
+    except TimeoutError:
+        raise Unavailable(f"{url} did not answer within {TIMEOUT_SECONDS:g} seconds") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise Unavailable(f"{url} cannot be read: {str(error)[:300] or type(error).__name__}") from None
+
+
+def _is_local(url: str) -> bool:
+    """Return True for this machine, which no proxy reaches."""
+    return is_loopback(urlsplit(url).hostname or "")

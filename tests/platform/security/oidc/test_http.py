@@ -1,0 +1,93 @@
+"""Requests to a provider that is slow, large, elsewhere or wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coranto.errors import InvalidInput, Unavailable
+from coranto.security.oidc import http
+from coranto.security.oidc.http import MAX_BYTES, discover, json_of, request, require_private_url
+from tests.servers.oidc import OidcServer
+
+
+async def test_discovery(oidc: OidcServer) -> None:
+    found = await discover(oidc.issuer)
+    assert found.endpoint("jwks_uri") == f"{oidc.issuer}/keys"
+    assert oidc.requests == {"openid-configuration": 1}
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"issuer": "https://other.example"}, "names the issuer 'https://other.example'"),
+        ({"issuer": None}, "names the issuer 'None'"),
+        ({"jwks_uri": None}, "not an https"),
+        ({"jwks_uri": "http://10.0.0.1/keys"}, "not an https"),
+        ({"jwks_uri": "file:///etc/passwd"}, "not an https"),
+        ({"jwks_uri": ["https://a"]}, "not an https"),
+        ({"jwks_uri": "https://[::1/keys"}, "not an https"),
+    ],
+)
+async def test_a_wrong_discovery_document_is_refused(oidc: OidcServer, document: dict[str, Any], problem: str) -> None:
+    oidc.discovery = document
+    with pytest.raises(Unavailable, match=problem):
+        (await discover(oidc.issuer)).endpoint("jwks_uri")
+
+
+async def test_an_answer_of_ten_megabytes_is_cut_off(oidc: OidcServer) -> None:
+    oidc.jwks = b'{"keys": [' + b" " * (10 << 20) + b"]}"
+    with pytest.raises(Unavailable, match=f"more than {MAX_BYTES} bytes"):
+        await request(f"{oidc.issuer}/keys")
+
+
+async def test_an_answer_that_drips_ends_at_the_time_limit(oidc: OidcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.3)
+    oidc.drips = True
+    with pytest.raises(Unavailable, match=r"did not answer within 0\.3 seconds"):
+        await request(f"{oidc.issuer}/keys")
+
+
+async def test_redirects_are_not_followed(oidc: OidcServer) -> None:
+    oidc.status = 302
+    answer = await request(f"{oidc.issuer}/keys")
+    assert answer.status == 302
+    assert oidc.requests == {"keys": 1}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"{", b"[" * 100_000, b'"text"'])
+async def test_what_is_not_a_json_object_is_refused(oidc: OidcServer, body: bytes) -> None:
+    oidc.jwks = body
+    url = f"{oidc.issuer}/keys"
+    with pytest.raises(Unavailable, match=url):
+        json_of(url, await request(url))
+
+
+async def test_failures_are_named(oidc: OidcServer) -> None:
+    oidc.status = 500
+    with pytest.raises(Unavailable, match="status 500"):
+        await discover(oidc.issuer)
+    oidc.stop()
+    with pytest.raises(Unavailable, match=f"127.0.0.1:{oidc.port}"):
+        await discover(oidc.issuer)
+
+
+async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
+    oidc: OidcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    assert await discover(oidc.issuer)
+
+
+@pytest.mark.parametrize("url", ["https://login.example/a", "http://127.0.0.1:1", "http://localhost", "http://[::1]:1"])
+def test_private_urls(url: str) -> None:
+    require_private_url(url, "issuer")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "login.example", "http://login.example", "http://127.0.0.1.example", "https://", "ftp://127.0.0.1"]
+)
+def test_urls_that_others_could_read_or_answer(url: str) -> None:
+    with pytest.raises(InvalidInput, match="not an https"):
+        require_private_url(url, "issuer")
