@@ -43,7 +43,7 @@ _PLACES: Final = {
     **{f"${variable}": f"{name} in the connection's extra" for name, variable in _EXTRA.items() if variable},
     "$CORANTO_AUTH_TOKEN": "the connection's password",
     "$CORANTO_AUTH_KEYS": "the connection's password with auth = keys in its extra",
-    "CORANTO_OIDC_CLIENT_SECRET": "the connection's password",
+    "$CORANTO_OIDC_CLIENT_SECRET": "the connection's password",
     "$CORANTO_FILE_ROOT": "file_root in the connection's extra",
     "$CORANTO_DATA": "data_dir in the connection's extra",
     "$CORANTO_ENDPOINT": "the connection's host",

@@ -6,6 +6,7 @@ import base64
 import functools
 import itertools
 import json
+import ssl
 import threading
 import time
 from collections import Counter
@@ -56,7 +57,8 @@ def public_jwk(key: Any, key_id: str, **fields: Any) -> dict[str, Any]:
 class OidcServer:
     """A provider on a port of this machine. Its keys, its answers and its faults can be changed at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.keys: dict[str, Any] = {"rsa-1": rsa_key()}
         """Private keys by id, all of which are published."""
         self.key_fields: dict[str, Any] = {}
@@ -87,7 +89,7 @@ class OidcServer:
 
     @property
     def issuer(self) -> str:
-        return f"http://127.0.0.1:{self.port}/realm"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}/realm"
 
     def start(self) -> None:
         """Listen, on the same port as before if there was one."""
@@ -100,6 +102,8 @@ class OidcServer:
         ThreadingHTTPServer.allow_reuse_address = True
         server = self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         server.daemon_threads = True
+        if self._tls is not None:
+            server.socket = self._tls.wrap_socket(server.socket, server_side=True)
         self.port = server.server_address[1]
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -178,9 +182,9 @@ class OidcServer:
 
 
 @contextmanager
-def oidc_server() -> Iterator[OidcServer]:
+def oidc_server(tls: ssl.SSLContext | None = None) -> Iterator[OidcServer]:
     """Run a provider during the block."""
-    server = OidcServer()
+    server = OidcServer(tls)
     try:
         yield server
     finally:

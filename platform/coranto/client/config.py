@@ -196,7 +196,7 @@ def oidc_client_of(environment: Mapping[str, str]) -> OidcClient:
     issuer, client_id, secret, scope, audience = (environment.get(name, "") for name in OIDC_VARIABLES)
     if not issuer or not client_id:
         raise InvalidInput(
-            "CORANTO_OIDC_ISSUER and CORANTO_OIDC_CLIENT_ID must both be set: the provider's issuer URL, and the id "
+            "$CORANTO_OIDC_ISSUER and $CORANTO_OIDC_CLIENT_ID must both be set: the provider's issuer URL, and the id "
             "that it has given to this client",
             field="environment",
         )

@@ -187,8 +187,8 @@ class Connection:
         code, details = error.code(), error.details() or "no details"
         refused = _REFUSED.get(code)
         if refused is not None:
-            if refused is Unauthenticated:
-                self.tokens.refused()
+            if refused is Unauthenticated and self.tokens.refused():
+                return Unavailable(f"{subject}: {self.endpoint} refused the token, try again with another: {details}")
             lacks_token = refused is Unauthenticated and self.tokens.auth is None
             advice = _TOKEN_ADVICE if lacks_token else ""
             return refused(f"{subject}: {self.endpoint} answered {code.name}: {details}{advice}")

@@ -18,7 +18,7 @@ from coranto.errors import (
     Unauthenticated,
     Unavailable,
 )
-from coranto.security.admission import TokenExpired
+from coranto.security.admission import KeysNotFetched, TokenExpired
 
 MAX_TEXT: Final = 1500
 """The most characters of an error's text for a caller, which has to fit into the trailers of a call."""
@@ -30,6 +30,7 @@ CODES: Final[Codes] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (KeysNotFetched, grpc.StatusCode.ABORTED),  # So that an append knows that it was not applied.
     (CorruptData, grpc.StatusCode.DATA_LOSS),
     (LimitExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (EtcdFull, grpc.StatusCode.RESOURCE_EXHAUSTED),

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from coranto.effects import Clock
-from coranto.errors import CorantoError, Unauthenticated
+from coranto.errors import CorantoError, Unauthenticated, Unavailable
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, Keys, bearer_of, require, verify
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ def caller_of(claims: Claims, peer: str) -> str:
 
 class TokenExpired(CorantoError):
     """A call was ended because its token expired. The caller may continue with another token."""
+
+
+class KeysNotFetched(Unavailable):
+    """The provider's key that verifies a call's token is not there yet. The call had no effect, and may be repeated."""
 
 
 class Authorizer:
@@ -81,7 +85,7 @@ class Authorizer:
     def claims_of(self, token: str | None, capability: Capability) -> Claims:
         """Return the claims of a token, which must have `capability`.
 
-        Raises Unauthenticated, PermissionDenied, and Unavailable while the key of a provider's token is being fetched.
+        Raises Unauthenticated, PermissionDenied, and KeysNotFetched.
         """
         if self._keys is None or (token is None and self._keys.accept_missing):
             return UNRESTRICTED

@@ -36,10 +36,9 @@ class CallTokens:
         if self._source is not None:
             await self._source.ready()
 
-    def refused(self) -> None:
-        """Have the next call use another token of the provider, because a server has refused the present one."""
-        if self._source is not None:
-            self._source.drop()
+    def refused(self) -> bool:
+        """Return True if a call whose token a server has refused may be repeated, with another one of the provider."""
+        return self._source is not None and self._source.drop()
 
     def about(self, capability: Capability, journal: str) -> Metadata | None:
         """Return the metadata for a call about one journal. A token is reused for half of its lifetime."""

@@ -207,8 +207,56 @@ async def test_a_removed_key_ends_its_tokens_on_open_streams(
             assert provider is not None
             provider._wanted.set()
             await eventually(lambda: "rsa-1" not in provider._keys)
-            assert await code(2) in (grpc.StatusCode.UNAVAILABLE.value[0], grpc.StatusCode.UNAUTHENTICATED.value[0])
+            assert await code(2) in (grpc.StatusCode.ABORTED.value[0], grpc.StatusCode.UNAUTHENTICATED.value[0])
             call.cancel()
+
+
+@pytest.mark.parametrize("append_streams", [True, False])
+async def test_an_append_with_a_new_key_is_repeated_until_the_key_is_there(
+    settings: BrokerSettings, oidc: OidcServer, spec: Any, append_streams: bool
+) -> None:
+    """It was certainly not applied, so its outcome is not unknown."""
+    async with running(settings) as process:
+        async with with_token(process, oidc.token(groups=["operators"])) as client:
+            await client.apply([pb.ApplyRequest.Change(upsert=spec(J))])
+            await client.append(J, b"")
+        for number in range(2, 5):
+            oidc.keys[f"rsa-{number}"] = rsa_key()
+            token = oidc.token(f"rsa-{number}", groups=["shop"])
+            async with with_token(process, token, append_streams=append_streams) as client:
+                await client.append(J, b"0123456789")
+                assert (await client.heads("")).journals[0].head == 10 * (number - 1)
+
+
+async def test_a_client_whose_token_is_refused_gets_another_and_continues(
+    settings: BrokerSettings, oidc: OidcServer, spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coranto.security.oidc.client._DROP_SECONDS", -1.0)
+    oidc.token_claims = {"groups": ["operators"]}
+    auth = OidcClient(oidc.issuer, CLIENT, Secret(SECRET))
+    async with running(settings) as process, JournalClient(process.endpoint, auth=auth) as client:
+        await client.apply([pb.ApplyRequest.Change(upsert=spec(J))])
+        await client.append(J, b"x")
+        provider = process.broker.provider
+        assert provider is not None
+        for number in (2, 3):
+            oidc.keys = {f"rsa-{number}": rsa_key()}
+            provider._wanted.set()
+            await eventually(lambda: list(provider._keys) == list(oidc.keys))
+            await client.append(J, b"x")
+            await client.list()
+        assert (await client.heads("")).journals[0].head == 3
+        assert oidc.given == 3
+
+
+def test_without_a_provider_nothing_is_imported_for_one() -> None:
+    code = (
+        "import sys, coranto.cli.app, coranto.client, coranto.auth, coranto_broker.server.process\n"
+        "names = ('oauthlib', 'jwt', 'cryptography', 'coranto.security.oidc.provider')\n"
+        "print([name for name in names if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "[]\n"
 
 
 async def test_a_client_continues_with_its_next_token(settings: BrokerSettings, oidc: OidcServer, spec: Any) -> None:

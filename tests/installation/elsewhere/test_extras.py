@@ -184,16 +184,43 @@ def airflow(made: Environment, cluster: EmbeddedCluster) -> None:
     assert "(True, 'the cluster has 0 journals')" in made.program(AIRFLOW, **home)
 
 
+OIDC = """
+import asyncio
+
+from coranto.auth import OidcClient, Secret
+from coranto.client import JournalClient
+from coranto.errors import Unavailable
+
+
+async def main() -> None:
+    auth = OidcClient("http://127.0.0.1:1", "etl", Secret("secret"))
+    async with JournalClient("127.0.0.1:1", retry_timeout=0.0, auth=auth) as client:
+        try:
+            await client.list()
+        except Unavailable as error:
+            print(error)
+
+
+asyncio.run(main())
+"""
+
+
+def oidc(made: Environment, cluster: EmbeddedCluster) -> None:
+    """The provider of this example is away."""
+    assert "http://127.0.0.1:1/.well-known/openid-configuration cannot be read" in made.program(OIDC)
+
+
 SNIPPETS: dict[str, list[Snippet]] = {
     "": [client],
     "broker": [client, broker],
     "embedded": [embedded],
+    "oidc": [oidc],
     "consumers": [consumers],
     "spark": [spark],
     "lake": [lake],
     "dagster": [dagster],
     "airflow": [airflow],
-    "all": [client, broker, embedded, consumers, spark, lake, dagster],
+    "all": [client, broker, embedded, oidc, consumers, spark, lake, dagster],
 }
 CASES = [
     (version, extra)

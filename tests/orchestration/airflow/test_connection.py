@@ -82,7 +82,7 @@ def test_tls_and_zone_come_from_extra() -> None:
         ),
         (
             ConnectionFields("127.0.0.1", password=TOKEN, extra={"auth": "oidc", "oidc_issuer": "https://a"}),
-            "CORANTO_OIDC_CLIENT_ID",
+            "CORANTO_OIDC_CLIENT_ID must both be set",
         ),
         (ConnectionFields("broker", password=TOKEN, extra={"tls_cs": "/ca.pem"}), "tls_cs is unknown"),
         (ConnectionFields("broker.example", 80, password=TOKEN), "in the clear"),

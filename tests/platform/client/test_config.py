@@ -89,7 +89,7 @@ def test_an_endpoint_is_no_configuration(make: Callable[[ClientConfig], object])
     [
         ({"AUTH_KEYS": "a", "AUTH_TOKEN": "b"}, "only one of CORANTO_AUTH_TOKEN and CORANTO_AUTH_KEYS"),
         ({"AUTH_TOKEN": "b", "OIDC_ISSUER": "https://a"}, "only one of CORANTO_AUTH_TOKEN and CORANTO_OIDC_ISSUER"),
-        ({"OIDC_ISSUER": "https://a"}, "CORANTO_OIDC_CLIENT_ID must both be set"),
+        ({"OIDC_ISSUER": "https://a"}, r"\$CORANTO_OIDC_ISSUER and \$CORANTO_OIDC_CLIENT_ID must both be set"),
         ({"OIDC_ISSUER": "http://a", "OIDC_CLIENT_ID": "b"}, "not an https"),
     ],
 )

@@ -103,10 +103,12 @@ class TokenSource:
             raise Unavailable(f"there is no token of {self._client.issuer} yet; try again")
         return self._held.access.reveal().decode()
 
-    def drop(self) -> None:
-        """Have the token renewed before the next call, unless it is new."""
-        if self._held is not None and time.time() - self._held.issued > _DROP_SECONDS:
-            self._held = None
+    def drop(self) -> bool:
+        """Have the token renewed before the next call. Returns False, and keeps it, if it is new."""
+        if self._held is not None and time.time() - self._held.issued <= _DROP_SECONDS:
+            return False
+        self._held = None
+        return True
 
     async def ready(self) -> None:
         """Return with a valid token. Waits for the provider only if there is none.
@@ -135,7 +137,8 @@ class TokenSource:
             self._error = error
             self._failures += 1
             self._try_at = time.time() + min(2.0 ** (self._failures - 1), _MAX_BACKOFF)
-            _log.warning("oidc.token_not_renewed", issuer=self._client.issuer, error=str(error))
+            if self._is_valid:  # Otherwise calls raise it.
+                _log.warning("oidc.token_not_renewed", issuer=self._client.issuer, error=str(error))
 
     async def _next(self) -> Tokens:
         client = self._client

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from coranto.errors import InvalidInput, Unavailable
 from coranto.extras import require
@@ -101,10 +102,15 @@ async def request(url: str, form: str | None = None, credentials: tuple[str, str
     try:
         # Compressed answers are not read: they may be far larger than their transfer.
         async with aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), auto_decompress=False, trust_env=not _is_local(url)
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), auto_decompress=False
         ) as session:
             async with session.request(
-                "GET" if form is None else "POST", url, data=form, headers=headers, allow_redirects=False
+                "GET" if form is None else "POST",
+                url,
+                data=form,
+                headers=headers,
+                allow_redirects=False,
+                proxy=_proxy_of(url),
             ) as answer:
                 content = bytearray()
                 async for piece in answer.content.iter_any():
@@ -118,6 +124,8 @@ async def request(url: str, form: str | None = None, credentials: tuple[str, str
         raise Unavailable(f"{url} cannot be read: {str(error)[:300] or type(error).__name__}") from None
 
 
-def _is_local(url: str) -> bool:
-    """Return True for this machine, which no proxy reaches."""
-    return is_loopback(urlsplit(url).hostname or "")
+def _proxy_of(url: str) -> str | None:
+    """Return the proxy of the environment for a URL. (aiohttp's own look at it also takes passwords of ~/.netrc.)"""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return None if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme)

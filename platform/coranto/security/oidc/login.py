@@ -44,8 +44,8 @@ async def log_in(client: OidcClient, show: Callable[[str, str], None]) -> Path:
     discovery = await discover(client.issuer)
     if "device_authorization_endpoint" not in discovery.content:
         raise InvalidInput(
-            f"{client.issuer} has no device flow; set CORANTO_OIDC_CLIENT_SECRET, or give a token in "
-            "CORANTO_AUTH_TOKEN",
+            f"{client.issuer} has no device flow; set $CORANTO_OIDC_CLIENT_SECRET, or give a token in "
+            "$CORANTO_AUTH_TOKEN",
             field="OIDC issuer",
         )
     oauth = DeviceClient(client.client_id)
@@ -136,7 +136,7 @@ def _read(path: Path) -> Tokens:
             Secret(str(refresh)) if refresh else None,
         )
     except FileNotFoundError:
-        raise Unauthenticated("there is no login; run `coranto login`, or set CORANTO_OIDC_CLIENT_SECRET") from None
+        raise Unauthenticated("there is no login; run `coranto login`, or set $CORANTO_OIDC_CLIENT_SECRET") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise Unauthenticated(f"the login in {path} cannot be read; run `coranto login`") from None
 

@@ -13,7 +13,8 @@ from typing import Any, Final, get_args
 import jwt
 import structlog
 
-from coranto.errors import InvalidInput, PermissionDenied, Unauthenticated, Unavailable
+from coranto.errors import PermissionDenied, Unauthenticated, Unavailable
+from coranto.security.admission import KeysNotFetched
 from coranto.security.oidc.grants import Algorithm, ProviderFile
 from coranto.security.oidc.http import discover, json_of, request
 from coranto.security.tokens import Claims, claims_of, json_object, require_valid
@@ -68,7 +69,7 @@ class Provider:
         self._algorithms = frozenset(file.algorithms)
         self._jws = jwt.PyJWS(algorithms=sorted(_ASYMMETRIC), options={"enforce_minimum_key_length": True})
         self._keys: dict[str, Key] = {}
-        self._document: object = None
+        self._document = ""
         self._began = time.monotonic()
         self._fetched: float | None = None
         self._fetch_begun = 0.0  # Of the present keys.
@@ -83,7 +84,7 @@ class Provider:
         """Return the claims of a token, as its grant maps them, if it is valid at `now`.
 
         None if its signature is not one that a public key verifies. Raises Unauthenticated, PermissionDenied if no
-        grant matches, and Unavailable while its key is being fetched.
+        grant matches, and KeysNotFetched.
         """
         try:
             header = self._jws.get_unverified_header(token)
@@ -105,13 +106,13 @@ class Provider:
         return claims
 
     def _key(self, key_id: object) -> Key:
-        """Return the key of this id. Has the keys fetched if there is none. Raises Unauthenticated, Unavailable."""
+        """Return the key of this id. Has the keys fetched if there is none. Raises Unauthenticated, KeysNotFetched."""
         if not isinstance(key_id, str) or not 0 < len(key_id) <= _MAX_KEY_ID:
             raise Unauthenticated("the token does not name its key (`kid`)")
         now = time.monotonic()
         if self._fetched is None or now - self._fetched > self.file.offline_seconds:
             self._wanted.set()
-            raise Unavailable(f"the keys of {self.file.issuer} cannot be fetched at the moment; try again")
+            raise KeysNotFetched(f"the keys of {self.file.issuer} cannot be fetched at the moment; try again")
         key = self._keys.get(key_id)
         if key is not None:
             return key
@@ -121,7 +122,7 @@ class Provider:
             self._unknown.popitem(last=False)
         if asked < self._fetch_begun:
             raise Unauthenticated(f"the token's key is not one of {self.file.issuer}")
-        raise Unavailable(
+        raise KeysNotFetched(
             f"the token's key is not known yet, and the keys of {self.file.issuer} are fetched; try again"
         )
 
@@ -185,12 +186,13 @@ class Provider:
         """Fetch the keys. Those before stay if this fails. Raises Unavailable."""
         self.fetches += 1
         url = (await discover(self.file.issuer)).endpoint("jwks_uri")
-        document = json_of(url, await request(url)).get("keys")
-        if document != self._document:
-            keys = await asyncio.to_thread(_keys_of, document, self._algorithms)
+        answer = await request(url)
+        content = json_of(url, answer)
+        if answer.text != self._document:
+            keys = await asyncio.to_thread(_keys_of, content.get("keys"), self._algorithms)
             if not keys:
                 raise Unavailable(f"{url} has no key for {', '.join(self.file.algorithms)}")
-            self._document, self._keys = document, keys
+            self._document, self._keys = answer.text, keys
             self.epoch += 1
             self._verified.cache_clear()
             _log.info("oidc.keys_changed", issuer=self.file.issuer, keys=sorted(keys))
@@ -210,7 +212,7 @@ def _keys_of(document: object, allowed: frozenset[str]) -> dict[str, Key]:
             continue
         try:
             public = jwt.PyJWK(content, min(algorithms)).key
-        except (jwt.PyJWTError, InvalidInput, ValueError, TypeError, KeyError):
+        except (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError):
             continue
         found.setdefault(key_id, Key(key_id, algorithms, public))
     return found

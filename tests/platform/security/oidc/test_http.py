@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from coranto.errors import InvalidInput, Unavailable
 from coranto.security.oidc import http
 from coranto.security.oidc.http import MAX_BYTES, discover, json_of, request, require_private_url
-from tests.servers.oidc import OidcServer
+from tests.servers.oidc import OidcServer, oidc_server
 
 
 async def test_discovery(oidc: OidcServer) -> None:
@@ -78,6 +86,60 @@ async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     assert await discover(oidc.issuer)
+
+
+PROGRAM = """
+import asyncio, sys
+from coranto.security.oidc.http import discover
+try:
+    print(asyncio.run(discover(sys.argv[1])).issuer)
+except Exception as error:
+    print(error)
+"""
+
+
+def discovered(issuer: str, **variables: str) -> str:
+    """Return the output of a process that asks for the discovery document in this environment."""
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-c", PROGRAM, issuer]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_tls_is_verified_with_the_authorities_of_the_environment(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with oidc_server(context) as server:
+        assert discovered(server.issuer, SSL_CERT_FILE=str(tmp_path / "ca.pem")) == f"{server.issuer}\n"
+        assert "certificate verify failed" in discovered(server.issuer)
+
+
+def test_a_proxy_of_the_environment_is_asked_without_passwords_of_a_file(tmp_path: Path) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine login.example login ada password from-netrc\n")
+    netrc.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        received: list[bytes] = []
+
+        def serve() -> None:
+            connection, _ = proxy.accept()
+            with connection:
+                received.append(connection.recv(65536))
+                connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        found = discovered(
+            "https://login.example",
+            HTTPS_PROXY=f"http://127.0.0.1:{proxy.getsockname()[1]}",
+            NO_PROXY="",
+            NETRC=str(netrc),
+        )
+        thread.join()
+    assert "cannot be read" in found
+    assert received[0].startswith(b"CONNECT login.example:443 ")
+    assert b"uthorization" not in received[0]
 
 
 @pytest.mark.parametrize("url", ["https://login.example/a", "http://127.0.0.1:1", "http://localhost", "http://[::1]:1"])
