@@ -118,7 +118,9 @@ async def _append_small(
     journal, subject, length = parameters.journal, subject_of(parameters), len(content)
     chosen = await dispatcher.connected_to_primary(subject, journal)
     parameters.do_not_proxy = chosen.routed
-    metadata = await chosen.about(Capability.APPEND, journal)
+    if not chosen.tokens.are_ready:
+        await chosen.tokens.ready()
+    metadata = chosen.tokens.about(Capability.APPEND, journal)
     closed = Unavailable(f"{subject}: the connection to {chosen.endpoint} was closed")
     sending = False
     try:

@@ -234,6 +234,7 @@ async def test_headers_that_are_not_understood_are_refused(oidc: OidcServer, hea
             authorizer.claims_of(forged(oidc, {"alg": "RS256", "kid": "rsa-1", **header}, b"s"), Capability.READ)
 
 
+@pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
 async def test_kinds_of_keys_and_algorithms(oidc: OidcServer) -> None:
     oidc.keys = {
         "rsa": rsa_key(),
