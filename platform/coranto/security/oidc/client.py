@@ -11,6 +11,7 @@ from typing import Any, Final
 import structlog
 
 from coranto.errors import CorantoError, InvalidInput, Unauthenticated, Unavailable
+from coranto.extras import require
 from coranto.security.oidc.http import Answer, Discovery, discover, request, require_private_url
 from coranto.security.tokens import Claims, Secret
 
@@ -81,6 +82,8 @@ class TokenSource:
     """The present token of a client. It is renewed by calls that need one, before it expires."""
 
     def __init__(self, client: OidcClient) -> None:
+        """Raises MissingExtra without the extra `oidc`."""
+        require("oidc", "aiohttp", "oauthlib")
         self._client = client
         self._held: Tokens | None = None
         self._error: CorantoError | None = None

@@ -11,7 +11,6 @@ from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from coranto.errors import InvalidInput, Unavailable
-from coranto.extras import require
 from coranto.security.tls import is_loopback
 
 TIMEOUT_SECONDS: Final = 10.0
@@ -89,7 +88,6 @@ async def request(url: str, form: str | None = None, credentials: tuple[str, str
 
     Raises Unavailable for an answer that is late, too large or not text, and for a failed connection.
     """
-    require("oidc", "aiohttp")
     import aiohttp
 
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import pickle
 import time
 from typing import Any
@@ -11,9 +12,9 @@ import jwt
 import pytest
 import structlog.testing
 
-from coranto.client.config import ClientConfig
+from coranto.client import ClientConfig, JournalClient
 from coranto.effects import SystemClock
-from coranto.errors import InvalidInput, Unauthenticated, Unavailable
+from coranto.errors import InvalidInput, MissingExtra, Unauthenticated, Unavailable
 from coranto.security.call_tokens import CallTokens
 from coranto.security.oidc import client as module
 from coranto.security.oidc.client import OidcClient, TokenSource, source_of
@@ -209,6 +210,14 @@ def test_a_source_serves_several_event_loops(oidc: OidcServer) -> None:
     asyncio.run(source.ready())
     assert len(oidc.forms) == 2
     assert not source._renewals
+
+
+def test_without_the_extra_a_client_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "oauthlib" else find(name))
+    auth = OidcClient("https://login.example", "without-extra")
+    with pytest.raises(MissingExtra, match=r"pip install 'coranto\[oidc\]'"):
+        JournalClient("127.0.0.1:1", auth=auth)
 
 
 def test_a_client_is_a_value_that_hides_its_secret(oidc: OidcServer) -> None:

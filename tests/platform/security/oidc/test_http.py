@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import ssl
@@ -140,6 +142,40 @@ def test_a_proxy_of_the_environment_is_asked_without_passwords_of_a_file(tmp_pat
     assert "cannot be read" in found
     assert received[0].startswith(b"CONNECT login.example:443 ")
     assert b"uthorization" not in received[0]
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"garbage\r\n\r\n",
+        b"\x16\x03\x01 TLS",
+        b"HTTP/1.1 999999 ?\r\n\r\n",
+        HEAD + b"A: " + b"x" * (1 << 20),
+        HEAD + b"A: b\r\n" * 100_000,
+        HEAD + b"Content-Length: -5\r\n\r\n",
+        HEAD + b"Content-Length: 500\r\n\r\n{}",
+        HEAD + b"Content-Length: 99999999999999999999\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nffffffffffff\r\n{}",
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
+    ],
+)
+async def test_what_is_not_http_is_refused(answer: bytes) -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(answer)
+            await writer.drain()
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/keys"
+        with pytest.raises(Unavailable, match=url):
+            json_of(url, await request(url))
 
 
 @pytest.mark.parametrize("url", ["https://login.example/a", "http://127.0.0.1:1", "http://localhost", "http://[::1]:1"])

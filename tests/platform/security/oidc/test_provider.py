@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
+import hmac
+import importlib.util
 import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import jwt
@@ -15,15 +19,19 @@ import pytest
 import structlog.testing
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
 
 from coranto.effects import SystemClock
-from coranto.errors import InvalidInput, PermissionDenied, Unauthenticated, Unavailable
+from coranto.errors import InvalidInput, MissingExtra, PermissionDenied, Unauthenticated, Unavailable
 from coranto.labels import parse_selector
 from coranto.security.admission import Authorizer
 from coranto.security.oidc import http
 from coranto.security.oidc.grants import ProviderFile
 from coranto.security.oidc.provider import Provider
+from coranto.security.server import provider_of
 from coranto.security.tokens import Capability, Claims, Keys, sign
+from coranto_broker.settings import BrokerSettings
 from tests.broker.running import eventually
 from tests.servers.oidc import AUDIENCE, OidcServer, ec_key, public_jwk, rsa_key
 
@@ -110,9 +118,6 @@ def forged(oidc: OidcServer, header: dict[str, Any], signature: bytes = b"") -> 
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
 async def test_a_public_key_is_no_secret(oidc: OidcServer, algorithm: str) -> None:
     """The classic confusion: a token that is signed by HMAC with the provider's public key."""
-    import hashlib
-    import hmac
-
     public = oidc.keys["rsa-1"].public_key()
     hashes = {"HS256": hashlib.sha256, "HS384": hashlib.sha384, "HS512": hashlib.sha512}
     async with running(oidc) as provider:
@@ -434,12 +439,12 @@ async def test_a_set_of_many_keys_is_bounded(oidc: OidcServer) -> None:
         assert verdict(provider, oidc.token(**CAN_READ))
 
 
-def test_a_provider_without_keys_of_the_cluster_is_refused(oidc: OidcServer, tmp_path: Any) -> None:
-    from prometheus_client import CollectorRegistry
-
-    from coranto.security.server import provider_of
-    from coranto_broker.settings import BrokerSettings
-
+def test_a_setting_without_keys_or_the_extra_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = BrokerSettings(oidc=tmp_path / "provider.toml")
     with pytest.raises(InvalidInput, match="set auth_keys too"):
         provider_of(settings, CollectorRegistry())
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cryptography" else find(name))
+    keyed = settings.model_copy(update={"auth_keys": SecretStr(KEY)})
+    with pytest.raises(MissingExtra, match=r"pip install 'coranto\[oidc\]'"):
+        provider_of(keyed, CollectorRegistry())
