@@ -63,7 +63,6 @@ class Provider:
         self.file = file
         self.epoch = 0
         """Changes whenever the keys change."""
-        self.fetches = 0
         self._refresh_seconds = refresh_seconds
         self._min_refresh_seconds = min_refresh_seconds
         self._algorithms = frozenset(file.algorithms)
@@ -184,7 +183,6 @@ class Provider:
 
     async def _fetch(self, begun: float) -> None:
         """Fetch the keys. Those before stay if this fails. Raises Unavailable."""
-        self.fetches += 1
         url = (await discover(self.file.issuer)).endpoint("jwks_uri")
         answer = await request(url)
         content = json_of(url, answer)
