@@ -208,6 +208,26 @@ async def test_a_client_over_its_quota_is_slowed_down_and_completes(
         assert delays("coranto_quota_delays_total", {"quota": "read_bytes"})
 
 
+async def test_delayed_appends_leave_room_for_other_clients(
+    broker_settings: BrokerSettings, tmp_path: Path, spec: MakeSpec
+) -> None:
+    settings = broker_settings.model_copy(update={"max_appends": 4})
+    async with (
+        limited(settings, tmp_path, spec(J), "{delay_seconds: 60, callers: {greedy: {appends: 1}}}") as process,
+        named(process, "greedy", streams=False) as greedy,
+        named(process, "modest", streams=False, seconds=0.0) as modest,
+    ):
+        waiting = [asyncio.ensure_future(greedy.append(J, b"g")) for _ in range(20)]
+        registry = process.broker.metrics.registry
+        labels = {"quota": "appends"}
+        await eventually(lambda: (registry.get_sample_value("coranto_quota_delays_total", labels) or 0) >= 10)
+        assert (await modest.append(J, b"m")).begin >= 1
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await eventually(lambda: registry.get_sample_value("coranto_calls", {"method": "Append"}) == 0)
+
+
 async def test_open_streams_of_a_client_are_limited(
     broker_settings: BrokerSettings, tmp_path: Path, spec: MakeSpec
 ) -> None:

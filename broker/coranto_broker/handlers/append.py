@@ -34,7 +34,7 @@ async def serve_encoded(
 ) -> bytes:
     """Serve one append, and return the encoded response. Cancelling it rolls back content that was not proposed.
 
-    `caller` is empty if it has no quota.
+    `caller` has been admitted by its quota; it is empty without one.
     """
     begun = broker.clock.monotonic()
     request = await first_message(context, broker.receive_budget.first_message_deadlines)
@@ -47,9 +47,7 @@ async def serve_encoded(
         if not request.journal:
             _refuse_first(request)
     concerns(request.journal)
-    if caller:
-        append.caller = caller
-        await broker.quotas.admit_appends(caller)
+    append.caller = caller
     host, inbox, min_rate = broker.appends, broker.receive_budget.open(context), broker.settings.min_append_rate
     try:
         if append.resolution is None and (refusal := await resolve(host, append)) is not None:

@@ -126,6 +126,7 @@ class _Gateway:
                 raise
             body = AppendBody(http, request, self._broker.settings.chunk_bytes)
             caller = _caller_of(http, claims) if self._broker.quotas.apply_to(claims) else ""
+            await self._broker.quotas.admit_appends(caller)
             return append_answer(await append.serve(self._broker, body, claims, caller))
 
     def _failed(self, http: web.Request, error: CorantoError | OSError) -> web.Response:

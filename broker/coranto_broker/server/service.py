@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -135,9 +135,16 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
         finally:
             admission.leave()
 
-    def _append(self, context: Context, claims: Claims) -> Awaitable[bytes]:
-        caller = caller_of(claims, context.peer()) if self._broker.quotas.apply_to(claims) else ""
-        return append.serve_encoded(self._broker, context, claims, self._encoder, caller)
+    async def _append(self, context: Context, claims: Claims) -> bytes:
+        caller, quotas = "", self._broker.quotas
+        if quotas.apply_to(claims):
+            caller = caller_of(claims, context.peer())
+            self._admission.leave()  # A delayed append does not count as under way, so it delays no other caller.
+            try:
+                await quotas.admit_appends(caller)
+            finally:
+                self._admission.enter_in_turn()
+        return await append.serve_encoded(self._broker, context, claims, self._encoder, caller)
 
     async def AppendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         await self.append_stream(request_iterator, cast("Context", GrpcContext(context)))
