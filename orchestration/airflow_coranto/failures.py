@@ -8,53 +8,17 @@ from contextlib import contextmanager
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
 from airflow_coranto.connection import in_airflow
-from coranto.errors import (
-    ConsumerChanged,
-    ContentGone,
-    CorantoError,
-    CorruptData,
-    Fenced,
-    IncompatibleType,
-    InvalidInput,
-    JournalNotFound,
-    MissingExtra,
-    PermissionDenied,
-    PoisonRow,
-    RejectedRow,
-    SourceChanged,
-    StreamSealed,
-    Unauthenticated,
-)
+from coranto.errors import CorantoError
 from coranto.extras import explained
-
-_LASTING = (
-    ConsumerChanged,
-    ContentGone,
-    CorruptData,
-    Fenced,
-    IncompatibleType,
-    InvalidInput,
-    MissingExtra,
-    PermissionDenied,
-    PoisonRow,
-    RejectedRow,
-    SourceChanged,
-    StreamSealed,
-    Unauthenticated,
-)
 
 
 @contextmanager
 def airflow_errors() -> Iterator[None]:
-    """Raise Coranto's errors as AirflowException. A task is not retried after an error that will not go away.
-
-    Another task may create a missing journal, so that error is retried.
-    """
+    """Raise Coranto's errors as AirflowException. A task is not retried after a permanent one."""
     try:
         yield
     except CorantoError as error:
-        lasting = isinstance(error, _LASTING) and not isinstance(error, JournalNotFound)
-        raise (AirflowFailException if lasting else AirflowException)(in_airflow(str(error))) from error
+        raise (AirflowFailException if error.permanent else AirflowException)(in_airflow(str(error))) from error
     except ModuleNotFoundError as error:
         raise AirflowFailException(f"{explained(error)}, on the workers") from error
 

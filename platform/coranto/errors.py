@@ -84,7 +84,7 @@
         └── MemberInUse                 another live process has this process's name
 
 Each error states the problem, the value concerned, and what to do next. `retriable` is true if the same call may
-succeed later. `outcome` states whether a change was applied.
+succeed later, and `permanent` if it fails until a person has acted. `outcome` states whether a change was applied.
 """
 
 from __future__ import annotations
@@ -109,6 +109,9 @@ class CorantoError(Exception):
     """The base of every error that Coranto raises."""
 
     retriable: bool = False
+    """The same call may succeed later."""
+    permanent: bool = False
+    """The same call fails until a person changes its input, rights or content. Orchestrators do not retry it."""
     outcome: Outcome = Outcome.NOT_APPLIED
 
     @property
@@ -119,6 +122,8 @@ class CorantoError(Exception):
 
 class InvalidInput(CorantoError, ValueError):
     """A value cannot be accepted. `field` is the path to it within the message or file, when there is one."""
+
+    permanent = True
 
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -133,6 +138,8 @@ class InvalidInput(CorantoError, ValueError):
 class MissingExtra(CorantoError, ModuleNotFoundError):
     """A module cannot be imported because the extra that brings it is not installed."""
 
+    permanent = True
+
     def __init__(self, module: str, extra: str) -> None:
         super().__init__(
             f"{module} is not installed; it comes with an extra: pip install 'coranto[{extra}]'", name=module
@@ -142,6 +149,8 @@ class MissingExtra(CorantoError, ModuleNotFoundError):
 
 class VersionTooOld(CorantoError):
     """The installed version of a package lacks a feature. `instead` says what to do with this version."""
+
+    permanent = True
 
     def __init__(self, feature: str, package: str, found: str, needed: str, instead: str = "") -> None:
         super().__init__(
@@ -156,6 +165,8 @@ class VersionTooOld(CorantoError):
 
 class CorruptData(CorantoError):
     """Bytes contradict themselves."""
+
+    permanent = True
 
 
 class CorruptFragment(CorruptData):
@@ -291,12 +302,16 @@ class RpcFailed(CorantoError):
 class Unauthenticated(RpcFailed):
     """A call had no token, or one that is expired, unsigned, signed by an unknown key, or otherwise invalid."""
 
+    permanent = True
+
     def __init__(self, message: str) -> None:
         super().__init__(message, "UNAUTHENTICATED")
 
 
 class PermissionDenied(RpcFailed):
     """A call's token is valid, but its capability or scope does not cover the call."""
+
+    permanent = True
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "PERMISSION_DENIED")
@@ -318,6 +333,8 @@ class MessageTypeNotFound(CorantoError):
 class IncompatibleType(CorantoError):
     """A new version of a message type breaks its promise to readers. `problems` has one text per field."""
 
+    permanent = True
+
     def __init__(self, name: str, compatibility: str, problems: Sequence[str]) -> None:
         super().__init__(f"{name} is not {compatibility} compatible with its earlier versions: {'; '.join(problems)}")
         self.name = name
@@ -327,6 +344,8 @@ class IncompatibleType(CorantoError):
 
 class OffsetJump(CorantoError):
     """Content between `expected` and `actual` (journal offsets) is gone, for example by retention."""
+
+    permanent = True
 
     def __init__(self, journal: str, expected: int, actual: int) -> None:
         super().__init__(
@@ -343,6 +362,8 @@ class ContentGone(CorantoError):
 
     `gone` has the missing offsets [begin, end) of each journal, `left` the first later offset with content.
     """
+
+    permanent = True
 
     def __init__(self, gone: Mapping[str, tuple[int, int]], left: Mapping[str, int], more: str = "") -> None:
         spans = [f"{journal} [{begin}, {end})" for journal, (begin, end) in sorted(gone.items())]
@@ -404,6 +425,8 @@ class RejectedRow(SqlStoreError):
     For a row of a Spark query without a message (`is_row`), they are the batch and the number of the row in it.
     """
 
+    permanent = True
+
     def __init__(self, problem: str, *, journal: str = "", offset: int = -1, is_row: bool = False) -> None:
         place = f"row {offset} of {journal}" if is_row else f"journal {journal} at offset {offset}"
         super().__init__(f"{place}: {problem}" if journal else problem, retriable=False)
@@ -429,6 +452,8 @@ class CommitOutcomeUnknown(CorantoError):
 class Fenced(CorantoError):
     """A later owner raised the fence. This process must stop: its transaction did not commit and never will."""
 
+    permanent = True
+
     def __init__(self, text: str, *, is_moved: bool = False) -> None:
         """`is_moved` means that an operator has moved the consumer, and not that another process runs it."""
         super().__init__(text)
@@ -441,6 +466,8 @@ class BatchChanged(CorantoError):
     No part of the batch is written.
     """
 
+    permanent = True
+
     def __init__(self, text: str, *, batches: int = 1) -> None:
         """`batches` is the age of the checkpoint in batches."""
         super().__init__(text)
@@ -450,9 +477,13 @@ class BatchChanged(CorantoError):
 class SourceChanged(CorantoError):
     """The source of an ingest does not continue its earlier rows: it was recreated, it changed, or rows are gone."""
 
+    permanent = True
+
 
 class PoisonRow(CorantoError):
     """A row of a source cannot become an event. All earlier reads of the source are committed."""
+
+    permanent = True
 
     def __init__(self, source: str, split: str, place: str, problem: str) -> None:
         super().__init__(
@@ -468,6 +499,8 @@ class ConsumerChanged(CorantoError):
 
     The error states the consequences of continuing, and the confirmation that permits it.
     """
+
+    permanent = True
 
 
 class CoordinationError(CorantoError):
@@ -680,12 +713,16 @@ class StreamChanged(StreamError):
 class StreamSealed(StreamError):
     """The stream is sealed: it accepts no more events and does not scale."""
 
+    permanent = True
+
 
 class StreamTruncated(StreamError):
     """The events that a reader needs next were truncated. Begin after them if you do not need them.
 
     `segment` still has its events from offset `available` on. None if the offset is unknown or the segment is gone.
     """
+
+    permanent = True
 
     def __init__(self, message: str, segment: int, available: int | None = None) -> None:
         super().__init__(message)

@@ -52,3 +52,11 @@ def test_invalid_input_names_its_field_from_the_outside_in() -> None:
     outer = inner.within("fragment")
     assert outer.field == "fragment.length"
     assert "is negative" in str(outer)
+
+
+def test_no_error_is_both_retriable_and_permanent() -> None:
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, CorantoError)]
+    both = {each for each in kinds if each.retriable and each.permanent}
+    assert both == {errors.RejectedRow}  # An error of a store says at its construction if it is retriable.
+    rejected = errors.RejectedRow("a value is too long")
+    assert (rejected.retriable, rejected.permanent) == (False, True)
