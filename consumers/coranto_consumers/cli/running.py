@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,13 +20,8 @@ from coranto_consumers.cli.arguments import Store
 from coranto_consumers.cli.loading import load_here
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from coranto_consumers.spark import ConsumeReport, ConsumerOptions, SparkApplication, SparkConsumer
 
-_LOCAL: Final = "local[2]"
-_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""The variable that `spark-submit` sets for the program that it runs."""
 _MEMBERS: Final = ("name", "sources", "value_schema", "outputs")
 
 _log = structlog.get_logger(__name__)
@@ -41,7 +35,7 @@ def run(
         typer.Option(
             "--spark-master",
             envvar="CORANTO_SPARK_MASTER",
-            help=f"Master of the Spark session. Default: {_LOCAL}, or what spark-submit has.",
+            help="Master of the Spark session. Default: local[2], or the master of spark-submit.",
             show_default=False,
         ),
     ] = None,
@@ -93,6 +87,7 @@ def run(
     config = replace(find_cluster(endpoint), retry_timeout=DEFAULT_RETRY_TIMEOUT)
 
     from coranto_consumers.spark import SparkConsumer, SparkConsumerMetrics
+    from coranto_consumers.spark.session.session import start_session
 
     metrics = SparkConsumerMetrics(made.name)
     if metrics_port:
@@ -151,20 +146,6 @@ def consumer_options(settings: Sequence[str], trigger_interval: str, retry_timeo
     if retry_timeout is not None:
         given["retry_timeout"] = _seconds(retry_timeout, "--retry-timeout")
     return ConsumerOptions.of(given)
-
-
-def start_session(name: str, master: str | None, conf: Mapping[str, str]) -> SparkSession:
-    """Start a Spark session with settings for consumers, or return the one of `spark-submit`. Raises InvalidInput."""
-    from coranto_consumers.spark.session.session import new_session, submitted_session
-
-    if _SUBMITTED not in os.environ:
-        return new_session(name, master=master or _LOCAL, settings=conf)
-    if master or conf:
-        raise InvalidInput(
-            "spark-submit has started this program: give its --master and --conf to spark-submit",
-            field="--spark-master" if master else "--spark-conf",
-        )
-    return submitted_session(name)
 
 
 def _run_until_stopped(consumer: SparkConsumer, retry_timeout: float) -> ConsumeReport:

@@ -22,7 +22,7 @@ import pytest
 from coranto.cli import main
 from coranto.cluster.processes import free_port
 from coranto.errors import InvalidInput
-from coranto_consumers.cli.running import consumer_options, load_spark_application, start_session
+from coranto_consumers.cli.running import consumer_options, load_spark_application
 from tests.consumers.conftest import Broker
 from tests.installation.kustomize import DEPLOY, KUBERNETES, containers, render
 
@@ -189,14 +189,6 @@ def test_an_application_of_another_kind_is_refused(tmp_path: Path, monkeypatch: 
         load_spark_application("kinds:Shards")
     with pytest.raises(InvalidInput, match=r"kinds:number is not a SparkApplication: it has no name; see coranto_cons"):
         load_spark_application("kinds:number")
-
-
-def test_spark_submit_has_the_master_and_the_settings_of_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(InvalidInput, match=r"--spark-master: spark-submit has started this program"):
-        start_session("totals", "local[2]", {})
-    with pytest.raises(InvalidInput, match=r"--spark-conf: spark-submit has started this program"):
-        start_session("totals", None, {"spark.executor.memory": "1g"})
 
 
 def test_a_command_line_that_cannot_work_fails_before_a_session_starts(

@@ -28,6 +28,9 @@ from coranto_consumers.spark.session.class_archive import archive_options, find_
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""The variable that `spark-submit` sets for the program that it runs."""
+
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 """Options before those, which users do not set."""
@@ -114,6 +117,21 @@ def new_session(
         builder = builder.config(key, value)
     with _workers_on(_local_interpreter() if _is_in_process(master) else sys.executable):
         return builder.getOrCreate()
+
+
+def start_session(app_name: str, master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Return the session of a program: a new one, by default on `local[2]`, or the session of `spark-submit`.
+
+    Raises InvalidInput without Java, and for a master or settings if `spark-submit` has started the program.
+    """
+    if _SUBMITTED not in os.environ:
+        return new_session(app_name, master=master or "local[2]", settings=settings)
+    if master or settings:
+        raise InvalidInput(
+            f"spark-submit has started this program, so {'the master' if master else 'settings of Spark'} cannot be "
+            "given here: give --master and --conf to spark-submit"
+        )
+    return submitted_session(app_name)
 
 
 def submitted_session(app_name: str) -> SparkSession:

@@ -7,7 +7,7 @@ import pytest
 
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.session import session
-from coranto_consumers.spark.session.session import new_session, running_session, settings_for
+from coranto_consumers.spark.session.session import new_session, running_session, settings_for, start_session
 
 NAMED = "spark.python.daemon.module"
 
@@ -17,6 +17,14 @@ def test_without_java_a_session_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(session, "running_session", lambda: None)
     with pytest.raises(InvalidInput, match="Java 17"):
         new_session("none")
+
+
+def test_spark_submit_has_the_master_and_the_settings_of_its_session(monkeypatch):
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(InvalidInput, match="started this program, so the master cannot be given here"):
+        start_session("totals", "local[2]")
+    with pytest.raises(InvalidInput, match="so settings of Spark cannot be given here: give --master and --conf to"):
+        start_session("totals", settings={"spark.executor.memory": "1g"})
 
 
 @pytest.mark.parametrize("master", ["spark://head:7077", "yarn", "k8s://https://head:6443"])
