@@ -52,14 +52,14 @@ def run(
     spec = _spec(file)
     from coranto_consumers.outputs.identity import checked_codes
     from coranto_consumers.spark.consumer.stopping import StopOnSignals
-    from coranto_consumers.tables import run_table
+    from coranto_consumers.tables import RunOptions, run_table
 
     config = find_cluster(endpoint)
     checked_codes(accept_changes)
     until = "until all is read" if once else "until it is stopped"
     note(f"{spec.name}: from {spec.input} to table {spec.table} ({spec.mode}, runner {spec.runner}), {until}")
     with StopOnSignals() as stop:
-        done = run_table(config, spec, once=once, stop=stop, wait=stop.wait, accept_changes=accept_changes)
+        done = run_table(config, spec, RunOptions(once, stop, stop.wait, accept_changes=accept_changes))
     typer.echo(f"{spec.name}: {done.messages} messages in {done.transactions} transactions")
 
 
@@ -96,7 +96,7 @@ def check(file: File, endpoint: Endpoint = None) -> None:
     and without a filter, the table must have as many rows as there are committed messages.
     """
     spec = _spec(file)
-    from coranto_consumers.tables.running import examine
+    from coranto_consumers.tables.preparing import examine
     from coranto_consumers.tables.state import describe, expectation_of, offsets_of
 
     with connect(endpoint) as client:

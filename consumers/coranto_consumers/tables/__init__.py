@@ -11,12 +11,13 @@ from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
     from coranto_consumers.tables.running import run_table
-    from coranto_consumers.tables.runs import TableReport
+    from coranto_consumers.tables.runs import RunOptions, TableReport
     from coranto_consumers.tables.spec import TableSpec, read_table
 
 __getattr__ = lazy_names(
     __name__,
     {
+        "RunOptions": "coranto_consumers.tables.runs",
         "TableReport": "coranto_consumers.tables.runs",
         "TableSpec": "coranto_consumers.tables.spec",
         "read_table": "coranto_consumers.tables.spec",
@@ -24,4 +25,4 @@ __getattr__ = lazy_names(
     },
 )
 
-__all__ = ["TableReport", "TableSpec", "read_table", "run_table"]
+__all__ = ["RunOptions", "TableReport", "TableSpec", "read_table", "run_table"]

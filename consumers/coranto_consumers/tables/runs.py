@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
-
-
-class RunOptions(NamedTuple):
-    """The options of `run_table`."""
-
-    once: bool
-    stop: Callable[[], bool]
-    wait: Callable[[], object]
-    accept_changes: str
 
 
 class TableReport(NamedTuple):
     """The messages and transactions that a run has committed."""
 
-    messages: int
-    transactions: int
+    messages: int = 0
+    transactions: int = 0
+
+    def after(self, earlier: TableReport) -> TableReport:
+        """Return the sums of this report and an earlier one."""
+        return TableReport(self.messages + earlier.messages, self.transactions + earlier.transactions)
+
+
+class RunOptions(NamedTuple):
+    """The options of `run_table`. The functions are called in its thread."""
+
+    once: bool = False
+    """The run ends when all messages that were present at its start are in the table."""
+    stop: Callable[[], bool] = lambda: False
+    """Returns True to end the run, after the transaction that is under way."""
+    wait: Callable[[], object] = lambda: time.sleep(1.0)
+    """Waits a moment."""
+    on_progress: Callable[[TableReport], object] = lambda report: None
+    """Gets the progress of the run, several times a second, or after each transaction."""
+    accept_changes: str = ""
+    """The code that confirms another input or store than before. The error ConsumerChanged names it."""

@@ -8,8 +8,9 @@ them.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import structlog
@@ -32,7 +33,10 @@ from coranto_consumers.stores.reading import read_checkpoint
 from coranto_consumers.tables.application import TableApplication
 from coranto_consumers.tables.columns import TableLayout
 from coranto_consumers.tables.inputs import present_journals, readable, require_content
-from coranto_consumers.tables.runs import TableReport
+from coranto_consumers.tables.preparing import prepared
+from coranto_consumers.tables.runs import RunOptions, TableReport
+from coranto_consumers.tables.spec import TableSpec
+from coranto_consumers.tables.type_watch import TypeChanged, TypeWatch
 
 _MAX_SECONDS: Final = 1.0
 """The longest time for a transaction to take messages, unless the file has a longer interval."""
@@ -49,20 +53,19 @@ class ShardRunner:
     def __init__(
         self,
         client: SyncJournalClient,
-        layout: TableLayout,
-        require_latest: Callable[[], None],
-        once: bool,
-        accept_changes: str = "",
+        spec: TableSpec,
+        watch: TypeWatch,
+        options: RunOptions,
         clock: Clock | None = None,
     ) -> None:
-        """`client` and `require_latest`, which is called before each commit, are used in threads."""
+        """`client`, and `watch`, which is asked before each commit, are used in threads."""
         self._sync = client
-        self._layout = layout
-        self._require_latest = require_latest
-        self._spec = layout.spec
-        self._once = once
+        self._spec = spec
+        self._watch = watch
+        self._options = options
+        self._layout: TableLayout | None = None
+        """None until the table is prepared, and when its type has a later version."""
         self._stopping = False
-        self._accept_changes = accept_changes
         self._clock = clock or SystemClock()
         self._metrics = ConsumerMetrics()
         self._progress = Progress()
@@ -94,16 +97,21 @@ class ShardRunner:
         Failures that may pass are retried: ten minutes if `once`, otherwise without a limit. Cancelling it abandons the
         transaction that is under way.
         """
-        retry = Retry(JOB_SECONDS) if self._once else Retry()
+        retry = Retry(JOB_SECONDS) if self._options.once else Retry()
         async with JournalClient.of(self._sync.config) as client:
             while not self._stopping:
-                before, begun = dict(self._progress.read_through), self._clock.monotonic()
+                before, begun = dict(self._progress.read_through), math.inf
                 primary: Primary | None = None
                 try:
+                    if (layout := self._layout) is None:
+                        self._layout = layout = await asyncio.to_thread(prepared, self._sync, self._spec)
                     present = await asyncio.to_thread(self._present)
-                    primary = self._primary(client, present)
+                    primary = self._primary(client, layout, present)
+                    begun = self._clock.monotonic()
                     if await self._serve(primary):
                         return
+                except TypeChanged:
+                    self._layout = None
                 except Exception as error:
                     if isinstance(error, RejectedRow) and self._search.may_continue():
                         continue
@@ -114,7 +122,7 @@ class ShardRunner:
                     # A journal was deleted, such as a segment that was read: the next look tells.
                     passes = isinstance(error, JournalNotFound) or may_pass(error, store)
                     pause = retry.failed(now) if passes else None
-                    if pause is None or self._stopping:
+                    if pause is None:
                         raise
                     if retry.is_report_due(now):
                         _log.warning("table.waiting", table=self._spec.name, error=str(error))
@@ -130,7 +138,7 @@ class ShardRunner:
         self._fence = fence + 1
         self._sources = {} if found is None else dict(found.checkpoint.sources)
         require_content(present, self._sources)
-        if self._once and self._targets is None:
+        if self._options.once and self._targets is None:
             self._targets = {journal: extent.head for journal, extent in present.items()}
         if self._targets is not None:
             self._targets = {journal: offset for journal, offset in self._targets.items() if journal in present}
@@ -143,10 +151,10 @@ class ShardRunner:
             read[journal] = max(offset, read.get(journal, 0))
         return read
 
-    def _primary(self, client: JournalClient, present: Mapping[str, ContentExtent]) -> Primary:
+    def _primary(self, client: JournalClient, layout: TableLayout, present: Mapping[str, ContentExtent]) -> Primary:
         """Return a run of the shard with all journals that may be read."""
         spec = pc.ShardSpec(id=self._spec.name)
-        interval = 0.0 if self._once else self._spec.interval
+        interval = 0.0 if self._options.once else self._spec.interval
         spec.min_txn_duration.FromNanoseconds(round(interval * 1e9))
         spec.max_txn_duration.FromNanoseconds(round(max(_MAX_SECONDS, interval) * 1e9))
         self._journals = set(readable(present, self._read()))
@@ -155,14 +163,14 @@ class ShardRunner:
             spec.sources.add(journal=journal, min_offset=begin)
         validate_shard_spec(spec)
         return Primary(
-            TableApplication(self._layout, self._require_latest),
+            TableApplication(layout, lambda: self._watch.require_latest(layout)),
             Shard(spec, client),
             clock=self._clock,
             producer=new_producer_id(os.urandom),
             progress=self._progress,
             metrics=self._metrics,
             search=self._search,
-            accept_changes=self._accept_changes,
+            accept_changes=self._options.accept_changes,
             sources=self._spec.input.selector,
         )
 
@@ -206,7 +214,7 @@ class ShardRunner:
         try:
             present = await asyncio.to_thread(present_journals, self._sync, self._spec)
         except CorantoError as error:
-            if self._once or not error.retriable:
+            if self._options.once or not error.retriable:
                 raise
             return set()
         return set(readable(present, self._read()))

@@ -9,7 +9,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coranto.client import ClientConfig
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.retry import JOB_SECONDS, RetryPolicy
 from coranto.errors import InvalidInput
 from coranto.types.kinds import PlainKind, TypeField, format_fields
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
@@ -19,62 +20,92 @@ from coranto_consumers.spark import (
     Replace,
     SparkConsumer,
     TableOutput,
-    new_session,
 )
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.consumer.outages import Outages
+from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks
 from coranto_consumers.spark.decoding.type_columns import fields_of_spark, spark_schema
+from coranto_consumers.spark.session.session import start_session
 from coranto_consumers.spark.session.task_errors import text_of_task
 from coranto_consumers.tables.columns import TableLayout, sql_table, with_rows
 from coranto_consumers.tables.inputs import several_journals
+from coranto_consumers.tables.preparing import prepared
 from coranto_consumers.tables.runs import RunOptions, TableReport
 from coranto_consumers.tables.spec import DELETED, TableSpec
+from coranto_consumers.tables.type_watch import TypeChanged, TypeWatch
 
 _COMMIT = "_commit_offset"
 _COMMIT_FIELD = TypeField(_COMMIT, PlainKind.BIGINT)
 _PLACES = ("_journal", _COMMIT, "_offset")
 
 
-def session_of(spec: TableSpec) -> SparkSession:
-    """Return the session of a table: the one of this process, or else a new one."""
-    return new_session(f"table {spec.name}")
+class _Stopped(Exception):
+    """Ends a run that has been asked to stop before it has caught up."""
 
 
-def with_expressions(layout: TableLayout, spark: SparkSession) -> TableLayout:
+def with_expressions(layout: TableLayout) -> TableLayout:
     """Return a layout with the columns that its expressions make. Raises InvalidInput for one that Spark refuses."""
-    rows = _rows(layout.spec, spark.createDataFrame([], spark_schema(layout.messages)))
+    rows = _rows(layout.spec, _session(layout.spec).createDataFrame([], spark_schema(layout.messages)))
     if not layout.spec.select:
         return layout
     columns = rows.select(*(_column(name) for name, _ in layout.spec.select))
     return with_rows(layout, [replace(each, nullable=True) for each in fields_of_spark(columns.schema)])
 
 
-def run_spark(
-    config: ClientConfig, layout: TableLayout, require_latest: Callable[[], None], options: RunOptions
-) -> TableReport:
-    """Write a table as `run_table` does. `require_latest` is called before each commit. Raises as `SparkConsumer`."""
-    consumer = _consumer(config, layout, require_latest, options)
-    if options.once:
-        report = consumer.run_until_caught_up()
-    else:
-        report = consumer.run_until_stopped(options.stop, wait=options.wait)
-    return TableReport(report.messages, report.transactions)
+def run_spark(client: SyncJournalClient, spec: TableSpec, watch: TypeWatch, options: RunOptions) -> TableReport:
+    """Write a table as `run_table` does. `watch` is asked before each commit. Raises as `SparkConsumer`."""
+    policy = RetryPolicy(JOB_SECONDS) if options.once else RetryPolicy()
+    outages = Outages(spec.name, policy, Hooks(), lambda report: None)
+    earlier = report = TableReport()
+
+    def show(progress: ConsumeReport) -> None:
+        nonlocal report
+        report = TableReport(progress.messages, progress.transactions).after(earlier)
+        options.on_progress(report)
+        if options.once and options.stop():
+            raise _Stopped
+
+    while (layout := outages.run(lambda: prepared(client, spec), lambda: NOTHING, options.stop)) is not None:
+        outages.progressed()
+        consumer = _consumer(client.config, layout, watch, options, show)
+        try:
+            if options.once:
+                consumer.run_until_caught_up()
+            else:
+                consumer.run_until_stopped(options.stop, wait=options.wait)
+            break
+        except _Stopped:
+            break
+        except TypeChanged:
+            earlier = report
+    return report
+
+
+def _session(spec: TableSpec) -> SparkSession:
+    """Return the session of a table: the one of this process, or else a new one."""
+    return start_session(f"table {spec.name}")
 
 
 def _consumer(
-    config: ClientConfig, layout: TableLayout, require_latest: Callable[[], None], options: RunOptions
+    config: ClientConfig,
+    layout: TableLayout,
+    watch: TypeWatch,
+    options: RunOptions,
+    show: Callable[[ConsumeReport], None],
 ) -> SparkConsumer:
     spec = layout.spec
     return SparkConsumer(
-        SparkTable(layout, require_latest),
+        SparkTable(layout, lambda: watch.require_latest(layout)),
         config,
         spec.store_url,
-        lambda: session_of(spec),
+        lambda: _session(spec),
         ConsumerOptions(
             min_transaction_seconds=spec.interval,
             misfits=MisfitPolicy.NULLS if spec.keeps_misfits else MisfitPolicy.FAIL,
             accept_changes=options.accept_changes or None,
             registry=spec.registry or None,
         ),
+        on_progress=show,
     )
 
 

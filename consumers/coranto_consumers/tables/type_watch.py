@@ -12,6 +12,7 @@ from typing import Self
 from coranto.client import SyncJournalClient
 from coranto.types.blocking import SyncTypeRegistry
 from coranto_consumers.tables.columns import TableLayout
+from coranto_consumers.tables.spec import TableSpec
 
 
 class TypeChanged(Exception):
@@ -19,12 +20,11 @@ class TypeChanged(Exception):
 
 
 class TypeWatch:
-    """Finds later versions of a layout's type. None of a version that the file names, or without a registry."""
+    """Finds later versions of a table's type. None if the file names a version, or without a registry."""
 
-    def __init__(self, client: SyncJournalClient, layout: TableLayout) -> None:
-        is_watched = layout.version is not None and "@" not in layout.spec.type
-        self._version = layout.version if is_watched else None
-        self._registry = SyncTypeRegistry(client, layout.spec.registry) if is_watched else None
+    def __init__(self, client: SyncJournalClient, spec: TableSpec) -> None:
+        is_watched = bool(spec.registry) and "@" not in spec.type
+        self._registry = SyncTypeRegistry(client, spec.registry) if is_watched else None
 
     def __enter__(self) -> Self:
         return self
@@ -35,9 +35,10 @@ class TypeWatch:
         if self._registry is not None:
             self._registry.close()
 
-    def require_latest(self) -> None:
-        """Raise TypeChanged if there is a later version. Not for use on the event loop of clients."""
-        if self._registry is None or self._version is None:
+    def require_latest(self, layout: TableLayout) -> None:
+        """Raise TypeChanged if there is a later version than the layout's. Not for the event loop of clients."""
+        version = layout.version
+        if self._registry is None or version is None:
             return
-        if self._registry.find(self._version.name).number != self._version.number:
+        if self._registry.find(version.name).number != version.number:
             raise TypeChanged

@@ -22,7 +22,7 @@ from coranto.testing import SyncCluster
 from coranto.testing.cluster import STORE_URL
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.stores.sql import SqlStore
-from coranto_consumers.tables import TableReport, TableSpec, read_table, run_table
+from coranto_consumers.tables import RunOptions, TableReport, TableSpec, read_table, run_table
 
 _numbers = itertools.count(1)
 
@@ -153,7 +153,7 @@ def table_file(
 
 def run(shop: Shop, text: str, **options: Any) -> TableReport:
     """Run a table once."""
-    return run_table(shop.config, read_table(text), once=True, **options)
+    return run_table(shop.config, read_table(text), RunOptions(once=True, **options))
 
 
 def rows_in(spec: TableSpec) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from coranto.types.blocking import SyncTypeRegistry
 from coranto.types.definitions import JsonForm, MessageType
 from coranto.types.parsing import parse_fields
 from coranto_consumers.stores.sql import SqlStore
-from coranto_consumers.tables import read_table, run_table
+from coranto_consumers.tables import RunOptions, read_table, run_table
 from tests.consumers.tables.shop import Shop, message, model, ordered, row_of, rows_in, run, table_file
 from tests.servers.sql import PostgresServer
 
@@ -78,7 +78,7 @@ def test_a_service_follows_a_stream_through_a_split_and_is_fenced_by_a_later_one
 
     def serve() -> None:
         try:
-            run_table(shop.config, spec, stop=ended.is_set)
+            run_table(shop.config, spec, RunOptions(stop=ended.is_set))
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             failures.append(error)
 
@@ -190,7 +190,7 @@ def test_a_later_version_of_the_type(shop: Shop, tmp_path: Path, evolves: bool, 
 
     def serve() -> None:
         try:
-            run_table(shop.config, spec, stop=lambda: begun.set() or done.is_set())  # type: ignore[func-returns-value]
+            run_table(shop.config, spec, RunOptions(stop=lambda: bool(begun.set()) or done.is_set()))  # type: ignore[func-returns-value]
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             failures.append(error)
 
@@ -298,7 +298,7 @@ def test_a_service_waits_for_its_store(tmp_path: Path) -> None:
 
         def serve() -> None:
             try:
-                run_table(shop.config, spec, stop=ended.is_set)
+                run_table(shop.config, spec, RunOptions(stop=ended.is_set))
             except BaseException as error:  # noqa: BLE001 - the test looks at it
                 failures.append(error)
 
