@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sys
-from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coranto.cli.connect import Endpoint, connect, find_cluster, with_client
+from coranto.cli.copy_status import CopyStatus, SourcePart, print_status
 from coranto.cli.output import Output, note
 from coranto.errors import InvalidInput
 from coranto.extras import explained
 
 if TYPE_CHECKING:
-    from coranto.audit import Report
-    from coranto.client import JournalClient
-    from coranto_consumers.positions.lag import JournalLag
     from coranto_consumers.tables.spec import TableSpec
 
 app = typer.Typer(help="Tables without code: messages become rows, each once.", no_args_is_help=True)
@@ -69,23 +65,19 @@ def status(
     output: Annotated[Output, typer.Option("--output", "-o", help="Output format.")] = Output.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
-    """Show how far a table is behind its journals, as `coranto consumer lag` does, and its number of rows."""
+    """Show how far a table is: the position in each journal, and the bytes behind it, the rows and the last commit.
+
+    `coranto consumer lag` shows the messages behind each position, and their age.
+    """
     spec = _spec(file)
-    from coranto_consumers.cli.lag import print_lags
-    from coranto_consumers.positions.lag import lag_of
-    from coranto_consumers.tables.state import count_rows, offsets_of
+    from coranto_consumers.tables.state import progress_of
 
-    async def work(client: JournalClient) -> list[JournalLag]:
-        return await lag_of(client, await asyncio.to_thread(offsets_of, spec), spec.input.selector)
-
-    lags = with_client(endpoint, work)
-    rows = count_rows(spec)
-    if output is Output.JSON:
-        facts = {"table": spec.table, "consumer": spec.name, "rows": rows, "journals": [asdict(each) for each in lags]}
-        typer.echo(json.dumps(facts, indent=2))
-        return
-    print_lags(spec.name, lags, {})
-    typer.echo(f"{spec.name}: there is no table {spec.table} yet" if rows is None else f"{spec.table}: {rows:,} rows")
+    found = with_client(endpoint, lambda client: progress_of(client, spec))
+    parts = [SourcePart(each.journal, each.position, each.behind, each.problem) for each in found.journals]
+    copy = CopyStatus(spec.name, str(spec.input), f"table {spec.table}", found.rows, parts, "bytes")
+    last = None if found.last_commit is None else datetime.fromtimestamp(found.last_commit, UTC).isoformat()
+    more = {"messages_behind": found.messages_behind, "last_commit": last}
+    print_status(copy, output, more, f"{found.messages_behind:,} messages behind", f"last commit: {last or 'none'}")
 
 
 @app.command("check")
@@ -96,8 +88,8 @@ def check(file: File, endpoint: Endpoint = None) -> None:
     and without a filter, the table must have as many rows as there are committed messages.
     """
     spec = _spec(file)
-    from coranto_consumers.tables.preparing import examine
-    from coranto_consumers.tables.state import describe, expectation_of, offsets_of
+    from coranto_consumers.tables.running import examine
+    from coranto_consumers.tables.state import audit_table, describe, expectation_of, stored_progress
 
     with connect(endpoint) as client:
         layout, target = examine(client, spec)
@@ -108,30 +100,17 @@ def check(file: File, endpoint: Endpoint = None) -> None:
         typer.echo(f"{spec.name}: {line.text}")
     if not is_ready:
         sys.exit(NOT_SOUND)
-    if not state.exists or not offsets_of(spec):
+    if not state.exists or not stored_progress(spec).offsets:
         typer.echo(f"{spec.name}: no message is committed yet, so there is nothing to audit")
         return
     for expectation in expectation_of(spec):
         typer.echo(f"{spec.name}: the audit expects {expectation}")
-    report = _audit(spec, endpoint)
+    report = with_client(endpoint, lambda client: audit_table(client, spec))
     from coranto.cli.reports import print_report
 
     print_report(report, as_json=False)
     if not report.sound:
         sys.exit(NOT_SOUND)
-
-
-def _audit(spec: TableSpec, endpoint: str | None) -> Report:
-    from coranto.audit import run_checks
-    from coranto_consumers.cli.audit import AuditTarget
-    from coranto_consumers.tables.state import expectation_of
-
-    target = AuditTarget(spec.name, spec.store_url, expectation_of(spec), None, None, None)
-
-    async def work(client: JournalClient) -> Report:
-        return await run_checks(f"table {spec.name}", [await target.check(client)])
-
-    return with_client(endpoint, work)
 
 
 def _spec(file: Path) -> TableSpec:

@@ -1,13 +1,15 @@
-"""Checkpoints in stores of any kind, read by their URLs without raising a fence."""
+"""Checkpoints in stores of any kind, read by their URLs without raising a fence.
+
+Importing it does not import SQLAlchemy: definitions of Dagster name stores, and load often.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from coranto_consumers.stores.fencing import Restored
-from coranto_consumers.stores.sql import SqlStore
-from coranto_consumers.stores.urls import display_url, parse_store_url
+if TYPE_CHECKING:
+    from coranto_consumers.stores.fencing import Restored
 
 ICEBERG: Final = "iceberg://"
 
@@ -21,11 +23,15 @@ def consumer_names(store: str) -> Sequence[str]:
         from coranto_consumers.stores.iceberg.urls import IcebergHome  # Needs the extra `lake`.
 
         return IcebergHome.at(store).names("")
+    from coranto_consumers.stores.sql import SqlStore
+
     return SqlStore(store).names()
 
 
 def display_name(store: str) -> str:
     """Return the URL of a store without its secrets. Raises InvalidInput for a URL of no store."""
+    from coranto_consumers.stores.urls import display_url, parse_store_url
+
     return store if store.startswith(ICEBERG) else display_url(parse_store_url(store))
 
 
@@ -38,4 +44,6 @@ def read_checkpoint(store: str, consumer: str) -> Restored | None:
         from coranto_consumers.stores.iceberg.urls import IcebergHome  # Needs the extra `lake`.
 
         return IcebergHome.at(store).read(consumer)
+    from coranto_consumers.stores.sql import SqlStore
+
     return SqlStore(store).read(consumer)

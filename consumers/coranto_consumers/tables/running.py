@@ -1,21 +1,60 @@
-"""Runs of tables, by the runner that the file names."""
+"""Runs of tables: the layout, the table in its store, and the runner that the file names."""
 
 from __future__ import annotations
 
 import concurrent.futures
-from typing import Final
+from collections.abc import Callable
+from types import ModuleType
+from typing import Final, NamedTuple
+
+import structlog
 
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.loop import shared_loop
-from coranto_consumers.tables.preparing import spark_runner
+from coranto.extras import explained
+from coranto_consumers.tables.columns import TableLayout
+from coranto_consumers.tables.evolving import TargetTable, prepare
+from coranto_consumers.tables.inputs import find_layout
 from coranto_consumers.tables.runs import RunOptions, TableReport
 from coranto_consumers.tables.spec import TableSpec
+from coranto_consumers.tables.sql_target import SqlTarget
 from coranto_consumers.tables.type_watch import TypeWatch
 
 _POLL_SECONDS: Final = 0.2
 _STOP_SECONDS: Final = 60.0
 """The time for a table to complete its transactions after an interruption."""
 _DEFAULTS: Final = RunOptions()
+
+_log = structlog.get_logger(__name__)
+
+
+class ExaminedTable(NamedTuple):
+    """A table with its columns, and its place in the store."""
+
+    layout: TableLayout
+    target: TargetTable
+
+
+def examine(client: SyncJournalClient, spec: TableSpec) -> ExaminedTable:
+    """Return a table whose journals, type and expressions are found to be sound. Changes nothing.
+
+    Starts a session of Spark for expressions. Raises InvalidInput, and errors of the client.
+    """
+    layout = find_layout(client, spec)
+    if spec.select or spec.filter:
+        layout = _spark_runner().with_expressions(layout)
+    return ExaminedTable(layout, target_of(layout))
+
+
+def target_of(layout: TableLayout) -> TargetTable:
+    """Return the table in the store of its URL. Raises InvalidInput, and MissingExtra for Iceberg without its extra."""
+    if not layout.spec.is_iceberg:
+        return SqlTarget(layout)
+    try:
+        from coranto_consumers.tables.iceberg_target import IcebergTarget
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
+    return IcebergTarget(layout)
 
 
 def run_table(config: ClientConfig, spec: TableSpec, options: RunOptions = _DEFAULTS) -> TableReport:
@@ -32,16 +71,21 @@ def run_table(config: ClientConfig, spec: TableSpec, options: RunOptions = _DEFA
     After any of them, the next run continues from the last commit.
     """
     with SyncJournalClient.of(config) as client, TypeWatch(client, spec) as watch:
-        if spec.runner == "shard":
-            return _runs_as_shard(client, spec, watch, options)
-        report: TableReport = spark_runner().run_spark(client, spec, watch, options)
+        run = _spark_runner().run_spark if spec.runner == "spark" else _run_as_shard
+        report: TableReport = run(client, spec, lambda: _prepared(client, spec), watch, options)
         return report
 
 
-def _runs_as_shard(client: SyncJournalClient, spec: TableSpec, watch: TypeWatch, options: RunOptions) -> TableReport:
+def _run_as_shard(
+    client: SyncJournalClient,
+    spec: TableSpec,
+    prepared: Callable[[], TableLayout],
+    watch: TypeWatch,
+    options: RunOptions,
+) -> TableReport:
     from coranto_consumers.tables.shard_runner import ShardRunner
 
-    runner = ShardRunner(client, spec, watch, options)
+    runner = ShardRunner(client, spec, prepared, watch, options)
     running = shared_loop().submit(runner.run())
     try:
         while not concurrent.futures.wait([running], _POLL_SECONDS).done:
@@ -55,3 +99,23 @@ def _runs_as_shard(client: SyncJournalClient, spec: TableSpec, watch: TypeWatch,
         running.cancel()
         raise
     return runner.report
+
+
+def _prepared(client: SyncJournalClient, spec: TableSpec) -> TableLayout:
+    """Return the layout of a table, which is in its store afterwards and has all columns.
+
+    Raises InvalidInput, and errors of the client and the store.
+    """
+    layout, target = examine(client, spec)
+    for change in prepare(layout, target):
+        _log.warning("table.changed", table=spec.name, column=change.field.name, change=change.advice)
+    return layout
+
+
+def _spark_runner() -> ModuleType:
+    """Return the module that needs Spark. Raises MissingExtra without it."""
+    try:
+        from coranto_consumers.tables import spark_runner
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
+    return spark_runner

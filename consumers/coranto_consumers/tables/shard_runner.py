@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -33,7 +33,6 @@ from coranto_consumers.stores.reading import read_checkpoint
 from coranto_consumers.tables.application import TableApplication
 from coranto_consumers.tables.columns import TableLayout
 from coranto_consumers.tables.inputs import present_journals, readable, require_content
-from coranto_consumers.tables.preparing import prepared
 from coranto_consumers.tables.runs import RunOptions, TableReport
 from coranto_consumers.tables.spec import TableSpec
 from coranto_consumers.tables.type_watch import TypeChanged, TypeWatch
@@ -54,13 +53,18 @@ class ShardRunner:
         self,
         client: SyncJournalClient,
         spec: TableSpec,
+        prepared: Callable[[], TableLayout],
         watch: TypeWatch,
         options: RunOptions,
         clock: Clock | None = None,
     ) -> None:
-        """`client`, and `watch`, which is asked before each commit, are used in threads."""
+        """`client`, `prepared` and `watch` are used in threads.
+
+        `prepared` prepares the table and returns its layout. `watch` is asked before each commit.
+        """
         self._sync = client
         self._spec = spec
+        self._prepared = prepared
         self._watch = watch
         self._options = options
         self._layout: TableLayout | None = None
@@ -104,7 +108,7 @@ class ShardRunner:
                 primary: Primary | None = None
                 try:
                     if (layout := self._layout) is None:
-                        self._layout = layout = await asyncio.to_thread(prepared, self._sync, self._spec)
+                        self._layout = layout = await asyncio.to_thread(self._prepared)
                     present = await asyncio.to_thread(self._present)
                     primary = self._primary(client, layout, present)
                     begun = self._clock.monotonic()

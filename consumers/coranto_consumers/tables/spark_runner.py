@@ -29,7 +29,6 @@ from coranto_consumers.spark.session.session import start_session
 from coranto_consumers.spark.session.task_errors import text_of_task
 from coranto_consumers.tables.columns import TableLayout, sql_table, with_rows
 from coranto_consumers.tables.inputs import several_journals
-from coranto_consumers.tables.preparing import prepared
 from coranto_consumers.tables.runs import RunOptions, TableReport
 from coranto_consumers.tables.spec import DELETED, TableSpec
 from coranto_consumers.tables.type_watch import TypeChanged, TypeWatch
@@ -52,8 +51,17 @@ def with_expressions(layout: TableLayout) -> TableLayout:
     return with_rows(layout, [replace(each, nullable=True) for each in fields_of_spark(columns.schema)])
 
 
-def run_spark(client: SyncJournalClient, spec: TableSpec, watch: TypeWatch, options: RunOptions) -> TableReport:
-    """Write a table as `run_table` does. `watch` is asked before each commit. Raises as `SparkConsumer`."""
+def run_spark(
+    client: SyncJournalClient,
+    spec: TableSpec,
+    prepared: Callable[[], TableLayout],
+    watch: TypeWatch,
+    options: RunOptions,
+) -> TableReport:
+    """Write a table as `run_table` does. Raises as `SparkConsumer`.
+
+    `prepared` prepares the table and returns its layout. `watch` is asked before each commit.
+    """
     policy = RetryPolicy(JOB_SECONDS) if options.once else RetryPolicy()
     outages = Outages(spec.name, policy, Hooks(), lambda report: None)
     earlier = report = TableReport()
@@ -65,7 +73,7 @@ def run_spark(client: SyncJournalClient, spec: TableSpec, watch: TypeWatch, opti
         if options.once and options.stop():
             raise _Stopped
 
-    while (layout := outages.run(lambda: prepared(client, spec), lambda: NOTHING, options.stop)) is not None:
+    while (layout := outages.run(prepared, lambda: NOTHING, options.stop)) is not None:
         outages.progressed()
         consumer = _consumer(client.config, layout, watch, options, show)
         try:

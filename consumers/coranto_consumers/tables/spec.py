@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Final, Literal, NamedTuple, TypeVar, cast
 
 import yaml
 
@@ -31,24 +31,13 @@ from coranto_consumers.stores.reading import ICEBERG
 
 Mode = Literal["append", "upsert", "changes"]
 Runner = Literal["shard", "spark"]
+T = TypeVar("T")
 
 _REQUIRED: Final = ("name", "input", "store", "table")
 _FIELDS: Final = (
     *_REQUIRED,
-    *(
-        "columns",
-        "type",
-        "registry",
-        "mode",
-        "key",
-        "operation",
-        "filter",
-        "select",
-        "runner",
-        "misfits",
-        "evolve",
-        "interval",
-    ),
+    *("columns", "type", "registry", "mode", "key", "operation"),
+    *("filter", "select", "runner", "misfits", "evolve", "interval"),
 )
 _INPUTS: Final = ("stream", "journal", "prefix", "selector")
 _MODES: Final = ("append", "upsert", "changes")
@@ -78,8 +67,42 @@ class TableInput:
     """The stream, if they are its segments."""
     journal: str = ""
     """The journal, if it is only one."""
+    prefix: str = ""
+    """The beginning of the journals' names, if that selects them. It ends with a slash."""
     keyed: bool = False
     """The user says that all messages of a key are in one journal."""
+
+    @classmethod
+    def of(cls, kind: str, name: str, *, keyed: bool = False) -> TableInput:
+        """Return the input of a kind of the file's field `input`. Raises InvalidInput."""
+        match kind:
+            case "stream":
+                return cls(format_selector(segments_selector(validate_stream(name))), stream=name)
+            case "journal":
+                chosen = label_selector(include=[("name", validate_journal(name))])
+                return cls(format_selector(chosen), journal=name)
+            case "prefix":
+                chosen = label_selector(include=[("name:prefix", _checked_prefix(name))])
+                return cls(format_selector(chosen), prefix=name, keyed=keyed)
+        return cls(format_selector(parse_selector(name)), keyed=keyed)
+
+    def under(self, prefix: str) -> TableInput:
+        """Return the same input with a prefix in front of its journals' names. Raises InvalidInput for a selector."""
+        for kind, name in (("stream", self.stream), ("journal", self.journal), ("prefix", self.prefix)):
+            if name:
+                return TableInput.of(kind, prefix + name, keyed=self.keyed)
+        if prefix:
+            raise InvalidInput(
+                f"a selector has no name that {prefix!r} can begin: write the prefix into the selector, or give a "
+                "stream, a journal or a prefix",
+                field="input",
+            )
+        return self
+
+    @property
+    def folder(self) -> str:
+        """The folder of the journals; empty if they may be anywhere."""
+        return self.stream or self.prefix[:-1] or self.journal.rpartition("/")[0]
 
     def __str__(self) -> str:
         if self.stream:
@@ -133,13 +156,43 @@ class TableSpec:
         return f"{self.store}/{self.table}" if self.is_iceberg else self.store
 
 
+class TableNames(NamedTuple):
+    """The names in the file of a table."""
+
+    name: str
+    input: TableInput
+    table: str
+    store: str
+    """The kind of the store, such as `postgresql`. Empty if a variable has it."""
+
+
+def read_names(content: str, environment: Mapping[str, str] | None = None) -> TableNames:
+    """Read the names of a table. Variables of other fields may be missing. Raises InvalidInput, with the line."""
+    known = os.environ if environment is None else environment
+
+    def read(node: yaml.Node) -> TableNames:
+        entries = entries_of(node, _FIELDS)
+        required(node, entries, *_REQUIRED)
+        name, given, table = (expanded(entries[each], known) for each in ("name", "input", "table"))
+        store = read_text(entries["store"]).partition(":")[0].partition("+")[0]
+        return TableNames(
+            checked(name, validate_shard_id), _input(given), read_text(table), "" if "$" in store else store
+        )
+
+    return _document(content, read)
+
+
 def read_table(content: str, environment: Mapping[str, str] | None = None) -> TableSpec:
     """Read a file's text. `${NAME}` in texts of fields stands for a variable of the environment.
 
     Raises InvalidInput, with the line.
     """
     known = os.environ if environment is None else environment
-    found = read_document(content, lambda node: _read(expanded(node, known)))
+    return _document(content, lambda node: _read(expanded(node, known)))
+
+
+def _document(content: str, read: Callable[[yaml.Node], T]) -> T:
+    found = read_document(content, read)
     if found is None:
         raise InvalidInput(f"the file is empty; it needs the fields {', '.join(_REQUIRED)}")
     return found
@@ -223,23 +276,15 @@ def _input(node: yaml.Node) -> TableInput:
     keyed = choice(entries, "keyed", ("false", "true")) == "true"
     if keyed and kind in ("stream", "journal"):
         raise line_error(line_of(entries["keyed"]), f"a {kind} keeps the order of keys by itself: leave `keyed` out")
-    match kind:
-        case "stream":
-            stream = checked(value, validate_stream)
-            return TableInput(format_selector(segments_selector(stream)), stream=stream)
-        case "journal":
-            journal = checked(value, validate_journal)
-            return TableInput(format_selector(label_selector(include=[("name", journal)])), journal=journal)
-        case "prefix":
-            return TableInput(checked(value, _prefix_selector), keyed=keyed)
-    return TableInput(checked(value, lambda given: format_selector(parse_selector(given))), keyed=keyed)
+    found: TableInput = checked(value, lambda name: TableInput.of(kind, name, keyed=keyed))
+    return found
 
 
-def _prefix_selector(prefix: str) -> str:
+def _checked_prefix(prefix: str) -> str:
     if not prefix.endswith("/"):
         raise InvalidInput(f"{prefix!r} does not end with a slash, such as {prefix + '/'!r}")
     validate_path("prefix", prefix[:-1], 1, 500)
-    return format_selector(label_selector(include=[("name:prefix", prefix)]))
+    return prefix
 
 
 def _store(node: yaml.Node) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sqlalchemy import MetaData, Table, func, inspect, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from coranto.audit import Report, run_checks
+from coranto.client import JournalClient
+from coranto.messages.uuids import clock_to_ns
+from coranto_consumers.audit import ConsumerCheck, EvidenceSource, SqlEvidence, parse_expectation
+from coranto_consumers.positions.lag import JournalLag, lag_of
 from coranto_consumers.stores.engines import READS_ONLY
-from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.reading import read_checkpoint
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.tables.columns import TableLayout
@@ -17,12 +23,46 @@ from coranto_consumers.tables.evolving import TableState, not_evolved
 from coranto_consumers.tables.spec import TableSpec
 
 
-def offsets_of(spec: TableSpec) -> Mapping[str, int]:
-    """Return the offsets that the table has of journals; none before the first commit. Raises SqlStoreError."""
-    if spec.is_iceberg and count_rows(spec) is None:
-        return {}
-    found: Restored | None = read_checkpoint(spec.store_url, spec.name)
-    return {} if found is None else found.checkpoint.offsets
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """The progress of a table: its position, its rows and its lag."""
+
+    offsets: Mapping[str, int]
+    """The offsets through which journals are in the table; none before the first commit."""
+    last_commit: float | None
+    """The time when the last transaction in the table was committed in its journal, in Unix seconds. None: unknown."""
+    rows: int | None
+    """None if there is no table."""
+    journals: Sequence[JournalLag] = ()
+
+    @property
+    def bytes_behind(self) -> int:
+        """The bytes of the journals that are not in the table, as far as they are known."""
+        return sum(each.behind or 0 for each in self.journals)
+
+    @property
+    def messages_behind(self) -> int:
+        """The messages in these bytes. An estimate if they are many."""
+        return sum(each.messages or 0 for each in self.journals)
+
+
+async def progress_of(client: JournalClient, spec: TableSpec) -> TableProgress:
+    """Return the progress of a table. Raises SqlStoreError, and errors of the client."""
+    found = await asyncio.to_thread(stored_progress, spec)
+    return replace(found, journals=await lag_of(client, found.offsets, spec.input.selector))
+
+
+def stored_progress(spec: TableSpec) -> TableProgress:
+    """Return the progress of a table as its store has it, without the lag. Raises SqlStoreError."""
+    rows = count_rows(spec)
+    if spec.is_iceberg and rows is None:
+        return TableProgress({}, None, None)
+    found = read_checkpoint(spec.store_url, spec.name)
+    if found is None:
+        return TableProgress({}, None, rows)
+    clocks = [state.last_ack for source in found.checkpoint.sources.values() for state in source.producers.values()]
+    last = max(clocks, default=0)
+    return TableProgress(found.checkpoint.offsets, clock_to_ns(last) / 1e9 if last else None, rows)
 
 
 def count_rows(spec: TableSpec) -> int | None:
@@ -60,6 +100,24 @@ def expectation_of(spec: TableSpec) -> list[str]:
     else:
         table = SqlStore(spec.store).engine.dialect.identifier_preparer.quote(spec.table)
     return [f"SELECT COUNT(*) FROM {table} == messages"]
+
+
+async def audit_table(client: JournalClient, spec: TableSpec) -> Report:
+    """Audit the consumer of a table, as `coranto consumer audit` does. Raises SqlStoreError, and errors of the client.
+
+    It reads the table's journals from their beginnings.
+    """
+    evidence: EvidenceSource
+    if spec.is_iceberg:
+        from coranto_consumers.audit.iceberg import IcebergEvidence
+        from coranto_consumers.stores.iceberg.urls import IcebergHome
+
+        evidence = IcebergEvidence(IcebergHome.at(spec.store_url))
+    else:
+        evidence = SqlEvidence(SqlStore(spec.store))
+    expected = [parse_expectation(each) for each in expectation_of(spec)]
+    check = ConsumerCheck(spec.name, client, evidence, expectations=expected)
+    return await run_checks(f"table {spec.name}", [check])
 
 
 class StateLine(NamedTuple):

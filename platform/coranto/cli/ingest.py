@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coranto.cli.connect import Endpoint, with_client
-from coranto.cli.output import Output, note, print_table
+from coranto.cli.copy_status import CopyStatus, SourcePart, print_status
+from coranto.cli.output import Output, note
 from coranto.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
-
-_SHOWN = 80
-"""The length of a position that a table of them shows; `-o json` has all of it."""
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="File of the ingest, in YAML.", show_default=False)]
 
@@ -101,24 +98,15 @@ def status(
             return progress, None, str(error)
 
     progress, lag, problem = with_client(endpoint, work)
-    if output is Output.JSON:
-        facts = {"ingest": spec.name, "stream": spec.stream, "source": progress.source, "rows": progress.rows}
-        counts = {"dead_letters": progress.letters, "lost": progress.lost, "lag": lag}
-        typer.echo(json.dumps({**facts, **counts, "positions": progress.splits}))
-    else:
-        rows = [
-            [split, _shown(progress.splits.get(split)), "?" if lag is None else str(lag.get(split, 0))]
-            for split in sorted({*progress.splits, *(lag or {})})
-        ]
-        print_table(["SPLIT", "POSITION", "BEHIND"], rows)
-        typer.echo(f"{spec.name}: {progress.rows} rows and {progress.letters} dead letters are in stream {spec.stream}")
+    parts = [
+        SourcePart(split, progress.splits.get(split), None if lag is None else lag.get(split, 0))
+        for split in sorted({*progress.splits, *(lag or {})})
+    ]
+    copy = CopyStatus(spec.name, spec.kind, f"stream {spec.stream}", progress.rows, parts, "rows or bytes")
+    more = {"source_id": progress.source, "dead_letters": progress.letters, "lost": progress.lost}
+    print_status(copy, output, more, f"{progress.letters} dead letters")
     if problem:
         note(f"the rows behind are not known: {problem}")
-
-
-def _shown(position: object) -> str:
-    text = "-" if position is None else position if isinstance(position, str) else json.dumps(position)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _spec(file: Path) -> IngestSpec:

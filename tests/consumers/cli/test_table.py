@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -60,16 +61,20 @@ def test_run_status_and_check(shell: CommandLine, shop: Shop, tmp_path: Path) ->
             "shop-items: no message is committed yet, so there is nothing to audit",
         ],
     )
-    assert "there is no table items yet" in shell("table", "status", file).output
+    assert "shop-items: there is no table items yet; " in shell("table", "status", file).output
     done = shell("table", "run", file, "--once")
     assert (done.code, done.output) == (0, "shop-items: 2 messages in 1 transactions\n"), done.errors
     assert f"shop-items: from journal {journal} to table items (append, runner shard)" in done.errors
     shop.publish(journal, {"id": 3})
-    shown = shell("table", "status", file).output
-    assert shown.endswith("items: 2 rows\n")
-    assert "1 messages behind, in 1 journals" in shown
+    shown = shell("table", "status", file).output.splitlines()
+    assert shown[0].split() == ["PART", "POSITION", "BEHIND", "PROBLEM"]
     facts = json.loads(shell("table", "status", file, "-o", "json").output)
-    assert (facts["rows"], facts["journals"][0]["messages"]) == (2, 1)
+    assert (facts["rows"], facts["messages_behind"], facts["target"]) == (2, 1, "table items")
+    [part] = facts["parts"]
+    assert (part["part"], part["problem"], part["behind"]) == (journal, "", facts["behind"])
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(facts["last_commit"])).total_seconds() < 600
+    sums = f"{facts['behind']} bytes behind; 1 messages behind; last commit: {facts['last_commit']}"
+    assert shown[-1] == f"shop-items: 2 rows in table items; {sums}"
     checked = shell("table", "check", file)
     assert checked.code == 0, checked.output + checked.errors
     assert "SELECT COUNT(*) FROM items == messages" in checked.output
@@ -108,7 +113,10 @@ def test_a_table_in_iceberg(shell: CommandLine, shop: Shop, tmp_path: Path, monk
     file = written(tmp_path, table_file(f"{{journal: {journal}}}", "iceberg://lake", table="shop.items"))
     assert "there is no table shop.items yet" in shell("table", "status", file).output
     assert shell("table", "run", file, "--once").code == 0
-    assert shell("table", "status", file).output.endswith("shop.items: 2 rows\n")
+    assert (
+        ": 2 rows in table shop.items; 0 bytes behind; 0 messages behind; last commit: 20"
+        in shell("table", "status", file).output
+    )
     checked = shell("table", "check", file)
     assert checked.code == 0, checked.output + checked.errors
     assert "== messages" in checked.output

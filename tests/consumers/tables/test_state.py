@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from coranto.types.kinds import PlainKind, TypeField
 from coranto_consumers.tables import read_table
 from coranto_consumers.tables.columns import layout_of
 from coranto_consumers.tables.evolving import ColumnChange, TableState
-from coranto_consumers.tables.state import count_rows, describe, expectation_of, offsets_of
+from coranto_consumers.tables.state import TableProgress, describe, expectation_of, stored_progress
 from tests.consumers.tables.shop import Shop, run, table_file
 
 
@@ -20,12 +21,32 @@ def test_before_and_after_the_first_commit(shop: Shop, place: tuple[str, str]) -
     shop.create(journal)
     file = table_file(f"{{journal: {journal}}}", place[0], table=place[1])
     spec = read_table(file)
-    assert (count_rows(spec), offsets_of(spec)) == (None, {})
+    assert stored_progress(spec) == TableProgress({}, None, None)
     run(shop, file)
-    assert (count_rows(spec), offsets_of(spec)) == (0, {journal: 0})
+    assert stored_progress(spec) == TableProgress({journal: 0}, None, 0)
+    began = time.time()
     shop.publish(journal, {"id": 1}, {"id": 2})
     run(shop, file)
-    assert (count_rows(spec), offsets_of(spec)) == (2, {journal: shop.client.head(journal)})
+    found = stored_progress(spec)
+    assert (found.rows, found.offsets) == (2, {journal: shop.client.head(journal)})
+    assert found.last_commit is not None
+    assert began - 1 < found.last_commit < time.time() + 1
+
+
+def test_the_last_commit_of_a_stream_is_of_its_last_event(shop: Shop, tmp_path: Path) -> None:
+    stream = shop.stream(2)
+    spec = read_table(file := table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db", "upsert"))
+    began = time.time()
+    shop.write(stream, {"id": 1}, {"id": 2})
+    run(shop, file)
+    first = stored_progress(spec).last_commit
+    assert first is not None
+    assert began - 1 < first < time.time() + 1
+    shop.write(stream, {"id": 3})
+    run(shop, file)
+    last = stored_progress(spec).last_commit
+    assert last is not None
+    assert last > first
 
 
 @pytest.mark.parametrize(

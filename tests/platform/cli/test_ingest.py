@@ -79,12 +79,14 @@ def test_run_and_status(run: CommandLine, tmp_path: Path) -> None:
     shown = run("ingest", "status", file)
     assert shown.code == 0
     lines = shown.output.splitlines()
-    assert lines[0].split() == ["SPLIT", "POSITION", "BEHIND"]
+    assert lines[0].split() == ["PART", "POSITION", "BEHIND", "PROBLEM"]
     assert [line.split()[0] for line in lines[1:3]] == ["a.jsonl", "b.jsonl"]
     assert [line.split()[-1] for line in lines[1:3]] == ["0", "9"]
-    assert lines[3] == "loads: 2 rows and 0 dead letters are in stream shop/one"
+    assert lines[3] == "loads: 2 rows in stream shop/one; 9 rows or bytes behind; 0 dead letters"
     facts = json.loads(run("ingest", "status", file, "-o", "json").output)
-    assert (facts["rows"], facts["lag"], facts["positions"]["a.jsonl"][1:]) == (2, {"b.jsonl": 9}, [18, True])
+    assert (facts["rows"], facts["behind"], facts["target"]) == (2, 9, "stream shop/one")
+    assert [(each["part"], each["behind"]) for each in facts["parts"]] == [("a.jsonl", 0), ("b.jsonl", 9)]
+    assert facts["parts"][0]["position"][1:] == [18, True]
     events = run("streams", "read", "shop/one").output.splitlines()
     assert [json.loads(each)["n"] for each in events] == [1, 2]
 
