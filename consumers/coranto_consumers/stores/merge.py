@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     BigInteger,
@@ -34,6 +34,9 @@ from sqlalchemy.sql import ColumnElement
 from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores import deleting, replacing
 from coranto_consumers.stores.mysql import NAME
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STAGE_COLUMNS = ("coranto_shard", "coranto_fence", "coranto_attempt")
 """Columns of a stage table that identify a row's writer. No output column may use these names."""
@@ -325,3 +328,15 @@ def _combined(rule: Add | Max | Min | Replace, old: ColumnElement[Any], new: Col
 
 def _quotient(numerator: ColumnElement[Any], denominator: ColumnElement[Any]) -> ColumnElement[Any]:
     return cast(numerator, Double) / func.nullif(cast(denominator, Double), 0.0)
+
+
+def last_of_keys(plan: MergePlan, rows: pa.Table) -> pa.Table:
+    """Return only the last row of each key, if all columns have the rule `Replace`."""
+    if not all(isinstance(rule, Replace) for rule in plan.rules.values()):
+        return rows
+    import pyarrow as pa
+
+    index, keys = "coranto_index", list(plan.keys)
+    numbered = rows.select(keys).append_column(index, pa.array(range(rows.num_rows), pa.int64()))
+    last = numbered.group_by(keys).aggregate([(index, "max")]).column(f"{index}_max")
+    return rows.take(last.combine_chunks().sort())

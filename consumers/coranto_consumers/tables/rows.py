@@ -8,8 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coranto_consumers.stores.iceberg.merge import last_of_keys
-from coranto_consumers.stores.merge import MergePlan
+from coranto_consumers.stores.merge import MergePlan, last_of_keys
 from coranto_consumers.tables.inputs import several_journals
 from coranto_consumers.tables.spec import DELETED, OperationColumn, TableSpec
 

@@ -194,13 +194,14 @@ def test_a_message_that_is_no_row_is_skipped_and_all_is_read_again(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("missing", "code", "told"), [("sqlalchemy", 1, "coranto[consumers]"), ("pyspark", 0, "1 messages")]
+    ("missing", "code", "told"),
+    [("sqlalchemy", 1, "coranto[consumers]"), ("pyspark", 0, "1 messages"), ("pyiceberg", 0, "1 messages")],
 )
 def test_what_is_not_installed(shop: Shop, tmp_path: Path, missing: str, code: int, told: str) -> None:
     journal = f"{shop.name}/items"
     shop.create(journal)
     shop.publish(journal, {"id": 1})
-    file = written(tmp_path, table_file(f"{{journal: {journal}}}", f"sqlite:///{tmp_path}/s.db"))
+    file = written(tmp_path, table_file(f"{{journal: {journal}}}", f"sqlite:///{tmp_path}/s.db", "upsert"))
     program = f"import sys; sys.modules['{missing}'] = None; from coranto.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", program, "table", "run", file, "--once", "--endpoint", shop.endpoint],

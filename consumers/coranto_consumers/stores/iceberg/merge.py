@@ -31,15 +31,6 @@ def check_keys(plan: MergePlan, new: pa.Table) -> None:
         )
 
 
-def last_of_keys(plan: MergePlan, rows: pa.Table) -> pa.Table:
-    """Return only the last row of each key, if all columns have the rule `Replace`."""
-    if not all(isinstance(rule, Replace) for rule in plan.rules.values()):
-        return rows
-    numbered = rows.select(list(plan.keys)).append_column(_INDEX, pa.array(range(rows.num_rows), pa.int64()))
-    last = numbered.group_by(list(plan.keys)).aggregate([(_INDEX, "max")]).column(f"{_INDEX}_max")
-    return rows.take(last.combine_chunks().sort())
-
-
 def having_keys(plan: MergePlan, old: pa.Table, new: pa.Table) -> pa.Array:
     """Return, for each row of a table, if it has a key of the new ones."""
     keys = list(plan.keys)

@@ -11,12 +11,12 @@ from pyiceberg.table import Table, Transaction
 
 from coranto.errors import InvalidInput
 from coranto_consumers.stores.iceberg.changes import append, merge_rows
-from coranto_consumers.stores.iceberg.merge import last_of_keys, merge
+from coranto_consumers.stores.iceberg.merge import merge
 from coranto_consumers.stores.iceberg.owner import Change
 from coranto_consumers.stores.iceberg.rows import fit
 from coranto_consumers.stores.iceberg.tables import columns_of, find_or_create, plan_for
 from coranto_consumers.stores.iceberg.writing import FileWriter
-from coranto_consumers.stores.merge import MergePlan, MergeRule, Quotient, Replace
+from coranto_consumers.stores.merge import MergePlan, MergeRule, Quotient, Replace, last_of_keys
 
 Rows: TypeAlias = Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch
 """Rows as dicts, or in Arrow."""
