@@ -26,6 +26,7 @@ from coranto.client.groups import JournalGroup
 from dagster_coranto.components import (
     IngestComponent,
     JournalCollectionComponent,
+    JournalTableComponent,
     ShardConsumerComponent,
     SparkConsumerComponent,
 )
@@ -34,6 +35,7 @@ from dagster_coranto.consumers.automation import on_new_content
 from dagster_coranto.consumers.definition import ConsumerMode, ConsumerSettings
 from dagster_coranto.consumers.left_out import build_left_out_check
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
+from dagster_coranto.consumers.tables import build_table_asset
 from dagster_coranto.ingests.assets import build_ingest_asset
 from dagster_coranto.ingests.definition import IngestMode
 from dagster_coranto.ingests.freshness import build_ingest_check
@@ -62,6 +64,7 @@ from dagster_coranto.verification.alerts import build_failed_check_sensor
 from dagster_coranto.verification.checks import build_audit_check, build_fragment_check
 from dagster_coranto.verification.recovery import build_journal_recovery, build_recovery_sensor
 from dagster_coranto.verification.schedules import build_verification
+from dagster_coranto.verification.tables import build_table_check
 from dagster_coranto.version import __version__
 from dagster_coranto.windows.as_of import AsOf
 from dagster_coranto.windows.assets import build_window_sensor, build_windowed_consumer
@@ -79,6 +82,7 @@ __all__ = [
     "JournalGroup",
     "JournalIOManager",
     "JournalResource",
+    "JournalTableComponent",
     "JournalTranslatorData",
     "Publication",
     "PublishContext",
@@ -107,6 +111,8 @@ __all__ = [
     "build_recovery_sensor",
     "build_shard_specs_asset",
     "build_shard_specs_check",
+    "build_table_asset",
+    "build_table_check",
     "build_verification",
     "build_window_sensor",
     "build_windowed_consumer",

@@ -155,5 +155,39 @@ class IngestScaffolder(dg.Scaffolder[IngestParams]):
             file.write_text(_INGEST.format(name=name, stream=stream, url=request.params.url))
 
 
+_TABLE = """\
+# The messages of the stream {stream} become rows of the table {table}, each once.
+name: {name}
+input: {{stream: {stream}}}
+columns: {columns}
+store: ${{CORANTO_STORE_URL}}
+table: {table}
+"""
+
+
+class TableParams(BaseModel):
+    """Options of `dg scaffold defs dagster_coranto.JournalTableComponent`."""
+
+    stream: str = Field(description="The stream that is read, such as shop/orders.")
+    table: str = Field(description="The table that is written. It is created if it is missing.")
+    columns: str = Field(description="The fields of the messages, such as `id BIGINT, customer STRING`.")
+
+
+class TableScaffolder(dg.Scaffolder[TableParams]):
+    """Writes a table of the events of one stream, in the store of $CORANTO_STORE_URL."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[TableParams]:
+        return TableParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[TableParams]) -> None:
+        params = request.params
+        dg.scaffold_component(request, {"table": "table.yaml", "sensor_seconds": 30})
+        file = Path(request.target_path) / "table.yaml"
+        if not file.exists():
+            given = {"stream": params.stream.strip("/"), "table": params.table, "columns": params.columns}
+            file.write_text(_TABLE.format(name=f"table-{params.table}", **given))
+
+
 def _identifier(name: str) -> str:
     return "".join(each if each.isalnum() else "_" for each in name)

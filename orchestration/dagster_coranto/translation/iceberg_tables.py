@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from coranto_consumers.spark.outputs.iceberg import IcebergStore
+    from coranto_consumers.stores.iceberg.urls import IcebergHome
 
 
-def iceberg_facts(store: IcebergStore, spec: dg.AssetSpec) -> Mapping[str, Any]:
+def iceberg_facts(store: IcebergStore | IcebergHome, spec: dg.AssetSpec) -> Mapping[str, Any]:
     """Return `dagster/table_name`, `dagster/column_schema`, `dagster/row_count` and `iceberg/snapshot` of a table.
 
     The table is named by the asset's metadata `dagster/table_name`, or else by the last part of its key. A name without

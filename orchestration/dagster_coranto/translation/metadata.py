@@ -59,6 +59,10 @@ class ConsumerMetadataSet(MetadataSet):
     transactions: int | None = None
     lag_bytes: int | None = None
     """The unprocessed bytes of the source journals."""
+    lag_messages: int | None = None
+    """The unprocessed messages, for a table without code. An estimate if they are many."""
+    last_commit: dg.TimestampMetadataValue | None = None
+    """The time when the last processed transaction was committed in its journal, for a table without code."""
     published: int | None = None
     misfits: int | None = None
     """The messages that do not fit the application's columns: dead letters, or nulls."""

@@ -24,6 +24,7 @@ from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from dagster_coranto import (
     IngestComponent,
     JournalCollectionComponent,
+    JournalTableComponent,
     ShardConsumerComponent,
     SparkConsumerComponent,
 )
@@ -232,6 +233,11 @@ def test_components_of_one_project_share_resources_with_equal_settings(
             {"specs": "shards.yaml", "sources": ["shop/orders"], "prune_selector": "app=revenue"},
         ),
         (IngestComponent, {"stream": "shop/orders"}, {"file": "ingest.yaml", "sensor_seconds": 30}),
+        (
+            JournalTableComponent,
+            {"stream": "shop/orders", "table": "revenue", "columns": "id BIGINT, cents BIGINT"},
+            {"table": "table.yaml", "sensor_seconds": 30},
+        ),
     ],
 )
 def test_what_is_scaffolded_loads(
@@ -341,6 +347,69 @@ def test_a_collection_leaves_the_stream_of_an_ingest_to_it(sandbox: DefsFolderSa
         assert defs.resolve_asset_graph().get(dg.AssetKey(["shop", "orders"])).kinds == {"journal", "file"}
 
 
+def table(sandbox: DefsFolderSandbox, broker: FakeBroker, **attributes: Any) -> Any:
+    return sandbox.scaffold_component(
+        component_cls=JournalTableComponent,
+        scaffold_params={"stream": "shop/orders", "table": "orders", "columns": "id BIGINT"},
+        defs_yaml_contents={
+            "type": "dagster_coranto.JournalTableComponent",
+            "attributes": {"cluster": {"endpoint": broker.endpoint}, "table": "table.yaml", **attributes},
+        },
+    )
+
+
+FIELDS = {"name": "table-orders", "columns": "id BIGINT", "store": "${NOT_SET}", "table": "orders"}
+
+
+def test_a_table_is_an_asset_behind_its_stream_with_a_job_a_check_and_a_sensor(
+    sandbox: DefsFolderSandbox, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CORANTO_STORE_URL", raising=False)
+    with loaded(sandbox, table(sandbox, broker, sensor_seconds=15)) as (_, defs):
+        graph = defs.resolve_asset_graph()
+        orders = graph.get(dg.AssetKey("orders"))
+        assert (orders.parent_keys, orders.kinds) == ({dg.AssetKey(["shop", "orders"])}, {"table"})
+        assert {key.to_user_string() for key in graph.asset_check_keys} == {"orders:audit"}
+        sensor = defs.resolve_sensor_def("table_table_orders_sensor")
+        assert (sensor.job.name, sensor.minimum_interval_seconds) == ("table_table_orders_job", 15)
+    assert broker.requests == []
+
+
+def test_the_fields_of_a_table_may_be_in_the_component(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+    fields = {**FIELDS, "input": {"stream": "shop/orders"}, "mode": "upsert", "key": ["id"], "evolve": True}
+    with loaded(sandbox, table(sandbox, broker, table=fields, key="db/orders")) as (_, defs):
+        node = defs.resolve_asset_graph().get(dg.AssetKey(["db", "orders"]))
+        assert node.parent_keys == {dg.AssetKey(["shop", "orders"])}
+        assert not list(defs.sensors or ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "sensor_seconds", "problem"),
+    [
+        ({"input": {"stream": "shop/orders"}, "mod": "upsert"}, 0, "table: there is no field 'mod' here"),
+        ({"input": {"selector": "app=shop"}}, 30, "is not below one folder, where a sensor could look"),
+    ],
+)
+def test_a_table_that_is_not_possible(
+    sandbox: DefsFolderSandbox, broker: FakeBroker, fields: dict[str, Any], sensor_seconds: int, problem: str
+) -> None:
+    path = table(sandbox, broker, table={**FIELDS, **fields}, sensor_seconds=sensor_seconds)
+    with pytest.raises(ComponentTreeException) as raised, loaded(sandbox, path):
+        pytest.fail("it was loaded")
+    assert problem in str(raised.value.__cause__)
+
+
+def test_a_collection_an_ingest_and_a_table_are_one_lineage(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+    collection(sandbox, broker, specs="journals.yaml")
+    ingest(sandbox, broker)
+    table(sandbox, broker)
+    with sandbox.build_all_defs() as defs:
+        graph = defs.resolve_asset_graph()
+        assert keys_of(defs) == {"journal_specs", "shop/orders", "orders"}
+        stream = graph.get(dg.AssetKey(["shop", "orders"]))
+        assert (stream.kinds, stream.child_keys) == ({"journal", "file"}, {dg.AssetKey("orders")})
+
+
 IN_PYTHON = """
 import dagster as dg
 from dagster_coranto import (
@@ -422,7 +491,12 @@ def test_a_collection_may_be_loaded_by_itself(sandbox: DefsFolderSandbox, monkey
 
 OVERRIDDEN = """
 import dagster as dg
-from dagster_coranto import JournalCollectionComponent, ShardConsumerComponent, SparkConsumerComponent
+from dagster_coranto import (
+    JournalCollectionComponent,
+    JournalTableComponent,
+    ShardConsumerComponent,
+    SparkConsumerComponent,
+)
 
 
 def owned(spec):
@@ -447,6 +521,14 @@ class OurConsumer(SparkConsumerComponent):
 class OurShards(ShardConsumerComponent):
     def get_asset_spec(self, spec):
         return owned(super().get_asset_spec(spec))
+
+
+class OurTable(JournalTableComponent):
+    def get_asset_spec(self, spec):
+        return owned(super().get_asset_spec(spec))
+
+    def execute(self, context, table):
+        yield dg.MaterializeResult(metadata={"name": table.definition.names.name})
 """
 
 
@@ -456,6 +538,7 @@ def test_a_subclass_changes_specs_and_what_a_run_does(sandbox: DefsFolderSandbox
         ("OurCollection", "one", {"selector": "name:prefix=shop/", "cluster": {"endpoint": broker.endpoint}}),
         ("OurConsumer", "two", {"name": "c", "application": "a:B", "sources": ["shop/x"], "tables": [{"key": "t"}]}),
         ("OurShards", "three", {"specs": "s.yaml", "sources": ["shop/x"], "tables": [{"key": "u"}]}),
+        ("OurTable", "four", {"table": {**FIELDS, "input": {"stream": "shop/x"}}}),
     ):
         path = sandbox.defs_folder_path / folder
         path.mkdir()
@@ -473,3 +556,11 @@ def test_a_subclass_changes_specs_and_what_a_run_does(sandbox: DefsFolderSandbox
         result = defs.resolve_job_def("c_job").execute_in_process(instance=instance)
         (made,) = result.asset_materializations_for_node("c")
         assert (made.asset_key, made.metadata["name"].value) == (t, "c")
+        table = dg.AssetKey(["ours", "orders"])
+        assert graph.get(table).parent_keys == {x}
+        (made,) = (
+            defs.resolve_job_def("table_table_orders_job")
+            .execute_in_process(instance=instance)
+            .asset_materializations_for_node("table_table_orders")
+        )
+        assert (made.asset_key, made.metadata["name"].value) == (table, "table-orders")
