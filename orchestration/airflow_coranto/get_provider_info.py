@@ -40,7 +40,7 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": _modules("hooks", "coranto"),
         "triggers": _modules("triggers", "journal"),
         "sensors": _modules("sensors", "journal"),
-        "operators": _modules("operators", "audit", "ingest", "publish", "recovery", "spark", "specs"),
+        "operators": _modules("operators", "audit", "ingest", "publish", "recovery", "spark", "specs", "table"),
         "connection-types": [
             {
                 "connection-type": "coranto",

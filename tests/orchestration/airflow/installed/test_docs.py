@@ -43,8 +43,9 @@ def test_the_examples_are_dags() -> None:
         finally:
             DAG.__enter__ = entered  # type: ignore[method-assign]
         found |= {dag.dag_id: dag for dag in dags}
-    assert set(found) == {"flights", "flight_alerts", "ingest_orders", "recovery", "on_orders", "shop"}
+    assert set(found) == {"flights", "flight_alerts", "ingest_orders", "orders_table", "recovery", "on_orders", "shop"}
     assert set(found["flights"].task_ids) == {"apply_specs", "publish_flights", "consume_flights", "audit"}
+    assert found["orders_table"].get_task("table").upstream_task_ids == {"ingest"}
     assert set(found["shop"].task_ids) == {"specs", "publish", "consume", "audit"}
     assert set(found["recovery"].task_ids) == {"recovery.plan", "recovery.approve", "recovery.recover"}
 
