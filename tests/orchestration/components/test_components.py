@@ -24,12 +24,14 @@ from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from dagster_coranto import (
     IngestComponent,
     JournalCollectionComponent,
+    JournalResource,
     JournalTableComponent,
     ShardConsumerComponent,
     SparkConsumerComponent,
 )
 from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import CollectionParams, ConsumerParams
+from dagster_coranto.consumers.tables import table_of
 
 
 @pytest.fixture
@@ -375,9 +377,17 @@ def test_a_table_is_an_asset_behind_its_stream_with_a_job_a_check_and_a_sensor(
     assert broker.requests == []
 
 
-def test_the_fields_of_a_table_may_be_in_the_component(sandbox: DefsFolderSandbox, broker: FakeBroker) -> None:
+def test_the_fields_of_a_table_may_be_in_the_component(
+    sandbox: DefsFolderSandbox, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_TABLE", "orders")
+    monkeypatch.setenv("NOT_SET", "sqlite:///shop.db")
     fields = {**FIELDS, "input": {"stream": "shop/orders"}, "mode": "upsert", "key": ["id"], "evolve": True}
+    fields["table"] = "{{ env.SHOP_TABLE }}"
     with loaded(sandbox, table(sandbox, broker, table=fields, key="db/orders")) as (_, defs):
+        [asset] = defs.assets
+        spec = table_of(asset).spec(JournalResource())
+        assert (spec.table, spec.key, spec.evolves, spec.store) == ("orders", ("id",), True, "sqlite:///shop.db")
         node = defs.resolve_asset_graph().get(dg.AssetKey(["db", "orders"]))
         assert node.parent_keys == {dg.AssetKey(["shop", "orders"])}
         assert not list(defs.sensors or ())

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,7 @@ from coranto.errors import InvalidInput
 from coranto.streams import default_template
 from coranto.testing import SyncCluster
 from coranto.testing.cluster import STORE_URL
+from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.tables import read_table
 from dagster_coranto import JournalResource, build_ingest_asset, build_table_asset
 from dagster_coranto.consumers.tables import table_of
@@ -228,3 +234,49 @@ def test_a_changed_input_takes_its_code(shop: Shop, tmp_path: Path, instance: dg
     code = error.partition("accept_changes=")[2].partition("'")[2].partition("'")[0]
     assert made.run(instance, accept_changes=code).success, error
     assert made.metadata(instance)[1].row_count == 2
+
+
+DEFINITIONS = """
+from pathlib import Path
+import dagster as dg
+from dagster_coranto import JournalResource, build_table_asset
+
+asset = build_table_asset(Path({file!r}))
+defs = dg.Definitions(
+    assets=[asset],
+    jobs=[dg.define_asset_job("job", selection=[asset.key], executor_def=dg.in_process_executor)],
+    resources={{"journals": JournalResource(endpoint={endpoint!r})}},
+)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_half_way_leaves_the_rest_to_another(
+    shop: Shop, tmp_path: Path, instance: dg.DagsterInstance, number: signal.Signals
+) -> None:
+    journal, store = f"{shop.name}/items", SqlStore(f"sqlite:///{tmp_path}/s.db")
+    shop.create(journal)
+    made = Made(
+        shop, tmp_path, table_file(f"{{journal: {journal}}}", f"sqlite:///{tmp_path}/s.db", columns="id BIGINT")
+    )
+    for first in range(0, 40_000, 1000):
+        shop.publish(journal, *({"id": first + each} for each in range(1000)))
+    (tmp_path / "defs.py").write_text(DEFINITIONS.format(file=str(made.file), endpoint=shop.endpoint))
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "dagster.yaml").touch()
+    command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(tmp_path / "defs.py"), "-j", "job"]
+    environment = {**os.environ, "DAGSTER_HOME": str(home)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 90
+            while process.poll() is None and store.read(read_table(made.text).name) is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            process.send_signal(number)
+            process.wait(90)
+        finally:
+            process.kill()
+    assert made.run(instance).success
+    assert sorted(row["id"] for row in rows_in(read_table(made.text))) == list(range(40_000))
+    assert made.metadata(instance)[1].row_count == 40_000

@@ -94,9 +94,14 @@ def picture(page: Page, name: str) -> None:
 
 def execute_checks(page: Page, ui: DagsterUi) -> None:
     """Execute the checks by clicking, and show their results: the page itself looks only now and then."""
+    execute_all(page, f"{ui.url}/assets/shop/orders?view=checks")
+
+
+def execute_all(page: Page, checks: str) -> None:
+    """Execute the checks of a page by clicking, and load it again."""
     with dg.DagsterInstance.get() as instance:
         before = instance.get_runs_count()
-        page.goto(f"{ui.url}/assets/shop/orders?view=checks")
+        page.goto(checks)
         page.get_by_role("button").filter(has_text=re.compile("^Execute all$")).click()
         await_true(page, lambda: len(runs := instance.get_runs()) > before and runs[0].is_finished)
     page.reload()
