@@ -41,7 +41,7 @@ def test_the_first_example(shell: CommandLine, tmp_path: Path, monkeypatch: pyte
         assert done.code == 0, f"{line}: {done.errors}"
         if output:
             assert done.output == output, line
-    assert "orders: 1 rows" in shell("table", "status", "orders.yaml").output
+    assert "shop-orders: 1 rows in table orders; 0 bytes behind; " in shell("table", "status", "orders.yaml").output
 
 
 def test_each_file_in_the_page_can_be_read() -> None:
