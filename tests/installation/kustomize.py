@@ -15,7 +15,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 VARIANTS = ("base", "overlays/small", "overlays/large")
 """The kustomizations of brokers."""
-ALL = (*VARIANTS, "consumer")
+ALL = (*VARIANTS, "consumer", "webhooks")
 
 
 def render(folder: Path) -> list[Any]:

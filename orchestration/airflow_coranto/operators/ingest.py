@@ -16,7 +16,7 @@ from airflow_coranto.links.report import ReportLink
 
 if TYPE_CHECKING:
     from coranto.client import ClientConfig
-    from coranto.ingest.engine import IngestReport
+    from coranto.ingest.runs import IngestReport
     from coranto.ingest.spec import IngestSpec
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from coranto.errors import CorantoError, InvalidInput
 from coranto.ingest.blocking import run_ingest
-from coranto.ingest.engine import IngestReport
+from coranto.ingest.runs import IngestReport
 from dagster_coranto.ingests.definition import IngestDefinition, IngestMode, IngestState
 from dagster_coranto.instance.log import DagsterLog
 from dagster_coranto.instance.one_at_a_time import OneAtATime

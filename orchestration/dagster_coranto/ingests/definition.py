@@ -14,7 +14,7 @@ import dagster as dg
 from coranto.client import ClientConfig, JournalClient
 from coranto.client.loop import run_blocking
 from coranto.errors import InvalidInput, StreamNotFound
-from coranto.ingest.opening import open_source
+from coranto.ingest.opening import lag_of
 from coranto.ingest.progress import IngestProgress, load
 from coranto.ingest.spec import IngestNames, IngestSpec, read_names, read_spec
 from coranto.streams.writer.multi_key.batch_writer import BatchWriter
@@ -68,7 +68,7 @@ class IngestDefinition:
                 if spec.create is None:
                     raise
                 progress = IngestProgress()
-        return IngestState(progress, await open_source(spec).lag(progress.splits))
+        return IngestState(progress, await lag_of(spec, progress.splits))
 
 
 @dataclass(frozen=True, slots=True)

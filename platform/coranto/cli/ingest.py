@@ -56,10 +56,9 @@ def run(
     spec = _spec(file)
 
     async def work(client: JournalClient) -> None:
-        from coranto.ingest.engine import Ingest
-        from coranto.ingest.opening import open_source
+        from coranto.ingest.opening import open_ingest
 
-        ingest = Ingest(client, spec, open_source(spec), accept_loss=accept_loss)
+        ingest = open_ingest(client, spec, accept_loss=accept_loss)
         if metrics:
             _serve(metrics, ingest.metrics.registry)
         loop = asyncio.get_running_loop()
@@ -86,14 +85,14 @@ def status(
     spec = _spec(file)
 
     async def work(client: JournalClient) -> tuple[IngestProgress, dict[str, int] | None, str]:
-        from coranto.ingest.opening import open_source
+        from coranto.ingest.opening import lag_of
         from coranto.ingest.progress import load
         from coranto.streams.writer.multi_key.batch_writer import BatchWriter
 
         async with BatchWriter[Any](client, spec.stream) as writer:
             _, progress = await load(writer, spec.name)
         try:
-            return progress, dict(await open_source(spec).lag(progress.splits)), ""
+            return progress, dict(await lag_of(spec, progress.splits)), ""
         except Unavailable as error:
             return progress, None, str(error)
 

@@ -11,9 +11,10 @@ from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
     from coranto.ingest.blocking import run_ingest
-    from coranto.ingest.engine import Ingest, IngestReport
+    from coranto.ingest.engine import Ingest
     from coranto.ingest.metrics import IngestMetrics
     from coranto.ingest.opening import open_source
+    from coranto.ingest.runs import IngestReport
     from coranto.ingest.source import Poison, Read, RowSource, SourceRow
     from coranto.ingest.spec import IngestSpec, read_spec
 
@@ -22,7 +23,7 @@ __getattr__ = lazy_names(
     {
         "Ingest": "coranto.ingest.engine",
         "IngestMetrics": "coranto.ingest.metrics",
-        "IngestReport": "coranto.ingest.engine",
+        "IngestReport": "coranto.ingest.runs",
         "IngestSpec": "coranto.ingest.spec",
         "Poison": "coranto.ingest.source",
         "Read": "coranto.ingest.source",

@@ -8,8 +8,8 @@ from typing import Final
 
 from coranto.client import ClientConfig, JournalClient
 from coranto.client.loop import shared_loop
-from coranto.ingest.engine import Ingest, IngestReport
-from coranto.ingest.opening import open_source
+from coranto.ingest.opening import open_ingest
+from coranto.ingest.runs import IngestReport, RunningIngest
 from coranto.ingest.spec import IngestSpec
 
 _POLL_SECONDS: Final = 0.5
@@ -33,7 +33,7 @@ def run_ingest(
     if a library of the source is missing, and the errors of `on_progress` and `stop`.
     """
     loop = shared_loop()
-    ingest = Ingest(JournalClient.of(config), spec, open_source(spec), accept_loss=accept_loss)
+    ingest = open_ingest(JournalClient.of(config), spec, accept_loss=accept_loss)
     running = loop.submit(_closing(ingest, follow=follow))
     try:
         while not concurrent.futures.wait([running], _POLL_SECONDS).done:
@@ -48,6 +48,6 @@ def run_ingest(
         raise
 
 
-async def _closing(ingest: Ingest, *, follow: bool) -> IngestReport:
+async def _closing(ingest: RunningIngest, *, follow: bool) -> IngestReport:
     async with ingest.client:
         return await ingest.run(follow=follow)

@@ -11,37 +11,25 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import structlog
 
 from coranto.client.client import JournalClient
-from coranto.client.retry import JOB_SECONDS, Retry, RetryPolicy
-from coranto.effects import Clock, SystemClock
 from coranto.errors import (
     CorantoError,
     Fenced,
     InvalidInput,
-    Outcome,
     PoisonRow,
     SourceChanged,
-    StreamChanged,
-    StreamExists,
-    StreamNotFound,
-    TransactionTimeout,
 )
-from coranto.ingest.encoders import Encoders
-from coranto.ingest.metrics import IngestMetrics
-from coranto.ingest.progress import IngestProgress, load, next_batch
+from coranto.ingest.progress import load, next_batch
 from coranto.ingest.rows import RowEncoder, letter_of
+from coranto.ingest.runs import IngestOptions, RunningIngest, prepare
 from coranto.ingest.source import Poison, Position, Read, RowSource, SourceRow
 from coranto.ingest.spec import IngestSpec
-from coranto.labels import JSON_LINES, MESSAGE_TYPE, with_value
-from coranto.streams.control.lifecycle import Streams, default_template
-from coranto.streams.model.stream import dead_letters_journal
 from coranto.streams.writer.multi_key.batch_writer import BatchWriter
 from coranto.streams.writer.multi_key.numbered import LastBatch
 
@@ -52,16 +40,6 @@ _IDLE_SECONDS: Final = 1.0
 """The time without rows after which a commit that was under way is looked at."""
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class IngestReport:
-    """The number of rows, dead letters and transactions of one run, and the progress at its end."""
-
-    rows: int = 0
-    letters: int = 0
-    batches: int = 0
-    progress: IngestProgress = field(default_factory=IngestProgress)
 
 
 @dataclass(slots=True)
@@ -76,76 +54,16 @@ class _Batch:
     poison: PoisonRow | None = None
 
 
-class Ingest:
-    """One ingest. `policy` is for waits. `accept_loss` continues after a loss of the stream's registers."""
+class Ingest(RunningIngest):
+    """One ingest, with the arguments of `RunningIngest`."""
 
     def __init__(
-        self,
-        client: JournalClient,
-        spec: IngestSpec,
-        source: RowSource,
-        *,
-        metrics: IngestMetrics | None = None,
-        clock: Clock | None = None,
-        policy: RetryPolicy | None = None,
-        accept_loss: bool = False,
+        self, client: JournalClient, spec: IngestSpec, source: RowSource, **options: Unpack[IngestOptions]
     ) -> None:
-        self.spec = spec
-        self.metrics = metrics or IngestMetrics()
-        self.client = client
+        super().__init__(client, spec, **options)
         self._source = source
-        self._clock: Clock = clock or SystemClock()
-        self._policy = policy
-        self._accept_loss = accept_loss
-        self._stop = asyncio.Event()
-        self._report = IngestReport()
         self._identity = ""
-        self._encoders = Encoders(client, spec)
         self._measured = -math.inf
-
-    @property
-    def report(self) -> IngestReport:
-        """The report of the run so far. It changes while the run continues."""
-        return self._report
-
-    def stop(self) -> None:
-        """End the run once the rows that were read are committed. A later run continues there."""
-        self._stop.set()
-
-    async def run(self, *, follow: bool = False) -> IngestReport:
-        """Ingest until the source has no more, or with `follow` until `stop`. Returns a report of it.
-
-        Failures that may pass are waited for, by default for ten minutes, with `follow` without a limit. Raises
-        PoisonRow, SourceChanged, InvalidInput, and the last error after the timeout. Committed rows stay committed.
-        """
-        timeout = math.inf if follow else JOB_SECONDS
-        policy = self._policy or RetryPolicy(timeout, seed=int.from_bytes(os.urandom(4)))
-        retry, overtaken = Retry(policy), Retry(RetryPolicy(seed=policy.seed, scale=policy.scale))
-        while not self._stop.is_set():
-            before = self._report.batches
-            try:
-                await self._session(follow=follow)
-                break
-            except Fenced as error:
-                self.metrics.overtaken.labels(self.spec.name).inc()
-                if self._report.batches > before:
-                    overtaken.progressed()
-                _log.info("ingest.overtaken", ingest=self.spec.name, stream=self.spec.stream, error=str(error))
-                delay: float | None = overtaken.failed(self._clock.monotonic())
-            except CorantoError as error:
-                if not may_pass(error):
-                    raise
-                self.metrics.failures.labels(self.spec.name).inc()
-                if self._report.batches > before:
-                    retry.progressed()
-                now = self._clock.monotonic()
-                delay = retry.failed(now)
-                if delay is None:
-                    raise
-                if retry.is_report_due(now):
-                    _log.warning("ingest.waiting", ingest=self.spec.name, stream=self.spec.stream, error=str(error))
-            await self._wait(delay or 0.0)
-        return self._report
 
     # -- One session: from the progress in the stream to the end, or a failure -----------------------------------------
 
@@ -245,10 +163,8 @@ class Ingest:
             next_batch(name, last, progress, batch.positions, batch.letters), batch.events
         )
         self._report.progress = progress
-        self._report.rows += len(batch.events)
-        self._report.letters += len(batch.letters)
-        self._report.batches += 1
-        self._count(batch, began)
+        size = sum(len(line) for _, line in batch.events)
+        self._count(len(batch.events), size, len(batch.letters), sum(batch.lost.values()), began)
         for split, count in batch.lost.items():
             _log.warning("ingest.rows_lost", ingest=name, split=split, rows=count)
         await self._source.committed(progress.splits)
@@ -260,16 +176,6 @@ class Ingest:
         return known
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
-
-    def _count(self, batch: _Batch, began: float) -> None:
-        metrics, name = self.metrics, self.spec.name
-        metrics.batches.labels(name).inc()
-        metrics.rows.labels(name).inc(len(batch.events))
-        metrics.bytes.labels(name).inc(sum(len(line) for _, line in batch.events))
-        metrics.dead_letters.labels(name).inc(len(batch.letters))
-        metrics.lost.labels(name).inc(sum(batch.lost.values()))
-        metrics.committed_at.labels(name).set(self._clock.now())
-        metrics.commit_seconds.labels(name).observe(self._clock.monotonic() - began)
 
     async def _measure(self) -> None:
         """Measure the lag from time to time. A failure of that stops nothing."""
@@ -287,20 +193,6 @@ class Ingest:
         if retained is not None:
             self.metrics.retained.labels(self.spec.name).set(retained)
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait, but not after `stop`."""
-        waits = asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
-
-
-def may_pass(error: CorantoError) -> bool:
-    """Return True if an ingest that begins again at its progress may succeed."""
-    return error.retriable or error.outcome is Outcome.UNKNOWN or isinstance(error, StreamChanged | TransactionTimeout)
-
 
 def poison_of(row: SourceRow, read: Read, number: int, error: InvalidInput) -> Poison:
     """Return a row that its source took for one, and that cannot be an event."""
@@ -309,30 +201,3 @@ def poison_of(row: SourceRow, read: Read, number: int, error: InvalidInput) -> P
         place = f"{{{row.meta.decode()}}}"
     text = json.dumps(row.fields, default=str).encode() if row.text is None else row.text
     return Poison(place, error.message, row.key.encode("utf-8", "surrogateescape"), text)
-
-
-async def prepare(client: JournalClient, spec: IngestSpec) -> None:
-    """Create the streams of the file, if necessary. Raises StreamNotFound, and InvalidInput for another format."""
-    streams = Streams(client)
-    try:
-        stream = await streams.describe(spec.stream)
-    except StreamNotFound:
-        if spec.create is None:
-            raise StreamNotFound(
-                f"there is no stream {spec.stream}: create it (`coranto streams create {spec.stream}`), or add "
-                "`create: {segments: 4}` to the file"
-            ) from None
-        new = spec.create
-        template = default_template(replication=new.replication, stores=new.stores)
-        if spec.type:
-            name, _, _ = spec.type.partition("@")
-            template.labels.CopyFrom(with_value(template.labels, MESSAGE_TYPE, name))
-        try:
-            stream = await streams.create(spec.stream, new.segments, template=template)
-        except StreamExists as error:
-            # Another process may be creating it. A broker may not know all of its journals yet.
-            raise StreamChanged(f"stream {spec.stream} cannot be created: {error}") from error
-    if stream.content_type not in ("", JSON_LINES):
-        raise InvalidInput(f"the events of {spec.stream} are {stream.content_type}, not lines of JSON", field="stream")
-    if spec.keeps_poison:
-        await streams.ensure_part(spec.stream, dead_letters_journal(spec.stream))

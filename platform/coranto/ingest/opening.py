@@ -1,14 +1,34 @@
-"""The source that an ingest's file names. A source's libraries are imported only if it is used."""
+"""The ingest that a file describes, and its source. Libraries of a source are imported only if it is used."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from coranto.client.client import JournalClient
 from coranto.extras import explained, require
+from coranto.ingest.engine import Ingest
 from coranto.ingest.files.options import FileOptions
 from coranto.ingest.postgres.options import PostgresOptions
-from coranto.ingest.source import RowSource
+from coranto.ingest.runs import RunningIngest
+from coranto.ingest.source import Positions, RowSource
 from coranto.ingest.spec import IngestSpec
+from coranto.ingest.webhook.options import WebhookOptions
+
+
+def open_ingest(client: JournalClient, spec: IngestSpec, *, accept_loss: bool = False) -> RunningIngest:
+    """Return an ingest. Raises MissingExtra if the libraries of its source are not installed."""
+    if isinstance(spec.options, WebhookOptions):
+        require("webhook", "aiohttp")
+        from coranto.ingest.gateway.service import WebhookIngest
+
+        return WebhookIngest(client, spec, accept_loss=accept_loss)
+    return Ingest(client, spec, open_source(spec), accept_loss=accept_loss)
+
+
+async def lag_of(spec: IngestSpec, positions: Positions) -> Mapping[str, int]:
+    """Return how much of each split is behind a position, as `RowSource.lag`. Nothing waits before a gateway."""
+    return {} if isinstance(spec.options, WebhookOptions) else await open_source(spec).lag(positions)
 
 
 def open_source(spec: IngestSpec, file_root: Path | None = None) -> RowSource:

@@ -12,6 +12,8 @@ from coranto.errors import InvalidInput
 from coranto.specs.durations import parse_duration
 from coranto.specs.yaml_fields import entries_of, items_of, line_error, line_of, read_integer, read_text
 
+_HOURS: Final = {3600.0: "an hour", 604800.0: "a week"}
+
 
 def required(node: yaml.Node, entries: Mapping[str, yaml.Node], *names: str) -> None:
     """Raise InvalidInput if a field is missing."""
@@ -53,19 +55,19 @@ def integer(entries: Mapping[str, yaml.Node], name: str, least: int, most: int, 
     return value
 
 
-def seconds(entries: Mapping[str, yaml.Node], name: str, default: float) -> float:
+def seconds(entries: Mapping[str, yaml.Node], name: str, default: float, most: float = 3600.0) -> float:
     """Return a time, given as a number of seconds or as a duration (`1m30s`)."""
-    return float(checked(entries[name], _seconds)) if name in entries else default
 
+    def check(given: str) -> float:
+        try:
+            value = float(given)
+        except ValueError:
+            value = parse_duration(given).ToNanoseconds() / 1e9
+        if not 0 < value <= most:
+            raise InvalidInput(f"{given} is not a time between 0 and {_HOURS.get(most, f'{most:g} seconds')}")
+        return value
 
-def _seconds(given: str) -> float:
-    try:
-        value = float(given)
-    except ValueError:
-        value = parse_duration(given).ToNanoseconds() / 1e9
-    if not 0 < value <= 3600:
-        raise InvalidInput(f"{given} is not a time between 0 and an hour")
-    return value
+    return float(checked(entries[name], check)) if name in entries else default
 
 
 def pairs(entries: Mapping[str, yaml.Node], name: str) -> dict[str, str]:

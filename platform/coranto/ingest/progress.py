@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Self, TypeVar
 
 import structlog
 
@@ -42,7 +42,7 @@ class IngestProgress:
 
     def after(
         self, source: str, changes: Mapping[str, Position], lost: Mapping[str, int], rows: int, letters: int
-    ) -> IngestProgress:
+    ) -> Self:
         """Return the progress once a batch is committed."""
         return replace(
             self,
@@ -58,19 +58,13 @@ class IngestProgress:
 
         Raises InvalidInput if there are too many splits for a record.
         """
-        record: dict[str, object] = {
-            "source": self.source,
-            "splits": dict(changes),
-            "lost": self.lost,
-            "rows": self.rows,
-            "letters": self.letters,
-        }
+        record = self._fields(changes, is_complete=False)
         size = len(json.dumps(record, separators=(",", ":")))
         limit = max(_COMPLETE_BYTES, _COMPLETE_SHARE * self.complete_bytes)
         if not is_first and self.changed_bytes + size <= limit:
             self.changed_bytes += size
             return record, False
-        record["splits"] = self.splits
+        record = self._fields(self.splits, is_complete=True)
         self.changed_bytes, self.complete_bytes = 0, len(json.dumps(record, separators=(",", ":")))
         if self.complete_bytes > MAX_RECORD_BYTES // 2:
             raise InvalidInput(
@@ -78,6 +72,16 @@ class IngestProgress:
                 f"{MAX_RECORD_BYTES // 2}: divide the source among several ingests"
             )
         return record, True
+
+    def _fields(self, splits: Mapping[str, Position], *, is_complete: bool) -> dict[str, object]:
+        """Return the fields of a record."""
+        return {
+            "source": self.source,
+            "splits": dict(splits),
+            "lost": self.lost,
+            "rows": self.rows,
+            "letters": self.letters,
+        }
 
     def apply(self, record: Mapping[str, Any]) -> None:
         """Apply the record of a batch. Raises CorruptData."""
@@ -94,12 +98,22 @@ class IngestProgress:
             self.changed_bytes += size
 
 
+P = TypeVar("P", bound=IngestProgress)
+
+
 async def load(writer: BatchWriter[Any], name: str, *, accept_loss: bool = False) -> tuple[LastBatch, IngestProgress]:
     """Return the last batch and the progress of an ingest, once all of it is readable.
 
     Raises CorruptData if the stream has lost records. With `accept_loss`, the ingest continues from the remaining ones.
     """
-    known, progress, last = await writer.last_batch(name), IngestProgress(), 0
+    return await load_into(IngestProgress(), writer, name, accept_loss=accept_loss)
+
+
+async def load_into(
+    progress: P, writer: BatchWriter[Any], name: str, *, accept_loss: bool = False
+) -> tuple[LastBatch, P]:
+    """Load the progress of an ingest into a new one, as `load` does."""
+    known, last = await writer.last_batch(name), 0
     async for record in writer.records(known, name):
         if not last and not record.get("complete") and known.number:
             continue  # It was decided before the complete record.
@@ -115,6 +129,15 @@ async def load(writer: BatchWriter[Any], name: str, *, accept_loss: bool = False
         )
     _log.warning("ingest.loss_accepted", ingest=name, stream=writer.stream, batch=known.number, recorded=last)
     return replace(known, number=max(last, known.number)), progress
+
+
+async def catch_up(progress: IngestProgress, writer: BatchWriter[Any], name: str, last: LastBatch) -> LastBatch | None:
+    """Apply the batches that others have decided behind `last`. Returns the last, or None if records are missing."""
+    known, number = await writer.last_batch(name), last.number
+    async for record in writer.records(replace(known, begin=last.end), name):
+        progress.apply(record)
+        number = int(record["batch"])
+    return known if number == known.number else None
 
 
 def next_batch(

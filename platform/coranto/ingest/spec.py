@@ -22,6 +22,7 @@ from coranto.ingest.files.options import read_files
 from coranto.ingest.kafka.options import read_kafka
 from coranto.ingest.option_fields import checked, choice, expanded, integer, required, seconds, text, texts
 from coranto.ingest.postgres.options import PostgresOptions, read_postgres
+from coranto.ingest.webhook.options import read_webhook
 from coranto.specs.yaml_fields import entries_of, line_error, line_of, read_document, read_text
 from coranto.streams.model.batch_content import validate_batch_writer
 from coranto.streams.model.stream import validate_stream
@@ -34,6 +35,7 @@ SOURCES: Final[Mapping[str, Callable[[yaml.Node], Any]]] = {
     "kafka": read_kafka,
     "files": read_files,
     "postgres": read_postgres,
+    "webhook": read_webhook,
 }
 """The kinds of sources, and what reads their options."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from coranto.client import JournalClient
 from coranto.client.retry import RetryPolicy
-from coranto.errors import SourceChanged, Unavailable
+from coranto.errors import AppendOutcomeUnknown, SourceChanged, Unavailable
 from coranto.ingest.engine import Ingest
 from coranto.ingest.source import Poison, Positions, Read, SourceRow
 from coranto.ingest.spec import IngestSpec, NewStream
@@ -86,6 +87,28 @@ class Lists:
 
     async def close(self) -> None:
         return None
+
+
+class Unreliable:
+    """A client whose appends fail or lose their answers now and then."""
+
+    def __init__(self, client: JournalClient, seed: int) -> None:
+        self._client = client
+        self._random = random.Random(seed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def append(self, journal: str, content: Any, **options: Any) -> Any:
+        fate = self._random.random()
+        if fate < 0.05:
+            raise Unavailable("no broker answers")
+        if fate < 0.1:
+            raise AppendOutcomeUnknown("the answer is lost")
+        result = await self._client.append(journal, content, **options)
+        if fate > 0.95:
+            raise AppendOutcomeUnknown("the answer is lost")
+        return result
 
 
 def row_of(split: str, at: int, value: Any) -> SourceRow | Poison:

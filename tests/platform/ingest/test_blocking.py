@@ -13,8 +13,8 @@ from coranto.client import ClientConfig, JournalClient
 from coranto.client.loop import run_blocking
 from coranto.errors import PoisonRow
 from coranto.ingest.blocking import run_ingest
-from coranto.ingest.engine import IngestReport
 from coranto.ingest.files.options import FileOptions
+from coranto.ingest.runs import IngestReport
 from coranto.testing import SyncCluster
 from tests.platform.ingest.lists import events, spec
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import random
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from coranto import labels
 from coranto.client import JournalClient
 from coranto.errors import (
-    AppendOutcomeUnknown,
     CorruptData,
     InvalidInput,
     PoisonRow,
@@ -21,14 +18,13 @@ from coranto.errors import (
     StreamNotFound,
     Unavailable,
 )
-from coranto.ingest.engine import prepare
 from coranto.labels import FIXED_FRAMES, label_set
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Split
 from coranto.streams.model.stream import transactions_journal
 from coranto.testing.cluster import STORE_URL
 from coranto.types import JsonForm, MessageType, TypeRegistry, parse_fields
-from tests.platform.ingest.lists import STREAM, Lists, events, ingest, letters, numbers, spec, until
+from tests.platform.ingest.lists import STREAM, Lists, Unreliable, events, ingest, letters, numbers, spec, until
 
 
 def lists(count: int = 20, splits: int = 3) -> dict[str, list[Any]]:
@@ -96,28 +92,6 @@ async def test_failures_of_the_source_are_waited_for(client: JournalClient) -> N
     assert await numbers(client) == rows(given)
     with pytest.raises(Unavailable, match="the source does not answer"):
         await ingest(client, Lists(given, outages=1000)).run()
-
-
-class Unreliable:
-    """A client whose appends fail or lose their answers now and then."""
-
-    def __init__(self, client: JournalClient, seed: int) -> None:
-        self._client = client
-        self._random = random.Random(seed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    async def append(self, journal: str, content: Any, **options: Any) -> Any:
-        fate = self._random.random()
-        if fate < 0.05:
-            raise Unavailable("no broker answers")
-        if fate < 0.1:
-            raise AppendOutcomeUnknown("the answer is lost")
-        result = await self._client.append(journal, content, **options)
-        if fate > 0.95:
-            raise AppendOutcomeUnknown("the answer is lost")
-        return result
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -202,12 +176,6 @@ async def test_a_field_can_be_the_key_and_rows_are_checked_by_their_type(client:
         await ingest(client, Lists({"a": [1]}), given=typed).run()
     with pytest.raises(PoisonRow, match="has no field 'customer', which is the key of the stream"):
         await ingest(client, Lists({"a": [1]}), given=spec(key="customer")).run()
-
-
-async def test_a_stream_that_is_created_names_its_type(client: JournalClient) -> None:
-    await prepare(client, spec(type="shop.N@3", registry="types/registry"))
-    names = {labels.value_of(each.spec.labels, labels.MESSAGE_TYPE) for each in (await client.list()).journals}
-    assert "shop.N" in names
 
 
 async def test_letters_of_rows_that_do_not_fit_have_their_key_and_value(client: JournalClient) -> None:

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from coranto.client import JournalClient
 from coranto.errors import MissingExtra
-from coranto.ingest import open_source, read_spec
+from coranto.ingest import Ingest, open_source, read_spec
 from coranto.ingest.files.source import FileSource
+from coranto.ingest.gateway.service import WebhookIngest
+from coranto.ingest.opening import lag_of, open_ingest
 
 FILES = '{name: a, stream: b, source: {files: {url: "file:///in/"}}}'
 POSTGRES = '{name: a, stream: b, source: {postgres: {url: "postgresql://db/shop", publication: shop}}}'
+WEBHOOK = '{name: a, stream: b, source: {webhook: {listen: ":0"}}}'
 KAFKA = '{name: a, stream: b, source: {kafka: {brokers: "k:9092", topics: [t]}}}'
 
 
@@ -39,6 +43,16 @@ def test_tables_need_a_smaller_extra_than_consumers(monkeypatch: pytest.MonkeyPa
         open_source(read_spec(POSTGRES))
 
 
+async def test_webhooks_are_served_and_not_read(client: JournalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = read_spec(WEBHOOK)
+    assert isinstance(open_ingest(client, spec), WebhookIngest)
+    assert isinstance(open_ingest(client, read_spec(FILES)), Ingest)
+    assert await lag_of(spec, {"gateway-1": [1, 2.0]}) == {}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"aiohttp is not installed.*coranto\[webhook\]"):
+        open_ingest(client, spec)
+
+
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
@@ -50,6 +64,7 @@ def test_tables_need_a_smaller_extra_than_consumers(monkeypatch: pytest.MonkeyPa
             f"import coranto.ingest as i; i.open_source(i.read_spec({FILES!r}))",
             ("confluent_kafka", "fastavro", "pyarrow", "numpy", "aiohttp"),
         ),
+        (f"import coranto.ingest as i; i.read_spec({WEBHOOK!r})", ("aiohttp", "coranto.ingest.gateway")),
         (f"import coranto.ingest as i; i.Ingest; i.read_spec({KAFKA!r})", ("confluent_kafka", "pyarrow", "numpy")),
     ],
 )

@@ -15,9 +15,9 @@ from pyarrow import parquet
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput, SourceChanged, Unavailable
 from coranto.fragments.stores import open_objects
-from coranto.ingest.engine import IngestReport
 from coranto.ingest.files.options import FileOptions
 from coranto.ingest.files.source import FileSource
+from coranto.ingest.runs import IngestReport
 from coranto.ingest.source import Positions
 from coranto.ingest.spec import IngestSpec
 from coranto.types.kinds import format_fields

@@ -14,8 +14,8 @@ from google.protobuf import descriptor_pb2
 
 from coranto.client import JournalClient
 from coranto.errors import PoisonRow, SourceChanged, Unavailable
-from coranto.ingest.engine import IngestReport
 from coranto.ingest.kafka.source import KafkaSource
+from coranto.ingest.runs import IngestReport
 from coranto.types.kinds import format_fields
 from coranto.types.registry import TypeRegistry
 from tests.platform.ingest.kafka.registry import Registry

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from coranto.streams.writer.multi_key.numbered import LastBatch, NumberedBatch, last_batch_of, records_of
+from coranto.streams.writer.multi_key.numbered import (
+    LastBatch,
+    NumberedBatch,
+    last_batch_of,
+    records_of,
+    take_turn,
+)
 from coranto.streams.writer.multi_key.writer import MultiKeyWriter
 
 E = TypeVar("E")
@@ -23,6 +29,15 @@ class BatchWriter(MultiKeyWriter[E], Generic[E]):
     def records(self, last: LastBatch, writer: str) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the records of a writer's batches, from the last complete one on. Raises CorruptData."""
         return records_of(self._log.decisions, last, writer)
+
+    async def take_turn(self, behind: LastBatch, writer: str, process: str, *, dead: str = "") -> LastBatch | None:
+        """Announce the next batch, before it is committed with `in_turn`: other processes that do so wait for it.
+
+        Returns `behind` as it is now. Its `turn` begins with `<number>.<process>.` of the process that is to commit the
+        next batch. Returns None if that is decided already. A turn that is `dead` is taken over.
+        """
+        nonce = self._log.entropy(6).hex()
+        return await take_turn(self._log.decisions, behind, writer, process, nonce, dead)
 
     async def commit_batch(self, batch: NumberedBatch, events: Sequence[tuple[int, bytes]]) -> LastBatch:
         """Commit a batch of encoded events, each given with its key's place, unless its number is decided already.

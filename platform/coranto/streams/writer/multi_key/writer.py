@@ -293,7 +293,7 @@ class MultiKeyWriter(Generic[E]):
         if batch is None:
             await decide(use.txn, acks, snapshot.token, use=use, done=done)
             return
-        before, after = {batch.register: batch.behind.value}, batch.after(use.txn, self._decided_to)
+        before, after = batch.before(), batch.after(use.txn, self._decided_to)
         try:
             self._decided_to = await decide(
                 use.txn,

@@ -1,0 +1,1 @@
+"""The gateway of webhooks: an ingest whose rows come as HTTP requests."""

@@ -1,0 +1,307 @@
+"""The HTTP server of webhooks: it takes requests, and answers in JSON.
+
+Each request has limits of its own: of bytes, and of the time to arrive and to be committed. All bodies together have a
+limit of memory, and a fourth of it is for small ones. So senders that flood, stall or send too much are refused, and
+others are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from coranto.errors import ClusterError, InvalidInput
+from coranto.ingest.gateway.queue import GatewayEnded, KeyUsed, Request, WindowFull
+from coranto.ingest.rows import RowEncoder, letter_of
+from coranto.ingest.source import Poison, SourceRow
+from coranto.ingest.webhook.bodies import JSON, LINES, field_of, has_known_type, rows_of
+from coranto.ingest.webhook.keys import ANY_BODY, KEY_BYTES, digest_of, key_of
+from coranto.ingest.webhook.signatures import verify
+
+if TYPE_CHECKING:
+    from coranto.ingest.gateway.service import WebhookIngest
+
+_KEY: Final = "Idempotency-Key"
+_MAX_KEY: Final = 255
+_SMALL_BYTES: Final = 64 << 10
+"""A body up to here may use all of the memory, a larger one three fourths of it."""
+_DRAIN_SECONDS: Final = 1.0
+"""The time to receive the rest of a refused request, so that its sender reads the answer."""
+_AGAIN: Final = "1"
+_Answer: TypeAlias = dict[str, object]
+_OPTIONS: Final[Mapping[str, Any]] = {
+    "access_log": None,
+    "auto_decompress": False,
+    "keepalive_timeout": 75.0,
+    "lingering_time": _DRAIN_SECONDS,
+}
+
+
+class Refused(Exception):
+    """A request is answered with an error."""
+
+    def __init__(self, status: int, error: str, *, closes: bool = False, **headers: str) -> None:
+        super().__init__(error)
+        self.status = status
+        self.closes = closes
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if status in (429, 503):
+            self.headers["Retry-After"] = _AGAIN
+
+
+class WebhookServer:
+    """The server of one gateway, from `start` to `stop`."""
+
+    def __init__(self, ingest: WebhookIngest) -> None:
+        self._ingest = ingest
+        self._options = ingest.options
+        self._scheme = ingest.options.scheme
+        self._connections = 0
+        self._serving = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._listening: asyncio.Server | None = None
+        self._server = web.Server(self._serve, handler_cancellation=True, **_OPTIONS)
+
+    async def start(self) -> None:
+        """Listen. Raises ClusterError if the address cannot be had, and InvalidInput for missing secrets."""
+        options = self._options
+        if self._scheme is not None:
+            options.keys()
+        try:
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._connection, options.host, options.port, reuse_address=True
+            )
+        except OSError as error:
+            raise ClusterError(
+                f"cannot listen on {options.host}:{options.port}: {error.strerror or error}; free the port, or choose "
+                "another as `listen`"
+            ) from error
+        port = self._listening.sockets[0].getsockname()[1]
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self._ingest.url = f"http://{host}:{port}{options.path}"
+
+    async def stop(self) -> None:
+        """Take no more connections, and wait for the answers to requests that have come."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+            # aiohttp's own end drops the rest of requests that are arriving.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.receive_seconds + self._options.commit_seconds):
+                    await self._idle.wait()
+            self._server.pre_shutdown()
+            await self._server.shutdown(_DRAIN_SECONDS)
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        if self._connections >= self._options.requests:
+            return _Full()
+        return _Connection(self._server, self._options.receive_seconds, self._count)
+
+    def _count(self, change: int) -> None:
+        self._connections += change
+
+    # -- Requests ------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, http: web.BaseRequest) -> web.Response:
+        assert isinstance(http.protocol, _Connection)
+        http.protocol.is_used = True
+        headers: Mapping[str, str] = {}
+        closes = False
+        self._serving += 1
+        self._idle.clear()
+        try:
+            status, answer = await self._answer(http)
+        except Refused as error:
+            status, answer, headers, closes = error.status, {"error": str(error)}, error.headers, error.closes
+        finally:
+            self._serving -= 1
+            if not self._serving:
+                self._idle.set()
+        if http.method == "POST":
+            self._ingest.webhooks.requests.labels(self._ingest.spec.name, str(status)).inc()
+        response = web.json_response(answer, status=status, headers=headers)
+        if closes or self._listening is None:
+            response.force_close()
+        return response
+
+    async def _answer(self, http: web.BaseRequest) -> tuple[int, _Answer]:
+        ingest = self._ingest
+        if http.path == "/live":
+            return 200, {"alive": True}
+        if http.path == "/ready":
+            well = ingest.is_ready and self._listening is not None
+            return 200 if well else 503, {"ready": well}
+        if http.path != self._options.path:
+            raise Refused(404, f"there is nothing at this path; webhooks go to {self._options.path}", closes=True)
+        if http.method != "POST":
+            raise Refused(405, "webhooks are requests with POST", closes=True, Allow="POST")
+        if not has_known_type(http.content_type):
+            found = http.content_type[:100]
+            raise Refused(415, f"the type of the body is {found}; send {JSON} or {LINES[0]}", closes=True)
+        if http.headers.get("Content-Encoding", "identity") != "identity":
+            raise Refused(415, "the body is compressed; send it as it is", closes=True)
+        body = bytearray()
+        try:
+            await self._receive(http, body)
+            return await self._take(http, bytes(body), len(body))
+        finally:
+            ingest.release(len(body))
+
+    async def _receive(self, http: web.BaseRequest, body: bytearray) -> None:
+        options, ingest = self._options, self._ingest
+        if (http.content_length or 0) > options.body_bytes:
+            self._too_large()
+        try:
+            async with asyncio.timeout(options.receive_seconds):
+                if http.headers.get("Expect", "").lower() == "100-continue":
+                    await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    http.writer.output_size = 0
+                async for chunk in http.content.iter_any():
+                    is_small = len(body) + len(chunk) <= _SMALL_BYTES
+                    room = options.memory_bytes if is_small else options.memory_bytes * 3 // 4
+                    if ingest.held_bytes + len(chunk) > room:
+                        raise Refused(429, "the gateway has no room for the request; send it again", closes=True)
+                    body += chunk
+                    ingest.hold(len(chunk))
+                    if len(body) > options.body_bytes:
+                        self._too_large()
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {options.receive_seconds:g} s", closes=True) from None
+
+    def _too_large(self) -> NoReturn:
+        limit = self._options.body_bytes
+        raise Refused(413, f"the body is too large; it may have {limit} bytes (`body`)", closes=True)
+
+    async def _take(self, http: web.BaseRequest, body: bytes, size: int) -> tuple[int, _Answer]:
+        if self._scheme is not None:
+            try:
+                verify(self._scheme, http.headers, body, self._options.keys(), time.time())
+            except InvalidInput as error:
+                raise Refused(401, error.message) from None
+        try:
+            async with asyncio.timeout(self._options.commit_seconds):
+                encoder = await self._ingest.encoder()
+                if size > _SMALL_BYTES:
+                    made = await asyncio.to_thread(self._made, http, body, encoder)
+                else:
+                    made = self._made(http, body, encoder)
+                return await self._commit(*made)
+        except TimeoutError:
+            raise Refused(
+                503,
+                f"the request was not committed within {self._options.commit_seconds:g} s, and may be committed later: "
+                f"send it again, with the same {_KEY}",
+            ) from None
+
+    def _made(
+        self, http: web.BaseRequest, body: bytes, encoder: RowEncoder
+    ) -> tuple[Request | None, dict[str, object]]:
+        """Return the request with its encoded events, and the answer to it. Raises Refused."""
+        spec = self._ingest.spec
+        key, digest = _key_in(http.headers), digest_of(body)
+        scheme = self._scheme
+        if not key and scheme is not None:
+            key, digest = http.headers.get(scheme.delivery_header, "") if scheme.delivery_header else "", ANY_BODY
+        try:
+            rows = rows_of(body, http.content_type)
+        except InvalidInput as error:
+            raise Refused(400, error.message) from None
+        if scheme is not None and scheme.delivery_field:
+            challenge = field_of(rows, "challenge")
+            if challenge and field_of(rows, "type") == "url_verification":
+                return None, {"challenge": challenge}
+            if not key:
+                key, digest = field_of(rows, scheme.delivery_field), ANY_BODY
+        id = key_of(spec.name, key) if key else os.urandom(KEY_BYTES)
+        name = id.hex()
+        events, letters = list[tuple[int, bytes]](), list[Mapping[str, object]]()
+        for number, (place, row) in enumerate(rows):
+            if isinstance(row, SourceRow):
+                meta = b'"request":"%b","item":%d' % (name.encode(), number)
+                try:
+                    events.append(encoder.encode(row._replace(key=name, meta=meta)))
+                    continue
+                except InvalidInput as error:
+                    row = Poison(place, error.message, None, row.text)
+            if not spec.keeps_poison:
+                raise Refused(400, f"{place} {row.problem}")
+            letters.append(letter_of(spec.name, f"request {name}", row))
+        answer: _Answer = {"request": name, "events": len(events)}
+        if letters:
+            answer["dead_letters"] = len(letters)
+        size = sum(len(line) for _, line in events) + sum(len(str(each.get("value", ""))) for each in letters)
+        return Request(id, digest if key else None, events, letters, size), answer
+
+    async def _commit(self, request: Request | None, answer: _Answer) -> tuple[int, _Answer]:
+        if request is None or not (request.events or request.letters):
+            return 200, answer
+        self._ingest.hold(request.size)
+        try:
+            done = await self._ingest.commit(request)
+        except KeyUsed:
+            raise Refused(409, "another request with another body had this key; give each its own key") from None
+        except WindowFull:
+            raise Refused(
+                429,
+                f"{self._options.window_keys} keys are remembered, and there is no room for more: send it again later, "
+                "or have `keys` of `window` increased",
+            ) from None
+        except GatewayEnded:
+            raise Refused(503, f"the gateway has ended: send the request again, with the same {_KEY}") from None
+        return 200, {**answer, "duplicate": done.is_duplicate}
+
+
+def _key_in(headers: CIMultiDictProxy[str]) -> str:
+    """Return the key of a request; empty if it has none. Raises Refused."""
+    keys = set(headers.getall(_KEY, []))
+    key = keys.pop() if keys else ""
+    if keys:
+        raise Refused(400, f"the request has several headers {_KEY}")
+    if len(key) > _MAX_KEY:
+        raise Refused(400, f"the {_KEY} has {len(key)} characters; it may have {_MAX_KEY}")
+    return key
+
+
+class _Connection(web.RequestHandler):
+    """A connection, which is closed if no request comes in time. A later request has aiohttp's time of idleness."""
+
+    def __init__(self, server: web.Server, seconds: float, count: Callable[[int], None]) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, **_OPTIONS)
+        self.is_used = False
+        self._seconds = seconds
+        self._count = count
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._count(1)
+        asyncio.get_running_loop().call_later(self._seconds, self._close_unused)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._count(-1)
+        super().connection_lost(exc)
+
+    def _close_unused(self) -> None:
+        if not self.is_used and self.transport is not None:
+            self.transport.close()
+
+
+class _Full(asyncio.Protocol):
+    """A connection beyond the limit: it is answered and closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        body = b'{"error": "the gateway has no room for more connections; try again later"}'
+        transport.write(
+            b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: %b\r\nConnection: close\r\nContent-Type: %b\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (_AGAIN.encode(), JSON.encode(), len(body), body)
+        )
+        transport.close()

@@ -1,0 +1,1 @@
+"""Requests of webhooks: their options, signatures and bodies, and the keys that were seen."""

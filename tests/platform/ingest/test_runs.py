@@ -1,0 +1,46 @@
+"""Runs of ingests prepare their streams, and tell failures that may pass from others."""
+
+from __future__ import annotations
+
+import pytest
+
+from coranto import labels
+from coranto.client import JournalClient
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorantoError,
+    InvalidInput,
+    StreamChanged,
+    StreamNotFound,
+    TransactionTimeout,
+    Unavailable,
+)
+from coranto.ingest.runs import may_pass, prepare
+from tests.platform.ingest.lists import spec
+
+
+async def test_a_stream_that_is_created_names_its_type(client: JournalClient) -> None:
+    await prepare(client, spec(type="shop.N@3", registry="types/registry"))
+    names = {labels.value_of(each.spec.labels, labels.MESSAGE_TYPE) for each in (await client.list()).journals}
+    assert "shop.N" in names
+
+
+async def test_a_stream_that_is_missing_without_create(client: JournalClient) -> None:
+    with pytest.raises(StreamNotFound, match="there is no stream shop/orders: create it"):
+        await prepare(client, spec(create=None))
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (Unavailable("x"), True),
+        (AppendOutcomeUnknown("x"), True),
+        (StreamChanged("x"), True),
+        (TransactionTimeout("x"), True),
+        (InvalidInput("x"), False),
+        (StreamNotFound("x"), False),
+    ],
+    ids=repr,
+)
+def test_failures_that_may_pass(error: CorantoError, passes: bool) -> None:
+    assert may_pass(error) is passes
