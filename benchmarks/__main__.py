@@ -31,6 +31,7 @@ from benchmarks import (
     spark_sink,
     spark_source,
     streams,
+    webhooks,
 )
 from benchmarks.runner import Figure, report
 from coranto.errors import CorantoError, InvalidInput
@@ -62,6 +63,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "spark_sink": spark_sink.run,
     "spark_source": spark_source.run,
     "streams": streams.run,
+    "webhooks": webhooks.run,
 }
 
 

@@ -43,7 +43,8 @@ class Request:
     events: Sequence[tuple[int, bytes]]
     letters: Sequence[Mapping[str, object]]
     size: int
-    done: asyncio.Future[Committed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    done: asyncio.Future[Committed] = field(init=False)
+    """The outcome, from `put` on. A request is made in any thread."""
     number: int = 0
     """Its number among the requests of this gateway; 0 until it is taken."""
     waiting: int = 0
@@ -86,6 +87,7 @@ class RequestQueue:
                     raise KeyUsed
                 return there
             self._keyed[request.id] = request
+        request.done = asyncio.get_running_loop().create_future()
         self._queue.append(request)
         self.grown.set()
         return request

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
+import structlog
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
@@ -36,6 +37,8 @@ _DRAIN_SECONDS: Final = 1.0
 """The time to receive the rest of a refused request, so that its sender reads the answer."""
 _AGAIN: Final = "1"
 _Answer: TypeAlias = dict[str, object]
+
+_log = structlog.get_logger(__name__)
 _OPTIONS: Final[Mapping[str, Any]] = {
     "access_log": None,
     "auto_decompress": False,
@@ -183,7 +186,12 @@ class WebhookServer:
     async def _take(self, http: web.BaseRequest, body: bytes, size: int) -> tuple[int, _Answer]:
         if self._scheme is not None:
             try:
-                verify(self._scheme, http.headers, body, self._options.keys(), time.time())
+                secrets = self._options.keys()
+            except InvalidInput as error:
+                _log.warning("ingest.secrets_missing", ingest=self._ingest.spec.name, error=error.message)
+                raise Refused(503, "the gateway has no secret to verify signatures with") from None
+            try:
+                verify(self._scheme, http.headers, body, secrets, time.time())
             except InvalidInput as error:
                 raise Refused(401, error.message) from None
         try:
@@ -227,7 +235,7 @@ class WebhookServer:
             if isinstance(row, SourceRow):
                 meta = b'"request":"%b","item":%d' % (name.encode(), number)
                 try:
-                    events.append(encoder.encode(row._replace(key=name, meta=meta)))
+                    events.append(encoder.encode(SourceRow(name, row.fields, row.text, meta)))
                     continue
                 except InvalidInput as error:
                     row = Poison(place, error.message, None, row.text)

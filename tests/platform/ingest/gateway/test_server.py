@@ -48,6 +48,16 @@ async def test_bodies_are_objects_arrays_or_lines(client: JournalClient) -> None
     assert sorted(each["id"] for each in await found(client)) == [1.5, 1.5, 2, 2, 3]
 
 
+async def test_large_bodies_are_committed(client: JournalClient) -> None:
+    rows = [{"id": n, "text": "x" * 100} for n in range(5000)]
+    async with gateway(client) as ingest, aiohttp.ClientSession() as session:
+        both = await asyncio.gather(*(post(session, ingest.url, rows, key="a") for _ in range(2)))
+        assert [(status, answer["events"]) for status, answer in both] == [(200, 5000)] * 2
+        assert sorted(answer["duplicate"] for _, answer in both) == [False, True]
+        assert ingest.held_bytes == 0
+    assert sorted(each["id"] for each in await found(client)) == list(range(5000))
+
+
 async def test_events_of_a_request_keep_their_order_and_keys(client: JournalClient) -> None:
     async with gateway(client, spec(more="key: user")) as ingest, aiohttp.ClientSession() as session:
         assert (await post(session, ingest.url, [{"user": f"u{n % 3}", "n": n} for n in range(30)]))[0] == 200
@@ -220,6 +230,11 @@ async def test_stripe_and_slack(client: JournalClient, tmp_path: Any) -> None:
         status, answer = await post(session, ingest.url, body, Stripe_Signature=late)
         assert status == 401
         assert "more than 300 s" in answer["error"]
+        file.write_text("")
+        assert await post(session, ingest.url, body, Stripe_Signature=header) == (
+            503,
+            {"error": "the gateway has no secret to verify signatures with"},
+        )
         file.write_text("rotated\n")
         assert (await post(session, ingest.url, body, Stripe_Signature=header))[0] == 401
     options = f'signature: {{scheme: slack, secrets: ["{SECRET}"]}}'
