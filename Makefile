@@ -15,6 +15,7 @@ SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests of words, names and pages, which `make lint` runs.
 LINT_TESTS := tests/test_words.py tests/test_mirror.py tests/test_log_events.py tests/test_architecture_page.py tests/test_links.py
 DIST ?= dist
+SEED ?= 1
 # Tests whose result may depend on the interpreter: regular expressions, numbers, times, texts and their parsers.
 INTERPRETER_TESTS := tests/test_patterns.py tests/platform/messages tests/platform/types tests/platform/specs \
     tests/platform/fragments tests/platform/test_names.py tests/platform/test_labels.py tests/broker/spool \
@@ -27,7 +28,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-near test-parsers test-pythons test-airflow test-airflow-oldest test-ingest test-install images check unit slow lint format types imports bench proto faces docs dist release-check clean
+.PHONY: help interpreter setup java etcd classes browser chromium mariadb demo ui airflow up test test-all test-shuffled test-near test-parsers test-pythons test-airflow test-airflow-oldest test-ingest test-install images check unit slow lint format types imports bench proto faces docs dist release-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -83,7 +84,10 @@ test: setup browser mariadb ## Lint, types, import rules, stubs and the tests of
 
 test-all: setup browser mariadb ## The same, and the exhaustive tests: before a release
 	@$(MAKE) --no-print-directory -j2 check
-	@$(BIN)/python tools/run_tests.py $(SHARED) $(addprefix --ignore=,$(LINT_TESTS))
+	@$(BIN)/python tools/run_tests.py $(SHARED) --hypothesis-profile=exhaustive $(addprefix --ignore=,$(LINT_TESTS))
+
+test-shuffled: setup browser mariadb ## The tests of `make test` in a random order (`make test-shuffled SEED=7`)
+	@$(BIN)/python tools/run_tests.py $(SHARED) --shuffle=$(SEED) -m "not exhaustive" $(addprefix --ignore=,$(LINT_TESTS))
 
 test-parsers: $(STAMP) java ## The tests that depend on the interpreter (`make test-parsers PYTHON=python3.12 VENV=.venv-3.12`)
 	@$(BIN)/python tools/run_tests.py -n $(WORKERS) --dist loadfile -m "not integration" $(INTERPRETER_TESTS)

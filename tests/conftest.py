@@ -5,6 +5,7 @@ import getpass
 import inspect
 import logging
 import os
+import random
 import re
 import signal
 import socket
@@ -134,9 +135,10 @@ SLOW = frozenset(SLOW_FILE.read_text().split())
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# How long an example takes says more about the machine than about the code. `make test-all` names the second profile.
+hypothesis.settings.register_profile("sample", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("exhaustive", deadline=None, max_examples=100)
+hypothesis.settings.load_profile("sample")
 
 # Spark's programs here are short, and compiling them well takes twice the time of running them. Half of the rest is
 # spared by an archive of classes, for executors and servers, too.
@@ -179,6 +181,7 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Derive marks; in processes that share the tests, put `LONG` files first. Alone, one begins with what is quick.
 
+    With `--shuffle`, files and the tests in each file come in an order that the seed determines.
     Raises UsageError for a file that does not exist (any more).
     """
     here = Path(__file__).parent
@@ -191,8 +194,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if missing := [str(path) for path in ranks if not path.exists()]:
         raise pytest.UsageError(f"tests/conftest.py: LONG names files that do not exist: {', '.join(missing)}")
     yield
-    if hasattr(config, "workerinput"):  # pytest-xdist's, of a process that shares.
+    if (seed := config.getoption("--shuffle")) is not None:
+        items[:] = _shuffled(items, random.Random(seed))
+    elif hasattr(config, "workerinput"):  # pytest-xdist's, of a process that shares.
         items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def _shuffled(items: list[pytest.Item], chance: random.Random) -> list[pytest.Item]:
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    shuffled = list(files.values())
+    chance.shuffle(shuffled)
+    for tests in shuffled:
+        chance.shuffle(tests)
+    return [item for tests in shuffled for item in tests]
 
 
 def _derived_marks(item: pytest.Item, here: Path) -> Iterator[str]:
@@ -259,6 +275,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests in each, in a random order")
     parser.addoption("--record-slow", action="store_true", help=f"write the names of slow tests to {SLOW_FILE.name}")
 
 

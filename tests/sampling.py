@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
 
+import hypothesis
 import pytest
+
+T = TypeVar("T")
+SAMPLE, REST = "sample", "rest"
+PARTS = pytest.mark.parametrize("part", [SAMPLE, pytest.param(REST, marks=pytest.mark.exhaustive)])
+"""For tests that go through a list of cases in one run: `make test` runs the sample, `make test-all` the rest, too."""
+
+
+def examples(full: int) -> int:
+    """Return the number of examples of a property: `full` in `make test-all`, and fewer in `make test`."""
+    return full * hypothesis.settings.default.max_examples // 100
+
+
+def part_of(part: str, cases: Iterable[T], sample: Collection[T]) -> list[T]:
+    """Return the cases of a part of `PARTS`, in order. Raises ValueError if `sample` has a case that is not there."""
+    known = list(cases)
+    if unknown := [case for case in sample if case not in known]:
+        raise ValueError(f"not among the cases: {unknown}")
+    return [case for case in known if (case in sample) == (part == SAMPLE)]
 
 
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import subprocess
 from types import ModuleType
 
 import pytest
 
-from tests.sampling import sampled
+from tests.sampling import REST, SAMPLE, part_of, sampled
 
 HERE = __file__.rpartition("/")[0]
 
@@ -56,6 +58,22 @@ def test_a_sample_leaves_the_other_cases_to_the_exhaustive_run() -> None:
     assert [(each.values, each.marks[0].name) for each in kept[1:3]] == [(("b",), "exhaustive"), (("c",), "exhaustive")]
     with pytest.raises(ValueError, match=r"case 0 is a pytest\.param"):
         sampled([pytest.param(1)], 2)
+
+
+def test_a_sample_and_the_rest_are_all_cases() -> None:
+    assert part_of(SAMPLE, [1, 2, 3, 4], (2, 4)) == [2, 4]
+    assert part_of(REST, [1, 2, 3, 4], (2, 4)) == [1, 3]
+    with pytest.raises(ValueError, match=r"not among the cases: \[5\]"):
+        part_of(REST, [1], [5])
+
+
+def test_a_seed_determines_an_order_of_files_and_tests(conftest: ModuleType, request: pytest.FixtureRequest) -> None:
+    items = [item for item in request.session.items if item.path.parent.name == "tests"]
+    first, again, other = (conftest._shuffled(items, random.Random(seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert sorted(first, key=items.index) == items
+    paths = [item.path for item in first]
+    assert len(list(itertools.groupby(paths))) == len(set(paths)), "tests of a file stay together"
 
 
 def test_every_slow_test_has_its_file(conftest: ModuleType) -> None:

@@ -29,6 +29,7 @@ from coranto_broker.append.queue import JournalQueue
 from coranto_broker.append.receiving import Inbox
 from coranto_broker.handlers import append as append_handler
 from coranto_broker.handlers import append_stream as append_stream_handler
+from tests.sampling import examples
 
 JOURNAL = "test/paths"
 
@@ -158,7 +159,7 @@ def by_calls_in_pieces(stack: ExitStack) -> None:
 
 @given(st.lists(STEPS, min_size=1, max_size=8))
 @example(QUICK)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_an_append_ends_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
     steps = [Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled"), *steps]
     outcomes, content, quick = outcome_of(steps, over_a_stream)
@@ -169,7 +170,7 @@ def test_an_append_ends_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
 
 @given(st.lists(STEPS, min_size=1, max_size=8))
 @example(QUICK)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_an_append_to_replicas_ends_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
     steps = [Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled"), *steps]
     outcomes, content, _ = outcome_of(steps, over_a_stream, 2)

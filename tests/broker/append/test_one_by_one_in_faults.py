@@ -26,6 +26,7 @@ from coranto_broker.append import plan, queue
 from coranto_broker.append import registers as of_registers
 from coranto_broker.append.batch import Batch
 from coranto_broker.append.streaming import ContentStream
+from tests.sampling import examples
 
 from .test_one_by_one import (
     AUTHOR,
@@ -205,7 +206,7 @@ SOME: list[Event] = [
 
 @given(st.lists(EVENTS, min_size=1, max_size=8))
 @example(SOME)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_appends_that_come_together_end_as_one_by_one_whatever_happens_between_them(events: list[Event]) -> None:
     assert outcome_of(events, over_a_stream) == outcome_of(events, over_a_stream_one_by_one)
 

@@ -18,6 +18,7 @@ from coranto_broker.spool.in_sync import UNSTAMPED
 from coranto_broker.spool.recovery import Recovered, recover
 from tests.broker.running import FaultyDisk, ManualClock
 from tests.broker.spool.conftest import JOURNAL, MINE, Observer, append, content_of, names, roll
+from tests.sampling import examples
 
 # -------------------------------------------------------------------------------------------------------- recovery
 
@@ -342,7 +343,7 @@ def test_a_corrupt_older_fragment_does_not_stop_the_journal(folder: SpoolFolder,
     assert recovered.sealed == []
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.randoms(use_true_random=False), st.lists(st.sampled_from("aaaaarxk"), max_size=30))
 def test_killed_anywhere_nothing_committed_is_lost(
     tmp_path_factory: pytest.TempPathFactory, rng: random.Random, events: list[str]

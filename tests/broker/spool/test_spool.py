@@ -15,6 +15,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool.spool import ProposalEffect, Spool, empty_at
+from tests.sampling import examples
 
 JOURNAL = "a/journal"
 NONE = pb.LabelSet()
@@ -250,7 +251,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
 TestSpoolMachine = SpoolMachine.TestCase
 TestSpoolMachine.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

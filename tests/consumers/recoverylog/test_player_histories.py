@@ -33,6 +33,7 @@ from coranto_consumers.recoverylog import (
 )
 from coranto_consumers.recoverylog.directory import RecordedDirectory
 from coranto_consumers.recoverylog.operations import Create, Fnode, Write
+from tests.sampling import examples
 
 LOGS = ("log/zero", "log/one", "log/two")
 NAMES = ("a", "b", "c", "folder/d")
@@ -268,7 +269,7 @@ GARBAGE = (
 
 
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

@@ -33,6 +33,7 @@ from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores import Add, Max, Min, Quotient, Replace, SqlStore
 from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.staging import PREFIX, StageWriter, delete_staged, stage_name, stage_of
+from tests.sampling import examples
 
 DELAYS = Table(
     "carrier_delays",
@@ -99,7 +100,9 @@ rows = st.fixed_dictionaries(
     transactions=st.lists(st.dictionaries(st.sampled_from(["t1", "t2", "t3"]), st.lists(rows, max_size=5)), max_size=3)
 )
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_merging_equals_folding_rows_one_by_one(store_url, transactions):
     store = SqlStore(store_url)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from coranto.coordination.layout import MemberId
 from coranto.coordination.planning import PlanAssignment, PlanItem, PlanMember, Planner, can_drain
 from tests.platform.coordination.allocation import AllocationWorld, plan
+from tests.sampling import examples
 
 
 def members(count: int, *, zones: int = 1, limit: int = 1000) -> list[PlanMember]:
@@ -73,7 +74,7 @@ worlds = st.builds(AllocationWorld, some_items, some_members, some_assignments)
 
 
 @given(worlds)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_world_settles_within_its_promises(world: AllocationWorld) -> None:
     before = world.counts()
     world.converge()
@@ -110,7 +111,7 @@ def test_a_planner_that_remembers_keeps_the_promises_too(
 
 
 @given(some_items, some_members, some_members)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_two_zones_when_possible(items: list[PlanItem], members: list[PlanMember], joining: list[PlanMember]) -> None:
     """Items span two zones if members have room for it, whoever joins or changes meanwhile."""
     world = AllocationWorld(items, members)

@@ -16,6 +16,7 @@ from coranto_consumers.spark.journals.ranges import Range, split
 from coranto_consumers.spark.options.options import DEFAULT_MAX_BYTES
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import expected, histories
+from tests.sampling import examples
 
 
 class Watched(Memory):
@@ -54,7 +55,7 @@ def rows_with_commits(reader: CommittedReader, number: int) -> list[tuple[int, i
     tasks=st.integers(1, 4),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=50, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(50), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_any_cut_yields_the_rows_of_the_uncut_read(content, chunk, max_bytes, executors, tasks, order):
     memory = Memory({"j/j": content}, chunk)
     parts = split(Range("j/j", 0, len(content), len(content)), max_bytes)

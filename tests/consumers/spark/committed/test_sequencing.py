@@ -9,6 +9,7 @@ from coranto_consumers.spark.committed.long_transactions import LongTransactions
 from coranto_consumers.spark.journals.ranges import Range
 from tests.consumers.spark.folding import FRAMING, Memory, transaction
 from tests.consumers.spark.histories import expected, histories
+from tests.sampling import examples
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
@@ -21,7 +22,7 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
     restores=st.booleans(),
     in_parts=st.booleans(),
 )
-@settings(max_examples=120, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=examples(120), deadline=None, phases=NO_SHRINKING)
 def test_transactions_deliver_the_same_messages_as_a_plain_reader(
     contents, max_bytes, max_slices, chunk, restores, in_parts
 ):
@@ -53,7 +54,7 @@ def test_transactions_deliver_the_same_messages_as_a_plain_reader(
 
 
 @given(content=histories(), chunk=st.integers(1, 500), begin=st.integers(0, 3000), length=st.integers(0, 3000))
-@settings(max_examples=100, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=examples(100), deadline=None, phases=NO_SHRINKING)
 def test_a_committed_read_of_a_range_is_that_of_a_reader_that_starts_there(content, chunk, begin, length):
     starts = [0, *(n + 1 for n, byte in enumerate(content) if byte == 0x0A)]
     begin = max((start for start in starts if start <= begin), default=0)

@@ -13,9 +13,10 @@ from pyspark.sql.types import DateType, FloatType, IntegerType, StringType, Stru
 from coranto.messages import column_parser
 from coranto_consumers.spark.decoding.json_columns import ColumnParser, is_parsed
 from coranto_consumers.spark.decoding.json_values import LineValues
+from tests.sampling import examples
 
 COLUMNS = "s STRING, b BOOLEAN, y TINYINT, h SMALLINT, i INT, l BIGINT, d DOUBLE"
-LINES = 8000
+LINES = examples(8000)
 TEXTS = ["x", "", "NaN", "nan", "Infinity", "+Infinity", "-Infinity", "INF", "+INF", "-INF", "12", "true", 'é\n\t"\\/']
 VALUES = [
     *map(json.dumps, TEXTS),

@@ -15,8 +15,9 @@ from coranto_consumers.spark.decoding.json_columns import ColumnParser
 from coranto_consumers.spark.decoding.json_limits import MAX_DIGITS
 from coranto_consumers.spark.decoding.json_times import zone_of
 from coranto_consumers.spark.decoding.json_values import LineValues
+from tests.sampling import examples
 
-LINES = 5000
+LINES = examples(5000)
 ZONE = "Europe/Berlin"
 DAYS = [
     "2024-01-05",

@@ -19,6 +19,7 @@ from coranto.errors import InvalidInput
 from coranto_consumers.spark.decoding.csv_columns import text_columns
 from coranto_consumers.spark.decoding.parsers import parser_of
 from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords
+from tests.sampling import examples
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ FIELDS = st.one_of(
 
 
 @given(st.lists(st.lists(FIELDS, min_size=8, max_size=8) | st.lists(FIELDS, min_size=7, max_size=9), max_size=6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @example([["u", "a", "true", "1", "2", "3", "4", "5.5"], ["u", *[""] * 7], ["u", "b", "no", "128", "1", "1", "1", "1"]])
 def test_rows_of_csv_have_the_values_that_they_have_one_by_one(rows):
     parser = parser_of(CsvRecords(8), TYPED)

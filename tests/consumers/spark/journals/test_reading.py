@@ -13,12 +13,13 @@ from coranto_consumers.spark.journals.ranges import Range, split
 from coranto_consumers.spark.journals.reading import read_blocks, read_lines
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import PRODUCERS, histories
+from tests.sampling import examples
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 @given(content=histories(), tail=st.binary(max_size=20).filter(lambda t: b"\n" not in t), sizes=st.randoms())
-@settings(max_examples=100, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=examples(100), deadline=None, phases=NO_SHRINKING)
 def test_every_line_belongs_to_one_part_however_a_range_is_split(content, tail, sizes: random.Random):
     memory = Memory({"j/j": content + tail}, sizes.randint(1, 300))
     whole = Range("j/j", 0, len(content + tail), len(content + tail))

@@ -20,6 +20,7 @@ from coranto_consumers.spark.source import joined_rows
 from coranto_consumers.spark.source.joined_rows import SequencedRows
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import histories
+from tests.sampling import examples
 
 OWN = [
     StructField(PARSED_PREFIX + each.name, each.dataType)
@@ -63,7 +64,7 @@ def summaries_of(found: pa.Table):
     sizes=st.randoms(use_true_random=False),
     joined=st.integers(1, 3000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_put_together_is_what_each_range_has(contents, sizes: random.Random, joined: int):
     journals = {f"j/{number}": content for number, content in enumerate(contents)}
     memory = Memory(journals)

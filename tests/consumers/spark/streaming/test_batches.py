@@ -19,6 +19,7 @@ from coranto_consumers.spark.streaming.batches import BatchPlanner, ReadState, p
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import expected, histories
+from tests.sampling import examples
 
 J = "a/journal"
 
@@ -45,7 +46,7 @@ def restarted(planner: BatchPlanner, state: ReadState) -> ReadState:
     return planner.restore(J, positions[J])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(history=histories(), rng=st.randoms(use_true_random=False), part=st.integers(1, 3000), listed=st.integers(0, 3))
 def test_batches_over_restarts_deliver_each_committed_message_once(history, rng, part, listed):
     content = Memory({J: history}, 500)

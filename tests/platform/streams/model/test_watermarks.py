@@ -19,6 +19,7 @@ from coranto.streams.reader.stream_reader import StreamReader
 from coranto.streams.writer.stream_writer import StreamWriter
 from tests.platform.streams.random_streams import random_stream, segment
 from tests.platform.streams.stream_world import STREAM, StreamWorld
+from tests.sampling import examples
 
 ONE = graph_of(Stream("s", {0: segment(0, KeyRange.FULL)}))
 
@@ -103,7 +104,7 @@ def test_a_clock_that_is_stepped_or_stands_still_does_not_make_others_silent() -
 
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([0.0, 500.0, -500.0, 10.0**9]), min_size=3, max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_writers_that_keep_noting_times_are_never_skipped(seed: int, skews: list[float]) -> None:
     """Whatever their clocks are off by: no watermark is above what one of them has noted."""
     rng = random.Random(seed)
@@ -167,7 +168,7 @@ def test_a_cut_is_passed_across_splits_in_segments_of_ones_own() -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_reader_past_a_watermark_has_read_all_earlier_times(seed: int) -> None:
     """Against its definition: writers, segments that are full one after the other, and a reader of everything."""
     rng = random.Random(seed)
