@@ -1,4 +1,7 @@
-"""The sequencer by example: outcomes, replays, checkpoints in the middle of a delivery, pruning."""
+"""The sequencer by example: messages that are put back, journals over one ring, wrong use, pruning.
+
+`test_gazette_cases.py` has its outcomes and replays, and `test_sequencing_rules.py` its rules over random histories.
+"""
 
 from __future__ import annotations
 
@@ -48,47 +51,6 @@ class Feed:
 
     def state(self, producer: ProducerId) -> ProducerState:
         return self.sequencer.checkpoint()[self.journal].producers[producer]
-
-
-def test_outcomes_and_deliveries_of_interleaved_transactions() -> None:
-    feed = Feed()
-    assert feed.queue(A, 1, CONTINUE) is QueueOutcome.CONTINUE_BEGIN
-    assert feed.queue(B, 2, CONTINUE) is QueueOutcome.CONTINUE_BEGIN
-    assert feed.queue(A, 3, CONTINUE) is QueueOutcome.CONTINUE_EXTEND
-    assert feed.queue(A, 1, CONTINUE) is QueueOutcome.CONTINUE_CLOCK_LARGER
-    assert feed.queue(A, 5, ACK) is QueueOutcome.ACK_COMMIT_RING
-    assert feed.drain() == [1, 3, 5]  # Whatever B does.
-    assert feed.queue(A, 3, CONTINUE) is QueueOutcome.CONTINUE_DUPLICATE
-    assert feed.queue(A, 6, OUTSIDE) is QueueOutcome.OUTSIDE_COMMIT
-    assert feed.drain() == [6]
-    assert feed.queue(A, 6, OUTSIDE) is QueueOutcome.OUTSIDE_DUPLICATE
-    assert feed.queue(A, 7, ACK) is QueueOutcome.ACK_EMPTY
-    assert feed.drain() == [7]
-    assert feed.queue(B, 4, CONTINUE) is QueueOutcome.CONTINUE_EXTEND
-    assert feed.queue(B, 1, ACK) is QueueOutcome.ACK_ROLLBACK
-    assert feed.drain() == []
-    assert feed.queue(A, 3, ACK) is QueueOutcome.ACK_RESET
-    assert feed.state(A) == ProducerState(3)
-    assert feed.queue(A, 4, 1023) is QueueOutcome.OUTSIDE_COMMIT
-    assert feed.drain() == [4]
-
-
-def test_messages_without_clock_are_always_committed_and_leave_no_state() -> None:
-    feed = Feed()
-    for _ in range(2):
-        assert feed.queue(ProducerId(bytes(6)), 0, CONTINUE) is QueueOutcome.OUTSIDE_COMMIT
-        assert feed.drain() == [0]
-    assert feed.sequencer.checkpoint() == {"j": Source(20)}
-
-
-def test_an_acknowledgement_commits_part_and_drops_the_rest() -> None:
-    feed = Feed()
-    for clock in (1, 2, 8, 9):
-        feed.queue(A, clock, CONTINUE)
-    feed.queue(A, 5, ACK)
-    assert feed.drain() == [1, 2, 5]
-    feed.queue(A, 10, ACK)
-    assert feed.drain() == [10]
 
 
 @pytest.mark.parametrize("ring_size", [1, 2, 8])
@@ -174,31 +136,6 @@ def test_a_checkpoint_amid_a_delivery_keeps_its_producer_however_old() -> None:
     assert [message.clock for message in rest] == [hours(1) + 1]
 
 
-def test_an_outside_message_drops_an_open_transaction() -> None:
-    feed = Feed()
-    feed.queue(A, 1, CONTINUE)
-    feed.queue(A, 2, OUTSIDE)
-    assert feed.drain() == [2]
-    feed.queue(A, 3, ACK)
-    assert feed.drain() == [3]
-
-
-def test_a_ring_too_small_asks_for_exactly_the_missing_piece() -> None:
-    feed = Feed(ring_size=3)
-    feed.queue(B, 1, CONTINUE)
-    for clock in range(1, 6):
-        feed.queue(A, clock, CONTINUE)
-    assert feed.queue(A, 6, ACK) is QueueOutcome.ACK_COMMIT_REPLAY
-    assert feed.sequencer.replay_range == ReplayRange("j", 10, 30)
-    with pytest.raises(InvalidInput, match="replay the content of replay_range"):
-        feed.sequencer.step()
-    assert feed.drain() == [1, 2, 3, 4, 5, 6]
-    assert feed.sequencer.replay_range is None
-    assert feed.queue(B, 2, ACK) is QueueOutcome.ACK_COMMIT_REPLAY
-    assert feed.sequencer.replay_range == ReplayRange("j", 0, 70)
-    assert feed.drain() == [1, 2]
-
-
 def test_wrong_use_is_refused() -> None:
     feed = Feed(ring_size=1)
     feed.queue(A, 1, CONTINUE)
@@ -208,6 +145,8 @@ def test_wrong_use_is_refused() -> None:
     feed.queue(A, 3, ACK)
     with pytest.raises(InvalidInput, match="committed messages remain"):
         feed.sequencer.queue(feed.rows[2])
+    with pytest.raises(InvalidInput, match="replay the content of replay_range"):
+        feed.sequencer.step()
     with pytest.raises(InvalidInput, match=r"not part of the replay of j at \[0, 10\)"):
         feed.sequencer.replay(feed.rows[1])
     with pytest.raises(InvalidInput, match="of k at"):
@@ -217,36 +156,6 @@ def test_wrong_use_is_refused() -> None:
         feed.sequencer.queue(feed.rows[2])
     with pytest.raises(InvalidInput, match="ring of 0 messages"):
         Sequencer(ring_size=0)
-
-
-def test_duplicates_that_straddle_a_checkpoint_are_dropped() -> None:
-    feed = Feed()
-    feed.queue(A, 1, CONTINUE)
-    feed.queue(A, 2, CONTINUE)
-    restored = Sequencer[JsonObject](feed.sequencer.checkpoint())
-    feed.sequencer = restored
-    assert feed.queue(A, 1, CONTINUE) is QueueOutcome.CONTINUE_EXTEND  # Only the checkpoint's last_ack is known.
-    assert feed.queue(A, 2, CONTINUE) is QueueOutcome.CONTINUE_EXTEND
-    assert feed.queue(A, 3, CONTINUE) is QueueOutcome.CONTINUE_EXTEND
-    assert feed.queue(A, 4, ACK) is QueueOutcome.ACK_COMMIT_REPLAY
-    assert feed.sequencer.replay_range == ReplayRange("j", 0, 20)
-    assert feed.drain() == [1, 2, 3, 4]
-
-
-def test_a_checkpoint_in_the_middle_of_a_delivery_continues_behind_it() -> None:
-    feed = Feed()
-    for clock in (1, 2, 3):
-        feed.queue(A, clock, CONTINUE)
-    feed.queue(A, 4, ACK)
-    first = feed.sequencer.step()
-    assert first is not None
-    assert first.clock == 1
-    sources = feed.sequencer.checkpoint()
-    assert sources == {"j": Source(30, {A: ProducerState(1, 10)})}
-    restored = Sequencer[JsonObject](sources)
-    rest = read_committed(feed.rows[3:], restored, feed.replay)
-    assert [message.clock for message in rest] == [2, 3]
-    assert restored.checkpoint() == {"j": Source(40, {A: ProducerState(4)})}
 
 
 def test_journals_are_sequenced_apart_over_one_ring() -> None:
@@ -323,20 +232,6 @@ def test_read_committed_leaves_acknowledgements_out() -> None:
     ]
     sequencer = Sequencer[JsonObject]()
     assert [message.begin for message in read_committed(feed.rows, sequencer, feed.replay)] == [0, 20, 30]
-
-
-def test_the_last_message_of_a_replay_that_has_ended_can_be_put_back() -> None:
-    before = Feed()
-    before.queue(A, 1, CONTINUE)
-    feed = Feed(sequencer=Sequencer(before.sequencer.checkpoint()))
-    feed.rows = before.rows
-    feed.queue(A, 2, ACK)
-    wanted = feed.sequencer.replay_range
-    assert wanted is not None
-    assert [feed.sequencer.replay(row) for row in feed.replay(wanted)] == [True]
-    feed.sequencer.end_replay()
-    feed.sequencer.put_back()
-    assert feed.drain() == [1, 2]
 
 
 def test_a_producer_that_has_nothing_pending_takes_little_memory() -> None:
