@@ -247,7 +247,10 @@ async def test_a_running_shard_ends_as_fenced_and_says_why(scene: Scene) -> None
     assert await scene.consume() == [1, 2]
 
 
-async def test_a_running_shard_with_nothing_to_do_ends_as_fenced_too(scene: Scene) -> None:
+async def test_a_running_shard_with_nothing_to_do_ends_as_fenced_too(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coranto_consumers.runtime.primary.FENCE_SECONDS", 0.1)
     await scene.publish("in/one", 1)
     async with scene.running() as shard:
         await shard.read_through({"in/one": int(await scene.client.head("in/one"))})
