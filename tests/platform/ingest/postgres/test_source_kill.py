@@ -21,7 +21,7 @@ from tests.servers.sql import PostgresServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "6"))
+KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "4"))
 STREAM = "kill/orders"
 SPEC = """
 name: killed
