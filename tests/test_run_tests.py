@@ -103,6 +103,7 @@ def make_environment(folder: Path) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.exhaustive
 def test_an_environment_is_kept_for_its_interpreter_and_recreated_for_another(tmp_path: Path) -> None:
     folder = tmp_path / "venv"
     assert make_environment(folder).startswith("Creating")
