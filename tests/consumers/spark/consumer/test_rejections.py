@@ -76,6 +76,9 @@ BAD_IN_POSTGRESQL = {
     "too long": {"name": "SECRET-VALUE-TOO-LONG"},
     "overflow": {"price": 99999.99},
 }
+ALL = BAD_IN_POSTGRESQL.keys()
+FEW = {"null", "unique", "a late time", "NUL"}
+"""What the database rejects by itself, and beside other rows, and what a task cannot write."""
 
 
 class Orders:
@@ -99,16 +102,18 @@ class Orders:
 class World:
     """A source with good messages, and bad ones between them."""
 
-    def __init__(self, broker, url) -> None:
+    def __init__(self, broker, url, kinds=ALL) -> None:
+        """`kinds` are the kinds of bad messages. The search for each one takes many jobs of Spark."""
         self.url = url
         self.good: list[int] = []
         self.bad: dict[str, tuple[int, bytes]] = {}
         self._broker = broker
         broker.create(SOURCE, DEAD, COPIES)
         bad = BAD if url.startswith("sqlite") else BAD_IN_POSTGRESQL
+        bad = {kind: fields for kind, fields in bad.items() if kind in kinds}
         self._publish({**GOOD, "id": 1})
         for number, (kind, fields) in enumerate(bad.items()):
-            for _ in range(3):
+            for _ in range(3 if kinds is ALL else 1):
                 self._publish({**GOOD, "id": 100 + len(self.good)})
             before = broker.head(SOURCE)
             self._publish({**GOOD, "id": 1000 + number, **fields}, good=False)
@@ -134,13 +139,20 @@ class World:
             ]
 
 
-ONE_DATABASE = pytest.mark.parametrize("world", sampled(["sqlite", "postgresql"], 2), indirect=True)
-"""Rejections by the other database in these tests take minutes, so `make test-all` runs them."""
+ALL_KINDS = [pytest.param(f"{kind} all", marks=pytest.mark.exhaustive) for kind in ("sqlite", "postgresql")]
+"""Worlds with messages of all kinds, for `make test-all`. `tests/consumers/runtime/test_rejections.py` has no Spark."""
+BOTH_DATABASES = pytest.mark.parametrize("world", ["sqlite", "postgresql", *ALL_KINDS], indirect=True)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+def world_of(param: str, new_store, broker, few=FEW) -> World:
+    """Return a world with the kinds in `few`, or with all."""
+    database, _, kinds = param.partition(" ")
+    return World(broker, new_store(database), ALL if kinds else few)
+
+
+@pytest.fixture(params=["sqlite", *ALL_KINDS])
 def world(request, new_store, broker) -> World:
-    return World(broker, new_store(request.param))
+    return world_of(request.param, new_store, broker)
 
 
 @pytest.fixture
@@ -152,7 +164,6 @@ def run(spark, broker, world):
     return start
 
 
-@ONE_DATABASE
 def test_by_default_the_first_rejected_message_is_named_and_no_value_is(world, run, caplog, capfd):
     offset = min(at for at, _ in world.bad.values())
     with caplog.at_level(logging.DEBUG), capture_logs() as logs, pytest.raises(RejectedRow) as caught:
@@ -167,6 +178,7 @@ def test_by_default_the_first_rejected_message_is_named_and_no_value_is(world, r
     assert world.rows("at") == []
 
 
+@BOTH_DATABASES
 @pytest.mark.parametrize("keys", sampled([(), ("at",)], 2))
 def test_dead_letters_keep_what_the_database_rejects_in_the_same_transaction(world, run, keys):
     report = run(Orders(keys=keys), misfits=DeadLetters(table=LETTERS))
@@ -188,7 +200,6 @@ def test_dead_letters_in_journals_and_messages_of_the_application_are_published_
     assert committed.option("subscribe", COPIES).load().count() == len(world.good)
 
 
-@ONE_DATABASE
 def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, run, broker, new_store):
     with pytest.raises(RejectedRow) as caught:
         run(misfits=MisfitPolicy.NULLS)
