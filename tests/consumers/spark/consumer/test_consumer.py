@@ -42,7 +42,7 @@ from coranto_consumers.spark.outputs import staging as spark_outputs
 from coranto_consumers.spark.outputs.tasks import StageTask
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
-from tests.consumers.conftest import DATABASES
+from tests.consumers.conftest import needs_mariadb
 
 SOURCES = ("delays/events/one", "delays/events/two")
 ALERTS = ("delays/alerts/one", "delays/alerts/two")
@@ -181,6 +181,13 @@ def takes_ahead(monkeypatch) -> list[bool]:
     return taken
 
 
+MARIADB = pytest.param("mariadb", marks=[needs_mariadb, pytest.mark.exhaustive])
+"""In `make test`, MariaDB is a store of Spark in `tests/consumers/spark/outputs/` and `tests/consumers/tables/`."""
+
+
+@pytest.mark.parametrize(
+    "store_url", [pytest.param("sqlite", marks=pytest.mark.exhaustive), "postgresql", MARIADB], indirect=True
+)
 def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url, monkeypatch):
     for _ in range(2):
         world.publish(30)
@@ -355,7 +362,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url,
             # From now on all rows are staged. The steps before the transaction's own are past.
             monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
             monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
-        world.publish(15)
+        world.publish(6)
         with pytest.raises(Crash):
             run(CrashAt(step))
 
@@ -377,7 +384,7 @@ class TakenOver(Hooks):
             self.successor.pop()()
 
 
-@pytest.mark.parametrize("database", DATABASES[1:])
+@pytest.mark.parametrize("database", ["postgresql", MARIADB])
 def test_an_instance_that_was_superseded_is_refused(spark, world, database, new_store):
     store_url = new_store(database)
     world.publish(20)

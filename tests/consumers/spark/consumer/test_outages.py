@@ -31,6 +31,7 @@ from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from tests.consumers.outages import Outage, ProxiedStore
 from tests.consumers.spark.consumer.test_consumer import LoggedDelays, World, check_logged
 from tests.consumers.spark.consumer.test_foreach_batch import World as BatchWorld
+from tests.sampling import PARTS, part_of
 from tests.servers.sql import PostgresServer, PostgresStandby
 
 
@@ -56,12 +57,14 @@ STATEMENTS = {
     "fence check": ("UPDATE gazette_checkpoints", False),
     "fence check answer": ("UPDATE gazette_checkpoints", True),
 }
+SAMPLE: tuple[Step | str, ...] = (Step.STAGED, "merge answer", "task", "commit answer")
 
 
 def outages_at_any_step(
     url: str,
     run: Callable[[SqlStore, Hooks], ConsumeReport],
     *,
+    part: str,
     steps: list[Step],
     table: str,
     name: str,
@@ -71,7 +74,8 @@ def outages_at_any_step(
 
     `table` is one into which rows are merged, and `before_tasks` the last step before tasks stage rows.
     """
-    for step in (None, "connect", *steps, *STATEMENTS, "task", "commit request", "commit answer"):
+    cases = (None, "connect", *steps, *STATEMENTS, "task", "commit request", "commit answer")
+    for step in part_of(part, cases, SAMPLE):
         with ProxiedStore(url) as proxied:
             commit = Connection.commit
             if step in ("commit request", "commit answer"):
@@ -107,8 +111,9 @@ def all_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
 
 
+@PARTS
 @pytest.mark.usefixtures("all_staged")
-def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, broker, postgres):
+def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, broker, postgres, part):
     world, url = World(broker), postgres.new_database()
 
     def run(store: SqlStore, hooks: Hooks) -> ConsumeReport:
@@ -121,7 +126,9 @@ def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, 
         assert report.messages == 9
         return report
 
-    outages_at_any_step(url, run, steps=list(Step), table="totals", name="delays", before_tasks=Step.SEQUENCED)
+    outages_at_any_step(
+        url, run, part=part, steps=list(Step), table="totals", name="delays", before_tasks=Step.SEQUENCED
+    )
     check_logged(world, url)
 
 
@@ -148,8 +155,9 @@ def batches(spark, broker, tmp_path, postgres) -> Batches:
 BATCH_STEPS = [step for step in Step if step not in (Step.PLANNED, Step.SEQUENCED)]
 
 
+@PARTS
 @pytest.mark.usefixtures("all_staged")
-def test_an_outage_of_the_database_at_any_step_of_a_batch_loses_and_doubles_nothing(batches):
+def test_an_outage_of_the_database_at_any_step_of_a_batch_loses_and_doubles_nothing(batches, part):
     def run(store: SqlStore, hooks: Hooks) -> ConsumeReport:
         batches.add(9)
         batches.used = SqlOutputs(store)
@@ -157,7 +165,13 @@ def test_an_outage_of_the_database_at_any_step_of_a_batch_loses_and_doubles_noth
         return batches.reports[-1]
 
     outages_at_any_step(
-        batches.store_url, run, steps=BATCH_STEPS, table="counts", name="counts", before_tasks=Step.RECOVERED
+        batches.store_url,
+        run,
+        part=part,
+        steps=BATCH_STEPS,
+        table="counts",
+        name="counts",
+        before_tasks=Step.RECOVERED,
     )
     batches.check()
 
