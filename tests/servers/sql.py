@@ -46,6 +46,8 @@ class _DatabaseServer(ABC):
 
     _name: ClassVar[str]
     _stop_signal: ClassVar[signal.Signals]
+    _abort_signal: ClassVar[signal.Signals]
+    """Ends the server and its processes at once; the data folder need not be usable afterwards."""
     _not_yet: ClassVar[type[Exception]]
     """The error of a connection while the server starts."""
 
@@ -121,7 +123,7 @@ class _DatabaseServer(ABC):
                 return
 
     def _stop(self) -> None:
-        _end(self._process, self._stop_signal)
+        _end(self._process, self._abort_signal)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -135,6 +137,7 @@ class PostgresServer(_DatabaseServer):
 
     _name = "PostgreSQL"
     _stop_signal = signal.SIGINT  # A fast shutdown, which ends sessions.
+    _abort_signal = signal.SIGQUIT
     _not_yet = psycopg.OperationalError
 
     def __init__(self, *settings: str) -> None:
@@ -265,6 +268,7 @@ class MariadbServer(_DatabaseServer):
 
     _name = "MariaDB"
     _stop_signal = signal.SIGTERM
+    _abort_signal = signal.SIGKILL
     _not_yet = pymysql.OperationalError
 
     @staticmethod
