@@ -19,6 +19,7 @@ from coranto_consumers.recoverylog import Recorder
 from coranto_consumers.runtime.appends import OrderedAppends
 from coranto_consumers.runtime.intake import Intake
 from coranto_consumers.stores import JsonFileStore
+from tests.sampling import sampled
 from tests.simulation.consumers.application import WatchedStore
 from tests.simulation.consumers.database import DatabaseFaults, SimDatabase, SimSqlStore
 from tests.simulation.consumers.options import FAULTS, options_of
@@ -55,7 +56,7 @@ def report_of(seed: int) -> Report:
     return run(options_of(seed))
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", sampled(range(SEEDS), 2))
 def test_seed(seed: int) -> None:
     report = report_of(seed)
     assert report.sound, f"\n{report}"

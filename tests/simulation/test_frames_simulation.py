@@ -57,6 +57,7 @@ def framed(seed: int) -> RunReport:
     return run(options_of(seed) if frames_of(seed)["frames"] else options_of(seed, frames=True))
 
 
+@pytest.mark.exhaustive  # Half of the seeds of `test_simulation.py` have frames.
 def test_the_seeds_are_sound_and_go_where_it_is_interesting() -> None:
     wanted = dict.fromkeys(INTERESTING, 1)
     coverage: Counter[str] = Counter()

@@ -52,6 +52,7 @@ from coranto_broker.spool.in_sync import Judgement, Takeover
 from coranto_broker.spool.recovery import Recovered
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import ProposalDecision, ProposalEffect, Spool
+from tests.sampling import sampled
 from tests.simulation.broker.options import DEMANDS, FAULTS, options_of
 from tests.simulation.broker.run import RunReport, run
 from tests.simulation.broker.world import LAYOUT, World
@@ -143,7 +144,7 @@ def report_of(seed: int) -> RunReport:
         return run(options_of(seed))
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", sampled(range(SEEDS), 3))
 def test_seed(seed: int) -> None:
     report = report_of(seed)
     assert report.sound, f"\n{report}"

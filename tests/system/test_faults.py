@@ -66,8 +66,8 @@ def test_every_fault_has_its_round() -> None:
     assert sorted(map(str, done)) == sorted(map(str, (*nemesis.FAULTS, nemesis.scale)))
 
 
-LONG_ROUNDS = {"hold_etcd", "roll"}
-"""Rounds that `make test` leaves to `make test-all`: others cut off etcd, and stop brokers."""
+LONG_ROUNDS = {"hold_etcd", "cut_etcd", "kill_for_long", "roll", "scale"}
+"""Rounds that `make test` leaves to `make test-all`. In the others, brokers are killed, paused and cut off."""
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from coranto.errors import CorruptMessage, TornMessage
 from coranto.labels import CONTENT_TYPE, JSON_LINES, LINES, label_set
 from coranto.messages import JsonLines
 from coranto.wire import protocol_pb2 as pb
+from tests.sampling import sampled
 
 LABELLED, UNCHECKED = "torn/labelled", "torn/unchecked"
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
@@ -65,7 +66,7 @@ def append(cluster: EmbeddedCluster, journal: str, content: bytes, *words: str) 
     return done.returncode, (done.stdout + done.stderr).decode()
 
 
-@pytest.mark.parametrize("torn", [b'{"customer":"torn"}', b'{"customer":"to'])
+@pytest.mark.parametrize("torn", sampled([b'{"customer":"to', b'{"customer":"torn"}'], 2))
 def test_no_message_of_another_process_is_lost(cluster: EmbeddedCluster, torn: bytes) -> None:
     endpoint = cluster.info.endpoint
     for journal in (LABELLED, UNCHECKED):

@@ -150,6 +150,7 @@ async def test_an_etcd_that_was_restored_is_taken_up(
         etcd.stop()
 
 
+@pytest.mark.exhaustive
 async def test_a_snapshot_that_is_restored_by_the_runbook_loses_only_what_specs_say(
     tmp_path: Path, broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_service_consumes_what_is_written_shows_metrics_and_ends_with_its_tran
 
 
 @pytest.mark.integration
+@pytest.mark.exhaustive
 def test_a_run_until_it_has_caught_up_ends_by_itself(pod: Pod) -> None:
     pod.order("ada", 5)
     with ExitStack() as stack:

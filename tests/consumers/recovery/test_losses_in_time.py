@@ -323,7 +323,7 @@ ROWS = [
     Row(create_source_again_and_fill_it, ACCEPTED, [Kind.JOURNAL_RECREATED]),
 ]
 """A consumer continues behind each of them, except where its checkpoint or its journal is not there."""
-rows = pytest.mark.parametrize("row", sampled(ROWS, 4), ids=lambda row: row.damage.__name__)
+rows = pytest.mark.parametrize("row", sampled(ROWS, 6), ids=lambda row: row.damage.__name__)
 Story = Callable[[Timed], Coroutine[Any, Any, None]]
 Played = Callable[..., None]
 

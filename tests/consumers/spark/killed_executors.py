@@ -136,7 +136,7 @@ def main() -> None:
             config,
             asked["store"],
             spark,
-            ConsumerOptions(max_partition_bytes=4_000, max_transaction_bytes=20_000),
+            ConsumerOptions(max_partition_bytes=8_000, max_transaction_bytes=20_000),
             hooks=hooks,
         )
         report = consumer.run_until_caught_up()

@@ -3,12 +3,15 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.consumers.spark import killed_executors
 from tests.consumers.spark.cluster.test_cluster import SMALL, Numbers, environment, home, numbers
 
 __all__ = ["home", "numbers"]  # Fixtures.
 
 
+@pytest.mark.exhaustive
 def test_executors_that_are_killed_in_each_step_lose_and_double_nothing(numbers: Numbers, home: Path) -> None:
     settings = {**SMALL, "spark.master": "local-cluster[2,1,1024]"}
     answer = numbers.ask(

@@ -1,10 +1,13 @@
 """The large run (`large_run.py`), small: the rows read and consumed are those that DuckDB finds in the lines."""
 
+import pytest
+
 from coranto.client import ClientConfig
 from coranto.cluster import EmbeddedCluster
 from tests.consumers.spark.large_run import LargeRun
 
 
+@pytest.mark.exhaustive
 def test_what_is_read_and_consumed_is_what_duckdb_finds_in_the_lines(spark, postgres, tmp_path):
     with EmbeddedCluster(tmp_path / "cluster", etcd_fsync=False) as cluster:
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root, retry_timeout=300.0)

@@ -190,6 +190,7 @@ def test_transactions_longer_than_the_interval_starve_no_consumer(shop: Shop) ->
     assert "has grown" in str(shop.tick())
 
 
+@pytest.mark.exhaustive
 def test_the_same_schedule_starves_a_consumer_whose_runs_are_not_seen(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,12 @@ def why_not() -> str:
 
 TIMEOUT_MS = 180_000
 expect.set_options(timeout=TIMEOUT_MS)  # What is loaded piece by piece appears late on a busy machine.
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200), pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.exhaustive,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,7 @@ def test_a_plan_whose_run_failed_or_was_never_created_is_requested_again(monkeyp
         assert third.run_key == f"{first.run_key}:2"
 
 
+@pytest.mark.exhaustive
 def test_from_a_failed_check_to_an_approved_recovery(cluster_dir: Path) -> None:
     resource = JournalResource()
     spec = pb.JournalSpec(name=PART, replication=1)

@@ -153,6 +153,7 @@ def launch_backfill(workspace: Any, instance: dg.DagsterInstance, partitions: li
         assert time.monotonic() < deadline, problems
 
 
+@pytest.mark.exhaustive
 def test_a_launched_backfill_counts_each_message_once_beside_the_live_consumer(
     spark: SparkSession, store: SqlStoreResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -346,6 +346,7 @@ async def test_a_fragment_that_brokers_forgot_comes_back_from_a_cache(cluster, c
     assert lost.read_bytes() == b"B" * SIZE
 
 
+@pytest.mark.exhaustive
 async def test_a_loss_is_approved_by_the_first_plan_and_names_the_file(cluster, client):
     journal = Journal(cluster, client, "approved/r1", 1)
     fragments = await journal.create()

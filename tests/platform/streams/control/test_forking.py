@@ -277,6 +277,7 @@ async def uncommitted(client: JournalClient, stream: Stream, number: int) -> lis
     return [each async for each in AsyncReadUncommitted(JsonEvents(), journal, chunks, 0)]
 
 
+@pytest.mark.exhaustive
 async def test_a_fork_at_any_offsets_has_whole_transactions_below_them(streams: Streams, client: JournalClient) -> None:
     stream = await streams.create("orders", 2, template=TEMPLATE)
     async with MultiKeyWriter[Any](client, "orders") as several, StreamWriter[Any](client, "orders") as single:
