@@ -164,7 +164,7 @@ def world(spark, broker, tmp_path) -> World:
 def test_a_query_that_dies_at_any_step_goes_on_and_each_row_counts_once(kind, spark, broker, tmp_path):
     world = kind(spark, broker, tmp_path)
     steps = (Step.STAGED, Step.PUBLISHED, Step.MERGED, Step.COMMITTED, Step.ACKNOWLEDGED)
-    for step in (Step.STAGED, Step.COMMITTED) if kind is LakeWorld else steps:
+    for step in (Step.COMMITTED,) if kind is LakeWorld else steps:
         world.add(10)
         with pytest.raises(PySparkException, match=f"died: {step.name}"):
             world.run(world.function(hooks=Dying(step)))

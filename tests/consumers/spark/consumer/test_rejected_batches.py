@@ -138,6 +138,7 @@ def test_dead_letters_in_journals_and_messages_of_the_batch_are_published_once(w
     assert committed.option("subscribe", COPIES).load().count() == len(world.good)
 
 
+@pytest.mark.exhaustive
 def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, batches):
     with pytest.raises(PySparkException) as caught:
         batches.run(batches.of_journal(), Orders().outputs, misfits=MisfitPolicy.NULLS)
