@@ -78,7 +78,7 @@ airflow: $(AIRFLOW_STAMP) java ## Open the demo's cluster in Airflow, in an envi
 up: setup ## Run an embedded cluster in the foreground
 	@$(BIN)/coranto up
 
-test: setup browser mariadb ## Lint, types, import rules, stubs and the tests of every change
+test: setup mariadb ## Lint, types, import rules, stubs and the tests of every change
 	@$(MAKE) --no-print-directory -j2 check
 	@$(BIN)/python tools/run_tests.py $(SHARED) -m "not exhaustive" $(addprefix --ignore=,$(LINT_TESTS))
 
@@ -86,7 +86,7 @@ test-all: setup browser mariadb ## The same, and the exhaustive tests: before a 
 	@$(MAKE) --no-print-directory -j2 check
 	@$(BIN)/python tools/run_tests.py $(SHARED) --hypothesis-profile=exhaustive $(addprefix --ignore=,$(LINT_TESTS))
 
-test-shuffled: setup browser mariadb ## The tests of `make test` in a random order (`make test-shuffled SEED=7`)
+test-shuffled: setup mariadb ## The tests of `make test` in a random order (`make test-shuffled SEED=7`)
 	@$(BIN)/python tools/run_tests.py $(SHARED) --shuffle=$(SEED) -m "not exhaustive" $(addprefix --ignore=,$(LINT_TESTS))
 
 test-parsers: $(STAMP) java ## The tests that depend on the interpreter (`make test-parsers PYTHON=python3.12 VENV=.venv-3.12`)
