@@ -78,7 +78,7 @@ BAD_IN_POSTGRESQL = {
 }
 ALL = BAD_IN_POSTGRESQL.keys()
 FEW = {"null", "unique", "a late time", "NUL"}
-"""What the database rejects by itself, and beside other rows, and what a task cannot write."""
+"""Kinds that the database rejects alone, and beside other rows, and one that a task cannot write."""
 
 
 class Orders:
