@@ -15,10 +15,10 @@ from tests.chain.nemesis import HANDS
 from tests.chain.run import run_chain
 from tests.chain.verdict import differences
 
-SECONDS = 5
-KILLS = 5
+SECONDS = 2
+KILLS = 2
 """Of brokers, and of consumers: harm goes on until then, and until each kind of harm was done."""
-ALERTS = 20
+ALERTS = 10
 
 
 @pytest.mark.timeout(900)
@@ -29,7 +29,7 @@ async def test_sums_are_exact_after_kills_of_all_kinds(tmp_path: Path) -> None:
     assert min(outcome.kills.values()) >= KILLS
     verdict = outcome.verdict
     assert min(verdict.transactions.values()) > 0
-    assert verdict.numbers > 1000
+    assert verdict.numbers > 500
     assert verdict.alerts > ALERTS
 
 

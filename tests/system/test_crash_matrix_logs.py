@@ -21,6 +21,8 @@ from coranto.coordination.etcd_client import EtcdCoordinator
 from coranto.labels import RECOVERY_LOG
 from coranto_consumers.recoverylog.hint_store import HintKeys, HintStore
 from coranto_consumers.recoverylog.player import Player
+from tests.sampling import PARTS, part_of
+from tests.system.test_crash_matrix import half_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -146,11 +148,14 @@ class LogCell:
                 return database.execute("SELECT n, count FROM counts ORDER BY n").fetchall()
 
 
+@PARTS
 @pytest.mark.parametrize("kind", POINTS_OF)
-async def test_every_step_can_be_the_last(kind: str, matrix: Any, tmp_path: Path) -> None:
+async def test_every_step_can_be_the_last(kind: str, part: str, matrix: Any, tmp_path: Path) -> None:
+    points = POINTS_OF[kind]
     async with EtcdCoordinator(matrix.etcd) as etcd:
         cells = [
-            LogCell(matrix, etcd, tmp_path, kind, point, dies) for point in POINTS_OF[kind] for dies in (True, False)
+            LogCell(matrix, etcd, tmp_path, kind, point, dies)
+            for point, dies in part_of(part, itertools.product(points, (True, False)), half_of(points))
         ]
-        assert len(cells) == 2 * len(POINTS_OF[kind])
+        assert len(cells) == len(points)
         await matrix.run({cell.name: partial(cell.run) for cell in cells})
