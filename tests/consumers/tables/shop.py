@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import MetaData, Table, select
 
 from coranto.client import ClientConfig
@@ -23,12 +24,36 @@ from coranto.testing.cluster import STORE_URL
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.tables import RunOptions, TableReport, TableSpec, read_table, run_table
+from tests.consumers.conftest import needs_mariadb
 
 _numbers = itertools.count(1)
 
 COLUMNS = "id BIGINT, name STRING, cents INT, price DECIMAL(10, 2), open BOOLEAN, at TIMESTAMP, op STRING"
 KEYS = (1, 2, 3, 4, 5, 6, -7, 2**40)
 NAMES = ("ada", "grün", "a\tb\n", "", "\\N", "'q\"", "日本")
+MODES = ("append", "upsert", "changes")
+PLACES = {"sqlite": "append", "postgresql": "upsert", "mariadb": "changes", "iceberg": "changes"}
+"""The kinds of stores, each with the mode that `make test` runs in it. `make test-all` runs all modes in all stores."""
+
+
+def place_param(kind: str, *more: str, sampled: bool) -> Any:
+    """Return a parameter `place`, with further ones, which is for `make test-all` only if it is not `sampled`."""
+    marks = [needs_mariadb] if kind == "mariadb" else []
+    return pytest.param(kind, *more, marks=marks if sampled else [*marks, pytest.mark.exhaustive])
+
+
+def places(*sample: str) -> pytest.MarkDecorator:
+    """Return a mark for tests of one mode, which `make test` runs in some stores."""
+    return pytest.mark.parametrize(
+        "place", [place_param(kind, sampled=kind in sample) for kind in PLACES], indirect=True
+    )
+
+
+places_and_modes = pytest.mark.parametrize(
+    ("place", "mode"),
+    [place_param(kind, mode, sampled=mode == PLACES[kind]) for kind in PLACES for mode in MODES],
+    indirect=["place"],
+)
 
 
 class Shop:

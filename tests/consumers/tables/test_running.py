@@ -19,13 +19,22 @@ from coranto.types.definitions import JsonForm, MessageType
 from coranto.types.parsing import parse_fields
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.tables import RunOptions, read_table, run_table
-from tests.consumers.tables.shop import Shop, message, model, ordered, row_of, rows_in, run, table_file
+from tests.consumers.tables.shop import (
+    MODES,
+    Shop,
+    message,
+    model,
+    ordered,
+    places_and_modes,
+    row_of,
+    rows_in,
+    run,
+    table_file,
+)
 from tests.servers.sql import PostgresServer
 
-MODES = ("append", "upsert", "changes")
 
-
-@pytest.mark.parametrize("mode", MODES)
+@places_and_modes
 def test_the_table_is_what_the_commits_make(shop: Shop, place: tuple[str, str], mode: str) -> None:
     chance = random.Random(f"{mode}-{place[0][:6]}")
     journal = f"{shop.name}/items"

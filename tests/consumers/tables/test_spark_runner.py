@@ -17,10 +17,20 @@ from coranto.types.blocking import SyncTypeRegistry
 from coranto.types.definitions import JsonForm, MessageType
 from coranto.types.parsing import parse_fields
 from coranto_consumers.tables import read_table
-from tests.consumers.tables.shop import Shop, message, model, ordered, rows_in, run, table_file
+from tests.consumers.tables.shop import (
+    Shop,
+    message,
+    model,
+    ordered,
+    places,
+    places_and_modes,
+    rows_in,
+    run,
+    table_file,
+)
+from tests.sampling import sampled
 
 pytestmark = [pytest.mark.usefixtures("spark")]
-MODES = ("append", "upsert", "changes")
 SEEDS = int(os.environ.get("CORANTO_TABLE_SEEDS", "2"))
 
 
@@ -40,8 +50,8 @@ def write_randomly(shop: Shop, journal: str, chance: random.Random) -> list[dict
     return committed
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@places_and_modes
+@pytest.mark.parametrize("seed", sampled(range(SEEDS), SEEDS))
 def test_both_runners_make_the_table_of_the_model(shop: Shop, place: tuple[str, str], mode: str, seed: int) -> None:
     chance = random.Random(f"{mode}-{seed}-{place[0][:6]}")
     journal = f"{shop.name}/items"
@@ -72,6 +82,7 @@ def test_a_stream_and_a_change_of_the_runner(shop: Shop, tmp_path: Path) -> None
         shop.streams.scale(stream, [Split(busy.number, 2)])
 
 
+@places("sqlite")
 def test_expressions(shop: Shop, place: tuple[str, str]) -> None:
     journal = f"{shop.name}/items"
     shop.create(journal)
@@ -132,6 +143,7 @@ def test_types_that_only_spark_reads_and_a_later_version(shop: Shop, tmp_path: P
     assert rows[1]["lines"] == [{"item": "a", "n": 1}, {"item": None, "n": None}]
 
 
+@places("postgresql", "iceberg")
 def test_nested_fields_are_the_same_on_both(shop: Shop, place: tuple[str, str], spark: SparkSession) -> None:
     journal = f"{shop.name}/items"
     shop.create(journal)
