@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from coranto.audit.signing import verify_report
+from coranto.client import ClientConfig
 from coranto.security.tokens import Keys
 from coranto_flights.data import load_flights
 from coranto_flights.proof import prove, prove_alerts, prove_table
@@ -20,6 +21,7 @@ from coranto_flights.signed_audit import KEY, REPORT, audit_and_sign
 from dagster_coranto.flights.materialize import consumer_name, materialize
 from dagster_coranto.flights.run import FIRST, SECOND, Demo, _total_bytes
 from dagster_coranto.instance.home import dagster_environment
+from tests.sampling import sampled
 from tests.servers.sql import PostgresServer
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.usefixtures("spark")]
@@ -48,14 +50,35 @@ def processes_that_name(path: Path) -> list[str]:
     return found
 
 
+def consume_into_postgresql(demo: Demo, config: ClientConfig, total: int, flights: pd.DataFrame, data: Path) -> None:
+    """Kill another consumer of the same journals, with its table in PostgreSQL. It publishes their alerts again."""
+    with PostgresServer() as server, pytest.MonkeyPatch.context() as environment:
+        published = [flights]
+        for _ in range(3):  # On a busy machine it may be done before it is killed.
+            environment.setenv("CORANTO_STORE_URL", url := server.new_database())
+            job = replace(SECOND, max_transaction_bytes=total // 4)
+            published.append(flights)
+            if killed := demo._consume_and_kill(job, total):
+                break
+        assert "kill -9" in killed
+        for name, value in dagster_environment(data, {}).items():
+            environment.setenv(name, value)
+        job = replace(job, limit=FLIGHTS)
+        assert materialize(job, ["carrier_delays", "flights/alerts"], log_level="WARNING")
+        assert prove_table(url, job.table, flights).holds
+        alerts = prove_alerts(config, SECOND.prefix, pd.concat(published, ignore_index=True))
+        assert alerts.holds, alerts.detail
+
+
 @pytest.fixture
 def quiet() -> Iterator[Console]:
     with Path("/dev/null").open("w") as nowhere:
         yield Console(file=nowhere)
 
 
+@pytest.mark.parametrize("in_postgresql", sampled([False, True], 2))
 def test_the_main_job_holds_and_its_proof_can_fail(
-    tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch, in_postgresql: bool
 ) -> None:
     monkeypatch.delenv("CORANTO_STORE_URL", raising=False)
     data = tmp_path / "demo"
@@ -77,25 +100,8 @@ def test_the_main_job_holds_and_its_proof_can_fail(
         assert len(claims) == 7
         assert [claim for claim in claims if not claim.holds] == []
 
-        # Another consumer of the same journals is killed with its table in PostgreSQL. It publishes their alerts again.
-        with PostgresServer() as server:
-            published = [flights]
-            for _ in range(3):  # On a busy machine it may be done before it is killed.
-                monkeypatch.setenv("CORANTO_STORE_URL", url := server.new_database())
-                job = replace(SECOND, max_transaction_bytes=total // 4)
-                published.append(flights)
-                if killed := again._consume_and_kill(job, total):
-                    break
-            assert "kill -9" in killed
-            with pytest.MonkeyPatch.context() as environment:
-                for name, value in dagster_environment(data, {}).items():
-                    environment.setenv(name, value)
-                job = replace(job, limit=FLIGHTS)
-                assert materialize(job, ["carrier_delays", "flights/alerts"], log_level="WARNING")
-            assert prove_table(url, job.table, flights).holds
-            alerts = prove_alerts(config, SECOND.prefix, pd.concat(published, ignore_index=True))
-            assert alerts.holds, alerts.detail
-        monkeypatch.delenv("CORANTO_STORE_URL")
+        if in_postgresql:
+            consume_into_postgresql(again, config, total, flights, data)
 
         # The proof notices when it does not hold: a cell of the table, then a byte of a fragment.
         with sqlite3.connect(data / "store.db") as database:
