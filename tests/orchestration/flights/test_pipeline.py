@@ -162,6 +162,7 @@ def test_forgetting_drops_tables_and_checkpoints_of_this_cluster_only(materializ
     assert store.read("somebody-elses") == kept
 
 
+@pytest.mark.exhaustive
 def test_with_the_lake_every_flight_is_in_an_iceberg_table_once(materialized: Path) -> None:
     job = replace(Job("lake/", "carrier_delays_lake", 600, 100_000), lake=True)
     assert materialize(job, log_level="WARNING")

@@ -22,6 +22,7 @@ from dagster_coranto import IngestMode, JournalResource, build_ingest_asset
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from tests.orchestration.ingests.conftest import Place
 from tests.platform.ingest.postgres.database import ORDERS, SETTINGS, Database
+from tests.sampling import sampled
 from tests.servers.sql import PostgresServer
 
 pytestmark = pytest.mark.integration
@@ -180,7 +181,7 @@ defs = dg.Definitions(
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], 2))
 def test_a_run_that_is_terminated_commits_and_another_continues(
     place: Place, tmp_path: Path, number: signal.Signals
 ) -> None:

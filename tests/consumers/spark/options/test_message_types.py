@@ -162,7 +162,7 @@ def journal_of(shop: Shop, kind: str) -> str:
     return journal
 
 
-@pytest.mark.parametrize("kind", FRAMINGS)
+@pytest.mark.parametrize("kind", sampled(FRAMINGS, 2))
 def test_schema_and_framing_are_those_of_the_type_that_journals_name(shop, spark, kind):
     fields, rows = FRAMINGS[kind][2], FRAMINGS[kind][-1]
     journal = journal_of(shop, kind)
