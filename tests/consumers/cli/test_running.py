@@ -139,6 +139,7 @@ def test_a_run_until_it_has_caught_up_ends_by_itself(pod: Pod) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.exhaustive
 def test_spark_submit_runs_it_by_the_program_of_deploy(pod: Pod) -> None:
     pod.order("ada", 5)
     words = ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=512m"]

@@ -66,6 +66,7 @@ def groups(pids: list[int]) -> list[int]:
     return left
 
 
+@pytest.mark.exhaustive
 def test_closing_the_ui_ends_its_servers_and_the_runs_that_they_started(
     cluster_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

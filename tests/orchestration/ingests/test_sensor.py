@@ -166,6 +166,7 @@ LAUNCH_AT_ONCE = {
 }
 
 
+@pytest.mark.exhaustive
 def test_dagsters_daemon_keeps_an_ingest_at_work(place: Place, tmp_path: Path) -> None:
     source = tmp_path / "ingest_definitions.py"
     source.write_text(DEFINITIONS.format(endpoint=place.cluster.endpoint, file=str(place.file)))

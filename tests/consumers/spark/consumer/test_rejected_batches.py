@@ -128,6 +128,7 @@ def test_dead_letters_keep_the_rows_of_rejected_messages_in_the_same_transaction
     assert batches.run(batches.of_journal(), Orders().outputs, misfits=DeadLetters(table=LETTERS)) == []
 
 
+@pytest.mark.exhaustive
 def test_dead_letters_in_journals_and_messages_of_the_batch_are_published_once(world, batches, broker, spark):
     outputs = Orders(copies=True).outputs
     batches.run(batches.of_journal(), outputs, misfits=DeadLetters(journals=[DEAD]), client=broker.config)

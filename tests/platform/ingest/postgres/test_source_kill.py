@@ -61,6 +61,7 @@ def _change(connection: psycopg.Connection[tuple[object, ...]], chance: random.R
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [int(os.environ.get("CORANTO_INGEST_SEED", "7"))])
 async def test_a_copy_is_equal_to_the_table(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
