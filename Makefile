@@ -119,7 +119,7 @@ images: setup ## Build the images as root on Debian, and run the files of deploy
 check: lint types imports ## Everything but the tests
 
 unit: setup ## Only the fast tests, which start no server (a minute)
-	@$(BIN)/python -m pytest -q -n auto --dist worksteal -m fast $(addprefix --ignore=,$(LINT_TESTS))
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal -m "fast and not exhaustive" $(addprefix --ignore=,$(LINT_TESTS))
 
 slow: setup ## Measure again which tests without servers are slow, and write tests/slow.txt (on a quiet machine)
 	@$(BIN)/python -m pytest -q --record-slow -m "not integration and not system and not simulation and not browser"

@@ -139,7 +139,10 @@ class World:
             ]
 
 
-ALL_KINDS = [pytest.param(f"{kind} all", marks=pytest.mark.exhaustive) for kind in ("sqlite", "postgresql")]
+ALL_KINDS = [
+    pytest.param(f"{kind} all", marks=[pytest.mark.exhaustive, pytest.mark.integration])
+    for kind in ("sqlite", "postgresql")
+]
 """Worlds with messages of all kinds, for `make test-all`. `tests/consumers/runtime/test_rejections.py` has no Spark."""
 BOTH_DATABASES = pytest.mark.parametrize("world", ["sqlite", "postgresql", *ALL_KINDS], indirect=True)
 
