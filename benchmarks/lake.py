@@ -27,7 +27,7 @@ from coranto.cluster import EmbeddedCluster
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark import IcebergStore, Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

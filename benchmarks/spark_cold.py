@@ -12,7 +12,7 @@ import sys
 import time
 
 from benchmarks.spark_reads import TimedRead, parsed_rows
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto_consumers.spark import Outputs, Replace, SparkConsumer, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 from coranto_consumers.stores import SqlStore
 from tests.servers.sql import PostgresServer
 

@@ -38,7 +38,7 @@ from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import ConsumeReport, Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.session.session import new_session, warm_up
+from coranto_consumers.spark.session.sessions import new_session, warm_up
 from coranto_consumers.stores import SqlStore
 
 if TYPE_CHECKING:

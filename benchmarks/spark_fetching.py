@@ -27,7 +27,7 @@ from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.journals.placing import executors_of
-from coranto_consumers.spark.session.session import new_session, warm_up
+from coranto_consumers.spark.session.sessions import new_session, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,7 +25,7 @@ from benchmarks.runner import Figure, by_turns
 from benchmarks.spark_reads import COLUMNS, SCHEMA, TimedJob, TimedRead, parsed_rows
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ from coranto.messages import JsonLines
 from coranto_consumers.spark.decoding.json_times import zone_of
 from coranto_consumers.spark.decoding.rows import BatchBuilder, Misfits, parsed_layout
 from coranto_consumers.spark.journals.reading import parse_lines
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -22,7 +22,7 @@ from benchmarks.runner import Figure, in_turns
 from benchmarks.spark_reads import SCHEMA
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 from coranto_flights.data import iter_flights, load_flights
 
 JOURNALS = [f"bench/sink/part-{i:03d}" for i in range(4)]

@@ -22,7 +22,7 @@ from benchmarks.spark_reads import SCHEMA, TimedRead
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 from coranto_flights.data import iter_flights, load_flights
 
 if TYPE_CHECKING:

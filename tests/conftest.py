@@ -320,7 +320,7 @@ def logs_as_before() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     """The one session of all tests of a process: Spark shares its context, so a test that stops one stops them all."""
-    from coranto_consumers.spark.session.session import new_session
+    from coranto_consumers.spark.session.sessions import new_session
 
     session = new_session("coranto-tests", short=True)
     yield session

@@ -101,10 +101,6 @@ ELSEWHERE: Final = {
     ),
     "coranto_consumers.runtime.discovery": ("consumers/cli/test_consumer.py", "commands find a consumer by it"),
     "coranto_consumers.runtime.metrics": ("consumers/runtime/test_process.py", "a process serves them"),
-    "coranto_consumers.spark.application.dead_letters": (
-        "consumers/spark/decoding/test_rows_misfits.py",
-        "consumers keep letters of misfits, which takes a Spark session",
-    ),
     "dagster_coranto.flights.cli": ("system/test_main_job.py", "the demo is run as its users run it"),
     "dagster_coranto.instance.log": ("orchestration/flights/test_ui_processes.py", "it takes processes of Dagster"),
     "dagster_coranto.instance.underway": ONE_RUN,

@@ -10,7 +10,7 @@ from pyspark.sql import functions as sf
 from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, String, Table
 
 from coranto.client.groups import JournalGroup
-from coranto_consumers.spark.application.application import JournalOutput, Outputs, TableOutput
+from coranto_consumers.spark.application.outputs import JournalOutput, Outputs, TableOutput
 from coranto_consumers.stores.merge import Add, Max, Quotient
 from coranto_flights.data import ALERT_COLUMNS, ALERT_MINUTES
 from coranto_flights.names import TABLE, consumer_name

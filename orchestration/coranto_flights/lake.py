@@ -15,7 +15,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from coranto.client.groups import JournalGroup
-from coranto_consumers.spark.application.application import Outputs, TableOutput
+from coranto_consumers.spark.application.outputs import Outputs, TableOutput
 from coranto_consumers.spark.outputs.iceberg import IcebergStore
 from coranto_flights.names import NAMESPACE, lake_consumer_name, lake_table
 from coranto_flights.proof import CheckedClaim

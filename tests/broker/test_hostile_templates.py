@@ -218,7 +218,7 @@ REVIEWED: Final = {
     "coranto_consumers.stores.sql_text": {
         *("_PIECES", "_TARGET", "_WRITE", "_UPDATED", "_DELETED", "_INTO", "_UNNAMED_ROWS", "found"),
     },
-    "coranto_consumers.spark.inputs.inputs": {"one that is not assigned to a name"},
+    "coranto_consumers.spark.inputs.input_reader": {"one that is not assigned to a name"},
     "coranto_consumers.spark.journals.discovery": {"found"},
     "coranto_consumers.spark.options.selections": {"one that is not assigned to a name"},
 }

@@ -155,7 +155,7 @@ SUMS = pa.schema([pa.field("customer", pa.string()), pa.field("cents", pa.int64(
         f"""
 from coranto.client import ClientConfig
 from coranto.cluster import locate
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 client, spark = ClientConfig(locate().endpoint, file_root=locate().file_root), new_session("pasted", short=True)
 {spark}
 assert IcebergStore(catalog, ORDERS).load("shop.orders").scan().to_arrow().num_rows >= 3000
@@ -238,7 +238,7 @@ run_id = run("refunds_job").run_id
 sensor = defs.resolve_sensor_def("refund_windows__window_sensor")
 with dg.build_sensor_context(instance=instance, definitions=defs) as context:
     print(sensor(context))
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 spark, context, JOURNALS = new_session("pasted", short=True), SimpleNamespace(instance=instance), JournalResource()
 found = (
 {page.take("py", "AsOf.run(").replace('key = dg.AssetKey("refunded")', 'key := dg.AssetKey("refunded"),', 1)}

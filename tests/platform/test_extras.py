@@ -30,8 +30,8 @@ except ImportError as error:
     ("module", "extra", "statement"),
     [
         ("pyspark", "spark", "from coranto_consumers.spark import SparkConsumer"),
-        ("pyspark", "spark", "import coranto_consumers.spark.consumer.consumer"),
-        ("pyspark", "spark", "from coranto_consumers.spark.session.session import new_session"),
+        ("pyspark", "spark", "import coranto_consumers.spark.consumer.spark_consumer"),
+        ("pyspark", "spark", "from coranto_consumers.spark.session.sessions import new_session"),
         ("pyspark", "spark", "import pyspark_coranto"),
         ("sqlalchemy", "consumers", "from coranto_consumers.stores import SqlStore"),
         ("sqlalchemy", "consumers", "from coranto_consumers.stores import SqlShardStore"),

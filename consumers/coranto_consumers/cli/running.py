@@ -87,7 +87,7 @@ def run(
     config = replace(find_cluster(endpoint), retry_timeout=DEFAULT_RETRY_TIMEOUT)
 
     from coranto_consumers.spark import SparkConsumer, SparkConsumerMetrics
-    from coranto_consumers.spark.session.session import start_session
+    from coranto_consumers.spark.session.sessions import start_session
 
     metrics = SparkConsumerMetrics(made.name)
     if metrics_port:

@@ -12,27 +12,27 @@ from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
     from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, dead_letter_table
-    from coranto_consumers.spark.application.application import (
+    from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+    from coranto_consumers.spark.application.outputs import (
         JournalOutput,
         Outputs,
         SparkApplication,
         SqlOutput,
         TableOutput,
     )
-    from coranto_consumers.spark.application.consumer_options import ConsumerOptions
     from coranto_consumers.spark.application.upserts import Upsert
-    from coranto_consumers.spark.consumer.consumer import SparkConsumer
     from coranto_consumers.spark.consumer.foreach_batch import exactly_once
     from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
     from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, Step
+    from coranto_consumers.spark.consumer.spark_consumer import SparkConsumer
     from coranto_consumers.spark.consumer.stopping import StopOnSignals
     from coranto_consumers.spark.consumer.windows import WindowConsumer, WindowReport
     from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords
     from coranto_consumers.spark.options.selections import stream_selector
     from coranto_consumers.spark.outputs.iceberg import IcebergStore
-    from coranto_consumers.spark.session.session import new_session
+    from coranto_consumers.spark.session.sessions import new_session
     from coranto_consumers.spark.session.task_errors import error_of_task, errors_of_tasks
-    from coranto_consumers.spark.source.source import register
+    from coranto_consumers.spark.source.data_source import register
     from coranto_consumers.spark.streaming.lag import bytes_behind
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
     from coranto_consumers.stores.staged_sql import StagedSql
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(
         ("SparkApplication", "JournalOutput", "Outputs", "SqlOutput", "TableOutput"),
-        "coranto_consumers.spark.application.application",
+        "coranto_consumers.spark.application.outputs",
     ),
-    **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer.consumer"),
+    **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer.spark_consumer"),
     **dict.fromkeys(("ConsumerOptions",), "coranto_consumers.spark.application.consumer_options"),
     **dict.fromkeys(("Upsert",), "coranto_consumers.spark.application.upserts"),
     **dict.fromkeys(("DeadLetters", "MisfitPolicy", "dead_letter_table"), "coranto_consumers.outputs.dead_letters"),
@@ -53,8 +53,8 @@ _HOMES = {
     **dict.fromkeys(("StopOnSignals",), "coranto_consumers.spark.consumer.stopping"),
     **dict.fromkeys(("WindowConsumer", "WindowReport"), "coranto_consumers.spark.consumer.windows"),
     **dict.fromkeys(("stream_selector",), "coranto_consumers.spark.options.selections"),
-    **dict.fromkeys(("new_session",), "coranto_consumers.spark.session.session"),
-    **dict.fromkeys(("register",), "coranto_consumers.spark.source.source"),
+    **dict.fromkeys(("new_session",), "coranto_consumers.spark.session.sessions"),
+    **dict.fromkeys(("register",), "coranto_consumers.spark.source.data_source"),
     **dict.fromkeys(("error_of_task", "errors_of_tasks"), "coranto_consumers.spark.session.task_errors"),
     **dict.fromkeys(("exactly_once",), "coranto_consumers.spark.consumer.foreach_batch"),
     **dict.fromkeys(("bytes_behind",), "coranto_consumers.spark.streaming.lag"),

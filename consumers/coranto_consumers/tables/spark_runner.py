@@ -25,7 +25,7 @@ from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks
 from coranto_consumers.spark.decoding.type_columns import fields_of_spark, spark_schema
-from coranto_consumers.spark.session.session import start_session
+from coranto_consumers.spark.session.sessions import start_session
 from coranto_consumers.spark.session.task_errors import text_of_task
 from coranto_consumers.tables.columns import TableLayout, sql_table, with_rows
 from coranto_consumers.tables.inputs import several_journals

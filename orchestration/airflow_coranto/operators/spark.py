@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from airflow_coranto.lineage import Positions
     from coranto.client import SyncJournalClient
-    from coranto_consumers.spark.application.application import SparkApplication
-    from coranto_consumers.spark.consumer.consumer import SparkConsumer
+    from coranto_consumers.spark.application.outputs import SparkApplication
     from coranto_consumers.spark.consumer.progress import ConsumeReport
+    from coranto_consumers.spark.consumer.spark_consumer import SparkConsumer
 
 
 class SparkConsumerOperator(BaseOperator):
@@ -166,7 +166,7 @@ class SparkConsumerOperator(BaseOperator):
             return ask(client)
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
-        from coranto_consumers.spark.consumer.consumer import SparkConsumer
+        from coranto_consumers.spark.consumer.spark_consumer import SparkConsumer
 
         store = self._store()
         return SparkConsumer(
@@ -182,7 +182,7 @@ class SparkConsumerOperator(BaseOperator):
         return self.options if isinstance(self.options, ConsumerOptions) else ConsumerOptions.of(self.options)
 
     def _start_session(self) -> SparkSession:
-        from coranto_consumers.spark.session.session import new_session, running_session
+        from coranto_consumers.spark.session.sessions import new_session, running_session
 
         found = running_session()
         if found is not None:  # Of the process that runs this task, which still needs it afterwards.

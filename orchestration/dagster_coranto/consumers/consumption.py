@@ -28,8 +28,8 @@ from dagster_coranto.translation.sql_tables import table_facts
 from dagster_coranto.translation.vectors import keep_vector
 
 if TYPE_CHECKING:
-    from coranto_consumers.spark.consumer.consumer import SparkConsumer
     from coranto_consumers.spark.consumer.progress import ConsumeReport
+    from coranto_consumers.spark.consumer.spark_consumer import SparkConsumer
 
 
 class Consumption:
@@ -148,7 +148,7 @@ class Consumption:
         return Materialized(spec.key, version, metadata, tags)
 
     def _consumer(self, show: Callable[[ConsumeReport], None]) -> SparkConsumer:
-        from coranto_consumers.spark.consumer.consumer import SparkConsumer
+        from coranto_consumers.spark.consumer.spark_consumer import SparkConsumer
 
         return SparkConsumer(
             self._settings.application,

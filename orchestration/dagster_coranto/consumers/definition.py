@@ -16,7 +16,7 @@ from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from dagster_coranto.instance.tags import result_tags
 
 if TYPE_CHECKING:
-    from coranto_consumers.spark.application.application import SparkApplication
+    from coranto_consumers.spark.application.outputs import SparkApplication
     from coranto_consumers.spark.outputs.iceberg import IcebergStore
 
 

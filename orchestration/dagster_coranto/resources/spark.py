@@ -29,7 +29,7 @@ class _SharedSession:
         self._started = False
 
     def acquire(self, master: str, settings: dict[str, str], short: bool) -> SparkSession:
-        from coranto_consumers.spark.session.session import new_session, running_session
+        from coranto_consumers.spark.session.sessions import new_session, running_session
 
         with self._lock:
             if not self._users:
@@ -94,7 +94,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
         return _SHARED.acquire(self.master, settings, self.short)
 
     def _warm(self) -> SparkSession:
-        from coranto_consumers.spark.session.session import warm_up
+        from coranto_consumers.spark.session.sessions import warm_up
 
         session = self._start()
         try:

@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from coranto.client import ClientConfig
 from coranto.security.tokens import Keys
 from coranto_consumers.spark import Hooks, Outputs, SparkConsumer, Step, TableOutput, register
-from coranto_consumers.spark.application.application import JournalOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.outputs import JournalOutput
 from tests.consumers.spark.cluster.program import TOTALS, Buckets, read_source
 
 

@@ -28,7 +28,7 @@ from coranto.messages.uuids import clock_from_ns
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import Add, Hooks, JournalOutput, Outputs, SparkConsumer, Step, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.session.session import new_session
+from coranto_consumers.spark.session.sessions import new_session
 from coranto_consumers.stores import SqlStore
 from tests.consumers.spark.large_history import History
 from tests.consumers.spark.large_truth import Truth

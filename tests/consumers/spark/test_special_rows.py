@@ -14,7 +14,7 @@ from coranto.messages.uuids import Flags, ProducerId, format_uuid
 from coranto_consumers.spark import CsvRecords, Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.windows import WindowConsumer
-from coranto_consumers.spark.source.source import JournalDataSource
+from coranto_consumers.spark.source.data_source import JournalDataSource
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
 

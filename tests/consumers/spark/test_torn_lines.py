@@ -16,7 +16,7 @@ from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark import DeadLetters, Outputs, SparkConsumer, TableOutput, dead_letter_table
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.source.source import JournalDataSource
+from coranto_consumers.spark.source.data_source import JournalDataSource
 from coranto_consumers.stores import SqlStore
 
 J = "torn/source"

@@ -5,7 +5,7 @@ import threading
 import pytest
 from pyspark.sql import SparkSession
 
-import coranto_consumers.spark.session.session
+import coranto_consumers.spark.session.sessions
 from coranto.errors import InvalidInput
 from dagster_coranto import SparkResource
 
@@ -53,8 +53,8 @@ def test_the_last_of_two_runs_stops_the_session_that_the_first_started(monkeypat
     def running_session() -> Session | None:
         return started[-1] if started and started[-1].running else None
 
-    monkeypatch.setattr(coranto_consumers.spark.session.session, "new_session", new_session)
-    monkeypatch.setattr(coranto_consumers.spark.session.session, "running_session", running_session)
+    monkeypatch.setattr(coranto_consumers.spark.session.sessions, "new_session", new_session)
+    monkeypatch.setattr(coranto_consumers.spark.session.sessions, "running_session", running_session)
     first, second = SparkResource(), SparkResource()
     assert first.session() is second.session()
     first.teardown_after_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
@@ -66,9 +66,9 @@ def test_the_last_of_two_runs_stops_the_session_that_the_first_started(monkeypat
 @pytest.mark.parametrize("asked", [True, False])
 def test_an_early_session_starts_with_the_run_and_ends_with_it(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
     started, warmed = Session(), threading.Event()
-    monkeypatch.setattr(coranto_consumers.spark.session.session, "new_session", lambda *_, **__: started)
-    monkeypatch.setattr(coranto_consumers.spark.session.session, "running_session", lambda: None)
-    monkeypatch.setattr(coranto_consumers.spark.session.session, "warm_up", lambda session: warmed.set())
+    monkeypatch.setattr(coranto_consumers.spark.session.sessions, "new_session", lambda *_, **__: started)
+    monkeypatch.setattr(coranto_consumers.spark.session.sessions, "running_session", lambda: None)
+    monkeypatch.setattr(coranto_consumers.spark.session.sessions, "warm_up", lambda session: warmed.set())
     resource = SparkResource(early=True)
     resource.setup_for_execution(None)  # type: ignore[arg-type]  # the resource does not use the context
     assert warmed.wait(60)
@@ -83,8 +83,8 @@ def test_an_early_session_that_does_not_start_fails_the_step_that_needs_it(monke
     def no_session(*_: object, **__: object) -> Session:
         raise InvalidInput("Spark needs Java 17")
 
-    monkeypatch.setattr(coranto_consumers.spark.session.session, "new_session", no_session)
-    monkeypatch.setattr(coranto_consumers.spark.session.session, "running_session", lambda: None)
+    monkeypatch.setattr(coranto_consumers.spark.session.sessions, "new_session", no_session)
+    monkeypatch.setattr(coranto_consumers.spark.session.sessions, "running_session", lambda: None)
     resource, unused = SparkResource(early=True), SparkResource(early=True)
     for each in (resource, unused):
         each.setup_for_execution(None)  # type: ignore[arg-type]  # the resource does not use the context

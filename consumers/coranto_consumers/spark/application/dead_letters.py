@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, dead_letter_table, policy_of
-from coranto_consumers.spark.application.application import JournalOutput, Outputs, TableOutput
+from coranto_consumers.spark.application.outputs import JournalOutput, Outputs, TableOutput
 
 __all__ = ["DeadLetters", "dead_letter_outputs", "dead_letter_table", "no_letters", "policy_of"]
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from sqlalchemy import Table
 
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.application.application import TableOutput
+from coranto_consumers.spark.application.outputs import TableOutput
 from coranto_consumers.stores.merge import Replace
 
 _ORDER: Final = ("_commit_offset", "_offset")

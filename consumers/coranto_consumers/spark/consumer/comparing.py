@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame
 
 from coranto.errors import CorantoError
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.application.application import Outputs
 from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs, no_letters
-from coranto_consumers.spark.outputs.output_stores import OutputStore
+from coranto_consumers.spark.application.outputs import Outputs
+from coranto_consumers.spark.outputs.stores import OutputStore
 
 _log = structlog.get_logger(__name__)
 

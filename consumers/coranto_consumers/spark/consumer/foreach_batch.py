@@ -11,8 +11,8 @@
 
 Spark repeats the last batch of a query that ended before Spark recorded the batch as done. Here each batch commits in
 one transaction of the store, together with its number and content (`batch_content.py`) and under a fence, as in
-`SparkConsumer` (`consumer.py`). So a repeated batch is skipped, and a query that still runs after its successor has
-started cannot commit. A batch with a committed number and other content is an error: the query's checkpoint is older
+`SparkConsumer`. So a repeated batch is skipped, and a query that still runs after its successor has started cannot
+commit. A batch with a committed number and other content is an error: the query's checkpoint is older
 than the store. While the store or a broker is unavailable, the batch is retried under the same fence (`outages.py`).
 `misfits` decides about rows that the store rejects (`rejected_batches.py`).
 
@@ -39,8 +39,8 @@ from coranto.errors import BatchChanged, CorruptData, InvalidInput, Outcome, Rej
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.outputs.identity import IdentityCheck
-from coranto_consumers.spark.application.application import Outputs
 from coranto_consumers.spark.application.consumer_options import OF_BATCHES, ConsumerOptions
+from coranto_consumers.spark.application.outputs import Outputs
 from coranto_consumers.spark.consumer.batch_content import (
     BatchContent,
     BatchDifference,
@@ -54,8 +54,8 @@ from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks
 from coranto_consumers.spark.consumer.rejected_batches import settled
 from coranto_consumers.spark.consumer.store_of_url import output_store
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner
-from coranto_consumers.spark.inputs.inputs import Input
-from coranto_consumers.spark.outputs.output_stores import OutputStore
+from coranto_consumers.spark.inputs.input_reader import Input
+from coranto_consumers.spark.outputs.stores import OutputStore
 from coranto_consumers.spark.session.task_errors import errors_of_tasks, told_to_driver
 
 _PREFIX = "spark-query/"

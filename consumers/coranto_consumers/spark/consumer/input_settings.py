@@ -8,11 +8,11 @@ from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto.client.config import require_client
-from coranto_consumers.spark.application.application import NamesMessageType, SparkApplication
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.dead_letters import policy_of
+from coranto_consumers.spark.application.outputs import NamesMessageType, SparkApplication
 from coranto_consumers.spark.inputs.frames import parse_schema, require_ddl
-from coranto_consumers.spark.inputs.inputs import InputReader
+from coranto_consumers.spark.inputs.input_reader import InputReader
 from coranto_consumers.spark.journals.discovery import JournalLabels, list_journals
 from coranto_consumers.spark.journals.framings import labels_of
 from coranto_consumers.spark.options.message_types import ResolvedType, resolve_type

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from coranto.messages.checkpoints import Source
-from coranto_consumers.spark.application.application import Outputs
+from coranto_consumers.spark.application.outputs import Outputs
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
 
 _MAX_SKIPPED = 256

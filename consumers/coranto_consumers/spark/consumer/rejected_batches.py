@@ -18,7 +18,7 @@ from pyspark.sql.types import DataType, LongType, StringType
 
 from coranto.errors import RejectedRow
 from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
-from coranto_consumers.spark.application.application import Outputs
+from coranto_consumers.spark.application.outputs import Outputs
 from coranto_consumers.spark.consumer.rejections import PlaceColumns, Rejections, left_out, treated
 from coranto_consumers.spark.inputs.frames import METADATA
 

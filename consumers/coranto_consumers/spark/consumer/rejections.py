@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 from coranto.errors import RejectedRow
 from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, MisfitPolicy
 from coranto_consumers.outputs.rejections import MAX_REJECTED, TooManyRejected, find_nulls, find_rejected
-from coranto_consumers.spark.application.application import Outputs
+from coranto_consumers.spark.application.outputs import Outputs
 from coranto_consumers.spark.inputs.frames import METADATA
-from coranto_consumers.spark.inputs.inputs import Input
+from coranto_consumers.spark.inputs.input_reader import Input
 
 _MAX_LOGGED: Final = 10
 _FOUND_BEFORE_FAILING: Final = 8

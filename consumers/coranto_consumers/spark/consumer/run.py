@@ -15,8 +15,8 @@ from coranto.client import SyncJournalClient
 from coranto.errors import CorantoError, JournalRecreated, OffsetJump, RejectedRow
 from coranto.messages.checkpoints import Checkpoint, Identity, Source, identified
 from coranto_consumers.outputs.identity import sources_of
-from coranto_consumers.spark.application.application import DeclaresSql, SparkApplication, checked_outputs
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.outputs import DeclaresSql, SparkApplication, checked_outputs
 from coranto_consumers.spark.committed.long_transactions import LongTransaction
 from coranto_consumers.spark.consumer.comparing import compare_tables
 from coranto_consumers.spark.consumer.outages import Outages
@@ -26,7 +26,7 @@ from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, St
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, offsets_of
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import UnreadContent, ends_of
-from coranto_consumers.spark.inputs.inputs import FoundLong, Input
+from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
 from coranto_consumers.spark.journals.discovery import ContentExtent, begins_of, require_unread
 from coranto_consumers.spark.journals.losses import LostContent, lost_before, lost_of, of_another, skip_lost, warn_of
 from coranto_consumers.spark.journals.ranges import Range
@@ -77,7 +77,7 @@ class Run:
         """True if the checkpoint lacks the ids of journals."""
 
     def begin(self) -> None:
-        """Run step 1 (`consumer.py`), after the database has accepted the application's own SQL."""
+        """Run step 1 (`spark_consumer.py`), after the database has accepted the application's own SQL."""
         is_first = not self._owner.has_fence
         if is_first:
             self._check()
@@ -218,7 +218,7 @@ class Run:
         log_long_transactions(found.transactions, self.sources, most)
 
     def _written_as_expected(self, ranges: Sequence[Range]) -> tuple[ConsumerTransaction, Input] | None:
-        """Run steps 3 and 4 (`consumer.py`) in one job. None if that is impossible (`optimistic_writes.py`)."""
+        """Run steps 3 and 4 (`spark_consumer.py`) in one job. None if that is impossible (`optimistic_writes.py`)."""
         inputs, transaction, read = self._inputs, self._transaction(), None
         expected = inputs.expect(self._client, ranges)
         if expected is not None:

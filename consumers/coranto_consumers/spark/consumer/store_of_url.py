@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from coranto_consumers.spark.outputs.output_stores import OutputStore, SqlOutputs
+from coranto_consumers.spark.outputs.stores import OutputStore, SqlOutputs
 from coranto_consumers.stores.reading import ICEBERG
 from coranto_consumers.stores.sql import SqlStore
 

@@ -30,14 +30,14 @@ from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.security.tokens import shows
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
-from coranto_consumers.spark.application.application import Outputs, checked_outputs
 from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs
+from coranto_consumers.spark.application.outputs import Outputs, checked_outputs
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, PhaseTimes, Step
 from coranto_consumers.spark.consumer.rejections import Rejections, without_rejected
-from coranto_consumers.spark.inputs.inputs import Input
+from coranto_consumers.spark.inputs.input_reader import Input
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
-from coranto_consumers.spark.outputs.output_stores import OutputStore
 from coranto_consumers.spark.outputs.staging import Published, publish_journal_outputs
+from coranto_consumers.spark.outputs.stores import OutputStore
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 from coranto_consumers.spark.sink.producer_ids import SettledIds
 

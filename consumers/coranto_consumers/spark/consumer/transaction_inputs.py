@@ -16,11 +16,11 @@ from coranto_consumers.spark.committed.long_transactions import LongTransaction
 from coranto_consumers.spark.consumer.input_settings import InputSettings
 from coranto_consumers.spark.consumer.optimistic_writes import OptimisticWrites
 from coranto_consumers.spark.consumer.transaction_bounds import MessageBound
-from coranto_consumers.spark.inputs.inputs import FoundLong, Input, InputReader
+from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.journals.discovery import ContentExtent, contents, cuts_of, routes_of
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
-from coranto_consumers.spark.outputs.output_stores import OutputStore
+from coranto_consumers.spark.outputs.stores import OutputStore
 
 
 class TransactionInputs:

@@ -33,14 +33,14 @@ from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
-from coranto_consumers.spark.application.application import SparkApplication
 from coranto_consumers.spark.application.consumer_options import OF_WINDOWS, ConsumerOptions
 from coranto_consumers.spark.application.dead_letters import DeadLetters
+from coranto_consumers.spark.application.outputs import SparkApplication
 from coranto_consumers.spark.consumer.input_settings import InputSettings
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import NOTHING, Hooks, Step
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner
-from coranto_consumers.spark.inputs.inputs import Input, InputReader
+from coranto_consumers.spark.inputs.input_reader import Input, InputReader
 from coranto_consumers.spark.journals.discovery import cuts_of
 from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.spark.outputs.window_rows import WindowRows

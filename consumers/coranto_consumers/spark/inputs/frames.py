@@ -39,7 +39,7 @@ from coranto_consumers.spark.journals.ranges import ReadPlan
 from coranto_consumers.spark.options.client_options import client_options
 from coranto_consumers.spark.session.versions import arrow_schema
 from coranto_consumers.spark.source.batch_reader import JournalPartition, JournalReader
-from coranto_consumers.spark.source.source import planned_reader
+from coranto_consumers.spark.source.data_source import planned_reader
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""

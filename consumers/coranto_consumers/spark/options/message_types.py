@@ -21,7 +21,7 @@ from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX
 from coranto_consumers.spark.decoding.type_columns import spark_schema
 from coranto_consumers.spark.journals.discovery import JournalLabels, select_journals
 from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming, made_tolerant
-from coranto_consumers.spark.options.options import SourceOptions
+from coranto_consumers.spark.options.source_options import SourceOptions
 
 
 def read_framing(definition: MessageType) -> ReadFraming:

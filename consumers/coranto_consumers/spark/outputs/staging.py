@@ -26,7 +26,7 @@ from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.messages.uuids import ProducerId
 from coranto.security.tokens import Capability
-from coranto_consumers.spark.application.application import JournalOutput, SqlOutput, TableOutput
+from coranto_consumers.spark.application.outputs import JournalOutput, SqlOutput, TableOutput
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.journals.discovery import find_journals
 from coranto_consumers.spark.outputs.tasks import PUBLISHED, STAGED, PublishTask, StageTask

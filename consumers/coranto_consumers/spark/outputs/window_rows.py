@@ -12,10 +12,10 @@ from sqlalchemy import Connection, Table, delete
 from coranto.errors import InvalidInput
 from coranto.fragments.windows import Window
 from coranto.messages.checkpoints import Checkpoint, Identity
-from coranto_consumers.spark.application.application import Outputs, TableOutput
+from coranto_consumers.spark.application.outputs import Outputs, TableOutput
 from coranto_consumers.spark.inputs.packed import PackedInput
-from coranto_consumers.spark.outputs.output_stores import SqlOutputs
 from coranto_consumers.spark.outputs.staging import Staged, table_of
+from coranto_consumers.spark.outputs.stores import SqlOutputs
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.windows import WINDOW_COLUMN, WindowLog
 

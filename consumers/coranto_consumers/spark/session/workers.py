@@ -21,7 +21,7 @@ IMPORTED: Final = (
     "pandas",  # Spark's workers import it with their first task.
     "pyarrow.json",
     TASKS,
-    "coranto_consumers.spark.source.source",
+    "coranto_consumers.spark.source.data_source",
     "coranto_consumers.spark.outputs.tasks",
 )
 """The modules that tasks need."""
@@ -29,7 +29,7 @@ IMPORTED: Final = (
 
 def imported_for(module: str) -> tuple[str, ...]:
     """Return the modules that workers of a module need. Planning needs fewer than tasks."""
-    return IMPORTED if module == TASKS else (module, "coranto_consumers.spark.source.source")
+    return IMPORTED if module == TASKS else (module, "coranto_consumers.spark.source.data_source")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from coranto_consumers.spark.journals.fetching import machine_folder, shared_cac
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.journals.small_ranges import read_together
-from coranto_consumers.spark.options.options import Isolation, SourceOptions
+from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 from coranto_consumers.spark.options.times import TimeSpan
 from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.task_errors import told_to_driver

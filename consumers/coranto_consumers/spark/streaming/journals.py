@@ -12,7 +12,7 @@ from coranto.errors import CorruptData, JournalRecreated, OffsetJump
 from coranto_consumers.spark.journals.discovery import ContentExtent, contents, select_journals
 from coranto_consumers.spark.journals.fetching import shared_cache
 from coranto_consumers.spark.journals.segments import when_sealed
-from coranto_consumers.spark.options.options import SourceOptions
+from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.streaming.offsets import Position
 
 _IDLE_SECONDS: Final = 0.1

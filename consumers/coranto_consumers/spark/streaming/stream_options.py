@@ -10,7 +10,7 @@ from coranto.errors import InvalidInput
 from coranto.specs.durations import parse_duration
 from coranto_consumers.spark.options.bounds import EARLIEST, LATEST
 from coranto_consumers.spark.options.option_values import number_option, offsets_option
-from coranto_consumers.spark.options.options import STREAM_OPTIONS, Isolation, SourceOptions
+from coranto_consumers.spark.options.source_options import STREAM_OPTIONS, Isolation, SourceOptions
 from coranto_consumers.spark.streaming.offsets import Position
 
 DEFAULT_TRIGGER_BYTES: Final = 256 << 20

@@ -17,7 +17,7 @@ from coranto_consumers.spark import (
     TableOutput,
     exactly_once,
 )
-from coranto_consumers.spark.application.application import checked_outputs
+from coranto_consumers.spark.application.outputs import checked_outputs
 
 ROWS: Any = None
 

@@ -260,7 +260,7 @@ def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark,
 def test_a_service_that_is_reset_ends_as_fenced_and_says_why_and_the_next_repeats_all(
     spark, world, sqlite_url, monkeypatch
 ):
-    monkeypatch.setattr("coranto_consumers.spark.consumer.consumer._FENCE_SECONDS", 0.0)
+    monkeypatch.setattr("coranto_consumers.spark.consumer.spark_consumer._FENCE_SECONDS", 0.0)
     world.publish(20)
     words = ["reset", "delays", "--to", "earliest", "--yes", "--store", sqlite_url, "--endpoint", world.broker.endpoint]
     runner = consumer(spark, world, sqlite_url)

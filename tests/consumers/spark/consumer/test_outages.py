@@ -26,7 +26,7 @@ from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport
 from coranto_consumers.spark.consumer.transaction import RunCommits
 from coranto_consumers.spark.outputs import staging as spark_outputs
-from coranto_consumers.spark.outputs.output_stores import SqlOutputs
+from coranto_consumers.spark.outputs.stores import SqlOutputs
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from tests.consumers.outages import Outage, ProxiedStore
 from tests.consumers.spark.consumer.test_consumer import LoggedDelays, World, check_logged

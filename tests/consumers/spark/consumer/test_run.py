@@ -24,7 +24,7 @@ from coranto_consumers.spark.consumer.prefetch import Prefetcher
 from coranto_consumers.spark.consumer.run import Run, RunSettings
 from coranto_consumers.spark.consumer.transaction import Owner
 from coranto_consumers.spark.consumer.transaction_bounds import MessageBound
-from coranto_consumers.spark.inputs.inputs import FoundLong, Input
+from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
 from coranto_consumers.spark.journals.discovery import ContentExtent
 from tests.consumers.spark.consumer.test_transaction import Rows, outputs
 

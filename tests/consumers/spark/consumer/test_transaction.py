@@ -17,9 +17,9 @@ from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark import Hooks, JournalOutput, Outputs, Step, TableOutput
 from coranto_consumers.spark.consumer import transaction as transaction_module
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, acknowledge
-from coranto_consumers.spark.inputs.inputs import Input
-from coranto_consumers.spark.outputs.output_stores import OutputStore
+from coranto_consumers.spark.inputs.input_reader import Input
 from coranto_consumers.spark.outputs.staging import Published
+from coranto_consumers.spark.outputs.stores import OutputStore
 from coranto_consumers.stores.fencing import Restored
 
 INTENTS = {"out/gone": b"ack\n", "out/here": b"ack\n"}

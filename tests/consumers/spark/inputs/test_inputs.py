@@ -3,7 +3,7 @@
 import pytest
 from pyspark.errors import PySparkAttributeError
 
-from coranto_consumers.spark.inputs.inputs import cores
+from coranto_consumers.spark.inputs.input_reader import cores
 
 
 class ConnectSession:

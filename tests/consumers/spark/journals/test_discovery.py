@@ -16,7 +16,7 @@ from coranto_consumers.spark import SparkConsumer
 from coranto_consumers.spark.journals.discovery import contents, extents, list_journals, require_unread, routes_of
 from coranto_consumers.spark.journals.losses import LostContent
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range
-from coranto_consumers.spark.options.options import SourceOptions
+from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.source.batch_reader import JournalPartition
 from coranto_consumers.spark.source.planning import plan_read
 from coranto_consumers.spark.streaming.lost_content import lost_at

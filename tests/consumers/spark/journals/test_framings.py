@@ -18,8 +18,8 @@ from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark import DeadLetters, Outputs, SparkConsumer, TableOutput, dead_letter_table
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.journals.framings import CsvRecords, FixedRecords, chosen_framing
-from coranto_consumers.spark.options.options import SourceOptions
-from coranto_consumers.spark.source.source import JournalDataSource
+from coranto_consumers.spark.options.source_options import SourceOptions
+from coranto_consumers.spark.source.data_source import JournalDataSource
 from coranto_consumers.stores import SqlStore
 from tests.consumers.spark.shop_protobuf import ORDER, descriptors
 

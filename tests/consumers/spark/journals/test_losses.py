@@ -26,7 +26,7 @@ from coranto_consumers.spark.journals.losses import (
     lost_of,
     of_another,
 )
-from coranto_consumers.spark.options.options import SourceOptions
+from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.source.planning import plan_read
 from coranto_consumers.stores import SqlStore
 

@@ -41,7 +41,7 @@ from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput, errors_
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.windows import WindowConsumer
 from coranto_consumers.spark.decoding.type_columns import spark_schema
-from coranto_consumers.spark.options.options import SourceOptions
+from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.window_growth import grow
 from tests.consumers.spark.shop_protobuf import ORDER, descriptors

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.options.options import Isolation, SourceOptions
+from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 
 ENDPOINT = {"endpoint": "127.0.0.1:1"}
 

@@ -8,9 +8,9 @@ import pytest
 
 from coranto.client import SyncJournalClient
 from coranto.errors import ContentGone, InvalidInput
-from coranto_consumers.spark.options.options import SourceOptions
+from coranto_consumers.spark.options.source_options import SourceOptions
+from coranto_consumers.spark.source.data_source import JournalDataSource
 from coranto_consumers.spark.source.planning import plan_read
-from coranto_consumers.spark.source.source import JournalDataSource
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 from coranto_consumers.spark.streaming.stream_options import StreamOptions
 

@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 from coranto.client import ClientConfig
 from coranto.security.tokens import BearerToken, Capability, Keys, Secret, verify
 from coranto_consumers.spark.session.access import for_tasks, without_keys
-from coranto_consumers.spark.source.source import JournalDataSource
+from coranto_consumers.spark.source.data_source import JournalDataSource
 
 KEY = os.urandom(32)
 KEYS = Keys((Secret(KEY),))

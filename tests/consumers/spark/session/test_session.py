@@ -6,15 +6,15 @@ import sys
 import pytest
 
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.session import session
-from coranto_consumers.spark.session.session import new_session, running_session, settings_for, start_session
+from coranto_consumers.spark.session import sessions
+from coranto_consumers.spark.session.sessions import new_session, running_session, settings_for, start_session
 
 NAMED = "spark.python.daemon.module"
 
 
 def test_without_java_a_session_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr(session, "running_session", lambda: None)
+    monkeypatch.setattr(sessions, "running_session", lambda: None)
     with pytest.raises(InvalidInput, match="Java 17"):
         new_session("none")
 
@@ -54,7 +54,7 @@ def test_local_workers_run_compiled_modules_that_their_parent_has_imported(spark
         import pyspark
 
         for _ in batches:
-            imported = before >= {"coranto_consumers.spark.source.source", "pandas", "pyspark.worker"}
+            imported = before >= {"coranto_consumers.spark.source.data_source", "pandas", "pyspark.worker"}
             yield pa.record_batch({"file": [pyspark.__file__], "imported": [imported], "python": [sys.executable]})
 
     [row] = spark.range(1, numPartitions=1).mapInArrow(about, "file STRING, imported BOOLEAN, python STRING").collect()
@@ -66,7 +66,7 @@ def test_local_workers_run_compiled_modules_that_their_parent_has_imported(spark
 
 def test_the_source_needs_nothing_that_takes_long_to_import():
     heavy = "'pydantic', 'jwt', 'cryptography', 'sqlalchemy', 'pandas'"
-    code = f"import sys, coranto_consumers.spark.source.source; print(sorted({{{heavy}}} & sys.modules.keys()))"
+    code = f"import sys, coranto_consumers.spark.source.data_source; print(sorted({{{heavy}}} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

@@ -16,7 +16,7 @@ def test_workers_of_tasks_have_all_that_tasks_need():
 @pytest.mark.parametrize("step", ["lookup_data_sources", "create_data_source", "plan_data_source_read"])
 def test_workers_that_plan_have_the_source_and_not_what_only_tasks_need(step):
     module = f"pyspark.sql.worker.{step}"
-    assert imported_for(module) == (module, "coranto_consumers.spark.source.source")
+    assert imported_for(module) == (module, "coranto_consumers.spark.source.data_source")
 
 
 def test_what_the_parent_has_imported_is_no_garbage_to_look_for_in_its_workers(spark):

@@ -35,7 +35,7 @@ from coranto.testing import SyncCluster
 from coranto.testing.cluster import STORE_URL
 from coranto_consumers.spark.session.task_errors import error_of_task
 from coranto_consumers.spark.sink import stream_publishing
-from coranto_consumers.spark.source.source import JournalDataSource
+from coranto_consumers.spark.source.data_source import JournalDataSource
 
 SCHEMA = StructType().add("n", IntegerType()).add("key", StringType())
 QUERY = "11111111-2222-3333-4444-555555555555"

@@ -26,7 +26,7 @@ from coranto.security.tokens import BearerToken, Capability, Keys, Secret, claim
 from coranto.testing import SyncCluster
 from coranto_consumers.spark.sink import settled
 from coranto_consumers.spark.sink import writer as writers
-from coranto_consumers.spark.source.source import JournalDataSource
+from coranto_consumers.spark.source.data_source import JournalDataSource
 
 SCHEMA = StructType().add("n", IntegerType()).add("key", StringType())
 KEY = b"k" * 32

@@ -17,7 +17,7 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher, TransactionBuilder
 from coranto.messages.uuids import Flags, ProducerClock, new_producer_id
 from coranto.offsets import JournalOffset, vector_to_json
-from coranto_consumers.spark.source.source import JournalDataSource
+from coranto_consumers.spark.source.data_source import JournalDataSource
 
 ONE, TWO = "a/topic/one", "a/topic/two"
 

@@ -15,7 +15,7 @@ from coranto.errors import CorruptData, InvalidInput, JournalRecreated, OffsetJu
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
-from coranto_consumers.spark.source.source import JournalDataSource
+from coranto_consumers.spark.source.data_source import JournalDataSource
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 
 ONE, TWO = "a/topic/one", "a/topic/two"

@@ -12,9 +12,9 @@ from coranto.client import SyncJournalClient
 from coranto.errors import OffsetJump, StreamTruncated
 from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.stream import Segment, segment_journal
-from coranto_consumers.spark.options.options import SourceOptions
+from coranto_consumers.spark.options.source_options import SourceOptions
+from coranto_consumers.spark.source.data_source import JournalDataSource
 from coranto_consumers.spark.source.planning import plan_read
-from coranto_consumers.spark.source.source import JournalDataSource
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 
 STREAM = "shop/orders"

@@ -286,7 +286,7 @@ def test_a_consumer_has_the_options_of_its_engine_and_unknown_ones_are_refused_w
 
 
 def test_a_session_that_the_process_had_before_is_used_and_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    from coranto_consumers.spark.session import session
+    from coranto_consumers.spark.session import sessions
 
     class Found:
         running = True
@@ -295,7 +295,7 @@ def test_a_session_that_the_process_had_before_is_used_and_left_running(monkeypa
             self.running = False
 
     found = Found()
-    monkeypatch.setattr(session, "running_session", lambda: found)
+    monkeypatch.setattr(sessions, "running_session", lambda: found)
     consumer = SparkConsumerOperator(task_id="consume", application="shop:Revenue", store_url="sqlite:////tmp/shop.db")
     assert consumer._start_session() is found
     consumer.on_kill()

@@ -8,9 +8,9 @@ from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, select
 
 from coranto.errors import Fenced, InvalidInput
 from coranto.messages.checkpoints import Checkpoint
-from coranto_consumers.spark.application.application import TableOutput
+from coranto_consumers.spark.application.outputs import TableOutput
 from coranto_consumers.spark.consumer.store_of_url import output_store
-from coranto_consumers.spark.outputs.output_stores import SqlOutputs
+from coranto_consumers.spark.outputs.stores import SqlOutputs
 from coranto_consumers.stores.sql import SqlStore
 
 NUMBERS = Table("numbers", MetaData(), Column("n", BigInteger, nullable=False))

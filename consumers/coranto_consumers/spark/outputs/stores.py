@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
-from coranto_consumers.spark.application.application import Outputs, SqlOutput, TableOutput
+from coranto_consumers.spark.application.outputs import Outputs, SqlOutput, TableOutput
 from coranto_consumers.spark.inputs.packed import PackedInput
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.staging import Staged, compare_table_output, stage_sql_output, stage_table_output

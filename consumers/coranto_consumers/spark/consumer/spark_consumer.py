@@ -41,8 +41,8 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.config import require_client
 from coranto.client.retry import RetryPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
-from coranto_consumers.spark.application.application import SparkApplication
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.outputs import SparkApplication
 from coranto_consumers.spark.consumer.input_settings import InputSettings
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions
@@ -54,9 +54,9 @@ from coranto_consumers.spark.consumer.transaction import Owner
 from coranto_consumers.spark.consumer.transaction_bounds import Pace
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import ends_of
-from coranto_consumers.spark.inputs.inputs import FoundLong, Input
+from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
 from coranto_consumers.spark.journals.discovery import heads_of
-from coranto_consumers.spark.outputs.output_stores import OutputStore
+from coranto_consumers.spark.outputs.stores import OutputStore
 
 _FENCE_SECONDS: Final = 5.0
 """The time after which a service that has nothing to read asks its store if it is fenced off."""

@@ -10,7 +10,7 @@ Python sources no other way) and may declare `value` as BINARY.
 
 With a schema of the messages' fields, such as `carrier STRING, arr_delay DOUBLE`, lines are parsed into these columns
 as by Spark's reader of JSON files. The source's own columns then begin with an underscore: `_journal`, `_offset`,
-`_value`. See `options.py` for the options. `format("coranto")` is the same source.
+`_value`. See `source_options.py` for the options. `format("coranto")` is the same source.
 
 Spark plans a read in one process and runs it in others, so `coranto` must be installed in all of them. The packages
 `pyspark_coranto` and `pyspark_coranto_name` register the names `journal` and `coranto` for Spark's discovery. Call
@@ -46,7 +46,7 @@ from coranto_consumers.spark.decoding.rows import (
 )
 from coranto_consumers.spark.journals.framings import FixedRecords, made_tolerant
 from coranto_consumers.spark.journals.ranges import ReadPlan
-from coranto_consumers.spark.options.options import Isolation, SourceOptions
+from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import register_source, stream_reader
 from coranto_consumers.spark.source.batch_reader import JournalReader, Shares
