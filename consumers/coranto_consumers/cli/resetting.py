@@ -150,7 +150,7 @@ def _checkpoint(store: str, name: str, *, is_new: bool) -> Checkpoint:
     found = read_checkpoint(store, name)
     if found is None or not found.checkpoint.sources:
         if read_checkpoint(store, f"{name}@"):
-            raise InvalidInput(f"{name!r} is a consumer by windows: materialise its windows again", field="NAME")
+            raise InvalidInput(f"{name!r} is a consumer by windows: materialize its windows again", field="NAME")
         if not is_new:
             raise InvalidInput(
                 f"consumer {name!r} has no checkpoint in the store; if it is new, name its journals with --sources",

@@ -5,7 +5,7 @@ of a window that was merged in the meantime cannot commit, and no row counts twi
 
 Each window has a checkpoint and a fence of its own, named `<consumer>@<window>`. The record of the consumer's identity
 (`outputs/identity.py`) is for all of them, in a checkpoint named `<consumer>@`. Only a commit that changes the record
-writes it, so windows that are materialised side by side do not wait for each other.
+writes it, so windows that are materialized side by side do not wait for each other.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ WINDOWS = Table(
     Column("spans", LargeBinary, nullable=False),
     Column("created", Double, nullable=False),
     Column("sources_after", LargeBinary),
-    Column("materialised", Double),
+    Column("materialised", Double, key="materialized"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class KnownWindow:
     """A window, and its state. `after` has the states of all sources at its end; None until they are known.
-    `materialised` is the time of the last commit of its rows, in seconds since 1970: None if some of them never
+    `materialized` is the time of the last commit of its rows, in seconds since 1970: None if some of them never
     were.
     """
 
     window: Window
     after: Checkpoint | None = None
-    materialised: float | None = None
+    materialized: float | None = None
 
 
 class WindowLog:
@@ -90,7 +90,7 @@ class WindowLog:
     def replace(self, before: Sequence[KnownWindow], after: Iterable[Window]) -> list[KnownWindow]:
         """Replace the windows `before`, as they were loaded, by `after`, and return the new ones.
 
-        A window of `after` that covers several of `before` is materialised if all of them are. Raises Fenced when
+        A window of `after` that covers several of `before` is materialized if all of them are. Raises Fenced when
         another process has changed the windows since; nothing was changed then.
         """
         wanted = [_united(window, before) for window in after]
@@ -116,8 +116,8 @@ class WindowLog:
         return wanted
 
     def claim(self, connection: Connection, window: Window, after: Checkpoint, at: float) -> None:
-        """Note in an open transaction that the window's rows are materialised. Raises Fenced if it is gone."""
-        values = {"sources_after": after.to_bytes(), "materialised": at}
+        """Note in an open transaction that the window's rows are materialized. Raises Fenced if it is gone."""
+        values = {"sources_after": after.to_bytes(), "materialized": at}
         changed = connection.execute(update(WINDOWS).where(*self._is(window)).values(values))
         self._require(changed.rowcount, KnownWindow(window))
 
@@ -173,7 +173,7 @@ class WindowLog:
     def _require(self, changed: int, each: KnownWindow) -> None:
         if changed != 1:
             raise Fenced(
-                f"window {each.window.name} of {self._consumer} was merged into a larger one; materialise that one"
+                f"window {each.window.name} of {self._consumer} was merged into a larger one; materialize that one"
             )
 
     def _row(self, each: KnownWindow) -> dict[str, object]:
@@ -188,7 +188,7 @@ class WindowLog:
             "spans": json.dumps(spans, separators=(",", ":")).encode(),
             "created": each.window.created,
             "sources_after": None if each.after is None else each.after.to_bytes(),
-            "materialised": each.materialised,
+            "materialized": each.materialized,
         }
 
 
@@ -220,7 +220,7 @@ def sources_before(known: Sequence[KnownWindow], window: Window) -> tuple[dict[s
 
 def _united(window: Window, before: Sequence[KnownWindow]) -> KnownWindow:
     parts = [each for each in before if window.first <= each.window.first and each.window.last <= window.last]
-    times = [each.materialised for each in parts]
+    times = [each.materialized for each in parts]
     whole = [at for at in times if at is not None]
     at = max(whole) if parts and len(whole) == len(parts) else None
     return KnownWindow(window, parts[-1].after if parts else None, at)
@@ -234,5 +234,5 @@ def _known(row: Row[tuple[object, ...]]) -> KnownWindow:
     return KnownWindow(
         Window(int(row.first_number), int(row.last_number), spans, float(row.created)),
         None if row.sources_after is None else Checkpoint.from_bytes(bytes(row.sources_after)),
-        None if row.materialised is None else float(row.materialised),
+        None if row.materialized is None else float(row.materialized),
     )

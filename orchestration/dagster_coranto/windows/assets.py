@@ -220,9 +220,9 @@ def build_window_sensor(
         except Fenced as error:
             return dg.SkipReason(str(error))  # Another daemon has changed the windows first.
         for each in known:
-            if each.materialised is not None and each.window.name not in there:
+            if each.materialized is not None and each.window.name not in there:
                 keep_offsets(url, consumer.name, each.window)
-        waiting = [each.window.name for each in known if each.materialised is None]
+        waiting = [each.window.name for each in known if each.materialized is None]
         return partitions_result(
             consumer,
             known,
@@ -287,7 +287,7 @@ def partitions_result(
         asset_events=[
             _event(spec.key, each.window, window_metadata(each.window, stored=times.get(each.window.name)))
             for each in added
-            for spec in (consumer.windows, *(consumer.tables if each.materialised is not None else ()))
+            for spec in (consumer.windows, *(consumer.tables if each.materialized is not None else ()))
         ],
         run_requests=list(runs),
     )

@@ -65,11 +65,11 @@ def test_a_run_of_a_window_that_was_merged_meanwhile_cannot_commit(store_url: st
     with pytest.raises(Fenced, match="was merged into a larger one"):
         materialise(store, log, single(2), 6.0)
     (merged,) = log.load()
-    assert (merged.window.name, merged.materialised) == ("00000001-00000002", None), "a part never was"
+    assert (merged.window.name, merged.materialized) == ("00000001-00000002", None), "a part never was"
     assert store.read(shard_of("c", single(1))) is None
 
 
-def test_a_merged_window_is_materialised_if_all_parts_are_and_ends_as_the_last(store_url: str) -> None:
+def test_a_merged_window_is_materialized_if_all_parts_are_and_ends_as_the_last(store_url: str) -> None:
     store = SqlStore(store_url)
     log = WindowLog(store, "c")
     log.replace([], [single(1), single(2), single(3)])

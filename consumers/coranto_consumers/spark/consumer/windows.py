@@ -6,7 +6,7 @@ result of a continuous consumer. This depends on the states of producers at the 
 windows; where they are missing, the windows before are read once to compute them.
 
 Rows have the number of their window in the column `coranto_window`. One SQL transaction claims the window, deletes its
-rows, merges the new ones and commits the window's checkpoint. So a window may be materialised any number of times, and
+rows, merges the new ones and commits the window's checkpoint. So a window may be materialized any number of times, and
 different windows concurrently. The transaction also records the consumer's identity (`outputs/identity.py`).
 """
 
@@ -58,7 +58,7 @@ from coranto_consumers.stores.windows import (
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """The result of materialising a window."""
+    """The result of materializing a window."""
 
     window: Window
     messages: int
@@ -80,7 +80,7 @@ class WindowConsumer:
 
     The store records the application's selector of sources, its outputs and the store's location for all windows of
     `name`. If any of them changes under the same name, a run is rejected with ConsumerChanged, which names the code
-    that confirms the change: `accept_changes`. Windows that were materialised before the change keep their rows.
+    that confirms the change: `accept_changes`. Windows that were materialized before the change keep their rows.
     """
 
     def __init__(
@@ -168,11 +168,11 @@ class WindowConsumer:
         if now.name != window.name:
             return Fenced(
                 f"window {window.name} of {self.name} was merged into {now.name} while this run read it. This run has "
-                "committed nothing; materialise the larger one"
+                "committed nothing; materialize the larger one"
             )
         return Fenced(
             f"another run of window {window.name} of {self.name} started after this one and replaces its rows. This "
-            "run has committed nothing; wait for the other run, and materialise the window again only if that one fails"
+            "run has committed nothing; wait for the other run, and materialize the window again only if that one fails"
         )
 
     def _replace_rows(self, known: Sequence[KnownWindow], window: Window, fences: dict[str, int]) -> WindowReport:
@@ -215,7 +215,7 @@ class WindowConsumer:
         sources, self._recorded = self._application.sources, self.log.identity()
         if self._identity.is_compared and self._recorded == self._identity.record:
             return  # This instance has committed the record.
-        done = positions([each.window for each in known if each.materialised is not None])
+        done = positions([each.window for each in known if each.materialized is not None])
 
         def unread() -> set[str]:
             with SyncJournalClient.of(self._config) as client:
