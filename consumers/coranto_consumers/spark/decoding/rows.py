@@ -34,7 +34,6 @@ from coranto_consumers.spark.journals.reading import Lines
 from coranto_consumers.spark.session.versions import arrow_schema
 
 ROWS_PER_BATCH: Final = 32_768
-UUID_FIELDS: Final = ("producer", "clock", "flags")
 FIELDS: Final[Mapping[str, StructField]] = {
     field.name: field
     for field in (

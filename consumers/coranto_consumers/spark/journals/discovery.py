@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -78,32 +77,11 @@ def list_journals(
         listing = client.list(label_selector(include=[(NAME, name) for name in wanted]))
         if missing := sorted(set(wanted) - set(listing.names)):
             raise InvalidInput(f"there is no journal {missing[0]}; `coranto journals list` shows them all", field=field)
-    return _checked(listing.journals, field, labels)
+    return checked(listing.journals, field, labels)
 
 
-def select_journals(
-    client: SyncJournalClient,
-    names: Sequence[str] | None,
-    pattern: str | None,
-    selector: str | None,
-    labels: JournalLabels = _LINES_OF_JSON,
-) -> tuple[JournalInfo, ...]:
-    """Return the journals that options select, sorted by name: by a pattern, by names, or by a label selector.
-
-    A pattern is a regular expression for whole names. Raises InvalidInput as `list_journals` does.
-    """
-    if pattern is None:
-        return list_journals(client, (selector or "") if names is None else names, field="options", labels=labels)
-    field = "option subscribePattern"
-    found = [info for info in client.list("").journals if re.fullmatch(pattern, info.name)]
-    if not found:
-        raise InvalidInput(
-            f"no journal has a name like {pattern!r}; `coranto journals list` shows them all", field=field
-        )
-    return _checked(found, field, labels)
-
-
-def _checked(found: Iterable[JournalInfo], field: str, labels: JournalLabels) -> tuple[JournalInfo, ...]:
+def checked(found: Iterable[JournalInfo], field: str, labels: JournalLabels) -> tuple[JournalInfo, ...]:
+    """Return journals, sorted by name. Raises InvalidInput, naming `field`, for one with other labels."""
     for info in found:
         labels.require(info, field)
     return tuple(sorted(found, key=lambda info: info.name))

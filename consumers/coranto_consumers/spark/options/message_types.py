@@ -19,7 +19,7 @@ from coranto.types.catalog import TypeVersion
 from coranto.types.definitions import CsvForm, FixedForm, JsonForm, MessageType
 from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX
 from coranto_consumers.spark.decoding.type_columns import spark_schema
-from coranto_consumers.spark.journals.discovery import JournalLabels, select_journals
+from coranto_consumers.spark.journals.discovery import JournalLabels
 from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming, made_tolerant
 from coranto_consumers.spark.options.source_options import SourceOptions
 
@@ -76,7 +76,7 @@ def resolve_type(
 def find_type(client: SyncJournalClient, options: SourceOptions) -> ResolvedType:
     """Return the type of a read or a write by a registry. Raises as `resolve_type`."""
     any_labels = JournalLabels(content_type=None)
-    journals = select_journals(client, options.journals, options.pattern, options.selector, any_labels)
+    journals = options.selected.list(client, any_labels)
     assert options.registry is not None  # Otherwise there is no type to find.
     return resolve_type(client, options.registry, journals, options.type_reference)
 

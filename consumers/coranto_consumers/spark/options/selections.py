@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
+from coranto.client import JournalInfo, SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.labels import format_selector, label_selector
 from coranto.names import validate_journal
+from coranto_consumers.spark.journals.discovery import JournalLabels, checked, list_journals
 
 OPTIONS: Final = {
     "assign": 'journals, as a JSON list: ["flights/events/part-000"]',
@@ -26,7 +28,7 @@ OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SelectedJournals:
-    """The selected journals: these, or those that a pattern or a label selector matches."""
+    """The selected journals: these, or the ones that a pattern of whole names or a label selector matches."""
 
     journals: tuple[str, ...] | None = None
     pattern: str | None = None
@@ -41,6 +43,19 @@ class SelectedJournals:
                 f"exactly one of {', '.join(OPTIONS)} must be given, not {', '.join(names) or 'none'}", field="options"
             )
         return cls(_journals(given), _pattern(given), _selector(given))
+
+    def list(self, client: SyncJournalClient, labels: JournalLabels) -> tuple[JournalInfo, ...]:
+        """Return the journals, sorted by name. Raises InvalidInput as `list_journals` does."""
+        if self.pattern is None:
+            wanted = (self.selector or "") if self.journals is None else self.journals
+            return list_journals(client, wanted, field="options", labels=labels)
+        field = "option subscribePattern"
+        found = [info for info in client.list("").journals if re.fullmatch(self.pattern, info.name)]
+        if not found:
+            raise InvalidInput(
+                f"no journal has a name like {self.pattern!r}; `coranto journals list` shows them all", field=field
+            )
+        return checked(found, field, labels)
 
 
 def _journals(given: Mapping[str, str]) -> tuple[str, ...] | None:

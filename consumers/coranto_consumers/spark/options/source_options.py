@@ -27,6 +27,7 @@ from coranto_consumers.spark.options.option_values import (
     flag_option,
     require_known,
 )
+from coranto_consumers.spark.options.selections import SelectedJournals
 from coranto_consumers.spark.options.times import TimeOptions
 
 DEFAULT_MAX_BYTES = 64 << 20
@@ -43,7 +44,6 @@ OPTIONS = {
     "maxBytesPerPartition": "bytes of content that a task reads at most",
     "maxRecordsPerPartition": "messages that a task reads at most, by the length of each journal's first messages",
     "minPartitions": "number of tasks to read with at least, if there is enough content",
-    "includeUuid": "whether there are columns producer, clock and flags: true (default) or false",
     "parse": "name of the framing, such as json: columns without underscore are fields of messages (default if no "
     "column is the source's own)",
     "mode": "for values that do not fit their columns: PERMISSIVE (null, default) or FAILFAST (an error)",
@@ -53,7 +53,6 @@ OPTIONS = {
     "registry": "journal that registers message types: columns and framing come from the type that messageType names, "
     "or else from the type in the journals' labels",
     "metadataColumns": "the source's own columns to add to a registered type's columns, as _journal,_offset: none",
-    "includeHeaders": "false (default): as in Spark's Kafka source, but no framing has headers",
     "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
     "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
     "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
@@ -90,10 +89,7 @@ class SourceOptions:
     """The parsed options of one read."""
 
     client: ClientConfig
-    journals: tuple[str, ...] | None
-    """None means the journals of `pattern` or `selector`."""
-    pattern: str | None
-    selector: str | None
+    selected: SelectedJournals
     starting: Mapping[str, int] | None
     """None means earliest."""
     ending: Mapping[str, int] | None
@@ -106,7 +102,6 @@ class SourceOptions:
     min_partitions: int
     cache_bytes: int
     """Bytes of fragments that the executors of a machine keep. 0: none."""
-    include_uuid: bool
     parses: bool
     """True if columns are fields of messages, although the source has columns of these names."""
     misfits: Misfits
@@ -136,21 +131,14 @@ class SourceOptions:
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
             require_known(key, OPTIONS)
-        selected = selections.SelectedJournals() if planned else selections.SelectedJournals.parse(given)
+        selected = SelectedJournals() if planned else SelectedJournals.parse(given)
         # Unparsed lines cannot become null, so the default for them is an error.
         tolerant = "mode" in given and _misfits(given) is Misfits.PERMISSIVE
-        if flag_option(given, "includeHeaders", False):
-            raise InvalidInput(
-                "no framing has headers: write their values into the messages, and leave the option out",
-                field="option includeHeaders",
-            )
         registry = _registry(given)
         framing = JsonLines(tolerant=tolerant) if registry else framings.parse_framing(given, tolerant=tolerant)
         return cls(
             client=client_options.client_of(given),
-            journals=selected.journals,
-            pattern=selected.pattern,
-            selector=selected.selector,
+            selected=selected,
             starting=bounds.starting_offsets(given),
             ending=bounds.ending_offsets(given),
             as_of=bounds.as_of(given),
@@ -161,7 +149,6 @@ class SourceOptions:
             else None,
             min_partitions=count_option(given, "minPartitions", "1"),
             cache_bytes=bytes_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
-            include_uuid=flag_option(given, "includeUuid", True),
             parses=bool(registry) or _parse(given),
             misfits=Misfits.KEPT if planned else _misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),

@@ -18,7 +18,6 @@ from coranto.types.arrow import require_filled
 from coranto.types.catalog import TypeVersion
 from coranto.types.writing import require_columns
 from coranto_consumers.spark.decoding.type_columns import fields_of_spark
-from coranto_consumers.spark.journals.discovery import select_journals
 from coranto_consumers.spark.journals.framings import require_json
 from coranto_consumers.spark.options import client_options, selections
 from coranto_consumers.spark.options.message_types import find_type
@@ -139,11 +138,7 @@ class SinkOptions:
 
     def journals(self, client: SyncJournalClient) -> tuple[str, ...]:
         """Return the journals to write to. Raises InvalidInput if there are none."""
-        target = self.target
-        return tuple(
-            info.name
-            for info in select_journals(client, target.journals, target.pattern, target.selector, target.labels)
-        )
+        return tuple(info.name for info in self.target.selected.list(client, self.target.labels))
 
 
 def _default_ledger(given: Mapping[str, str]) -> str:

@@ -37,7 +37,6 @@ from coranto.errors import InvalidInput
 from coranto_consumers.spark.decoding.rows import (
     COMMIT_OFFSET,
     FIELDS,
-    UUID_FIELDS,
     Misfits,
     RowLayout,
     is_raw,
@@ -78,9 +77,7 @@ class JournalDataSource(DataSource):
                 from coranto_consumers.spark.options.message_types import registered_schema  # Not for each worker.
 
                 return registered_schema(self._resolved(options), options)
-        names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
-        names.remove(COMMIT_OFFSET)  # It costs something, so it must be asked for.
-        fields = [FIELDS[name] for name in names]
+        fields = [field for name, field in FIELDS.items() if name != COMMIT_OFFSET]  # This costs something.
         if isinstance(options.framing, FixedRecords):
             fields = [StructField("value", BinaryType()) if each.name == "value" else each for each in fields]
         return StructType(fields)

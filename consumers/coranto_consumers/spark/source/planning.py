@@ -12,7 +12,7 @@ from coranto.journal_ids import is_same
 from coranto.labels import label_selector
 from coranto.messages.framing import JsonLines
 from coranto.offsets import id_of
-from coranto_consumers.spark.journals.discovery import ContentExtent, contents, cuts_of, select_journals
+from coranto_consumers.spark.journals.discovery import ContentExtent, contents, cuts_of
 from coranto_consumers.spark.journals.losses import LostContent, lost_before, warn_of
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
 from coranto_consumers.spark.journals.segments import when_sealed
@@ -107,7 +107,7 @@ def _unsplit(wholes: Sequence[Range], options: SourceOptions) -> Plan:
 
 
 def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[JournalInfo, ...]:
-    listed = select_journals(client, options.journals, options.pattern, options.selector, options.labels)
+    listed = options.selected.list(client, options.labels)
     journals = [info.name for info in listed]
     for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         if offsets is not None and set(offsets) != set(journals):

@@ -9,7 +9,7 @@ from typing import Final
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorruptData, JournalRecreated, OffsetJump
-from coranto_consumers.spark.journals.discovery import ContentExtent, contents, select_journals
+from coranto_consumers.spark.journals.discovery import ContentExtent, contents
 from coranto_consumers.spark.journals.fetching import shared_cache
 from coranto_consumers.spark.journals.segments import when_sealed
 from coranto_consumers.spark.options.source_options import SourceOptions
@@ -38,9 +38,7 @@ class QueryJournals:
 
     def ask(self) -> dict[str, ContentExtent]:
         """Return the extents of the journals."""
-        options = self._options
-        journals = select_journals(self.client, options.journals, options.pattern, options.selector, options.labels)
-        self.heads = contents(self.client, journals)
+        self.heads = contents(self.client, self._options.selected.list(self.client, self._options.labels))
         self._asked = time.monotonic()
         return self.heads
 

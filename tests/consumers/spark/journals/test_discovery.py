@@ -101,7 +101,7 @@ def test_a_stream_is_its_segments_those_of_splits_included(broker):
         assert list(ranges) == [segment_journal("shop/orders", n) for n in range(3)]
         with pytest.raises(InvalidInput, match=r"no journal matches .*shop/nothing"):
             plan_read(client, SourceOptions.parse({**options, "stream": "shop/nothing"}))
-    assert StreamOptions.parse(options).source.selector == SourceOptions.parse(options).selector
+    assert StreamOptions.parse(options).source.selected == SourceOptions.parse(options).selected
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "x"])

@@ -120,7 +120,6 @@ def test_lines_of_any_kind_are_read_as_they_are(broker):
         ({**PROTOBUF, "descriptorFile": "x.pb"}, "option descriptorFile: descriptorSet is given, too"),
         ({"framing": "fixed", "descriptorFile": "/none.pb", "messageType": "a.B"}, "/none.pb cannot be read: No such"),
         ({"framing": "fixed", "uuidField": "id"}, "option uuidField: is a field of the messageType"),
-        ({"includeHeaders": "true"}, "option includeHeaders: no framing has headers"),
     ],
 )
 def test_options_that_fit_no_framing_are_refused(options, problem):

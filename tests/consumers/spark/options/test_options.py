@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from coranto.errors import InvalidInput
+from coranto_consumers.spark.options.selections import SelectedJournals
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 
 ENDPOINT = {"endpoint": "127.0.0.1:1"}
@@ -15,10 +16,9 @@ def test_defaults():
 
     assert options.client.endpoint == "127.0.0.1:1"
     assert options.client.file_root is None
-    assert options.journals == ("a/one", "b/two")
+    assert options.selected.journals == ("a/one", "b/two")
     assert (options.starting, options.ending) == (None, None)
     assert options.isolation is Isolation.READ_COMMITTED
-    assert options.include_uuid
     assert options.framing.pointer == "/_meta/uuid"
 
 
@@ -32,7 +32,6 @@ def test_keys_are_in_any_case():
             "endingOffsets": '{"a/one": 7}',
             "Isolation": "READ_UNCOMMITTED",
             "maxbytesperpartition": "1024",
-            "includeuuid": "FALSE",
             "uuidPointer": "/id",
         }
     )
@@ -40,7 +39,7 @@ def test_keys_are_in_any_case():
     assert options.client.file_root == Path("/srv/root")
     assert (options.starting, options.ending) == ({"a/one": -2}, {"a/one": 7})
     assert options.isolation is Isolation.READ_UNCOMMITTED
-    assert (options.max_bytes, options.include_uuid, options.framing.pointer) == (1024, False, "/id")
+    assert (options.max_bytes, options.framing.pointer) == (1024, "/id")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_keys_are_in_any_case():
             "option mode: 'DROPMALFORMED' is not one of PERMISSIVE",
         ),
         ({**ENDPOINT, "selector": "x", "parse": "csv"}, "option parse: 'csv' is not json"),
-        ({**ENDPOINT, "selector": "x", "includeUuid": "yes"}, "neither true nor false"),
+        ({**ENDPOINT, "selector": "x", "failOnDataLoss": "yes"}, "neither true nor false"),
         ({**ENDPOINT, "selector": "x", "uuidPointer": "uuid"}, "option uuidPointer: 'uuid' is not a JSON pointer"),
     ],
 )
@@ -100,8 +99,8 @@ def test_invalid_options_are_reported(options, problem):
 
 
 def test_one_journal_or_the_journals_of_a_folder_are_selected():
-    assert SourceOptions.parse({**ENDPOINT, "journal": "a/one"}).journals == ("a/one",)
-    folder = SourceOptions.parse({**ENDPOINT, "Prefix": "a/topic/"})
+    assert SourceOptions.parse({**ENDPOINT, "journal": "a/one"}).selected.journals == ("a/one",)
+    folder = SourceOptions.parse({**ENDPOINT, "Prefix": "a/topic/"}).selected
     assert (folder.journals, folder.selector) == (None, "name:prefix=a/topic/")
 
 
@@ -113,4 +112,4 @@ def test_a_moment_may_be_named_as_delta_and_iceberg_name_it():
 
 def test_what_a_consumer_has_planned_selects_no_journals():
     options = SourceOptions.parse(ENDPOINT, planned=True)
-    assert (options.isolation, options.journals, options.selector) == (Isolation.SEQUENCED, None, None)
+    assert (options.isolation, options.selected) == (Isolation.SEQUENCED, SelectedJournals())
