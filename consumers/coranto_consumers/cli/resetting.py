@@ -88,30 +88,47 @@ def skip(
     _move(name, store, parse_target(to), journal or (), sources, endpoint, sure=yes, only_forward=True)
 
 
-def parse_target(text: str) -> Target:
-    """Return the positions that `--to` names. Raises InvalidInput."""
+def begin_at(name: str, to: str, store: str, sources: str, endpoint: str | None) -> None:
+    """Give a consumer that never ran its first positions in the journals of a selector. Raises as `reset`.
+
+    `to` is as for `reset`. A consumer that has raised its fence once continues, also if it has read nothing yet:
+    otherwise a restart could omit messages.
+    """
+    target = parse_target(to, "--start")
+    if target == EARLIEST or read_checkpoint(store, name) is not None:
+        return
+
+    async def plan(client: JournalClient) -> list[Move]:
+        return await plan_moves(client, Checkpoint(), target, sources=sources)
+
+    if moves := with_client(endpoint, plan):
+        change_checkpoint(store, name, moved(moves))
+
+
+def parse_target(text: str, option: str = _OPTION) -> Target:
+    """Return the positions that an option names. Raises InvalidInput."""
     if text in (EARLIEST, LATEST):
         return text
     path = Path(text)
     if text.startswith("{"):
         try:
-            return vector_of_json(json.loads(text), _OPTION)
+            return vector_of_json(json.loads(text), option)
         except ValueError as error:
-            raise InvalidInput(f"is not JSON: {error}", field=_OPTION) from None
+            raise InvalidInput(f"is not JSON: {error}", field=option) from None
     if "=" in text:
         pairs = [each.rpartition("=") for each in text.split(",")]
         if any(not journal or not offset.isdecimal() for journal, _, offset in pairs):
-            raise InvalidInput(f"{text!r} is not JOURNAL=OFFSET, such as shop/orders=1024", field=_OPTION)
+            raise InvalidInput(f"{text!r} is not JOURNAL=OFFSET, such as shop/orders=1024", field=option)
         return {journal: int(offset) for journal, _, offset in pairs}
     if path.is_file() or path.suffix == ".json":
-        return load_offsets(path, _OPTION)
+        return load_offsets(path, option)
     if not text or (text.isdecimal() and len(text) < _SHORTEST_TIME):
         raise InvalidInput(
             f"{text!r} names no journal: give {EARLIEST}, {LATEST}, a time, a file of offsets, or JOURNAL=OFFSET",
-            field=_OPTION,
+            field=option,
         )
-    at = float(parse_time(text, time.time(), _OPTION))
-    require_past(at, _OPTION)
+    at = float(parse_time(text, time.time(), option))
+    require_past(at, option)
     return at
 
 

@@ -18,6 +18,8 @@ from coranto.specs.durations import parse_duration
 from coranto.telemetry import configure_logging
 from coranto_consumers.cli.arguments import Store
 from coranto_consumers.cli.loading import load_here
+from coranto_consumers.cli.resetting import begin_at
+from coranto_consumers.positions.moves import EARLIEST
 
 if TYPE_CHECKING:
     from coranto_consumers.spark import ConsumeReport, ConsumerOptions, SparkApplication, SparkConsumer
@@ -50,6 +52,14 @@ def run(
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="Process what there is now, and exit.")
     ] = False,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--start",
+            help="Where a consumer that never ran begins: `earliest`, `latest`, a time or offsets, as for "
+            "`coranto consumer reset --to`.",
+        ),
+    ] = EARLIEST,
     retry_timeout: Annotated[
         str | None,
         typer.Option(
@@ -85,6 +95,7 @@ def run(
     options = consumer_options(settings or (), trigger_interval, retry_timeout)
     conf = _pairs(spark_conf or (), "--spark-conf")
     config = replace(find_cluster(endpoint), retry_timeout=DEFAULT_RETRY_TIMEOUT)
+    begin_at(made.name, start, store, made.sources, endpoint)
 
     from coranto_consumers.spark import SparkConsumer, SparkConsumerMetrics
     from coranto_consumers.spark.session.sessions import start_session

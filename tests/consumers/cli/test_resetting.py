@@ -17,12 +17,13 @@ from coranto.audit import Depth, Kind, Report, Severity, run_checks
 from coranto.cli import main
 from coranto.client import JournalClient
 from coranto.cluster import EmbeddedCluster
-from coranto.errors import Fenced
+from coranto.errors import Fenced, InvalidInput
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import Checkpoint, Envelope, JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.messages.checkpoints import Source
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
+from coranto_consumers.cli.resetting import begin_at
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.testing import RunningShard, running_shard, shard_spec
@@ -384,6 +385,36 @@ async def test_a_new_consumer_begins_where_it_is_told(scene: Scene) -> None:
     await scene.publish("in/two", 11)
     assert await scene.consume() == [1, 11], "a transaction that was open is delivered as a whole"
     assert (await scene.audit()).sound
+
+
+async def test_a_run_gives_only_a_consumer_that_never_ran_its_first_positions(scene: Scene) -> None:
+    async def start(to: str) -> None:
+        await asyncio.to_thread(begin_at, NAME, to, scene.url, "name:prefix=in/", scene.client.config.endpoint)
+
+    await scene.publish("in/one", 1)
+    with pytest.raises(InvalidInput, match="--start"):
+        await start("7")
+    with pytest.raises(InvalidInput, match="no journal matches"):
+        await asyncio.to_thread(begin_at, NAME, "latest", scene.url, "name=none", scene.client.config.endpoint)
+    assert scene.store.read(NAME) is None
+    await start("earliest")
+    assert scene.store.read(NAME) is None, "that is where it begins anyway"
+    open_one = scene.producer()
+    await scene.pend(open_one, "in/one", 2)
+    await start("latest")
+    await scene.commit(open_one)
+    await scene.publish("in/two", 10)
+    before = scene.store.read(NAME)
+    await start("latest")
+    assert scene.store.read(NAME) == before, "it has positions"
+    assert await scene.consume() == [2, 10], "a transaction that was open is delivered as a whole"
+
+
+async def test_a_run_of_a_consumer_that_has_read_nothing_omits_nothing(scene: Scene) -> None:
+    scene.store.raise_fence(NAME)  # Its first run found its journals empty.
+    await scene.publish("in/one", 1)
+    await asyncio.to_thread(begin_at, NAME, "latest", scene.url, "name:prefix=in/", scene.client.config.endpoint)
+    assert await scene.consume() == [1]
 
 
 async def test_a_new_consumer_begins_at_a_time(scene: Scene) -> None:

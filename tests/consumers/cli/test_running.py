@@ -133,9 +133,12 @@ def test_a_service_consumes_what_is_written_shows_metrics_and_ends_with_its_tran
 def test_a_run_until_it_has_caught_up_ends_by_itself(pod: Pod) -> None:
     pod.order("ada", 5)
     with ExitStack() as stack:
-        process = pod.start(stack, "log", "--until-caught-up", "--retry-timeout=30s", "--set=misfits=nulls")
-        assert process.wait(240) == 0, (pod.folder / "log").read_text()
-    assert pod.totals() == {"ada": 5}
+        options = ("--until-caught-up", "--retry-timeout=30s", "--set=misfits=nulls", "--start=latest")
+        assert pod.start(stack, "log", *options).wait(240) == 0, (pod.folder / "log").read_text()
+        assert pod.totals() == {}, "it began after that"
+        pod.order("ada", 7)
+        assert pod.start(stack, "again", *options).wait(240) == 0, (pod.folder / "again").read_text()
+    assert pod.totals() == {"ada": 7}
 
 
 @pytest.mark.integration
