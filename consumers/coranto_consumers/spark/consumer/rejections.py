@@ -203,7 +203,6 @@ def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) 
         is_empty=read.messages == len(gone),
         misfits=read.misfits + len(treatments),
         dead=dead,
-        packed=None,
     )
 
 

@@ -243,7 +243,7 @@ class ConsumerTransaction:
                 owner.identity.take(outputs.names)
             if read.dead is not None and isinstance(owner.misfits, DeadLetters):
                 made.append(dead_letter_outputs(owner.misfits, read.dead))
-            self._written = owner.store.write_all(made, owner.shard, owner.fence, read.packed) if made else []
+            self._written = owner.store.write_all(made, owner.shard, owner.fence) if made else []
             if not made:
                 return
         owner.hooks.reached(Step.STAGED)

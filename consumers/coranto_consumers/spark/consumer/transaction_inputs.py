@@ -34,7 +34,6 @@ class TransactionInputs:
         self._settings = settings
         self._sources = sources
         self._max_bytes = options.max_transaction_bytes
-        self._store = store
         self._reader: InputReader | None = None
         self._routes: Mapping[str, KnownRoute] = {}
 
@@ -67,7 +66,6 @@ class TransactionInputs:
     ) -> Iterator[Input | FoundLong]:
         """Read ranges, within the context. `begins` are the journals' first offsets."""
         reader, cuts = self._input_reader(), _cuts(client, ranges)
-        reader.packs = self._store.packs
         with reader.read(ranges, sources, cuts, _pruning(begins), self._max_bytes) as read:
             yield read
 

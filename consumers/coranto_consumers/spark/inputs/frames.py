@@ -32,7 +32,6 @@ from coranto_consumers.spark.decoding.rows import (
     nullable,
     required,
 )
-from coranto_consumers.spark.inputs.packed import PackedInput, PackedRows
 from coranto_consumers.spark.journals.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.journals.placing import numbered_partitions
 from coranto_consumers.spark.journals.ranges import ReadPlan
@@ -144,13 +143,6 @@ def read_lines(client: ClientConfig, plan: ReadPlan, framing: ReadFraming, zone:
             if row[PIECE_COLUMN] != SUMMARY_PIECE:
                 found[row[names[0]], row[names[1]]] = row[names[2]]
     return found
-
-
-def packed_input(
-    packed: PackedRows, committed: DataFrame, limits: Sequence[PieceLimit], commits: Sequence[PieceCommit] | None
-) -> PackedInput | None:
-    """Return committed messages as packed rows. None with `commits`: packed rows lack their column."""
-    return None if commits is not None else PackedInput(packed, committed, tuple(limits), PIECE_COLUMN, "_clock")
 
 
 def choose_committed(

@@ -32,12 +32,10 @@ from coranto_consumers.spark.inputs.frames import (
     check_misfits,
     choose_committed,
     nothing_committed,
-    packed_input,
     parsed_values,
     planned_rows,
     read_lines,
 )
-from coranto_consumers.spark.inputs.packed import PackedInput, PackedRows
 from coranto_consumers.spark.inputs.strategies import ExpectedRows, InputStrategy, is_little, strategy_for
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.placing import FragmentPlaces, executors_of
@@ -68,8 +66,6 @@ class Input:
     """Journal, offset and line of misfits that are not in `committed`, if any."""
     misfits: int = 0
     """The number of messages that do not fit."""
-    packed: PackedInput | None = None
-    """The messages as packed rows, if they are cached as such."""
     required: frozenset[str] = frozenset()
     """The application's columns that are declared NOT NULL."""
     lines_at: Callable[[Sequence[tuple[str, int]]], list[bytes]] | None = None
@@ -89,7 +85,6 @@ class _Sequencing(NamedTuple):
     rows: DataFrame
     results: dict[str, Sequenced]
     summaries: Sequence[RangeSummary]
-    packed: PackedRows | None = None
 
 
 class InputReader:
@@ -105,10 +100,7 @@ class InputReader:
         misfits: MisfitPolicy = MisfitPolicy.FAIL,
         framing: ReadFraming | None = None,
         name: str = "journals",
-        packs: bool = False,
     ) -> None:
-        self.packs = packs
-        """True to cache rows as whole Arrow batches, for outputs that can use them."""
         self.routes: Mapping[str, KnownRoute] = {}
         """The routes of journals that tasks try first."""
         self._name = name
@@ -209,8 +201,7 @@ class InputReader:
                 return self._input(taken.fitting, messages - misfits, count, after, dead=taken.dead, misfits=misfits)
         else:
             committed, messages = parsed_values(chosen, self._schema), sum(each or 0 for each in counts)
-        packed = None if read.packed is None else packed_input(read.packed, committed, limits, commits)
-        return self._input(committed, messages, count, after, misfits=misfits, packed=packed)
+        return self._input(committed, messages, count, after, misfits=misfits)
 
     def _input(self, committed: DataFrame, messages: int, rows: int, after: dict[str, Source], **others: Any) -> Input:
         def lines_at(places: Sequence[tuple[str, int]]) -> list[bytes]:
@@ -254,16 +245,16 @@ class InputReader:
             if long := tuple(each for each in found if each is not None):
                 return FoundLong(long)
         seen = list(summaries.values())
-        rows, packed = read.rows, read.packed
+        rows = read.rows
         if any(result.replay for result in results.values()):
             again, summaries_again = self._kept(kept, self._plan_replays(results, cuts, first_number=len(summaries)))
-            rows, packed = rows.unionByName(again.rows), None
+            rows = rows.unionByName(again.rows)
             seen += (replace(summary, rows=0) for summary in summaries_again.values())
             for journal, replayed in _by_journal(summaries_again).items():
                 producers = _replaying(results[journal])
                 results[journal] = sequence(journal, sources[journal], parts[journal], replayed, producers, pruning)
         self._watch(results, sources, pruning)
-        return _Sequencing(rows, results, seen, packed)
+        return _Sequencing(rows, results, seen)
 
     def _results(
         self, parts: Mapping[str, dict[Range, RangeSummary]], sources: Mapping[str, Source], pruning: Pruning
@@ -287,9 +278,9 @@ class InputReader:
 
     def _kept(self, kept: ExitStack, plan: ReadPlan) -> tuple[InputStrategy, dict[Range, RangeSummary]]:
         """Return the rows of a plan, kept until `kept` closes, and the ranges' summaries."""
-        planned, packs = self._planned(plan), self.packs and not self._commits
+        planned = self._planned(plan)
         with described(self._spark, f"{self._name}: reads {sum(part.length for part in plan.numbers):,} bytes"):
-            read = strategy_for(self._spark, planned, plan, packs=packs)
+            read = strategy_for(self._spark, planned, plan)
             kept.callback(read.close)
             summaries = read.summaries()
         assert summaries is not None  # Each task has reported its ranges.

@@ -4,7 +4,6 @@
 |---|---|---|
 | `DriverRows` | this process reads them | little content: a Spark job takes longer |
 | `CachedRows` | tasks read them, and Spark keeps them | other content |
-| `CachedBatches` | the same, as whole Arrow batches (`packed.py`) | outputs that write messages unchanged |
 | `ExpectedRows` | the job that writes the outputs reads them | messages that are all expected to be committed |
 """
 
@@ -22,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
 from coranto_consumers.spark.inputs.frames import PIECE_COLUMN, SUMMARY_COLUMN, PlannedRows, parsed_values
-from coranto_consumers.spark.inputs.packed import PACKED, ChooseTask, PackedRows, PackTask, chosen_columns
+from coranto_consumers.spark.inputs.packed import ChooseTask, chosen_columns
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
 
 _OBSERVED_SECONDS: Final = 2.0
@@ -33,8 +32,6 @@ class InputStrategy(ABC):
     """A way to produce the rows of a plan. Close it when the rows are not needed any more."""
 
     rows: DataFrame
-    packed: PackedRows | None = None
-    """The same rows as packed batches, if Spark keeps them as such."""
     _kept: DataFrame | None = None
     """A frame that Spark keeps: in memory, and on local disks if that is full."""
 
@@ -82,22 +79,6 @@ class CachedRows(InputStrategy):
     def _texts(self) -> Sequence[str]:
         found = self.rows.where(F.col(PIECE_COLUMN) == SUMMARY_PIECE).select(SUMMARY_COLUMN).collect()
         return [row[0] for row in found]
-
-
-class CachedBatches(InputStrategy):
-    """The same as `CachedRows`, but Spark keeps whole Arrow batches."""
-
-    packed: PackedRows
-
-    def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan) -> None:
-        super().__init__(plan)
-        task = PackTask(planned.task, PIECE_COLUMN, SUMMARY_PIECE, SUMMARY_COLUMN)
-        self.packed = PackedRows(planned.partitions(spark).mapInArrow(task, PACKED), planned.schema)
-        self._kept = self.packed.kept.persist()
-        self.rows = self.packed.rows()
-
-    def _texts(self) -> Sequence[str]:
-        return self.packed.summaries()
 
 
 class ExpectedRows(InputStrategy):
@@ -153,8 +134,6 @@ def is_little(plan: ReadPlan) -> bool:
     return len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES
 
 
-def strategy_for(spark: SparkSession, planned: PlannedRows, plan: ReadPlan, *, packs: bool) -> InputStrategy:
-    """Return the rows of a plan, to be read before they are used. `packs` prefers whole Arrow batches."""
-    if is_little(plan):
-        return DriverRows(spark, planned, plan)
-    return CachedBatches(spark, planned, plan) if packs else CachedRows(spark, planned, plan)
+def strategy_for(spark: SparkSession, planned: PlannedRows, plan: ReadPlan) -> InputStrategy:
+    """Return the rows of a plan, to be read before they are used."""
+    return DriverRows(spark, planned, plan) if is_little(plan) else CachedRows(spark, planned, plan)

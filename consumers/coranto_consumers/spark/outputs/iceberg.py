@@ -29,13 +29,11 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
-from pyspark.sql import DataFrame
 from sqlalchemy import Table
 
 from coranto.errors import CommitOutcomeUnknown, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application.outputs import Outputs, TableOutput
-from coranto_consumers.spark.inputs.packed import PackedInput, UnpackTask
 from coranto_consumers.spark.outputs.iceberg_tasks import FILES, WriteFilesTask
 from coranto_consumers.spark.outputs.staging import CARRIED_TO_APPEND, CARRIED_TO_MERGE, require_deletes
 from coranto_consumers.spark.outputs.stores import OutputStore
@@ -67,7 +65,6 @@ class Written:
     files: tuple[DataFile, ...]
     staged: tuple[str, ...]
     carried: tuple[bytes, ...]
-    from_packed: bool = False
 
     @property
     def is_alone(self) -> bool:
@@ -110,7 +107,6 @@ class IcebergStore(OutputStore[Written]):
         self._home = home
         self._owner = IcebergOwner(catalog, self._name_of(home), relaxed_durability=relaxed_durability)
         self._recent: deque[_Transaction] = deque(maxlen=_SWEPT_TRANSACTIONS)
-        self.packs = True
 
     @classmethod
     def at(cls, url: str) -> IcebergStore:
@@ -169,22 +165,7 @@ class IcebergStore(OutputStore[Written]):
         except FAILURES as error:
             raise self._failure("files of earlier owners could not be removed", error) from error
 
-    def write_all(
-        self, made: Sequence[Outputs], shard: str, fence: int, packed: PackedInput | None = None
-    ) -> list[Written]:
-        outputs = [output for each in made for output in each.tables]
-        written = [
-            self._write(output, shard, None if packed is None else packed.batches_of(output.rows)) for output in outputs
-        ]
-        if packed is not None:  # The next transaction is likely to have outputs of the same kind.
-            self.packs = any(each.from_packed for each in written)
-        return written + [self.write_sql(output, shard, fence) for each in made for output in each.sql]
-
     def write(self, output: TableOutput, shard: str, fence: int) -> Written:
-        return self._write(output, shard, None)
-
-    def _write(self, output: TableOutput, shard: str, packed: tuple[DataFrame, UnpackTask] | None) -> Written:
-        """Write the rows of an output, from packed rows if given."""
         table, plan = self._planned(output)
         name = self._name_of(output.table)
         try:
@@ -193,14 +174,13 @@ class IcebergStore(OutputStore[Written]):
             raise self._failure(f"rows for {name} could not be written", error) from error
         writer = FileWriter.of(table, self._owner.name_of(self._owner.next_number))
         merged = bool(plan.keys)
-        rows, unpack = packed or (output.rows, None)
-        task = WriteFilesTask(writer, CARRIED_TO_MERGE if merged else CARRIED_TO_APPEND, merged, unpack)
+        task = WriteFilesTask(writer, CARRIED_TO_MERGE if merged else CARRIED_TO_APPEND, merged)
         with described(output.rows.sparkSession, f"{shard}: writes rows for table {name}"):
-            won = rows.mapInArrow(task, FILES).collect()
+            won = output.rows.mapInArrow(task, FILES).collect()
         files = tuple(file for row in won if row.files is not None for file in pickle.loads(bytes(row.files)))
         staged = tuple(place for row in won for place in row.staged)
         carried = tuple(bytes(row.carried) for row in won if row.carried is not None)
-        return Written(name, plan, output.overwrite, writer, files, staged, carried, packed is not None)
+        return Written(name, plan, output.overwrite, writer, files, staged, carried)
 
     def _planned(self, output: TableOutput) -> tuple[IcebergTable, MergePlan]:
         """Return the table of an output, created if absent, and the plan for its rows.

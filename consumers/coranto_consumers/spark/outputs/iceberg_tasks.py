@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from coranto_consumers.spark.inputs.packed import UnpackTask
 from coranto_consumers.spark.outputs.tasks import Batches, as_stream, partition_number, share_of
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.stores.iceberg.writing import FileWriter
@@ -33,12 +32,10 @@ class WriteFilesTask:
     writer: FileWriter
     carried_bytes: int
     merged: bool = False
-    unpack: UnpackTask | None = None
-    """Unpacks the task's input, if it is packed."""
 
     def __call__(self, batches: Batches) -> Batches:
         with told_to_driver():
-            yield from self._write(batches if self.unpack is None else self.unpack(batches))
+            yield from self._write(batches)
 
     def _write(self, batches: Batches) -> Batches:
         held: list[Any] = []

@@ -16,7 +16,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from coranto.errors import InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application.outputs import Outputs, SqlOutput, TableOutput
-from coranto_consumers.spark.inputs.packed import PackedInput
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.staging import Staged, compare_table_output, stage_sql_output, stage_table_output
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
@@ -30,9 +29,6 @@ W = TypeVar("W")
 
 class OutputStore(ABC, Generic[W]):
     """A store of outputs, used by one driver. `shard` is the consumer's name, and `W` the handle of written rows."""
-
-    packs = False
-    """True if outputs may be written from packed rows (`packed.py`), so that caching these is worthwhile."""
 
     writes_optimistically = False
     """True if rows may be written before they are known to be committed. The next commit removes unused rows."""
@@ -105,11 +101,8 @@ class OutputStore(ABC, Generic[W]):
         """Let tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for other columns."""
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
-    def write_all(self, made: Sequence[Outputs], shard: str, fence: int, packed: PackedInput | None = None) -> list[W]:
-        """Write the rows of outputs for tables, and then those for SQL. Raises InvalidInput.
-
-        `packed` has the input, for stores that use it.
-        """
+    def write_all(self, made: Sequence[Outputs], shard: str, fence: int) -> list[W]:
+        """Write the rows of outputs for tables, and then those for SQL. Raises InvalidInput."""
         written = [self.write(output, shard, fence) for outputs in made for output in outputs.tables]
         return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
 

@@ -6,7 +6,6 @@ from pyspark.sql.types import LongType, StructField, StructType
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.inputs.frames import planned_rows
 from coranto_consumers.spark.inputs.strategies import (
-    CachedBatches,
     CachedRows,
     DriverRows,
     ExpectedRows,
@@ -34,7 +33,7 @@ def planned(broker, plan):
 
 def test_all_strategies_give_the_same_rows_and_summaries(spark, plan, planned):
     found = []
-    for kind in (DriverRows, CachedRows, CachedBatches):
+    for kind in (DriverRows, CachedRows):
         read = kind(spark, planned, plan)
         summaries = read.summaries()
         assert summaries is not None
@@ -42,7 +41,7 @@ def test_all_strategies_give_the_same_rows_and_summaries(spark, plan, planned):
         read.close()
     expected = ExpectedRows(spark, planned, plan, SCHEMA)
     found.append((sorted(row.n for row in expected.committed.collect()), expected.summaries()))
-    assert [rows for rows, _ in found] == [list(range(100))] * 4
+    assert [rows for rows, _ in found] == [list(range(100))] * 3
     assert all(summaries == found[0][1] for _, summaries in found)
     assert found[0][1].keys() == plan.numbers.keys()
 
@@ -56,7 +55,7 @@ def test_what_spark_keeps_goes_to_disk_where_memory_ends_until_it_is_closed(spar
 
 def test_only_little_content_is_read_by_the_driver(spark, plan, planned):
     one = ReadPlan(((Range(JOURNAL, 0, WORTHWHILE_BYTES + 1, WORTHWHILE_BYTES + 1),),))
-    assert isinstance(strategy_for(spark, planned, one, packs=False), CachedRows)
-    assert isinstance(strategy_for(spark, planned, plan, packs=True), CachedBatches), "it has two slices"
+    assert isinstance(strategy_for(spark, planned, one), CachedRows)
+    assert isinstance(strategy_for(spark, planned, plan), CachedRows), "it has two slices"
     little = ReadPlan(((Range(JOURNAL, 0, 10, 10),),))
-    assert isinstance(strategy_for(spark, planned, little, packs=True), DriverRows)
+    assert isinstance(strategy_for(spark, planned, little), DriverRows)
