@@ -75,6 +75,13 @@ class Application(ABC, Generic[StoreT]):
     """The treatment of messages, taken one by one, whose rows the store rejects: they fail the shard, or become
     `DeadLetters`. For sources in columns, `Columns.misfits` decides."""
 
+    atomic: bool = False
+    """True to consume all messages that one acknowledgement commits in a journal in one transaction, however long that
+    takes, and in several calls of `consume_batch` if they are more than 65,536. A set within more than 256 MiB of its
+    journal (`intake.ATOMIC_BYTES`) fails the shard with InvalidInput, before any of it is committed; so does a
+    rejected row, since the search for its message would split sets. Deferring a message within a set is an error.
+    """
+
     publishes: str | Sequence[str] = ()
     """The journals that the application publishes to: a label selector, or a list of names.
 
@@ -123,7 +130,7 @@ class Application(ABC, Generic[StoreT]):
 
         The same holds as for `consume_message`; the batch is consumed as a whole or not at all. Messages of a producer
         that were committed together are in one batch unless they are very many, and then in consecutive transactions
-        if it takes so long.
+        if it takes so long and the application is not `atomic`.
         """
         raise InvalidInput(
             f"{type(self).__name__} cannot consume {batch.journal} in batches: give it a consume_batch, or return a "

@@ -43,7 +43,16 @@ class CommittedRows:
 class ColumnIntake:
     """Sequences the batches of one shard."""
 
-    def __init__(self, sources: Mapping[str, Source], ring_rows: int = DEFAULT_RING_ROWS) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        ring_rows: int = DEFAULT_RING_ROWS,
+        atomic_bytes: int | None = None,
+    ) -> None:
+        self._atomic_bytes = atomic_bytes
+        self._in_parts = self._was_amid_set = False
+        self.is_amid_set = False
+        """True if a part of a set of messages that were committed together was pulled, and more of it follows."""
         self._sequencer = ColumnarSequencer(sources=sources, ring_rows=ring_rows)
         self._read: deque[tuple[str, pa.RecordBatch]] = deque()
         self._read_rows = self._read_bytes = 0
@@ -119,6 +128,8 @@ class ColumnIntake:
         while True:
             if self._ready:
                 self._pulled = self._ready.popleft()
+                self._was_amid_set = self.is_amid_set
+                self.is_amid_set = self._in_parts and self._pulled.rows.num_rows > 0  # The last one has no rows.
                 return self._pulled
             if self._replay is not None or not self._read:
                 return None
@@ -127,6 +138,7 @@ class ColumnIntake:
     def put_back(self, rows: CommittedRows) -> None:
         """Put back the rows that were pulled last and not consumed. The next `pull` returns them again."""
         self._pulled = None
+        self.is_amid_set = self._was_amid_set
         self._ready.appendleft(rows)
 
     def checkpoint(self, pruning: Pruning | None) -> dict[str, Source]:
@@ -163,7 +175,7 @@ class ColumnIntake:
             self._deliver_in_parts(journal, batch, step)
 
     def _deliver_at_once(self, journal: str, batch: pa.RecordBatch, step: SequencingStep) -> None:
-        committed = step.committed()
+        committed, self._in_parts = step.committed(), False
         if committed.num_rows or step.advances:
             self._delivering = True
             self._ready.append(CommittedRows(journal, committed, _size(batch), lambda: self._apply(journal, step)))
@@ -175,8 +187,11 @@ class ColumnIntake:
 
     def _deliver_in_parts(self, journal: str, batch: pa.RecordBatch, step: SequencingStep) -> None:
         """Deliver the rows of one acknowledgement, possibly covered by a checkpoint in part."""
-        self._delivering = True
+        self._delivering = self._in_parts = True
         producer = ProducerId(batch.column("producer")[0].as_py().to_bytes(6, "big"))
+        begin = step.entry[producer].begin if producer in step.entry else -1
+        if begin >= 0:
+            intake.require_short(journal, producer, begin, _end(batch), self._atomic_bytes)
         last = CommittedRows(journal, batch.slice(0, 0), _size(batch), lambda: self._apply(journal, step))
 
         def add(rows: pa.RecordBatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import structlog
 
 from coranto.client import Chunk, JournalClient
+from coranto.errors import InvalidInput
 from coranto.messages import Framing, Pruning, ReplayRange, Source
 from coranto.messages.checkpoints import identified
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
@@ -98,6 +99,14 @@ class Consuming:
     def has_pending(self) -> bool:
         """True if an undecided transaction of a producer was met since the last checkpoint."""
         return any(each.intake.has_pending for each in self._inputs)
+
+    @property
+    def is_amid_set(self) -> bool:
+        """True if the transaction must continue: it has a part of a set of an atomic application."""
+        return any(map(self._must_continue, self._inputs))
+
+    def _must_continue(self, of: SourceInput) -> bool:
+        return self._app.atomic and bool(of.intake.is_amid_set)
 
     @property
     def resets(self) -> int:
@@ -204,15 +213,21 @@ class Consuming:
         """Return the next input to consume. None when there is nothing, or when the slice has to end."""
         if self.aborted or now >= until or self._publisher.staged_bytes >= STAGED_BYTES:
             return None
-        pulled = of.intake.pull() if self._transactions.reads(now) else None
+        pulled = of.intake.pull() if self._transactions.reads(now) or self._must_continue(of) else None
         if pulled is not None:
             self._last, self.in_hand = (of, pulled), of.weigh(pulled)[0]
         return pulled
 
     def _defer(self, of: SourceInput, pulled: Any) -> None:
         self.in_hand = 0
-        self._transactions.deferred()
         of.intake.put_back(pulled)
+        if self._must_continue(of):
+            raise InvalidInput(
+                f"{type(self._app).__name__} is atomic, and has deferred a message within a set of messages that were "
+                "committed together: defer the first one of a set only",
+                field="atomic",
+            )
+        self._transactions.deferred()
 
     async def replay(self, client: JournalClient) -> None:
         """Read the next chunk of each range that a sequencer has to replay."""

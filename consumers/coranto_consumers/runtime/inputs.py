@@ -19,7 +19,7 @@ from coranto.messages.mapping import rendezvous
 from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, policy_of
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.columns import Columns
-from coranto_consumers.runtime.intake import Intake
+from coranto_consumers.runtime.intake import ATOMIC_BYTES, Intake
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.rejections import Consumed, Treatments
 from coranto_consumers.stores.base import Store
@@ -99,7 +99,7 @@ class MessageInput(SourceInput):
         self._publisher = publisher
         self._treatments = treatments
         self._framings: dict[str, Framing[Any]] = {}
-        self.intake: Intake[Any] = Intake(sources, ring_size)
+        self.intake: Intake[Any] = Intake(sources, ring_size, ATOMIC_BYTES if app.atomic else None)
         self.is_async = inspect.iscoroutinefunction(getattr(app, "consume_message", None))
 
     def add_source(self, journal: str, framing: Framing[Any], store: Store) -> None:
@@ -174,7 +174,7 @@ class BatchInput(SourceInput):
         self._treatments = treatments
         self._columns: dict[str, Columns] = {}
         self._readers: dict[str, BatchReader] = {}
-        self.intake = ColumnIntake(sources, **rows)
+        self.intake = ColumnIntake(sources, **rows, atomic_bytes=ATOMIC_BYTES if app.atomic else None)
         self.is_async = inspect.iscoroutinefunction(app.consume_batch)
 
     def add_source(self, journal: str, columns: Columns, store: Store) -> None:

@@ -18,6 +18,9 @@ from coranto.messages.sequencer import DEFAULT_RING_SIZE
 
 M = TypeVar("M")
 
+ATOMIC_BYTES: Final = 256 << 20
+"""The most content of a journal, from the first message of a set to its acknowledgement, that an `atomic` application
+gets in one transaction."""
 MAX_PRODUCERS: Final = 250_000
 """Maximum known producers of a source. All of them are in each checkpoint. Making a checkpoint of
 this many takes seconds without any other work. With many more, the process would lose its lease and
@@ -30,16 +33,37 @@ _COMMITS = frozenset(
 _BEGINS, _EXTENDS = QueueOutcome.CONTINUE_BEGIN, QueueOutcome.CONTINUE_EXTEND
 
 
-class Intake(Generic[M]):
-    """Sequences the messages of one shard."""
+def require_short(journal: str, producer: bytes, begin: int, end: int, atomic_bytes: int | None) -> None:
+    """Raise InvalidInput for a set of messages that is too long for one transaction. None: any may be split."""
+    if atomic_bytes is not None and end - begin > atomic_bytes:
+        raise InvalidInput(
+            f"producer {producer.hex()} has committed a set of messages in the {end - begin} bytes [{begin}, {end}) of "
+            f"journal {journal}, and a transaction of an atomic application takes {atomic_bytes}. None of it is "
+            "consumed. Let the producer commit more often, or set atomic to False to have it split",
+            field="atomic",
+        )
 
-    def __init__(self, sources: Mapping[str, Source], ring_size: int = DEFAULT_RING_SIZE) -> None:
+
+class Intake(Generic[M]):
+    """Sequences the messages of one shard. `atomic_bytes` limits the sets of an application that gets them whole."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        ring_size: int = DEFAULT_RING_SIZE,
+        atomic_bytes: int | None = None,
+    ) -> None:
         self._sequencer = Sequencer[M](sources, ring_size, max_producers=MAX_PRODUCERS)
         self._read: deque[Envelope[M]] = deque()
         self._read_bytes = 0
         self._replayed: deque[Envelope[M]] = deque()
         self._delivering = False
         self._replaying = False
+        self._atomic_bytes = atomic_bytes
+        self._trigger: Envelope[M] | None = None
+        """The message that committed the set under way."""
+        self._was_amid_set = self.is_amid_set = False
+        """True if a part of a set of messages that were committed together was pulled, and more of it follows."""
         self.resets = 0
         """The number of acknowledgements that were below an earlier one of their producer."""
         self.passed_over: dict[str, int] = {}
@@ -97,13 +121,13 @@ class Intake(Generic[M]):
             while self._replayed:
                 envelope = self._replayed.popleft()
                 if sequencer.replay(envelope):
-                    return envelope
+                    return self._of_set(envelope)
             if self._replaying:
                 return None
             if self._delivering:
                 committed = sequencer.step()
                 if committed is not None:
-                    return committed
+                    return self._of_set(committed)
                 self._delivering = False
             if not self._read:
                 return None
@@ -113,15 +137,25 @@ class Intake(Generic[M]):
             if outcome is _EXTENDS or outcome is _BEGINS:
                 continue
             if outcome in _COMMITS:
-                self._delivering = True
+                self._delivering, self._trigger = True, envelope
                 self._replaying = outcome is QueueOutcome.ACK_COMMIT_REPLAY
             else:
                 self.passed_over[envelope.journal] = envelope.end
                 self.resets += outcome is QueueOutcome.ACK_RESET
 
+    def _of_set(self, envelope: Envelope[M]) -> Envelope[M]:
+        """Note that a message of the set under way is pulled. Raises InvalidInput if the set is too long."""
+        trigger = self._trigger
+        assert trigger is not None
+        if not self.is_amid_set:
+            require_short(envelope.journal, envelope.producer, envelope.begin, trigger.end, self._atomic_bytes)
+        self._was_amid_set, self.is_amid_set = self.is_amid_set, envelope is not trigger
+        return envelope
+
     def put_back(self, envelope: Envelope[M]) -> None:
         """Put back the message that was pulled last and not consumed. The next `pull` returns it again."""
         self._sequencer.put_back()
+        self.is_amid_set = self._was_amid_set
         if self._replaying:
             self._replayed.appendleft(envelope)
 

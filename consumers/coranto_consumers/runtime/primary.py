@@ -232,8 +232,8 @@ class Primary:
     def _rejection(self, error: Exception) -> RejectedRow | None:
         """Return the error of a row that the store rejected. None for other errors."""
         rejected = self.store.rejection_of(error) if isinstance(self.store, Store) else None
-        if rejected is None:
-            return None
+        if rejected is None or self._app.atomic:
+            return rejected
         # While one is looked for, only one transaction is under way.
         looking = self._search.max_messages is not None
         messages = self._transactions.messages_under_way(only_one=looking) + self._input.in_hand
@@ -269,7 +269,8 @@ class Primary:
             self._raise_failures()
             transactions.limits = limits_of(self._shard.spec, self._search.max_messages)
             now = self._clock.monotonic()
-            match transactions.next_step(now, ready=self._input.is_ready, pending=self._input.has_pending):
+            ready, pending = self._input.is_ready, self._input.has_pending
+            match transactions.next_step(now, ready=ready, pending=pending, amid_set=self._input.is_amid_set):
                 case NextStep.CONSUME:
                     await self._consume()
                 case NextStep.COMMIT:

@@ -136,8 +136,13 @@ class Transactions:
         minimum = self.current.began + min(self.limits.min_seconds, self.limits.max_seconds)
         return minimum if now < minimum else self.current.began + self.limits.max_seconds
 
-    def next_step(self, now: float, *, ready: bool, pending: bool) -> NextStep:
-        """Return the next step. `ready`: there is input. `pending`: messages already read await an acknowledgement."""
+    def next_step(self, now: float, *, ready: bool, pending: bool, amid_set: bool = False) -> NextStep:
+        """Return the next step. `ready`: there is input. `pending`: messages already read await an acknowledgement.
+
+        `amid_set`: the transaction must not end before further input that is there, whatever its limits.
+        """
+        if amid_set:
+            return NextStep.CONSUME
         reads = self.reads(now)
         if ready and reads:
             return NextStep.CONSUME
