@@ -79,7 +79,7 @@ def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = No
         case CsvRecords():
             _require_parsed(schema)
             return _Csv(framing, schema)
-        case FixedRecords(message_type=""):
+        case FixedRecords(message_type=None):
             return _Whole(schema, "frames without a messageType have", BinaryType())
         case FixedRecords():
             from coranto_consumers.spark.decoding.protobuf_values import reader_of  # Imports protobuf.

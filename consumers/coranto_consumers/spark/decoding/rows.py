@@ -83,7 +83,7 @@ class RowLayout:
     """Maps columns to fields of `FIELDS`, or to `PIECE`, `LINE` and `SUMMARY`."""
     message: StructType
     """The columns that are fields of messages."""
-    text: str = ""
+    text: str | None = None
     """The column with the text of lines that do not fit, if any."""
     misfits: Misfits = Misfits.PERMISSIVE
     framing: ReadFraming = field(default_factory=JsonLines)
@@ -132,7 +132,7 @@ def parsed_layout(
             _require_nullable(column)
             message.append(column)
     parser_of(framing, StructType(message), zone)  # Raises InvalidInput.
-    return RowLayout(schema, own, StructType(message), text if text in schema.names else "", misfits, framing, zone)
+    return RowLayout(schema, own, StructType(message), text if text in schema.names else None, misfits, framing, zone)
 
 
 def is_raw(schema: StructType) -> bool:
@@ -259,7 +259,7 @@ class BatchBuilder:
         if layout.misfits is Misfits.KEPT:
             self.misfits = misfits
         if layout.text:
-            columns[layout.text] = self._texts(lines, misfits)
+            columns[layout.text] = self._texts(lines, layout.text, misfits)
         return columns, misfits
 
     def _fields(self, lines: Lines) -> Any:
@@ -286,9 +286,9 @@ class BatchBuilder:
             for (name, column), values in zip(columns.items(), zip(*found, strict=True), strict=True)
         }, misfits
 
-    def _texts(self, lines: Lines, wanted: Mask) -> Any:
+    def _texts(self, lines: Lines, column: str, wanted: Mask) -> Any:
         """Return the texts of the messages in the mask `wanted`, and nulls for others."""
-        kind = self._schema.field(self._layout.text).type
+        kind = self._schema.field(column).type
         if not wanted.any():
             return pa.nulls(len(lines), kind)
         rows = np.flatnonzero(wanted)

@@ -29,8 +29,8 @@ class JournalLabels:
 
     content_type: str | None = JSON_LINES
     """None: any."""
-    message_type: str = ""
-    """Empty: any, or none."""
+    message_type: str | None = None
+    """None: any, or no type."""
 
     def require(self, info: JournalInfo, field: str) -> None:
         """Raise InvalidInput, naming `field`, for a journal with other labels."""
@@ -42,7 +42,7 @@ class JournalLabels:
                 field=field,
             )
         message_type = value_of(info.spec.labels, MESSAGE_TYPE)
-        if self.message_type and message_type != self.message_type:
+        if self.message_type is not None and message_type != self.message_type:
             raise InvalidInput(
                 f"journal {info.name} has {MESSAGE_TYPE} {message_type or 'none'}, and {self.message_type} is read: "
                 "leave the journal out, or name a message type",

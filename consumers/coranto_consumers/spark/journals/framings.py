@@ -88,7 +88,7 @@ class FixedRecords:
     is_text = False
 
     descriptors: bytes = b""
-    message_type: str = ""
+    message_type: str | None = None
     uuid_field: str | None = "uuid"
     tolerant: bool = False
     """True: a frame that is not a message, or whose UUID cannot be read, is marked, and raises no error."""
@@ -103,7 +103,7 @@ class FixedRecords:
         from coranto.messages.fixed_frame import FixedFrame
         from coranto.messages.payloads import ProtobufPayload
 
-        if not self.message_type:
+        if self.message_type is None:
             return FixedFrame(_Opaque(), "application/octet-stream")
         return FixedFrame(ProtobufPayload(self.kind(), self.uuid_field))
 
@@ -116,16 +116,12 @@ class FixedRecords:
 
     def kind(self) -> Any:
         """Return the class of the messages. Raises InvalidInput for a type that does not exist."""
-        return _kind(self.descriptors, self.message_type)
+        from coranto.types.protobuf import message_class
 
-
-def _kind(descriptors: bytes, message_type: str) -> Any:
-    from coranto.types.protobuf import message_class
-
-    try:
-        return message_class(descriptors, message_type)
-    except InvalidInput as error:
-        raise InvalidInput(error.message, field=f"option {error.field}") from error
+        try:
+            return message_class(self.descriptors, self.message_type or "")
+        except InvalidInput as error:
+            raise InvalidInput(error.message, field=f"option {error.field}") from error
 
 
 class _Opaque:
@@ -198,7 +194,7 @@ def options_of(framing: ReadFraming) -> dict[str, str]:
                 "csvColumns": str(columns),
                 "csvUuidColumn": "none" if uuid_column is None else f"{uuid_column}",
             }
-        case FixedRecords(descriptors, message_type, uuid_field) if message_type:
+        case FixedRecords(descriptors, message_type, uuid_field) if message_type is not None:
             options |= {"descriptorSet": b64encode(descriptors).decode(), "messageType": message_type}
             options |= {"uuidField": "none" if uuid_field is None else uuid_field}
         case AnyLines():

@@ -58,7 +58,7 @@ class ResolvedType:
     @property
     def labels(self) -> JournalLabels:
         """The labels of journals that may be read as this type, those included that come later."""
-        name = self.version.name if self.by_labels else ""
+        name = self.version.name if self.by_labels else None
         return JournalLabels(self.version.definition.content_type or None, name)
 
 

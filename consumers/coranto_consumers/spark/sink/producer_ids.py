@@ -58,7 +58,7 @@ class TakenId(NamedTuple):
 class IdPool:
     """The ids of one instance of a consumer, as far as its driver knows them. Tasks get a copy."""
 
-    name: str = ""
+    name: str | None = None
     """The name of the instance's folders. Without one, ids are new."""
     settled: tuple[Use, ...] = ()
 
@@ -102,7 +102,7 @@ class SettledIds:
     """The driver's memory of the ids that the tasks of one instance may use again."""
 
     _fence: int = 0
-    _name: str = ""
+    _name: str | None = None
     _uses: dict[ProducerId, Use] = field(default_factory=dict)
 
     def begin(self, fence: int) -> None:
