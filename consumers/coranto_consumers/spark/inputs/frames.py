@@ -15,7 +15,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from coranto.client import ClientConfig
 from coranto.client.routes import KnownRoute
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
@@ -28,14 +27,12 @@ from coranto_consumers.spark.decoding.rows import (
     PARSED_PREFIX,
     PIECE,
     SUMMARY,
-    Misfits,
     nullable,
     required,
 )
-from coranto_consumers.spark.journals.framings import ReadFraming, name_of, options_of
 from coranto_consumers.spark.journals.placing import numbered_partitions
 from coranto_consumers.spark.journals.ranges import ReadPlan
-from coranto_consumers.spark.options.client_options import client_options
+from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.session.versions import arrow_schema
 from coranto_consumers.spark.source.batch_reader import JournalPartition, JournalReader
 from coranto_consumers.spark.source.data_source import planned_reader
@@ -96,22 +93,12 @@ class PlannedRows(NamedTuple):
         return pa.Table.from_batches(self.task.read(), arrow_schema(self.schema))
 
 
-def planned_rows(
-    client: ClientConfig, plan: ReadPlan, schema: StructType, framing: ReadFraming, zone: str, *, tolerant: bool
-) -> PlannedRows:
+def planned_rows(options: SourceOptions, plan: ReadPlan, schema: StructType) -> PlannedRows:
     """Return the rows of a plan, with messages parsed into an application's columns.
 
-    A message without a value for a column that is not nullable in `schema` is a misfit. `zone` is the time zone of
-    texts without one. A tolerant read treats lines with an unreadable UUID as messages without one. Raises InvalidInput
-    for columns that messages of the framing cannot be parsed into.
+    A message without a value for a column that is not nullable in `schema` is a misfit. Raises InvalidInput for columns
+    that messages of the framing cannot be parsed into.
     """
-    options = {
-        **client_options(client),
-        "parse": name_of(framing),
-        **options_of(framing),
-        "timeZone": zone,
-        "mode": (Misfits.PERMISSIVE if tolerant else Misfits.FAILFAST).value,
-    }
     own = (*FIELDS.values(), PIECE, LINE, SUMMARY)
     # Only the columns that are needed below, because rows are cached with all their columns.
     needed = [
@@ -125,14 +112,8 @@ def planned_rows(
     return PlannedRows(ReadTask(reader, tuple(reader.partitions())), rows, plan.places)
 
 
-def read_lines(client: ClientConfig, plan: ReadPlan, framing: ReadFraming, zone: str) -> dict[tuple[str, int], bytes]:
+def read_lines(options: SourceOptions, plan: ReadPlan) -> dict[tuple[str, int], bytes]:
     """Read the lines that begin in a plan's ranges in this process. Return them by journal and offset."""
-    options = {
-        **client_options(client),
-        "parse": name_of(framing),
-        **options_of(framing),
-        "timeZone": zone,
-    }
     names = [PARSED_PREFIX + name for name in ("journal", "offset", "value")]
     kinds = (StringType(), LongType(), BinaryType())
     asked = StructType([*map(StructField, names, kinds), StructField(PIECE_COLUMN, LongType())])

@@ -40,6 +40,7 @@ from coranto_consumers.spark.inputs.strategies import ExpectedRows, InputStrateg
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.placing import FragmentPlaces, executors_of
 from coranto_consumers.spark.journals.ranges import Range, ReadPlan, plan_slices
+from coranto_consumers.spark.options.source_options import SourceOptions, zone_option
 from coranto_consumers.spark.session.jobs import described
 from coranto_consumers.spark.source.data_source import register
 
@@ -108,12 +109,13 @@ class InputReader:
         self._framing = framing or JsonLines()
         register(spark)  # For executors that get Coranto from the session's archive.
         self._spark = spark
-        self._client = client
         self._commits = COMMITTED_AT in schema.names
         self._schema = StructType([field for field in schema.fields if field.name != COMMITTED_AT])
         self._required = frozenset(field.name for field in self._schema.fields if not field.nullable)
         parser_of(self._framing, self._schema)  # Raises InvalidInput.
-        self._zone = str(spark.conf.get("spark.sql.session.timeZone"))
+        zone = zone_option(str(spark.conf.get("spark.sql.session.timeZone")))
+        tolerant = misfits is not MisfitPolicy.FAIL
+        self._options = SourceOptions.planned(client, self._framing, zone, tolerant=tolerant)
         self._max_partition_bytes = max_partition_bytes
         self._skew: dict[str, SkewWatch] = {}
         self._places = FragmentPlaces()
@@ -207,7 +209,7 @@ class InputReader:
         def lines_at(places: Sequence[tuple[str, int]]) -> list[bytes]:
             ranges = [Range(journal, offset, offset + 1, after[journal].read_through) for journal, offset in places]
             plan = ReadPlan((tuple(sorted(ranges)),))
-            found = read_lines(self._client, plan, self._framing, self._zone)
+            found = read_lines(self._options, plan)
             return [found[place] for place in places]
 
         return Input(
@@ -272,9 +274,7 @@ class InputReader:
             watch.look(result.source, pruning.now)
 
     def _planned(self, plan: ReadPlan) -> PlannedRows:
-        tolerant = self._misfits is not MisfitPolicy.FAIL
-        planned = planned_rows(self._client, plan, self._schema, self._framing, self._zone, tolerant=tolerant)
-        return planned.along(self.routes)
+        return planned_rows(self._options, plan, self._schema).along(self.routes)
 
     def _kept(self, kept: ExitStack, plan: ReadPlan) -> tuple[InputStrategy, dict[Range, RangeSummary]]:
         """Return the rows of a plan, kept until `kept` closes, and the ranges' summaries."""

@@ -8,7 +8,7 @@ in their fields, and frames may contain any bytes. So with a *record framing*, a
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -183,25 +183,6 @@ def parse_framing(given: Mapping[str, str], *, tolerant: bool) -> ReadFraming:
 def labels_of(framing: ReadFraming) -> JournalLabels:
     """Return the labels that journals of a framing must have. Any journal may have a framing other than JSON."""
     return JournalLabels() if name_of(framing) == "json" else JournalLabels(content_type=None)
-
-
-def options_of(framing: ReadFraming) -> dict[str, str]:
-    """Return the options for a framing."""
-    options = {"framing": name_of(framing)}
-    match framing:
-        case CsvRecords(columns, uuid_column):
-            options |= {
-                "csvColumns": str(columns),
-                "csvUuidColumn": "none" if uuid_column is None else f"{uuid_column}",
-            }
-        case FixedRecords(descriptors, message_type, uuid_field) if message_type is not None:
-            options |= {"descriptorSet": b64encode(descriptors).decode(), "messageType": message_type}
-            options |= {"uuidField": "none" if uuid_field is None else uuid_field}
-        case AnyLines():
-            pass
-        case JsonLines(pointer=pointer):
-            options |= {"uuidPointer": NO_UUID if pointer is None else pointer}
-    return options
 
 
 def chosen_framing(framing: ReadFraming | None, uuid_pointer: str) -> ReadFraming:

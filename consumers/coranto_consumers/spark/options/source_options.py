@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import tzinfo
 
 from coranto.client import ClientConfig
@@ -90,29 +90,29 @@ class SourceOptions:
 
     client: ClientConfig
     selected: SelectedJournals
-    starting: Mapping[str, int] | None
-    """None means earliest."""
-    ending: Mapping[str, int] | None
-    """None means latest."""
-    as_of: float | Mapping[str, int] | None
-    """A time in Unix seconds or ends of journals, instead of `ending`. Content then counts from 0 on by default."""
     isolation: Isolation
-    max_bytes: int
-    max_records: int | None
-    min_partitions: int
-    cache_bytes: int
-    """Bytes of fragments that the executors of a machine keep. 0: none."""
     parses: bool
     """True if columns are fields of messages, although the source has columns of these names."""
     misfits: Misfits
-    text_column: str
-    """The column for lines that do not fit."""
     framing: ReadFraming
     zone: tzinfo | None
     """The time zone of texts with a time that name none. None: such texts are an error."""
-    fail_on_data_loss: bool
-    times: TimeOptions
-    labels: JournalLabels
+    starting: Mapping[str, int] | None = None
+    """None means earliest."""
+    ending: Mapping[str, int] | None = None
+    """None means latest."""
+    as_of: float | Mapping[str, int] | None = None
+    """A time in Unix seconds or ends of journals, instead of `ending`. Content then counts from 0 on by default."""
+    max_bytes: int = DEFAULT_MAX_BYTES
+    max_records: int | None = None
+    min_partitions: int = 1
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+    """Bytes of fragments that the executors of a machine keep. 0: none."""
+    text_column: str = "_corrupt_record"
+    """The column for lines that do not fit."""
+    fail_on_data_loss: bool = True
+    times: TimeOptions = field(default_factory=TimeOptions)
+    labels: JournalLabels = field(default_factory=JournalLabels)
     """The labels of journals that can be read."""
     registry: str | None = None
     """The journal with the type of the messages. `framing` and `labels` must then match the type."""
@@ -122,27 +122,40 @@ class SourceOptions:
     """The columns in addition to the type's columns, if the user gives no schema."""
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], *, planned: bool = False) -> SourceOptions:
-        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput.
+    def planned(
+        cls, client: ClientConfig, framing: ReadFraming, zone: tzinfo | None, *, tolerant: bool
+    ) -> SourceOptions:
+        """Return the options of a read whose ranges a consumer has planned.
 
-        With `planned`, a consumer has planned the ranges: the options select no journals, and the isolation is
-        `sequenced`.
+        If `tolerant`, lines with an unreadable UUID are read as messages without one.
         """
+        return cls(
+            client=client,
+            selected=SelectedJournals(),
+            isolation=Isolation.SEQUENCED,
+            parses=True,
+            misfits=Misfits.KEPT,
+            framing=framings.made_tolerant(framing) if tolerant else framing,
+            zone=zone,
+        )
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
             require_known(key, OPTIONS)
-        selected = SelectedJournals() if planned else SelectedJournals.parse(given)
         # Unparsed lines cannot become null, so the default for them is an error.
         tolerant = "mode" in given and _misfits(given) is Misfits.PERMISSIVE
         registry = _registry(given)
         framing = JsonLines(tolerant=tolerant) if registry else framings.parse_framing(given, tolerant=tolerant)
         return cls(
             client=client_options.client_of(given),
-            selected=selected,
+            selected=SelectedJournals.parse(given),
             starting=bounds.starting_offsets(given),
             ending=bounds.ending_offsets(given),
             as_of=bounds.as_of(given),
-            isolation=Isolation.SEQUENCED if planned else _isolation(given),
+            isolation=_isolation(given),
             max_bytes=bytes_option(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
             max_records=count_option(given, "maxRecordsPerPartition", "10000")
             if "maxrecordsperpartition" in given
@@ -150,10 +163,10 @@ class SourceOptions:
             min_partitions=count_option(given, "minPartitions", "1"),
             cache_bytes=bytes_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
             parses=bool(registry) or _parse(given),
-            misfits=Misfits.KEPT if planned else _misfits(given),
+            misfits=_misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framing,
-            zone=_zone(given),
+            zone=zone_option(given["timezone"]) if "timezone" in given else None,
             times=TimeOptions.parse(given),
             fail_on_data_loss=flag_option(given, "failOnDataLoss", True),
             labels=labels_of(framing),
@@ -207,10 +220,8 @@ def _parse(given: Mapping[str, str]) -> bool:
     return bool(text)
 
 
-def _zone(given: Mapping[str, str]) -> tzinfo | None:
-    name = given.get("timezone")
-    if name is None:
-        return None
+def zone_option(name: str) -> tzinfo:
+    """Return the time zone of a name. Raises InvalidInput."""
     if (zone := zone_of(name)) is None:
         raise InvalidInput(f"{name!r} is not a time zone: write it as Europe/Paris or +01:00", field="option timeZone")
     return zone

@@ -19,7 +19,6 @@ Spark plans a read in one process and runs it in others, so `coranto` must be in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -138,11 +137,10 @@ class CorantoDataSource(JournalDataSource):
         return "coranto"
 
 
-def planned_reader(options: Mapping[str, str], plan: ReadPlan, schema: StructType) -> JournalReader:
+def planned_reader(options: SourceOptions, plan: ReadPlan, schema: StructType) -> JournalReader:
     """Return a reader of the ranges that a consumer has planned, whose rows tell the segment of each message."""
     with told_to_driver():
-        parsed, layout = _layout(schema, SourceOptions.parse(options, planned=True))
-        return JournalReader(parsed, layout, Shares({}, plan.numbered()))
+        return JournalReader(*_layout(schema, options), Shares({}, plan.numbered()))
 
 
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:

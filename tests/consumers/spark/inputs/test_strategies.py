@@ -12,6 +12,7 @@ from coranto_consumers.spark.inputs.strategies import (
     strategy_for,
 )
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
+from coranto_consumers.spark.options.source_options import SourceOptions
 
 JOURNAL = "rows/source"
 SCHEMA = StructType([StructField("n", LongType())])
@@ -28,7 +29,7 @@ def plan(broker) -> ReadPlan:
 
 @pytest.fixture
 def planned(broker, plan):
-    return planned_rows(broker.config, plan, SCHEMA, JsonLines(), "UTC", tolerant=False)
+    return planned_rows(SourceOptions.planned(broker.config, JsonLines(), None, tolerant=False), plan, SCHEMA)
 
 
 def test_all_strategies_give_the_same_rows_and_summaries(spark, plan, planned):

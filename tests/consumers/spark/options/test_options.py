@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
+from coranto.messages import JsonLines
 from coranto_consumers.spark.options.selections import SelectedJournals
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 
@@ -111,5 +113,5 @@ def test_a_moment_may_be_named_as_delta_and_iceberg_name_it():
 
 
 def test_what_a_consumer_has_planned_selects_no_journals():
-    options = SourceOptions.parse(ENDPOINT, planned=True)
+    options = SourceOptions.planned(ClientConfig("b:1"), JsonLines(), None, tolerant=True)
     assert (options.isolation, options.selected) == (Isolation.SEQUENCED, SelectedJournals())
