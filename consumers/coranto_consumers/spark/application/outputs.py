@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 from sqlalchemy import Table
 
 from coranto.errors import InvalidInput
@@ -79,6 +80,11 @@ class Outputs:
         tables = [output.table for output in self.tables] + [table for each in self.sql for table in each.sql.tables]
         written = {f"table {table if isinstance(table, str) else table.fullname}" for table in tables}
         return frozenset(written).union(*(journal_outputs(each.journals) for each in self.journals))
+
+
+def column_named(name: str) -> Column:
+    """Return the column of a frame with exactly this name."""
+    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def checked_outputs(made: object) -> Outputs:

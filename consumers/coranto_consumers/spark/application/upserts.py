@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from sqlalchemy import Table
 
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.application.outputs import TableOutput
+from coranto_consumers.spark.application.outputs import TableOutput, column_named
 from coranto_consumers.stores.merge import Replace
 
 _ORDER: Final = ("_commit_offset", "_offset")
@@ -51,12 +51,8 @@ class Upsert:
         known = table.columns.keys() if isinstance(table, Table) else ()
         values = [name for name in rows.columns if name not in self.key and (name not in _OWN or name in known)]
         last = f"_{max(rows.columns, key=len)}"  # The name of no column.
-        chosen = F.max_by(F.struct(*map(_column, values)), F.struct(*_ORDER)) if values else F.lit(None)
-        grouped = rows.groupBy(*map(_column, self.key)).agg(chosen.alias(last))
-        found = grouped.select(*map(_column, self.key), *(_column(last)[name].alias(name) for name in values))
+        chosen = F.max_by(F.struct(*map(column_named, values)), F.struct(*_ORDER)) if values else F.lit(None)
+        grouped = rows.groupBy(*map(column_named, self.key)).agg(chosen.alias(last))
+        found = grouped.select(*map(column_named, self.key), *(column_named(last)[name].alias(name) for name in values))
         merge = {name: Replace() for name in values if name != self.delete}
         return TableOutput(table, found, keys=list(self.key), merge=merge, delete=self.delete)
-
-
-def _column(name: str) -> Column:
-    return F.col(f"`{name.replace('`', '``')}`")

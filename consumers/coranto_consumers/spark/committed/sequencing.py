@@ -1,6 +1,6 @@
 """The driver's part of sequencing: decide from summaries of ranges about commits, and where to continue.
 
-Pure: it handles summaries (`scanning.py`), never rows. It uses the rules of `coranto.messages.outlines`.
+It handles summaries (`scanning.py`), never rows. It uses the rules of `coranto.messages.outlines`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import structlog
 
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
@@ -17,6 +19,8 @@ from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.committed.scanning import RangeSummary, piece_of
 from coranto_consumers.spark.journals.ranges import Range
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,12 @@ def sequence(
     commits = commits_of(summaries, resolution.acknowledged)
     source = replace(entry, read_through=read_through, producers=states)
     return Sequenced(source, limits, messages, resolution.resets, replay, acknowledged, commits)
+
+
+def warn_of_resets(journal: str, sequenced: Sequenced) -> None:
+    """Log acknowledgements that are below an earlier one of their producer."""
+    for reset in sequenced.resets:
+        _log.warning("producer.reset", journal=journal, producer=reset.producer.hex(), offset=reset.offset)
 
 
 def commits_of(

@@ -18,7 +18,7 @@ from pyspark.sql.types import DataType, LongType, StringType
 
 from coranto.errors import RejectedRow
 from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy
-from coranto_consumers.spark.application.outputs import Outputs
+from coranto_consumers.spark.application.outputs import Outputs, column_named
 from coranto_consumers.spark.consumer.rejections import PlaceColumns, Rejections, left_out, treated
 from coranto_consumers.spark.inputs.frames import METADATA
 
@@ -66,12 +66,12 @@ def settled(
     kept = {places.journal, places.offset, *METADATA, *(each.name for each in batch.schema if not each.nullable)}
 
     def made(rows: DataFrame) -> Outputs:
-        return outputs(rows.select(*map(_quoted, columns)))
+        return outputs(rows.select(*map(column_named, columns)))
 
     found = Rejections(query, made, misfits, reject, places).treatments(batch, kept, problem)
     is_left_out = None in found.values()
     return SettledBatch(
-        treated(batch, found, places).select(*map(_quoted, columns)),
+        treated(batch, found, places).select(*map(column_named, columns)),
         left_out(batch, found, places, columns) if is_left_out else None,
         len(found),
     )
@@ -99,7 +99,3 @@ def _numbered(batch: DataFrame) -> DataFrame:
     shifts = F.broadcast(batch.sparkSession.createDataFrame(begins, f"{_PART} BIGINT, {_SHIFT} BIGINT"))
     shifted = kept.join(shifts, part == F.col(_PART)).withColumn(_NUMBERED.offset, number + F.col(_SHIFT))
     return shifted.drop(_PART, _SHIFT)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import structlog
@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from coranto.errors import RejectedRow
 from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, MisfitPolicy
 from coranto_consumers.outputs.rejections import MAX_REJECTED, TooManyRejected, find_nulls, find_rejected
-from coranto_consumers.spark.application.outputs import Outputs
+from coranto_consumers.spark.application.outputs import Outputs, column_named
 from coranto_consumers.spark.inputs.frames import METADATA
 from coranto_consumers.spark.inputs.input_reader import Input
 
@@ -142,7 +142,7 @@ class Rejections:
     def _places_in(self, committed: DataFrame) -> list[MessagePlace]:
         """Return the places of messages, in order. Several rows may have the same one."""
         journal, offset = self.places.journal, self.places.offset
-        table = committed.select(_column(journal).alias(_JOURNAL), _column(offset).alias(_OFFSET)).toArrow()
+        table = committed.select(column_named(journal).alias(_JOURNAL), column_named(offset).alias(_OFFSET)).toArrow()
         table = table.group_by([_JOURNAL, _OFFSET]).aggregate([])
         table = table.sort_by([(_JOURNAL, "ascending"), (_OFFSET, "ascending")]).select([_JOURNAL, _OFFSET])
         journals, offsets = (column.to_pylist() for column in table.columns)
@@ -150,7 +150,7 @@ class Rejections:
 
     def _before(self, committed: DataFrame, place: MessagePlace) -> DataFrame:
         """Return the messages before a place, by journal and offset."""
-        journal, offset = _column(self.places.journal), _column(self.places.offset)
+        journal, offset = column_named(self.places.journal), column_named(self.places.offset)
         return committed.where((journal < place.journal) | ((journal == place.journal) & (offset < place.offset)))
 
 
@@ -162,9 +162,9 @@ def treated(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], plac
     nulled = {name for each in treatments.values() for name in each or ()}
     return joined.select(
         *(
-            F.when(F.array_contains(_NULLS, name), F.lit(None)).otherwise(_column(name)).alias(name)
+            F.when(F.array_contains(_NULLS, name), F.lit(None)).otherwise(column_named(name)).alias(name)
             if name in nulled
-            else _column(name)
+            else column_named(name)
             for name in frame.columns
         )
     )
@@ -174,7 +174,7 @@ def left_out(
     frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns, columns: Collection[str]
 ) -> DataFrame:
     """Return the left-out messages as dead letters. Their lines are the given columns of their rows, as JSON."""
-    row = F.to_json(F.struct(*(_column(name) for name in columns)), {"ignoreNullFields": "false"})
+    row = F.to_json(F.struct(*(column_named(name) for name in columns)), {"ignoreNullFields": "false"})
     lines = F.array_join(F.sort_array(F.collect_list(row)), "\n")
     letters = _marked(frame, treatments, places).where(F.col(_MARK) & F.col(_NULLS).isNull())
     found = letters.groupBy(F.col(_JOURNAL).alias("journal"), F.col(_OFFSET).alias("offset"))
@@ -220,9 +220,5 @@ def _marked(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], plac
             }
         )
     )
-    same = (_column(places.journal) == F.col(_JOURNAL)) & (_column(places.offset) == F.col(_OFFSET))
+    same = (column_named(places.journal) == F.col(_JOURNAL)) & (column_named(places.offset) == F.col(_OFFSET))
     return frame.join(F.broadcast(marks), same, "left")
-
-
-def _column(name: str) -> Any:
-    return F.col(f"`{name.replace('`', '``')}`")

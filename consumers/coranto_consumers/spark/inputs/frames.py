@@ -11,13 +11,14 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from coranto.client.routes import KnownRoute
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
+from coranto_consumers.spark.application.outputs import column_named
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE
 from coranto_consumers.spark.committed.sequencing import PieceCommit, PieceLimit
 from coranto_consumers.spark.decoding.rows import (
@@ -221,15 +222,11 @@ def nothing_committed(spark: SparkSession, schema: StructType, *, commits: bool)
 
 def parsed_values(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return rows with the application's columns, which workers have parsed already."""
-    return rows.select(*(_column(name) for name in schema.names), *_metadata(rows))
+    return rows.select(*(column_named(name) for name in schema.names), *_metadata(rows))
 
 
 def _metadata(rows: DataFrame) -> list[str]:
     return [*METADATA, *(name for name in rows.columns if name == COMMITTED_AT)]
-
-
-def _column(name: str) -> Column:
-    return F.col(f"`{name.replace('`', '``')}`")
 
 
 class CheckedRows(NamedTuple):
@@ -254,7 +251,7 @@ def check_misfits(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) ->
     that are not nullable with `MisfitPolicy.NULLS`.
     """
     misfit = F.col(_LINE).isNotNull()
-    lacks = [_column(field.name).isNull() for field in schema.fields if not field.nullable]
+    lacks = [column_named(field.name).isNull() for field in schema.fields if not field.nullable]
     if misfits is not MisfitPolicy.NULLS:
         lacks = [F.lit(misfits is MisfitPolicy.FAIL)]
     fatal = misfit & functools.reduce(operator.or_, lacks, F.lit(False))

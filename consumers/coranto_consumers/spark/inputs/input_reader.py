@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import structlog
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -24,7 +23,7 @@ from coranto.messages.uuids import ProducerId
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.committed.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.committed.scanning import RangeSummary
-from coranto_consumers.spark.committed.sequencing import Sequenced, sequence
+from coranto_consumers.spark.committed.sequencing import Sequenced, sequence, warn_of_resets
 from coranto_consumers.spark.decoding.parsers import parser_of
 from coranto_consumers.spark.inputs.frames import (
     COMMITTED_AT,
@@ -45,8 +44,6 @@ from coranto_consumers.spark.session.jobs import described
 from coranto_consumers.spark.source.data_source import register
 
 _SLICES_PER_CORE = 2
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +265,8 @@ class InputReader:
 
     def _watch(self, results: Mapping[str, Sequenced], sources: Mapping[str, Source], pruning: Pruning) -> None:
         """Log resets of producers and clock skew."""
-        _warn_of_resets(results)
         for journal, result in results.items():
+            warn_of_resets(journal, result)
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
             watch.look(result.source, pruning.now)
 
@@ -352,14 +349,3 @@ def _by_journal(summaries: Mapping[Range, RangeSummary]) -> dict[str, dict[Range
 
 def _replaying(result: Sequenced) -> Mapping[ProducerId, ProducerState]:
     return result.replay[1] if result.replay is not None else {}
-
-
-def _warn_of_resets(results: Mapping[str, Sequenced]) -> None:
-    for journal, result in results.items():
-        for reset in result.resets:
-            _log.warning(
-                "producer.reset",
-                journal=journal,
-                producer=reset.producer.hex(),
-                offset=reset.offset,
-            )

@@ -26,7 +26,7 @@ from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.messages.uuids import ProducerId
 from coranto.security.tokens import Capability
-from coranto_consumers.spark.application.outputs import JournalOutput, SqlOutput, TableOutput
+from coranto_consumers.spark.application.outputs import JournalOutput, SqlOutput, TableOutput, column_named
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.journals.discovery import find_journals
 from coranto_consumers.spark.outputs.tasks import PUBLISHED, STAGED, PublishTask, StageTask
@@ -117,7 +117,7 @@ def stage_sql_output(output: SqlOutput, store: SqlStore, shard: str, fence: int)
     """Stage the rows of an output for SQL. Raises InvalidInput for rows or statements that do not fit."""
     plan = output.sql.plan(output.rows.columns)
     stage = output.sql.prepare(store)
-    rows = output.rows.select(*(F.col(f"`{name.replace('`', '``')}`") for name in plan.columns))
+    rows = output.rows.select(*map(column_named, plan.columns))
     return _staged(rows, plan, stage, store, shard, fence, CARRIED_TO_MERGE, output.sql)
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import structlog
 
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
@@ -30,7 +29,7 @@ from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.committed.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
-from coranto_consumers.spark.committed.sequencing import Sequenced, sequence
+from coranto_consumers.spark.committed.sequencing import Sequenced, sequence, warn_of_resets
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
 from coranto_consumers.spark.journals.reading import JournalContent, read_lines
@@ -39,8 +38,6 @@ from coranto_consumers.spark.streaming.offsets import Position, bounded
 from coranto_consumers.spark.streaming.parts import StreamPart, stream_parts
 
 _NO_BOUND: Final = (1 << 63) - 1
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +185,12 @@ class BatchPlanner:
     ) -> tuple[Sequenced, dict[Range, RangeSummary], Mapping[ProducerId, ProducerState]]:
         sequenced = sequence(journal, source, summaries, pruning=pruning)
         if sequenced.replay is None:
-            _warn_of_resets(journal, sequenced)
+            warn_of_resets(journal, sequenced)
             return sequenced, {}, {}
         whole, producers = sequenced.replay
         again = dict(self._scanned(whole, cuts, first_number=len(summaries), replay=producers))
         sequenced = sequence(journal, source, summaries, again, producers, pruning)
-        _warn_of_resets(journal, sequenced)
+        warn_of_resets(journal, sequenced)
         return sequenced, again, producers
 
     def _scanned(
@@ -291,11 +288,6 @@ def _anchors(
                 anchors[producer] = segment.first_offset
                 decided.add(producer)
     return anchors
-
-
-def _warn_of_resets(journal: str, sequenced: Sequenced) -> None:
-    for reset in sequenced.resets:
-        _log.warning("producer.reset", journal=journal, producer=reset.producer.hex(), offset=reset.offset)
 
 
 def require_end(journal: str, batch: JournalBatch, end: int) -> None:
