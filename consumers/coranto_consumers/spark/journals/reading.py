@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coranto.client import Chunk
+from coranto.client.side_by_side import JournalRange
 from coranto.errors import CorruptMessage, JournalRecreated, OffsetJump
 from coranto.journal_ids import is_same
 from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_number
@@ -343,17 +344,24 @@ def _contiguous(content: JournalContent, part: Range, begin: int, end: int) -> I
 
     The content existed when the range was planned, so the read waits for lagging brokers.
     """
-    if begin >= end:
-        return
-    expected = begin
-    for chunk in content.read(
-        part.journal, begin, end_offset=end, block=True, fail_on_jump=True, journal_id=part.journal_id
-    ):
+    if begin < end:
+        yield from contiguous(
+            JournalRange(part.journal, begin, end, part.journal_id),
+            content.read(
+                part.journal, begin, end_offset=end, block=True, fail_on_jump=True, journal_id=part.journal_id
+            ),
+        )
+
+
+def contiguous(wanted: JournalRange, chunks: Iterable[Chunk]) -> Iterator[bytes]:
+    """Yield the content of chunks, which are exactly a range. Raises OffsetJump and JournalRecreated otherwise."""
+    journal, expected, end, journal_id = wanted
+    for chunk in chunks:
         if chunk.offset != expected:
-            raise OffsetJump(part.journal, expected, chunk.offset)
-        if not is_same(part.journal_id, end, chunk.journal_id):
-            raise JournalRecreated(part.journal, end, part.journal_id, chunk.journal_id, chunk.write_head)
+            raise OffsetJump(journal, expected, chunk.offset)
+        if not is_same(journal_id, end, chunk.journal_id):
+            raise JournalRecreated(journal, end, journal_id, chunk.journal_id, chunk.write_head)
         expected += len(chunk.content)
         yield chunk.content
     if expected != end:
-        raise OffsetJump(part.journal, expected, end)
+        raise OffsetJump(journal, expected, end)

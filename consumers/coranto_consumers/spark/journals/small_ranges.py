@@ -14,12 +14,10 @@ from typing import Final, Protocol, cast
 
 from coranto.client import Chunk
 from coranto.client.side_by_side import JournalRange
-from coranto.errors import JournalRecreated, OffsetJump
-from coranto.journal_ids import is_same
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import Range
-from coranto_consumers.spark.journals.reading import OVERRUN_BYTES, JournalContent
+from coranto_consumers.spark.journals.reading import OVERRUN_BYTES, JournalContent, contiguous
 
 SMALL_BYTES: Final = 256 << 10
 
@@ -55,7 +53,7 @@ class SmallRanges:
         """Yield content as the client does. Raises the errors of a prefetched range when it is read."""
         if self._due and self._due[0][:2] == (journal, offset):
             self._held = self._due.popleft()
-            self._content = _whole(self._held, next(self._contents))
+            self._content = b"".join(contiguous(self._held, next(self._contents)))
         held = self._held
         if held.journal == journal and held.offset <= offset < end_offset <= held.end_offset:
             yield Chunk(offset, self._content[offset - held.offset : end_offset - held.offset], held.end_offset)
@@ -63,22 +61,6 @@ class SmallRanges:
         yield from self._client.read(
             journal, offset, end_offset=end_offset, block=block, fail_on_jump=fail_on_jump, journal_id=journal_id
         )
-
-
-def _whole(wanted: JournalRange, chunks: Sequence[Chunk]) -> bytes:
-    """Return the content of a range. Raises OffsetJump if the chunks lack some of it."""
-    expected = wanted.offset
-    for chunk in chunks:
-        if chunk.offset != expected:
-            raise OffsetJump(wanted.journal, expected, chunk.offset)
-        if not is_same(wanted.journal_id, wanted.end_offset, chunk.journal_id):
-            raise JournalRecreated(
-                wanted.journal, wanted.end_offset, wanted.journal_id, chunk.journal_id, chunk.write_head
-            )
-        expected += len(chunk.content)
-    if expected != wanted.end_offset:
-        raise OffsetJump(wanted.journal, expected, wanted.end_offset)
-    return b"".join(chunk.content for chunk in chunks)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from coranto.errors import InvalidInput
 
+OF_BYTES: Final = " of bytes, such as 67108864"
+OF_TASKS: Final = ", such as 8"
 SPARK_OPTIONS: Final = frozenset(("checkpointlocation", "queryname", "path"))
 """The options that Spark adds to a source or sink, in lower case. They mean nothing here."""
 
@@ -35,27 +37,14 @@ def offsets_option(text: str, name: str, words: str) -> dict[str, Any]:
     return offsets
 
 
-def bytes_option(given: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
-    """Return the number of bytes that an option holds. Raises InvalidInput."""
-    return number_option(given, name, default, least=least, of="bytes, such as 67108864")
-
-
 def number_option(
-    given: Mapping[str, str], name: str, default: int, *, least: int = 1, of: str = "messages, such as 100000"
+    given: Mapping[str, str], name: str, default: int, *, least: int = 1, of: str = " of messages, such as 100000"
 ) -> int:
-    """Return the number that an option holds, of bytes or messages. Raises InvalidInput."""
+    """Return the number that an option holds. Raises InvalidInput, which names `of`."""
     text = given.get(name.lower(), str(default))
     if not text.isascii() or not text.isdigit() or int(text) < least:
         kind = "a positive number" if least else "a number"
-        raise InvalidInput(f"{text!r} is not {kind} of {of}", field=f"option {name}")
-    return int(text)
-
-
-def count_option(given: Mapping[str, str], name: str, default: str) -> int:
-    """Return the positive number that an option holds. Raises InvalidInput."""
-    text = given.get(name.lower(), default)
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise InvalidInput(f"{text!r} is not a positive number, such as 8", field=f"option {name}")
+        raise InvalidInput(f"{text!r} is not {kind}{of}", field=f"option {name}")
     return int(text)
 
 

@@ -22,9 +22,10 @@ from coranto_consumers.spark.journals.discovery import JournalLabels
 from coranto_consumers.spark.journals.framings import ReadFraming, labels_of
 from coranto_consumers.spark.options import bounds, client_options, selections, times
 from coranto_consumers.spark.options.option_values import (
-    bytes_option,
-    count_option,
+    OF_BYTES,
+    OF_TASKS,
     flag_option,
+    number_option,
     require_known,
 )
 from coranto_consumers.spark.options.selections import SelectedJournals
@@ -156,12 +157,12 @@ class SourceOptions:
             ending=bounds.ending_offsets(given),
             as_of=bounds.as_of(given),
             isolation=_isolation(given),
-            max_bytes=bytes_option(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
-            max_records=count_option(given, "maxRecordsPerPartition", "10000")
+            max_bytes=number_option(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES, of=OF_BYTES),
+            max_records=number_option(given, "maxRecordsPerPartition", 1, of=OF_TASKS)
             if "maxrecordsperpartition" in given
             else None,
-            min_partitions=count_option(given, "minPartitions", "1"),
-            cache_bytes=bytes_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
+            min_partitions=number_option(given, "minPartitions", 1, of=OF_TASKS),
+            cache_bytes=number_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0, of=OF_BYTES),
             parses=bool(registry) or _parse(given),
             misfits=_misfits(given),
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
