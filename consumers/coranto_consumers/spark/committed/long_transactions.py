@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.outlines import resolve_outlines
 from coranto.messages.uuids import Flags, ProducerId
-from coranto_consumers.spark.committed.scanning import RangeSummary, piece_of
-from coranto_consumers.spark.committed.sequencing import PieceLimit, Sequenced, commits_of, read_end
+from coranto_consumers.spark.committed.scanning import RangeSummary
+from coranto_consumers.spark.committed.sequencing import Sequenced, commits_of, limits_of, read_end
 from coranto_consumers.spark.journals.ranges import Range
 
 
@@ -109,13 +109,7 @@ def sequence_part(
     resolution = resolve_outlines(
         [each.outline for each in (*summaries, acknowledgement)], source.seen_producers, replayed={long.producer}
     )
-    limits = tuple(
-        PieceLimit(piece_of(summary.number, segment), lo, hi)
-        for summary, limits in zip(summaries, resolution.limits[:-1], strict=True)
-        for segment, lo, hi in limits
-    )
-    counts = [summary.committed_rows(found) for summary, found in zip(summaries, resolution.limits[:-1], strict=True)]
-    messages = None if None in counts else sum(count or 0 for count in counts)
+    limits, messages = limits_of(summaries, resolution.limits[:-1])
     state = source.producers[long.producer]
     clocks = [
         segment.last_clock

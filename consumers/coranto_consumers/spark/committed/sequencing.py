@@ -14,7 +14,7 @@ import structlog
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.columnar import ClockReset
-from coranto.messages.outlines import SegmentCommit, resolve_outlines
+from coranto.messages.outlines import Limit, SegmentCommit, resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.committed.scanning import RangeSummary, piece_of
@@ -84,13 +84,7 @@ def sequence(
         replayed=frozenset(replayed_producers),
         through=read_through,
     )
-    limits = tuple(
-        PieceLimit(piece_of(summary.number, segment), lo, hi)
-        for summary, limits in zip(summaries, resolution.limits, strict=True)
-        for segment, lo, hi in limits
-    )
-    counts = [summary.committed_rows(limits) for summary, limits in zip(summaries, resolution.limits, strict=True)]
-    messages = None if None in counts else sum(count or 0 for count in counts)
+    limits, messages = limits_of(summaries, resolution.limits)
     replay = None
     if resolution.replay:
         begin = min(state.begin for state in resolution.replay.values())
@@ -101,6 +95,18 @@ def sequence(
     commits = commits_of(summaries, resolution.acknowledged)
     source = replace(entry, read_through=read_through, producers=states)
     return Sequenced(source, limits, messages, resolution.resets, replay, acknowledged, commits)
+
+
+def limits_of(
+    summaries: Sequence[RangeSummary], found: Sequence[Sequence[Limit]]
+) -> tuple[tuple[PieceLimit, ...], int | None]:
+    """Return the limits of ranges by piece, and the number of committed messages. None if only the rows can tell."""
+    both = list(zip(summaries, found, strict=True))
+    counts = [summary.committed_rows(limits) for summary, limits in both]
+    pieces = (
+        PieceLimit(piece_of(summary.number, segment), lo, hi) for summary, limits in both for segment, lo, hi in limits
+    )
+    return tuple(pieces), None if None in counts else sum(count or 0 for count in counts)
 
 
 def warn_of_resets(journal: str, sequenced: Sequenced) -> None:

@@ -44,18 +44,13 @@ class StreamOptions:
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
-        for name in ("endingOffsets", "asOf", "timestampAsOf"):
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "asOf", "timestampAsOf"):
             if name.lower() in given:
                 raise InvalidInput(
                     "a streaming query has no end; use trigger(availableNow=True) to read what there is now",
                     field=f"option {name}",
                 )
         source = SourceOptions.parse({key: value for key, value in options.items() if key.lower() != "startingoffsets"})
-        if source.times.ending is not None:
-            raise InvalidInput(
-                "a streaming query has no end; use trigger(availableNow=True) to read what there is now",
-                field="option endingTimestamp",
-            )
         if source.times.starting is not None and "startingoffsets" in given:
             raise InvalidInput("cannot be used with a starting time; leave one out", field="option startingOffsets")
         if source.max_records is not None:
