@@ -1,4 +1,4 @@
-"""Outputs that only have columns of messages are told from rows that were made."""
+"""Outputs that only have columns of messages are recognized by their plans."""
 
 from pyspark.sql import functions as F
 
