@@ -18,6 +18,7 @@ from coranto.member.etcd_budget import EtcdBudget
 from coranto.security.call_tokens import CallTokens
 from coranto.security.server import keys_of, peer_tls, provider_of
 from coranto.specs.validation import validate_broker_spec
+from coranto.tracing import tracer
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.frames_pb2 import FramePort
 from coranto_broker.append.host import AppendHost
@@ -85,6 +86,8 @@ class Broker:
         self.member = MemberId(settings.zone, settings.id)
         self.session: MemberSession | None = None
         self.metrics = Metrics()
+        self.tracer = tracer()
+        """Begins spans; None without traces."""
         keys = keys_of(settings)
         self.provider = provider_of(settings, self.metrics.registry)
         self.authorizer = Authorizer(keys, clock, RULES, self.provider)
@@ -138,6 +141,7 @@ class Broker:
             folders=folders,
             copies=self.copies,
             backlog=self.store_watch.backlog,
+            tracer=self.tracer,
         )
         self.retention = Retention(
             stores,
@@ -178,6 +182,7 @@ class Broker:
             metrics=self.metrics,
             quotas=self.quotas,
             spawn=self.background.spawn,
+            tracer=self.tracer,
         )
         self.replicas.pulse = Pulses(self.appends).pulse
         self.replicas.make_queue = lambda replica: JournalQueue(self.appends, replica)

@@ -20,6 +20,7 @@ PARTS: Final = {
     "lake": ("duckdb", "polars", "pyiceberg"),
     "dagster": ("dagster", "dagster_webserver"),
     "airflow": ("airflow",),
+    "traces": ("opentelemetry",),
 }
 """The extras, and modules that show that they are installed."""
 _EXTRA_OF: Final = {

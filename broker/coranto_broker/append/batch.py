@@ -10,6 +10,7 @@ from typing import Final
 
 from coranto.errors import CorantoError, Unavailable
 from coranto.specs.durability import NO_DEMAND, Durability
+from coranto.tracing import Tracer, TraceSpan
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
@@ -43,6 +44,7 @@ class Batch:
         self._stored_end = 0
         self._sum = b""  # The SHA-1 of streamed content.
         self._undone: CorantoError | None = None  # The error that kept the proposal from all replicas.
+        self._span: TraceSpan | None = None  # If a member is traced.
 
     def add(self, append: QueuedAppend, place: AppendRange) -> None:
         """Add an append that the plan has admitted."""
@@ -59,6 +61,8 @@ class Batch:
         try:
             for append, _ in self.members:
                 append.on(AppendEvent.PROPOSED)
+            if self._host.tracer is not None:
+                self._begin_span(self._host.tracer, [stream.append] if stream is not None else None)
             appends = self._end(stream, registers) if stream is not None else self._write(registers)
             if pipeline.error is not None and pipeline.local_only:
                 self._undone = rolled_back(pipeline.error)
@@ -69,6 +73,8 @@ class Batch:
         except Exception as error:  # noqa: BLE001  # The batch fails, and no other.
             self._held.shut_down()
             self._held.release()
+            if self._span is not None:
+                self._span.end(error)
             self._fail(error)
         else:
             self._host.spawn(self._await_acks(turn, is_broken))
@@ -81,9 +87,9 @@ class Batch:
             raise rolled_back(pipeline.error)
         if self.size:
             content = contents[0] if len(contents) == 1 else b"".join(contents)
-            self._proposal = pipeline.extend(content, registers, self._question())
+            self._proposal = pipeline.extend(content, registers, self._question(), self._traceparent)
         else:
-            pipeline.propose(self._proposal, registers, acknowledge=True, ask=self._question())
+            self._ask_replicas(registers)
         return sum(not append.is_pulse for append, _ in self.members)
 
     def _end(self, stream: ContentStream, registers: pb.LabelSet) -> int:
@@ -99,8 +105,30 @@ class Batch:
         self.add(append, AppendRange(stream.begin, stream.end, registers))
         self._proposal = spool.next_fragment()
         self._sum = stream.sum_in(self._proposal)
-        pipeline.propose(self._proposal, registers, acknowledge=True, ask=self._question())
+        self._ask_replicas(registers)
         return 1
+
+    def _ask_replicas(self, registers: pb.LabelSet) -> None:
+        """Propose without content, or with content that was sent before."""
+        self.pipeline.propose(
+            self._proposal, registers, acknowledge=True, ask=self._question(), traceparent=self._traceparent
+        )
+
+    def _begin_span(self, tracer: Tracer, streamed: list[QueuedAppend] | None) -> None:
+        """Begin the span of the proposal inside the first traced append's, and link it with the others."""
+        appends = [append for append, _ in self.members] if streamed is None else streamed
+        spans = [append.span for append in appends if append.span is not None]
+        if spans:
+            journal, replicas = self._proposal.journal, len(self.pipeline.names)
+            self._span = tracer.span(
+                "commit", journal, within=spans[0], links=spans[1:], appends=len(appends), replicas=replicas
+            )
+            for each in spans:
+                each.link(self._span)
+
+    @property
+    def _traceparent(self) -> str:
+        return "" if self._span is None else self._span.traceparent
 
     def _question(self) -> Ask.ValueType:
         """Return the question to the replicas: the only member's, or the one of the journal's demand."""
@@ -129,6 +157,8 @@ class Batch:
             problem = error
         finally:
             turn.done()
+            if self._span is not None:
+                self._span.end(problem, end=self._proposal.end)
             if problem is not None:
                 self._fail(problem)
             for append, outcome in outcomes:

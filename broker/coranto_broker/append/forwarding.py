@@ -14,6 +14,7 @@ import structlog
 from coranto.client.append.stream import MAX_CONTENT_BYTES, NotSent
 from coranto.client.peer_status import PeerStatus
 from coranto.security.tokens import Capability
+from coranto.tracing import carried
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
 from coranto_broker.quotas import Quotas
@@ -71,7 +72,9 @@ async def forward_buffered(environment: ForwardingEnvironment, append: QueuedApp
                 return _unreachable(environment, request.journal, resolution, error.details())
             if stream is not None:
                 try:
-                    return await stream.append(_forwarded(request, resolution), bytes(found.content), metadata)
+                    traceparent = "" if append.span is None else append.span.traceparent
+                    forwarded = _forwarded(request, resolution)
+                    return await stream.append(forwarded, bytes(found.content), metadata, traceparent)
                 except NotSent as error:
                     return _unreachable(environment, request.journal, resolution, str(error))
     return await forward(environment, append, _BufferedMessages(found))
@@ -108,7 +111,7 @@ async def forward(environment: ForwardingEnvironment, append: QueuedAppend, sour
     metadata = environment.peers.metadata(Capability.APPEND, request.journal)
     may_commit = False
     with environment.peers.calling(resolution.header):
-        call = environment.peers.stub(resolution.header).Append(metadata=metadata)
+        call = environment.peers.stub(resolution.header).Append(metadata=carried(metadata, append.span))
         ended = PeerStatus(call)
         try:
             # The primary may end the call before everything is sent. Its answer then says more than the error of

@@ -10,6 +10,8 @@ from typing import Any
 from coranto.coordination.etcd import Coordinator
 from coranto.effects import Clock
 from coranto.security.tokens import TOKEN_SECONDS, Capability
+from coranto.tracing import Tracer, TraceSpan
+from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import ProposalPath, State
 from coranto_broker.fragments.store_watch import StoreWatch
@@ -42,6 +44,7 @@ class AppendHost:
         metrics: Metrics,
         quotas: Quotas,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        tracer: Tracer | None = None,
     ) -> None:
         self.clock = clock
         self.coordinator = coordinator
@@ -52,6 +55,7 @@ class AppendHost:
         self.max_append_rate = settings.max_append_rate
         """The highest rate of each journal's appends in bytes per second; 0: unlimited."""
         self.spawn = spawn
+        self.tracer = tracer
         self._peers = peers
         self._metrics = metrics
 
@@ -104,7 +108,19 @@ class AppendHost:
         if state is State.FINISHED and isinstance(outcome, AppendOutcome):
             metrics.append_bytes.value += outcome.end - outcome.begin
             metrics.append_seconds.observe(self.clock.monotonic() - append.begun)
+        if append.span is not None:
+            _end_span(append.span, state, outcome)
 
     def acknowledged_below_demand(self, appends: int) -> None:
         """Count committed appends below the durability that their journal's labels demand."""
         self._metrics.acknowledged_below_demand.inc(appends)
+
+
+def _end_span(span: TraceSpan, state: State, outcome: AppendOutcome | Exception | None) -> None:
+    """End the span of an append that was answered, or whose client has left."""
+    if isinstance(outcome, AppendOutcome) and state is State.FINISHED:
+        span.end(begin=outcome.begin, end=outcome.end, bytes=outcome.end - outcome.begin, status="OK")
+    elif isinstance(outcome, AppendOutcome):
+        span.end(status="forwarded" if outcome.state is State.PROXY else pb.Status.Name(outcome.status))
+    else:
+        span.end(outcome or asyncio.CancelledError())

@@ -10,6 +10,7 @@ from coranto.effects import Bytes
 from coranto.fragments.fragment import Fragment
 from coranto.security.tokens import Claims
 from coranto.specs.durability import Durability
+from coranto.tracing import TraceSpan
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, State
 from coranto_broker.authorization import UNRESTRICTED
@@ -69,6 +70,8 @@ class QueuedAppend:
     outcome: AppendOutcome | Exception | None = None
     total_chunks = delayed_chunks = 0
     is_pulse = has_left = False
+    span: TraceSpan | None = None
+    """The span of the append, if its caller is traced."""
     _turn: AppendFsm | None = None
     _waiter: asyncio.Future[None] | None = None
 

@@ -28,6 +28,7 @@ import errno
 import hashlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -38,6 +39,7 @@ from coranto.fragments.codecs import Compressor, can_hold
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.postfix import PostfixTemplate
 from coranto.fragments.stores import FragmentStore, StoreRegistry
+from coranto.tracing import Tracer, TraceSpan
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.copies import Copies, restore
@@ -114,6 +116,7 @@ class FragmentPersister:
         folders: JournalFolders | None = None,
         copies: Copies | None = None,
         backlog: Backlog | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`spec_of` returns the present spec of a journal with that create revision, or None if it was deleted.
 
@@ -129,6 +132,7 @@ class FragmentPersister:
         self._folders = folders or JournalFolders(stores)
         self._copies = copies
         self._backlog = backlog if backlog is not None else Backlog(clock)
+        self._tracer = tracer
         self._parallel = asyncio.Semaphore(max_parallel)
         self._draining = False
         self._tasks: dict[asyncio.Task[None], _Job] = {}
@@ -402,13 +406,20 @@ class FragmentPersister:
                 raise _Diverged
 
     async def _put(self, store: FragmentStore, fragment: Fragment, sealed: Sealed) -> None:
-        with sealed.content.borrow():
+        with sealed.content.borrow(), self._span(fragment) or nullcontext():
             if fragment.length <= _PIECE_BYTES:
                 data = await asyncio.to_thread(_Reading(sealed).all)
                 await store.put(fragment, data)
             else:
                 await store.put(fragment, _Reading(sealed).pieces())
         _log.debug("fragment.stored", fragment=fragment.content_path, store=store.url)
+
+    def _span(self, fragment: Fragment) -> TraceSpan | None:
+        """Begin the span of storing a fragment: a trace of its own, since many appends wrote it."""
+        if self._tracer is None:
+            return None
+        begin, end = fragment.begin, fragment.end
+        return self._tracer.span("persist", fragment.journal, is_root=True, begin=begin, end=end, bytes=end - begin)
 
 
 def _goes_before(other: _Job, job: _Job) -> bool:

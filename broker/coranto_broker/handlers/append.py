@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from coranto.errors import InvalidInput
 from coranto.security.tokens import Claims
+from coranto.tracing import carried_by
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.entry import recognize, resolve
 from coranto_broker.append.forwarding import forward
@@ -48,6 +49,8 @@ async def serve_encoded(
             _refuse_first(request)
     concerns(request.journal)
     append.caller = caller
+    if broker.tracer is not None:
+        append.span = broker.tracer.continued("append", request.journal, carried_by(context))
     host, inbox, min_rate = broker.appends, broker.receive_budget.open(context), broker.settings.min_append_rate
     try:
         if append.resolution is None and (refusal := await resolve(host, append)) is not None:

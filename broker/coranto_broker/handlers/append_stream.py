@@ -219,6 +219,8 @@ class _Stream:
                 return
             if not request.journal:
                 raise InvalidInput("an append must name its journal", field="AppendRequest.journal")
+        if broker.tracer is not None and append.traceparent:
+            queued.span = broker.tracer.continued("append", request.journal, append.traceparent)
         order = self._orders.get(request.journal)
         if order is None:
             if len(self._orders) >= MAX_ORDERS:
@@ -371,6 +373,8 @@ class _Stream:
             self._admission.leave()
             if append is not None:
                 append.leave()
+                if append.span is not None:
+                    append.span.end(asyncio.CancelledError())
         for task in self._forwarding:
             task.cancel()
         self._broker.answer_watch.end(self)

@@ -19,6 +19,7 @@ from coranto.fragments.fragment import Fragment
 from coranto.journal_ids import is_same
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read
+from coranto.tracing import TraceSpan, carried, carried_by
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.cache import CachedContent
 from coranto_broker.fragments.index import FIRST_REFRESH_TIMEOUT_SECONDS, FragmentIndex, IndexEntry
@@ -58,6 +59,19 @@ async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, 
         await context.write(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
         return
     concerns(request.journal)
+    tracer = broker.tracer
+    span = None if tracer is None else tracer.continued("read", request.journal, carried_by(context))
+    if span is None:
+        await _serve_acceptable(broker, request, context, claims, None)
+        return
+    span.note(begin=request.offset)
+    with span:
+        await _serve_acceptable(broker, request, context, claims, span)
+
+
+async def _serve_acceptable(
+    broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims, span: TraceSpan | None
+) -> None:
     if request.HasField("content_sum") and await kept_content.send(broker, request, context, claims):
         return
     resolution = await broker.resolver.resolve(
@@ -76,7 +90,7 @@ async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, 
     elif resolution.is_local:
         await _serve_local(broker, resolution, request, context)
     else:
-        await _proxy(broker, resolution, request, context)
+        await _proxy(broker, resolution, request, context, span)
 
 
 async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink) -> None:
@@ -192,14 +206,16 @@ async def _signed_url(broker: Broker, fragment: Fragment) -> str:
         return ""
 
 
-async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink) -> None:
+async def _proxy(
+    broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink, span: TraceSpan | None
+) -> None:
     """Forward a read to a broker that holds the journal."""
     forwarded = pb.ReadRequest()
     forwarded.CopyFrom(request)
     forwarded.header.CopyFrom(resolution.header)
     metadata = broker.peers.metadata(Capability.READ, request.journal)
     with broker.peers.calling(resolution.header):
-        call = broker.peers.stub(resolution.header).Read(forwarded, metadata=metadata)
+        call = broker.peers.stub(resolution.header).Read(forwarded, metadata=carried(metadata, span))
         broker.proxied[call] = None
         try:
             async for response in call:

@@ -9,6 +9,7 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments.fragment import Fragment
 from coranto.security.tokens import Claims
 from coranto.specs.validation import routes_equivalent, validate
+from coranto.tracing import TraceSpan
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context, concerns
 from coranto_broker.handlers.refusals import is_acceptable
@@ -126,60 +127,71 @@ async def _drive(
     waits = first_request.HasField("readable")
     request: ReplicateMessage | None = first_request
     is_plain = False
-    while request is not None:
-        if isinstance(request, ContentMessage):
-            spool.write(request.content_delta, request.content)
-            await spool.wait_for_room()
-        elif not request.HasField("proposal"):
-            if request.content:
+    span: TraceSpan | None = None
+    try:
+        while request is not None:
+            if isinstance(request, ContentMessage):
                 spool.write(request.content_delta, request.content)
                 await spool.wait_for_room()
-            else:
-                spool.publish_through(request.readable)
-        else:
-            if request.readable:
-                spool.publish_through(request.readable)
-            if is_plain:
-                await _confirmed(broker)
-            if is_plain and spool.commit_proposed(request.content, request.proposal, revision):
-                response = pb.ReplicateResponse(status=pb.OK)
-            else:
-                if is_plain:
-                    validate(request)
+            elif not request.HasField("proposal"):
                 if request.content:
                     spool.write(request.content_delta, request.content)
-                await spool.written()
-                await _confirmed(broker)
-                decision = spool.propose(
-                    Fragment.from_wire(request.proposal),
-                    request.registers,
-                    primary=False,
-                    revision=revision,
-                    settled=not request.acknowledge,
-                )
-                response = decision.response()
-            # After a mismatch the primary continues at this replica's end, so its content must be kept.
-            await complete(response, spool, replica, spool.version, request.ask)
-            if response.status == pb.OK and not waits:
-                spool.publish_through(spool.fragment.end)
-            if request.acknowledge:
-                if first is not None:
-                    response.header.CopyFrom(first)
-                    response.takes_readable = response.takes_content_with_proposal = response.tells_synced = True
-                    if broker.frames is not None:
-                        response.frames.CopyFrom(broker.frames)
-                    first = None
-                await context.write(response)
-            elif response.status != pb.OK:
-                raise ReplicationFailed(
-                    f"a proposal that needs no acknowledgement does not fit: it is [{request.proposal.begin}, "
-                    f"{request.proposal.end}), our fragment is [{spool.fragment.begin}, {spool.fragment.end})"
-                )
-        request = await next_message(context, pb.ReplicateRequest)
-        if request is not None and not isinstance(request, ContentMessage):
-            is_plain = _is_plain(request, spool.registers)
-            if not is_plain:
-                validate(request)
+                    await spool.wait_for_room()
+                else:
+                    spool.publish_through(request.readable)
+            else:
+                span = None
+                if broker.tracer is not None and request.traceparent:
+                    span = broker.tracer.continued("replicate", replica.journal, request.traceparent)
+                if request.readable:
+                    spool.publish_through(request.readable)
+                if is_plain:
+                    await _confirmed(broker)
+                if is_plain and spool.commit_proposed(request.content, request.proposal, revision):
+                    response = pb.ReplicateResponse(status=pb.OK)
+                else:
+                    if is_plain:
+                        validate(request)
+                    if request.content:
+                        spool.write(request.content_delta, request.content)
+                    await spool.written()
+                    await _confirmed(broker)
+                    decision = spool.propose(
+                        Fragment.from_wire(request.proposal),
+                        request.registers,
+                        primary=False,
+                        revision=revision,
+                        settled=not request.acknowledge,
+                    )
+                    response = decision.response()
+                # After a mismatch the primary continues at this replica's end, so its content must be kept.
+                await complete(response, spool, replica, spool.version, request.ask)
+                if response.status == pb.OK and not waits:
+                    spool.publish_through(spool.fragment.end)
+                if request.acknowledge:
+                    if first is not None:
+                        response.header.CopyFrom(first)
+                        response.takes_readable = response.takes_content_with_proposal = response.tells_synced = True
+                        if broker.frames is not None:
+                            response.frames.CopyFrom(broker.frames)
+                        first = None
+                    await context.write(response)
+                    if span is not None:
+                        span.end(end=request.proposal.end, status=pb.Status.Name(response.status))
+                elif response.status != pb.OK:
+                    raise ReplicationFailed(
+                        f"a proposal that needs no acknowledgement does not fit: it is [{request.proposal.begin}, "
+                        f"{request.proposal.end}), our fragment is [{spool.fragment.begin}, {spool.fragment.end})"
+                    )
+            request = await next_message(context, pb.ReplicateRequest)
+            if request is not None and not isinstance(request, ContentMessage):
+                is_plain = _is_plain(request, spool.registers)
+                if not is_plain:
+                    validate(request)
+    except BaseException as error:
+        if span is not None:
+            span.end(error)
+        raise
 
 
 def _is_plain(request: pb.ReplicateRequest, registers: pb.LabelSet) -> bool:

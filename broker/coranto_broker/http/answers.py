@@ -17,6 +17,7 @@ from google.protobuf import text_format
 from coranto import labels
 from coranto.errors import Unavailable
 from coranto.fragments.fragment import Fragment, sum_from_wire
+from coranto.tracing import KEY
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.http.statuses import HINTS, STATUSES
 
@@ -27,11 +28,21 @@ class _ContentComplete(Exception):
     """All content that the headers promised was written."""
 
 
-class ReadAnswer:
+class _Call:
+    """The part of a request that traces need, in the form that they take."""
+
+    def __init__(self, http: web.Request) -> None:
+        self._http = http
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return [(KEY, value) for value in self._http.headers.getall(KEY, [])]
+
+
+class ReadAnswer(_Call):
     """The answer to a GET or HEAD. The read's handler sends its messages to `write`."""
 
     def __init__(self, http: web.Request, request: pb.ReadRequest) -> None:
-        self._http = http
+        super().__init__(http)
         self._request = request
         self._next = 0  # Offset of the next byte.
         self._stop = 0  # End of the content; 0 when it is open.
@@ -91,10 +102,11 @@ class ReadAnswer:
         return response
 
 
-class AppendBody:
+class AppendBody(_Call):
     """The body of a PUT as the messages of an append. The append's handler calls `read` for them."""
 
     def __init__(self, http: web.Request, first: pb.AppendRequest, chunk_bytes: int) -> None:
+        super().__init__(http)
         self._messages = self._make(http, first, chunk_bytes)
 
     async def read(self) -> pb.AppendRequest | None:

@@ -275,6 +275,7 @@ class PeerStream:
         header: pb.Header | None,
         acknowledge: bool,
         ask: Ask.ValueType = Ask.NOTHING,
+        traceparent: str = "",
     ) -> None:
         request = self._unsent_content()
         if request is None:
@@ -294,6 +295,8 @@ class PeerStream:
             request.readable = 0  # Announces that this primary sends `readable` offsets.
         if ask != Ask.NOTHING and self.tells_synced:
             request.ask = ask
+        if traceparent:
+            request.traceparent = traceparent
 
     def extend(self, extension: Extension) -> None:
         call, waits = self._call, self._queue or self._writing or self._closing or self._failed
@@ -301,7 +304,14 @@ class PeerStream:
         in_one = call.can_write_now and not waits and self._takes_joined and knows_ask
         if not in_one or not call.write_now(extension.encoded()):
             self.write(0, extension.content)
-            self.propose(extension.proposal, extension.registers, header=None, acknowledge=True, ask=extension.ask)
+            self.propose(
+                extension.proposal,
+                extension.registers,
+                header=None,
+                acknowledge=True,
+                ask=extension.ask,
+                traceparent=extension.traceparent,
+            )
             return
         self._requested += 1
         self._take_readable()  # The message has it.

@@ -59,10 +59,16 @@ def rolled_back(problem: Exception, what: str = "nothing was applied") -> Rolled
 class Extension:
     """Content that extends the fragment, and the proposal that commits it: one message for all peers, encoded once."""
 
-    __slots__ = ("_encoded", "ask", "content", "proposal", "readable", "registers")
+    __slots__ = ("_encoded", "ask", "content", "proposal", "readable", "registers", "traceparent")
 
     def __init__(
-        self, content: Bytes, proposal: Fragment, registers: pb.LabelSet, readable: int, ask: Ask.ValueType
+        self,
+        content: Bytes,
+        proposal: Fragment,
+        registers: pb.LabelSet,
+        readable: int,
+        ask: Ask.ValueType,
+        traceparent: str = "",
     ) -> None:
         """All replicas have the journal up to `readable`, which is 0 if unknown."""
         self.content = content
@@ -70,6 +76,7 @@ class Extension:
         self.registers = registers
         self.readable = readable
         self.ask = ask
+        self.traceparent = traceparent
         self._encoded = b""
 
     def encoded(self) -> bytes:
@@ -80,6 +87,8 @@ class Extension:
             request.registers.CopyFrom(self.registers)
             if self.ask != _NOTHING:
                 request.ask = self.ask
+            if self.traceparent:
+                request.traceparent = self.traceparent
             self._encoded = request.SerializeToString()
         return self._encoded
 
@@ -109,8 +118,12 @@ class ReplicaStream(Protocol):
         header: pb.Header | None,
         acknowledge: bool,
         ask: Ask.ValueType = Ask.NOTHING,
+        traceparent: str = "",
     ) -> None:
-        """Send a proposal. With `acknowledge`, its response will be read, and answers `ask`."""
+        """Send a proposal. With `acknowledge`, its response will be read, and answers `ask`.
+
+        `traceparent` is the context of its span, if it is sampled.
+        """
         ...
 
     def extend(self, extension: Extension) -> None:
@@ -194,6 +207,7 @@ class LocalStream:
         header: pb.Header | None,
         acknowledge: bool,
         ask: Ask.ValueType = Ask.NOTHING,
+        traceparent: str = "",
     ) -> None:
         if header is not None:
             self._revision = header.etcd.revision
@@ -422,7 +436,13 @@ class Pipeline:
                 self._failed_to_send(name, error)
 
     def propose(
-        self, proposal: Fragment, registers: pb.LabelSet, *, acknowledge: bool, ask: Ask.ValueType = Ask.NOTHING
+        self,
+        proposal: Fragment,
+        registers: pb.LabelSet,
+        *,
+        acknowledge: bool,
+        ask: Ask.ValueType = Ask.NOTHING,
+        traceparent: str = "",
     ) -> None:
         """Send a proposal to all replicas. The first one has the pipeline's header. Failures are in `error`.
 
@@ -432,7 +452,9 @@ class Pipeline:
         self._header_sent = True
         for name, stream in self._streams:
             try:
-                stream.propose(proposal, registers, header=header, acknowledge=acknowledge, ask=ask)
+                stream.propose(
+                    proposal, registers, header=header, acknowledge=acknowledge, ask=ask, traceparent=traceparent
+                )
             except (OSError, CorantoError) as error:
                 self._failed_to_send(name, error)
 
@@ -472,7 +494,9 @@ class Pipeline:
         spool.settle(proposal.end)
         return proposal
 
-    def extend(self, content: Bytes, registers: pb.LabelSet, ask: Ask.ValueType = Ask.NOTHING) -> Fragment:
+    def extend(
+        self, content: Bytes, registers: pb.LabelSet, ask: Ask.ValueType = Ask.NOTHING, traceparent: str = ""
+    ) -> Fragment:
         """Send content and the proposal that commits it to all replicas. Returns the proposal.
 
         For a pipeline that `fits` and has no other content. Raises RolledBack if this broker's spool fails, or if
@@ -488,7 +512,7 @@ class Pipeline:
         except (OSError, CorantoError) as error:
             raise rolled_back(self._failed_to_send(self._local, error)) from error
         spool.settle(begin)  # A pipeline accepts content only after all replicas have all earlier fragments.
-        extension = Extension(content, proposal, registers, max(self._sent_readable, 0), ask)
+        extension = Extension(content, proposal, registers, max(self._sent_readable, 0), ask, traceparent)
         for name, stream in self._streams:
             try:
                 stream.extend(extension)

@@ -63,6 +63,7 @@ from coranto.security.tls import ClientTls
 from coranto.security.tokens import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
 from coranto.specs.durability import Demand, Durability
 from coranto.specs.validation import validate
+from coranto.tracing import TraceSpan
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import HeadsRequest, NoteRequest
 
@@ -327,12 +328,13 @@ class JournalClient:
         retry_timeout: float | None = None,
         retry_unknown: bool = False,
         registers: bool = True,
+        within: TraceSpan | None = None,
     ) -> PreparedAppend:
         """Return an append whose complete content is given later; otherwise like `append`.
 
         `parameters` is the append's first message on the wire, for callers that make many similar ones. It must be
         well-formed, and belongs to the append from then on. Without `registers` the registers of the result are not
-        validated.
+        validated. The append's span is inside `within`, or otherwise the current one.
         """
         parameters.min_etcd_revision = max(self._applied_revision, parameters.min_etcd_revision)
         return PreparedAppend(
@@ -342,6 +344,7 @@ class JournalClient:
             self.config.retry_timeout if retry_timeout is None else retry_timeout,
             retry_unknown=retry_unknown,
             registers=registers,
+            within=within,
         )
 
     async def durable(

@@ -33,6 +33,7 @@ from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.security.call_tokens import CallTokens, Metadata
 from coranto.security.tokens import TOKEN_SECONDS, Capability
+from coranto.tracing import tracer
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
@@ -137,6 +138,8 @@ class Dispatcher:
     ) -> None:
         self.assurance: Assurance | None = None
         """The client that results of appends ask for their durability."""
+        self.tracer = tracer()
+        """Begins the spans of calls; None without traces."""
         self._config = config
         self._clock = clock
         self._connect_to = connect

@@ -16,6 +16,7 @@ from coranto.client.values import AppendResult
 from coranto.messages.framing import Framing
 from coranto.messages.publisher import DEFAULT_BATCH_BYTES, DEFAULT_PENDING_BYTES, Publisher, SyncPublisher
 from coranto.messages.uuids import ProducerClock, ProducerId, new_producer_id
+from coranto.tracing import tracer
 
 M = TypeVar("M")
 
@@ -30,8 +31,13 @@ def publisher(
 ) -> Publisher[M]:
     """Return an asyncio publisher, with a new producer id unless one is given."""
 
+    tracing = tracer()
+
     async def append(journal: str, content: bytes) -> AppendResult:
-        return await client.append(journal, content, retry_unknown=True)
+        if tracing is None:
+            return await client.append(journal, content, retry_unknown=True)
+        with tracing.span("publish", journal, "PRODUCER", bytes=len(content)) as span:
+            return await span.around(client.append(journal, content, retry_unknown=True))
 
     return Publisher(
         append,
@@ -52,8 +58,13 @@ def sync_publisher(
 ) -> SyncPublisher[M]:
     """Return a blocking publisher, with a new producer id unless one is given."""
 
+    tracing = tracer()
+
     def append(journal: str, content: bytes) -> AppendResult:
-        return client.append(journal, content, retry_unknown=True)
+        if tracing is None:
+            return client.append(journal, content, retry_unknown=True)
+        with tracing.span("publish", journal, "PRODUCER", bytes=len(content)) as span, span.current():
+            return client.append(journal, content, retry_unknown=True)
 
     return SyncPublisher(
         append,

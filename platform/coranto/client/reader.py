@@ -31,6 +31,7 @@ from coranto.errors import (
     WrongRoute,
 )
 from coranto.security.tokens import Capability
+from coranto.tracing import carried
 from coranto.wire import protocol_pb2 as pb
 
 TRANSIENT = (Unavailable, NoPrimaryBroker, NotPrimaryBroker, InsufficientBrokers, NotJournalBroker, WrongRoute)
@@ -200,8 +201,14 @@ class Reader:
             journal_id=progress.expected_id,
         )
         chosen = self._chosen
-        call = chosen.stub.Read(request, metadata=await chosen.about(Capability.READ, options.journal))
-        with chosen.calling(f"read of {progress.journal}", call):
+        tracer, metadata = self._dispatcher.tracer, await chosen.about(Capability.READ, options.journal)
+        span = None if tracer is None else tracer.span("read", options.journal, "CLIENT", begin=progress.offset)
+        call = chosen.stub.Read(request, metadata=carried(metadata, span))
+        with contextlib.ExitStack() as during:
+            if span is not None:
+                during.enter_context(span)
+                during.callback(lambda: span.note(end=progress.offset))
+            during.enter_context(chosen.calling(f"read of {progress.journal}", call))
             without_content = None
             async for response in call:
                 if response.HasField("header"):

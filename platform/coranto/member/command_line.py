@@ -16,6 +16,7 @@ from coranto.errors import CorantoError
 from coranto.member.configuration import FILE_VARIABLE, Configuration, load, render
 from coranto.member.settings import MemberSettings
 from coranto.telemetry import configure_logging
+from coranto.tracing import export
 
 _log = structlog.get_logger(__name__)
 
@@ -69,6 +70,8 @@ def run_member(
     settings = configuration.settings
     try:
         configure_logging(settings.log_level, json_lines=settings.log_json)
+        if settings.traces:
+            export(settings.command.replace(" ", "-"), f"{settings.zone}#{settings.id}" if settings.id else "")
     except CorantoError as error:
         raise typer.BadParameter(str(error)) from error
     for warning in configuration.warnings:

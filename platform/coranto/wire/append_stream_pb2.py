@@ -26,7 +26,7 @@ from coranto.wire import frames_pb2 as coranto_dot_wire_dot_frames__pb2
 from coranto.wire import protocol_pb2 as coranto_dot_wire_dot_protocol__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n coranto/wire/append_stream.proto\x12\x07\x63oranto\x1a\x19\x63oranto/wire/frames.proto\x1a\x1b\x63oranto/wire/protocol.proto\"7\n\x0b\x41ppendBatch\x12(\n\x07\x61ppends\x18\x01 \x03(\x0b\x32\x17.coranto.StreamedAppend\"n\n\x0eStreamedAppend\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.protocol.AppendRequest\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\x12\x15\n\rauthorization\x18\x04 \x01(\t\"l\n\rAppendAnswers\x12&\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x15.coranto.AppendAnswer\x12\x0f\n\x07\x63losing\x18\x02 \x01(\x08\x12\"\n\x06\x66rames\x18\x03 \x01(\x0b\x32\x12.coranto.FramePort\"I\n\x0c\x41ppendAnswer\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08response\x18\x02 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t2K\n\x07\x41ppends\x12@\n\x0c\x41ppendStream\x12\x14.coranto.AppendBatch\x1a\x16.coranto.AppendAnswers(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n coranto/wire/append_stream.proto\x12\x07\x63oranto\x1a\x19\x63oranto/wire/frames.proto\x1a\x1b\x63oranto/wire/protocol.proto\"7\n\x0b\x41ppendBatch\x12(\n\x07\x61ppends\x18\x01 \x03(\x0b\x32\x17.coranto.StreamedAppend\"\x83\x01\n\x0eStreamedAppend\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.protocol.AppendRequest\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\x12\x15\n\rauthorization\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"l\n\rAppendAnswers\x12&\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x15.coranto.AppendAnswer\x12\x0f\n\x07\x63losing\x18\x02 \x01(\x08\x12\"\n\x06\x66rames\x18\x03 \x01(\x0b\x32\x12.coranto.FramePort\"I\n\x0c\x41ppendAnswer\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08response\x18\x02 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t2K\n\x07\x41ppends\x12@\n\x0c\x41ppendStream\x12\x14.coranto.AppendBatch\x1a\x16.coranto.AppendAnswers(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_APPENDBATCH']._serialized_start=101
   _globals['_APPENDBATCH']._serialized_end=156
-  _globals['_STREAMEDAPPEND']._serialized_start=158
-  _globals['_STREAMEDAPPEND']._serialized_end=268
-  _globals['_APPENDANSWERS']._serialized_start=270
-  _globals['_APPENDANSWERS']._serialized_end=378
-  _globals['_APPENDANSWER']._serialized_start=380
-  _globals['_APPENDANSWER']._serialized_end=453
-  _globals['_APPENDS']._serialized_start=455
-  _globals['_APPENDS']._serialized_end=530
+  _globals['_STREAMEDAPPEND']._serialized_start=159
+  _globals['_STREAMEDAPPEND']._serialized_end=290
+  _globals['_APPENDANSWERS']._serialized_start=292
+  _globals['_APPENDANSWERS']._serialized_end=400
+  _globals['_APPENDANSWER']._serialized_start=402
+  _globals['_APPENDANSWER']._serialized_end=475
+  _globals['_APPENDS']._serialized_start=477
+  _globals['_APPENDS']._serialized_end=552
 # @@protoc_insertion_point(module_scope)

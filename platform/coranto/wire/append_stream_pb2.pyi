@@ -48,12 +48,15 @@ class StreamedAppend(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     AUTHORIZATION_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client, and answered with the append. No two unanswered appends of a stream have the same."""
     content: _builtins.bytes
     """All content."""
     authorization: _builtins.str
     """What `Append` has as metadata of this name. Empty: the metadata of the stream's call."""
+    traceparent: _builtins.str
+    """What `Append` has as metadata of this name: the context of a sampled span."""
     @_builtins.property
     def request(self) -> _protocol_pb2.AppendRequest:
         """The first message of `Append`."""
@@ -65,10 +68,11 @@ class StreamedAppend(_message.Message):
         request: _protocol_pb2.AppendRequest | None = ...,
         content: _builtins.bytes = ...,
         authorization: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorization", b"authorization", "content", b"content", "id", b"id", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorization", b"authorization", "content", b"content", "id", b"id", "request", b"request", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

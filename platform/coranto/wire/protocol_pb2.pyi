@@ -851,6 +851,7 @@ class ReplicateRequest(_message.Message):
     REGISTERS_FIELD_NUMBER: _builtins.int
     READABLE_FIELD_NUMBER: _builtins.int
     ASK_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     deprecated_journal: _builtins.str
     content: _builtins.bytes
     content_delta: _builtins.int
@@ -861,6 +862,8 @@ class ReplicateRequest(_message.Message):
     nothing else, to replicas that take them.
     """
     ask: Global___ReplicateRequest.Ask.ValueType
+    traceparent: _builtins.str
+    """Not of Gazette, whose brokers pass it over: with a proposal, the context of its span, if it is sampled."""
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -879,10 +882,11 @@ class ReplicateRequest(_message.Message):
         registers: Global___LabelSet | None = ...,
         readable: _builtins.int | None = ...,
         ask: Global___ReplicateRequest.Ask.ValueType = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_readable", b"_readable", "header", b"header", "proposal", b"proposal", "readable", b"readable", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_readable", b"_readable", "acknowledge", b"acknowledge", "ask", b"ask", "content", b"content", "content_delta", b"content_delta", "deprecated_journal", b"deprecated_journal", "header", b"header", "proposal", b"proposal", "readable", b"readable", "registers", b"registers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_readable", b"_readable", "acknowledge", b"acknowledge", "ask", b"ask", "content", b"content", "content_delta", b"content_delta", "deprecated_journal", b"deprecated_journal", "header", b"header", "proposal", b"proposal", "readable", b"readable", "registers", b"registers", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__readable: _TypeAlias = _typing.Literal["readable"]  # noqa: Y015
     _WhichOneofArgType__readable: _TypeAlias = _typing.Literal["_readable", b"_readable"]  # noqa: Y015

@@ -67,7 +67,16 @@ class Peer:
     def write(self, content_delta: int, content: bytes) -> None:
         self.sent.append(content.decode())
 
-    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, header: Any, acknowledge: bool, ask: int) -> None:
+    def propose(
+        self,
+        proposal: Fragment,
+        registers: pb.LabelSet,
+        *,
+        header: Any,
+        acknowledge: bool,
+        ask: int,
+        traceparent: str = "",
+    ) -> None:
         self.asked.append(ask)
         self.sent.append(f"[{proposal.begin},{proposal.end}){'?' if acknowledge else ''}")
 
@@ -140,6 +149,7 @@ class World:
         environment: Any = self
         self.replica.queue = JournalQueue(environment, self.replica)  # type: ignore[arg-type]
         self.max_append_rate = 0
+        self.tracer = None
         self.health = ""
         self.on_txn: Callable[[], None] = lambda: None
         self.replica.pipeline.put(None)

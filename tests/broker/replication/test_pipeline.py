@@ -47,7 +47,14 @@ class Peer:
     is_open = tells_synced = True
 
     def propose(
-        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool, ask: int
+        self,
+        proposal: Fragment,
+        registers: pb.LabelSet,
+        *,
+        header: pb.Header | None,
+        acknowledge: bool,
+        ask: int,
+        traceparent: str = "",
     ) -> None:
         self.headers.append(header)
         self._send(f"[{proposal.begin},{proposal.end})")

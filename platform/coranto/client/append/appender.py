@@ -25,6 +25,7 @@ from coranto.client.responses import append_failure
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, CorruptData, InvalidInput, Unavailable
 from coranto.security.tokens import Capability
+from coranto.tracing import TraceSpan, carried
 from coranto.wire import protocol_pb2 as pb
 
 if TYPE_CHECKING:
@@ -48,12 +49,19 @@ class Appender:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, parameters: pb.AppendRequest, *, may_proxy: bool = True, registers: bool = True
+        self,
+        dispatcher: Dispatcher,
+        parameters: pb.AppendRequest,
+        *,
+        may_proxy: bool = True,
+        registers: bool = True,
+        span: TraceSpan | None = None,
     ) -> None:
         """`parameters` is a well-formed first message, which the appender owns during the append.
 
         Without `registers` the registers of the result are not validated. Without `may_proxy` a broker that is not the
-        primary refuses the append instead of proxying it, for callers that retry at the primary.
+        primary refuses the append instead of proxying it, for callers that retry at the primary. `span` is the span of
+        the append, which the caller ends; otherwise `async with` begins one.
         """
         self._dispatcher = dispatcher
         self._parameters = parameters
@@ -69,14 +77,20 @@ class Appender:
         self._may_commit = False  # The empty message may have been sent.
         self._digest = hashlib.sha1(usedforsecurity=False)
         self._length = 0
+        self._span = span
 
     async def __aenter__(self) -> Appender:
+        tracer = self._dispatcher.tracer
+        if tracer is not None:
+            self._span = tracer.span("append", self._journal, "CLIENT")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.abort()
+        if self._span is not None:
+            self._span.end(error, bytes=self._length, status=self._state.value)
 
     @property
     def length(self) -> int:
@@ -129,6 +143,8 @@ class Appender:
             self._chosen, response, self._subject, self._journal, self._length, digest, registers=registers
         )
         self._state = _State.COMMITTED
+        if self._span is not None:
+            self._span.note(begin=result.begin, end=result.end)
         return result
 
     def abort(self) -> None:
@@ -146,7 +162,8 @@ class Appender:
     def _open(self, chosen: ChosenConnection) -> Call:
         self._chosen = chosen
         self._parameters.do_not_proxy = chosen.routed and not self._may_proxy
-        self._call = chosen.stub.Append(metadata=chosen.tokens.about(Capability.APPEND, self._journal))
+        metadata = chosen.tokens.about(Capability.APPEND, self._journal)
+        self._call = chosen.stub.Append(metadata=carried(metadata, self._span))
         self._ending = PeerStatus(self._call)
         self._state = _State.STREAMING
         return self._call

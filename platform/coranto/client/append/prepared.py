@@ -20,6 +20,7 @@ from coranto.client.values import AppendResult
 from coranto.effects import Clock
 from coranto.errors import AppendOutcomeUnknown, CorantoError, Unavailable
 from coranto.security.tokens import Capability
+from coranto.tracing import TraceSpan
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -38,7 +39,9 @@ class PreparedAppend:
         *,
         retry_unknown: bool = False,
         registers: bool = True,
+        within: TraceSpan | None = None,
     ) -> None:
+        """The append's span is inside `within`, or otherwise the current one."""
         self._dispatcher = dispatcher
         self._clock = clock
         self._parameters = parameters
@@ -46,6 +49,8 @@ class PreparedAppend:
         self._retry_unknown = retry_unknown
         self._registers = registers
         self._begun: Appender | None = None
+        tracer = dispatcher.tracer
+        self._span = None if tracer is None else tracer.span("append", parameters.journal, "CLIENT", within=within)
 
     def begin(self) -> None:
         """Open the call early. Errors are left to `commit`. Does nothing if content may go over a stream."""
@@ -62,6 +67,8 @@ class PreparedAppend:
         """Abort an append that was begun, unless `commit` has taken it over."""
         if self._begun is not None:
             self._begun.abort()
+        if self._span is not None:
+            self._span.end(status="rolled back")
 
     async def commit(self, content: bytes | Sequence[bytes]) -> AppendResult:
         """Append content and commit it, wholly or not at all. Call it once. Raises as `JournalClient.append` does.
@@ -69,25 +76,36 @@ class PreparedAppend:
         After a cancellation the outcome is unknown.
         """
         may_repeat = False
-        while True:
-            try:
-                result = await self._attempt(content)
-            except AppendOutcomeUnknown as error:
-                if not self._retry_unknown:
-                    raise
-                may_repeat = True
-                await self._wait(error)
-            except TRANSIENT as error:
-                await self._wait(error)
-            else:
-                return replace(result, may_repeat=True) if may_repeat else result
+        try:
+            while True:
+                try:
+                    result = await self._attempt(content)
+                except AppendOutcomeUnknown as error:
+                    if not self._retry_unknown:
+                        raise
+                    may_repeat = True
+                    await self._wait(error)
+                except TRANSIENT as error:
+                    await self._wait(error)
+                else:
+                    break
+        except BaseException as error:
+            if self._span is not None:
+                self._span.end(error, attempts=self._retry.failures + 1)
+            raise
+        if self._span is not None:
+            begin, end = result.begin, result.end
+            self._span.end(begin=begin, end=end, bytes=end - begin, attempts=self._retry.failures + 1)
+        return replace(result, may_repeat=True) if may_repeat else result
 
     async def _attempt(self, content: bytes | Sequence[bytes]) -> AppendResult:
         append, self._begun = self._begun, None
         try:
             small = _small(content) if append is None else None
             if small is not None and self._dispatcher.streams_appends:
-                result = await _append_small(self._dispatcher, self._parameters, small, registers=self._registers)
+                result = await _append_small(
+                    self._dispatcher, self._parameters, small, self._span, registers=self._registers
+                )
                 if result is not None:
                     return result
             append = append or self._appender()
@@ -102,14 +120,14 @@ class PreparedAppend:
             raise
 
     def _appender(self) -> Appender:
-        return Appender(self._dispatcher, self._parameters, may_proxy=False, registers=self._registers)
+        return Appender(self._dispatcher, self._parameters, may_proxy=False, registers=self._registers, span=self._span)
 
     async def _wait(self, error: CorantoError) -> None:
         await wait_or_raise(self._retry, self._clock, error)
 
 
 async def _append_small(
-    dispatcher: Dispatcher, parameters: pb.AppendRequest, content: bytes, *, registers: bool
+    dispatcher: Dispatcher, parameters: pb.AppendRequest, content: bytes, span: TraceSpan | None, *, registers: bool
 ) -> AppendResult | None:
     """Append content over the stream to the primary. Returns None if its broker serves no streams.
 
@@ -128,7 +146,7 @@ async def _append_small(
         if stream is None:
             return None
         sending = True
-        encoded = await stream.append(parameters, content, metadata)
+        encoded = await stream.append(parameters, content, metadata, "" if span is None else span.traceparent)
     except NotSent as error:
         raise Unavailable(f"{subject}: {chosen.endpoint} could not serve it ({error})") from None
     except grpc.aio.AioRpcError as error:

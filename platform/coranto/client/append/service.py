@@ -21,6 +21,7 @@ from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, InvalidInput
 from coranto.labels import NAME, label_selector, takes_whole_lines
+from coranto.tracing import TraceSpan, tracer
 
 DEFAULT_BATCH_BYTES = 4 << 20
 DEFAULT_PENDING_BYTES = 64 << 20
@@ -42,6 +43,7 @@ class _PendingAppend:
     content: bytes | Spilled
     size: int
     done: asyncio.Future[Appended]
+    span: TraceSpan | None = None
 
 
 @dataclass(slots=True)
@@ -109,6 +111,7 @@ class AppendService:
         self._pending_bytes = 0
         self._admission = asyncio.Lock()
         self._released = asyncio.Event()
+        self._tracer = tracer()
 
     async def __aenter__(self) -> AppendService:
         """Open the spill, if there is one, and begin to append its content.
@@ -182,7 +185,10 @@ class AppendService:
             done.set_exception(state.failure)
             return done
         self._pending_bytes += size
-        state.queue.append(_PendingAppend(content, size, done))
+        span = None
+        if self._tracer is not None:
+            span = self._tracer.span("publish", journal, "PRODUCER", bytes=size)
+        state.queue.append(_PendingAppend(content, size, done, span))
         state.has_torn = state.has_torn or _is_torn(content)
         if state.sender is None:
             state.sender = asyncio.create_task(self._send(journal, state), name=f"append {journal}")
@@ -227,12 +233,14 @@ class AppendService:
             while state.queue:
                 parts = state.has_torn and len(state.queue) > 1 and await self._takes_whole_lines(journal)
                 batch = self._next_batch(state.queue, parts_torn=parts)
-                result = await self._client.append(
+                append = self._client.append(
                     journal,
                     [self._content_of(piece) for piece in batch],
                     retry_unknown=self._retry_unknown,
                     retry_timeout=self._retry_timeout,
                 )
+                first = batch[0].span  # The span of the append is inside it, and the others lead to it.
+                result = await (append if first is None else first.around(append))
                 self._resolve(journal, batch, result)
                 batch = []
         except CorantoError as error:
@@ -283,6 +291,10 @@ class AppendService:
         begin = result.begin
         for piece in batch:
             end = begin + piece.size
+            if piece.span is not None:
+                if piece is not batch[0] and batch[0].span is not None:
+                    piece.span.link(batch[0].span)
+                piece.span.end(begin=begin, end=end)
             if not piece.done.done():
                 piece.done.set_result(Appended(begin, end, result))
             begin = end
@@ -290,6 +302,8 @@ class AppendService:
 
     def _fail(self, batch: list[_PendingAppend], error: CorantoError | None) -> None:
         for piece in batch:
+            if piece.span is not None:
+                piece.span.end(error or asyncio.CancelledError())
             if not piece.done.done():
                 if error is None:
                     piece.done.cancel()

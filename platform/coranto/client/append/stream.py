@@ -88,8 +88,12 @@ class AppendStream:
         """True while it accepts appends."""
         return not self._closing
 
-    async def append(self, request: pb.AppendRequest, content: bytes, metadata: Metadata | None) -> bytes:
+    async def append(
+        self, request: pb.AppendRequest, content: bytes, metadata: Metadata | None, traceparent: str = ""
+    ) -> bytes:
         """Append `content`, and return the broker's encoded answer. `metadata` authorizes the append.
+
+        `traceparent` is the context of a sampled span, if any.
 
         Raises NotSent if nothing was applied, and AioRpcError as a unary call would. Without an answer the code is
         UNAVAILABLE, and the outcome is unknown, as it is after a cancellation.
@@ -101,6 +105,8 @@ class AppendStream:
         append.request.CopyFrom(request)
         if metadata:
             append.authorization = metadata[0][1]
+        if traceparent:
+            append.traceparent = traceparent
         done: asyncio.Future[AppendAnswer] = asyncio.get_running_loop().create_future()
         self._journals.setdefault(request.journal, _JournalAppends()).unsent.append((append, done))
         self._schedule_send()

@@ -133,7 +133,10 @@ class Sender:
         # On the wire, 0 means any offset. The journal has content, so an append at its beginning cannot succeed.
         if not (held and attempt.units[0].expected_offset == 0):
             attempt.append = self._shared.client.prepare(
-                parameters, retry_timeout=self._shared.retry_timeout, registers=not held
+                parameters,
+                retry_timeout=self._shared.retry_timeout,
+                registers=not held,
+                within=attempt.units[0].span,
             )
             attempt.append.begin()  # Before the task, so that it is under way while the task stamps the content.
         attempt.task = asyncio.create_task(self._attempt(attempt))

@@ -21,6 +21,7 @@ from coranto.streams.writer.counters import WriterCounters
 from coranto.streams.writer.gaps import Gaps
 from coranto.streams.writer.stamping import Stamper, stamper_of
 from coranto.streams.writer.units import CommitResult, EventPosition, WriteUnit
+from coranto.tracing import Tracer, tracer
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class Shared:
     batch_bytes: int
     retry_timeout: float
     fresh: bool
+    stream: str = ""
+    tracer: Tracer | None = field(default_factory=tracer)
     sequence: int = -1
     """The largest sequence that was used so far."""
     dead: WriteError | None = None
@@ -63,10 +66,14 @@ class Shared:
     def taken(self, unit: WriteUnit) -> None:
         """Count a unit that was given to the writer, and close the gap that it fills."""
         self.gaps.given(unit)
+        if self.tracer is not None:
+            unit.span = self.tracer.span("publish", self.stream, "PRODUCER", bytes=unit.size, events=len(unit.events))
         self.pending_bytes += unit.size
 
     def succeed(self, unit: WriteUnit, result: EventPosition | CommitResult) -> None:
         self._discount(unit)
+        if unit.span is not None:
+            unit.span.end(segment=result.segment, begin=result.begin, end=result.end)
         if result.end > self.ends.get(result.segment, 0):
             self.ends[result.segment] = result.end
         self.counters.succeeded(unit, result)
@@ -75,6 +82,8 @@ class Shared:
 
     def fail(self, unit: WriteUnit, error: CorantoError) -> None:
         self._discount(unit)
+        if unit.span is not None:
+            unit.span.end(error)
         self.counters.failed(unit, error)
         if not isinstance(error, (PreconditionFailed, PositionUnknown)):  # The caller decides again; it is durable.
             self.gaps.failed(unit, error)

@@ -157,6 +157,7 @@ class StreamWriter(Generic[E]):
             self._batch_bytes,
             self._retry_timeout,
             self._fresh,
+            self.stream,
         )
         self._format = events
         self._end_bytes = len(events.transaction_end(build_uuid(self.identity.producer, 0, 0), self.identity.writer, 0))

@@ -19,6 +19,7 @@ from coranto.messages.uuids import Flags, ProducerClock
 from coranto.streams.model.pictures import html_table
 from coranto.streams.model.registers import Fence, WriterEntry
 from coranto.streams.writer.stamping import Stamper
+from coranto.tracing import TraceSpan
 
 _OUTSIDE: Final = Flags.OUTSIDE_TXN.value
 
@@ -78,6 +79,7 @@ class WriteUnit:
         "place",
         "sequence",
         "size",
+        "span",
     )
 
     def __init__(
@@ -104,6 +106,7 @@ class WriteUnit:
         self.expected_offset = expected_offset
         self.fence = fence
         self.begun = begun
+        self.span: TraceSpan | None = None
 
     @property
     def is_conditional(self) -> bool:
