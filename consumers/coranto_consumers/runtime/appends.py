@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coranto.client import AppendResult
+from coranto.tracing import TraceSpan
 
 BATCH_BYTES = 4 << 20
 PENDING_BYTES = 32 << 20
 
-Append = Callable[[str, Sequence[bytes]], Awaitable[AppendResult]]
+Append = Callable[[str, Sequence[bytes], TraceSpan | None], Awaitable[AppendResult]]
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class _OrderedAppend:
     content: bytes
     after: asyncio.Future[None] | None
     done: asyncio.Future[int]
+    within: TraceSpan | None
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class _Lane:
 
 
 class OrderedAppends:
-    """Appends through `append(journal, pieces)`: to several journals concurrently, with small pieces joined."""
+    """Appends through `append(journal, pieces, within)`: to several journals concurrently, with small pieces joined."""
 
     def __init__(self, append: Append) -> None:
         self._append = append
@@ -43,8 +45,17 @@ class OrderedAppends:
         self._bytes = 0
         self._released = asyncio.Event()
 
-    def add(self, journal: str, content: bytes, *, after: asyncio.Future[None] | None = None) -> asyncio.Future[int]:
+    def add(
+        self,
+        journal: str,
+        content: bytes,
+        *,
+        after: asyncio.Future[None] | None = None,
+        within: TraceSpan | None = None,
+    ) -> asyncio.Future[int]:
         """Append content after all content that was added for the journal before, and not before `after` is done.
+
+        `within` is the span that it belongs to. Joined pieces belong to the first one's.
 
         The future's result is the end offset of the content in the journal. When an append or `after` fails, all
         later appends to the journal fail too.
@@ -56,7 +67,7 @@ class OrderedAppends:
             done.exception()  # It may have no waiter, since the shard has failed already.
             return done
         self._bytes += len(content)
-        lane.queue.append(_OrderedAppend(content, after, done))
+        lane.queue.append(_OrderedAppend(content, after, done, within))
         if lane.sender is None:
             lane.sender = asyncio.create_task(self._send(journal, lane), name=f"append {journal}")
         return done
@@ -86,7 +97,7 @@ class OrderedAppends:
                 batch = self._next_batch(lane.queue)
                 if (gate := batch[0].after) is not None:
                     await asyncio.shield(gate)
-                result = await self._append(journal, [piece.content for piece in batch])
+                result = await self._append(journal, [piece.content for piece in batch], batch[0].within)
                 end = result.begin
                 for piece in batch:
                     end += len(piece.content)

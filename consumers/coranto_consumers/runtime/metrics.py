@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from functools import partial
-from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from coranto.member.etcd_budget import EtcdBudgetMetrics
-from coranto_consumers.runtime.transaction import Times
-
-PHASES: Final = ("consuming", "stalled", "committing", "acknowledging")
+from coranto_consumers.runtime.transaction import PHASES, Times
 
 
 class ConsumerMetrics:
@@ -68,8 +65,7 @@ class ConsumerMetrics:
         self._transactions.labels(shard).inc()
         self._messages.labels(shard).inc(times.messages)
         self._bytes.labels(shard).inc(times.bytes)
-        reached = (times.began, times.stalled, times.commit_began, times.committed, times.acknowledged)
-        for phase, begin, end in zip(PHASES, reached[:-1], reached[1:], strict=True):
+        for phase, begin, end in times.phases:
             self._phases.labels(shard, phase).inc(max(0.0, end - begin))
 
     def failed(self, shard: str, seconds: float) -> None:

@@ -35,6 +35,7 @@ from coranto.fragments import forks
 from coranto.messages import Checkpoint, ProducerClock, ProducerId, Source
 from coranto.messages.checkpoints import Identity
 from coranto.specs.validation import duration_seconds
+from coranto.tracing import Tracer, TraceSpan, tracer
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.outputs.identity import IdentityCheck, journal_outputs, journals_source
 from coranto_consumers.runtime.appends import OrderedAppends
@@ -48,7 +49,7 @@ from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.recreated import advice, present_sources
 from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import recovery_log
-from coranto_consumers.runtime.transaction import Limits, NextStep, Prior, Transactions
+from coranto_consumers.runtime.transaction import Limits, NextStep, Prior, Times, Transactions
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.engines import is_transient
 
@@ -134,6 +135,10 @@ class Primary:
         self._may_repeat = False
         """An append since the prior transaction was done may appear in its journal again."""
         self._resets = 0
+        self._tracer = tracer()
+        self._span: TraceSpan | None = None
+        """The span of the current transaction, once it has messages."""
+        self._completing_span: TraceSpan | None = None
         self.store: Store | None = None
         self.ready = asyncio.Event()
         """Set once the store has been restored."""
@@ -177,6 +182,9 @@ class Primary:
             await self._steps()
         except Exception as error:
             await self._finish_acknowledging()
+            for span in (self._completing_span, self._span):
+                if span is not None:
+                    span.end(error)
             if (rejected := self._rejection(error)) is not None:
                 raise rejected from None  # The error itself may quote values of rows.
             raise
@@ -313,6 +321,11 @@ class Primary:
         """Let the application consume the available messages for a while, and append its published messages."""
         assert self.store is not None
         await self._input.consume(self.store)
+        if self._tracer is not None and self._span is None and self._transactions.is_open:
+            begun = int((self._clock.now() - self._now() + self._transactions.current.began) * 1e9)
+            self._span = self._tracer.span(
+                "transaction", kind="CONSUMER", consumer=self._shard.id, begun=begun, is_root=True
+            )
         self._append_published()
         await self._input.replay(self._client)
         self._room.set()
@@ -325,7 +338,7 @@ class Primary:
 
     def _append_published(self) -> None:
         for journal, content in self._publisher.take():
-            self._published.append(self._appends.add(journal, content))
+            self._published.append(self._appends.add(journal, content, within=self._span))
         self._published = [append for append in self._published if not _succeeded(append)]
 
     async def _commit(self) -> None:
@@ -344,7 +357,10 @@ class Primary:
         self._transactions.start_commit(self._now())
         # Acknowledgements are queued now, so that no message of the next transaction can come before them.
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        acknowledged = {journal: self._appends.add(journal, intent, after=gate) for journal, intent in intents.items()}
+        span, self._completing_span, self._span = self._span, self._span, None
+        acknowledged = {
+            journal: self._appends.add(journal, intent, after=gate, within=span) for journal, intent in intents.items()
+        }
         self._begin_completing(self._complete(committing, checkpoint, gate, acknowledged))
 
     async def _require_declared(self) -> None:
@@ -406,9 +422,20 @@ class Primary:
         self._transactions.acknowledged(self._now())
         offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}
         self._metrics.completed(self._shard.id, self._transactions.completing)
+        if self._tracer is not None and self._completing_span is not None:
+            self._trace(self._tracer, self._completing_span, self._transactions.completing)
         self._metrics.read_through(self._shard.id, offsets)
         self._progress.advance(offsets, ends)
         self._note_passed_over()
+
+    def _trace(self, tracer: Tracer, span: TraceSpan, times: Times) -> None:
+        """End the span of a completed transaction, with a span of each phase."""
+        offset = self._clock.now() - self._now()
+        for phase, begin, end in times.phases:
+            begun, ended = int((offset + begin) * 1e9), int((offset + end) * 1e9)
+            tracer.span(phase, consumer=self._shard.id, within=span, begun=begun).end(at=ended)
+        span.end(at=ended, messages=times.messages, bytes=times.bytes)
+        self._completing_span = None
 
     async def _acknowledged(
         self, written: dict[str, asyncio.Future[int]], *, may_be_deleted: bool = False
@@ -499,13 +526,14 @@ class Primary:
         task.add_done_callback(lambda _: self._wake.set())
         self._tasks.append(task)
 
-    async def _append(self, journal: str, pieces: Any) -> AppendResult:
+    async def _append(self, journal: str, pieces: Any, within: TraceSpan | None) -> AppendResult:
         # Messages carry UUIDs, so one that is appended twice is read once. Brokers that cannot be reached are waited
         # for, because committed messages must be acknowledged.
         begun, waited = self._now(), False
         while True:
+            append = self._client.append(journal, pieces, retry_unknown=True, retry_timeout=REPORT_SECONDS)
             try:
-                result = await self._client.append(journal, pieces, retry_unknown=True, retry_timeout=REPORT_SECONDS)
+                result = await (append if within is None else within.around(append))
             except (AppendOutcomeUnknown, *TRANSIENT) as error:
                 waited = self._may_repeat = True  # An attempt whose outcome is unknown may come late.
                 seconds = self._now() - begun

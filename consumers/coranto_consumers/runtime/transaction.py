@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from coranto.errors import CorantoError, InvalidInput
 
@@ -73,6 +74,10 @@ class Limits:
             )
 
 
+PHASES: Final = ("consuming", "stalled", "committing", "acknowledging")
+"""The phases of a transaction: `stalled` is the wait for the prior one."""
+
+
 @dataclass(slots=True)
 class Times:
     """The times of a transaction's stages, as monotonic readings, and its messages and bytes."""
@@ -91,6 +96,12 @@ class Times:
     def pulled(self) -> int:
         """The number of messages and acknowledgements."""
         return self.messages + self.acknowledgements
+
+    @property
+    def phases(self) -> list[tuple[str, float, float]]:
+        """The phases of a transaction that is acknowledged, with their beginnings and ends."""
+        reached = (self.began, self.stalled, self.commit_began, self.committed, self.acknowledged)
+        return list(zip(PHASES, reached[:-1], reached[1:], strict=True))
 
 
 class Transactions:

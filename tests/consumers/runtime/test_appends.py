@@ -24,7 +24,7 @@ class Brokers:
         self.open.set()
         self.failure: Exception | None = None
 
-    async def append(self, journal: str, pieces: Any) -> AppendResult:
+    async def append(self, journal: str, pieces: Any, within: Any) -> AppendResult:
         await self.open.wait()
         if self.failure is not None:
             raise self.failure

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -58,6 +59,7 @@ from coranto_consumers.runtime.transaction import DeferToNextTransaction, EmptyT
 from coranto_consumers.stores import SqlShardStore
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.sql import SqlStore
+from tests.spans import recorded_spans
 
 SUMS = Table(
     "sums",
@@ -99,6 +101,53 @@ async def test_messages_are_summed_published_and_checkpointed(journals, client, 
     checkpoint = sums.database.read("shard-sums").checkpoint
     assert checkpoint.sources["in/one"].read_through == head
     assert set(checkpoint.ack_intents) == {"out/one"}
+
+
+async def test_a_transaction_is_one_trace_with_its_phases_and_appends(journals, client, sums):
+    with recorded_spans() as spans:
+        async with JournalClient(journals.fake.endpoint) as traced, running_shard(sums, SPEC, traced) as shard:
+            head = await journals.publish("in/one", {"key": "a", "n": 1}, {"key": "b", "n": 2})
+            await shard.read_through({"in/one": head})
+            head = await journals.publish("in/one", {"key": "a", "n": 3})
+            await shard.read_through({"in/one": head})
+    transactions = spans.named("transaction shard-sums")
+    assert [span.attributes["coranto.messages"] for span in transactions] == [2, 1]
+    for transaction in transactions:
+        assert (transaction.parent, transaction.kind.name) == (None, "CONSUMER")
+        assert transaction.attributes["messaging.consumer.group.name"] == "shard-sums"
+        inside = spans.within(transaction)
+        appends = [span for span in inside if span.name == "append out/one"]
+        assert len(appends) == 2, "of its message and of its acknowledgement"
+        phases = sorted((span for span in inside if span not in appends), key=lambda span: span.end_time)
+        names = [span.name for span in phases]
+        assert names == [f"{phase} shard-sums" for phase in ("consuming", "stalled", "committing", "acknowledging")]
+        assert phases[0].start_time == pytest.approx(transaction.start_time, abs=10**9)
+        assert phases[-1].end_time == transaction.end_time
+        assert all(before.end_time == after.start_time for before, after in pairwise(phases))
+        assert all(transaction.start_time <= span.start_time <= transaction.end_time for span in appends)
+
+
+async def test_a_failed_transaction_ends_its_trace_without_values_of_rows(journals, client, sums):
+    def fail(content: dict[str, Any]) -> None:
+        if content["n"] == 2:
+            raise ValueError("a secret value")
+
+    sums.before = fail
+    with recorded_spans() as spans:
+        async with running_shard(sums, SPEC, client) as shard:
+            head = await journals.publish("in/one", {"key": "a", "n": 1})
+            await shard.read_through({"in/one": head})
+            sums.before = lambda content: None
+            sums.database.engine.dispose()
+            finalize = sums.finalize_txn
+            sums.finalize_txn = lambda *given: fail({"n": 2}) or finalize(*given)
+            await journals.publish("in/one", {"key": "a", "n": 3})
+            with pytest.raises(ValueError, match="a secret value"):
+                await shard.read_through({"in/one": journals.head("in/one")})
+    (done, failed) = spans.named("transaction shard-sums")
+    assert done.status.is_unset
+    assert (failed.status.status_code.name, failed.status.description) == ("ERROR", "")
+    assert failed.attributes["error.type"] == "ValueError"
 
 
 async def test_a_shard_continues_from_its_checkpoint(journals, client, sums):

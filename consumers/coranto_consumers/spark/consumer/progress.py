@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from coranto.telemetry import Log, amount, progress
+from coranto.tracing import TraceSpan, tracer
 from coranto_consumers.spark.consumer.pending_report import OldestTransaction
 from coranto_consumers.spark.journals.losses import LostContent
 
@@ -130,18 +131,41 @@ def waits_for(report: ConsumeReport) -> str:
 
 
 class PhaseTimes:
-    """Measures the phases of one transaction, in seconds."""
+    """Measures the phases of one transaction, in seconds, and traces them."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, consumer: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._last = monotonic()
         self._seconds: dict[str, float] = {}
+        self._consumer = consumer
+        self._tracer = tracer()
+        self._begun = time.time_ns()
+        self._traced: list[tuple[str, int]] = []
+        """The phases to trace, with the times of their ends."""
 
     def ended(self, phase: str) -> None:
         """Record that a phase has ended, and the next one begins."""
         now = self._monotonic()
         self._seconds[phase] = now - self._last
         self._last = now
+        if self._tracer is not None:
+            self._traced.append((phase, time.time_ns()))
+
+    @contextmanager
+    def traced(self) -> Iterator[TraceSpan | None]:
+        """Run the transaction in its span, which ends with the block. None without traces."""
+        if self._tracer is None:
+            yield None
+            return
+        begun = self._begun
+        with self._tracer.span("transaction", kind="CONSUMER", consumer=self._consumer, begun=begun) as span:
+            try:
+                with span.current():
+                    yield span
+            finally:
+                for phase, ended in self._traced:
+                    self._tracer.span(phase, consumer=self._consumer, within=span, begun=begun).end(at=ended)
+                    begun = ended
 
     def added_to(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return the phases' times plus the times of earlier transactions."""

@@ -22,7 +22,7 @@ from coranto_consumers.spark.consumer.comparing import compare_tables
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions, too_long_for
 from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
-from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Step
+from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, PhaseTimes, Step
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, offsets_of
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import UnreadContent, ends_of
@@ -75,6 +75,8 @@ class Run:
         """The journals in the checkpoint."""
         self._has_new_ids = False
         """True if the checkpoint lacks the ids of journals."""
+        self._times: PhaseTimes | None = None
+        """Measures the transaction that was planned last."""
 
     def begin(self) -> None:
         """Run step 1 (`spark_consumer.py`), after the database has accepted the application's own SQL."""
@@ -126,6 +128,7 @@ class Run:
         """Process the content in `present`, until all is read, `most` transactions are done, or `stop` returns True."""
         self._look(present)
         while (most is None or self.report.transactions < most) and not (stop is not None and stop()):
+            self._times = PhaseTimes(self._owner.name)
             for lost in self._unread.holes.due(self.sources):
                 self._skip_lost(lost)
             due = self._unread.long.due(self.sources, self._options.max_transaction_bytes)
@@ -134,6 +137,7 @@ class Run:
             if due is None and not ranges:
                 self._record()
                 return
+            self._times.ended("planning")
             self._owner.hooks.reached(Step.PLANNED)
             is_last = most is not None and self.report.transactions + 1 >= most
             try:
@@ -244,7 +248,8 @@ class Run:
             return self._finish(transaction, read, _prefetch_nothing)
 
     def _transaction(self) -> ConsumerTransaction:
-        return ConsumerTransaction(self._owner, self.report, lambda: nullcontext(self._client))
+        times, self._times = self._times, None  # A second attempt has times of its own.
+        return ConsumerTransaction(self._owner, self.report, lambda: nullcontext(self._client), times)
 
     def _finish(
         self,

@@ -175,11 +175,12 @@ class Owner:
 class ConsumerTransaction:
     """One transaction of an owner. `report` is the progress of its run: before it, and then after it."""
 
-    def __init__(self, owner: Owner, report: ConsumeReport, connect: Connect) -> None:
+    def __init__(self, owner: Owner, report: ConsumeReport, connect: Connect, times: PhaseTimes | None = None) -> None:
+        """`times` has measured the phases so far."""
         self.report = report
         self._owner = owner
         self._connect = connect
-        self._times = PhaseTimes()
+        self._times = times or PhaseTimes(owner.name)
         self._written: list[Any] = []
         self._is_expected = False
         self._published = Published()
@@ -202,8 +203,8 @@ class ConsumerTransaction:
         Calls `staged` before the commit. Raises the errors of the store, the client and the tasks; and RejectedRow,
         before anything is committed, for messages that `misfits` forbids, or any after `write_expected`.
         """
-        self._times.ended("reading")
-        with self._resources:
+        with self._times.traced() as span, self._resources:
+            self._times.ended("reading")
             try:
                 self._run(read, staged)
             except RejectedRow as rejected:
@@ -211,6 +212,8 @@ class ConsumerTransaction:
                     raise
                 read = self._without_rejected(read, rejected)
                 self._run(read, staged)
+            if span is not None:
+                span.note(messages=read.messages, published=self._published.messages)
         return read
 
     def _run(self, read: Input, staged: Callable[[Input], None]) -> None:

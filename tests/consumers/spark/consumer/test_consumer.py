@@ -43,6 +43,7 @@ from coranto_consumers.spark.outputs.tasks import StageTask
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
 from tests.consumers.conftest import needs_mariadb
+from tests.spans import recorded_spans
 
 SOURCES = ("delays/events/one", "delays/events/two")
 ALERTS = ("delays/alerts/one", "delays/alerts/two")
@@ -213,6 +214,42 @@ def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url, monke
     assert (again.transactions, again.messages, again.fence) == (0, 0, 2)
     assert again.replayed_intents == len(ALERTS)
     world.check(store_url)
+
+
+def test_each_transaction_is_a_trace_of_its_phases(spark, world, sqlite_url):
+    world.publish(30)
+    limits = {"max_transaction_bytes": 4_000, "max_partition_bytes": 1_500}
+
+    class Failing(Hooks):
+        def reached(self, step: Step) -> None:
+            if step is Step.MERGED:
+                raise InvalidInput("a secret value")
+
+    with recorded_spans() as spans:
+        with pytest.raises(InvalidInput):
+            consumer(spark, world, sqlite_url, Failing(), **limits).run_until_caught_up()
+        (failed,) = spans.named("transaction delays")
+        assert (failed.status.status_code.name, failed.status.description) == ("ERROR", "")
+        names = [span.name.partition(" ")[0] for span in spans.within(failed)]
+        assert names[:3] == ["planning", "reading", "writing"]
+        assert set(names[3:]) == {"append"}, "its messages are rolled back"
+        spans.exporter.clear()
+        report = consumer(spark, world, sqlite_url, **limits).run_until_caught_up()
+    transactions = spans.named("transaction delays")
+    assert len(transactions) == report.transactions > 1
+    assert sum(span.attributes["coranto.messages"] for span in transactions) == report.messages
+    assert sum(span.attributes["coranto.published"] for span in transactions) == report.published
+    for transaction in transactions:
+        inside = spans.within(transaction)
+        appends = [span for span in inside if span.name.startswith("append delays/alerts/")]
+        assert appends or not transaction.attributes["coranto.published"]
+        phases = [span for span in inside if span not in appends]
+        names = [span.name.partition(" ")[0] for span in phases]
+        assert names == ["planning", "reading", "writing", "committing", "acknowledging"]
+        assert phases[0].start_time == transaction.start_time
+        assert all(before.end_time == after.start_time for before, after in pairwise(phases))
+        assert transaction.kind.name == "CONSUMER"
+    world.check(sqlite_url)
 
 
 def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark, world, sqlite_url, monkeypatch):

@@ -52,7 +52,7 @@ def test_counters_go_on_over_runs_whose_reports_begin_at_zero():
 
 def test_the_phases_of_a_transaction_are_measured_one_after_another():
     now = iter([10.0, 12.0, 12.5, 15.5, 16.0])
-    times = PhaseTimes(lambda: next(now))
+    times = PhaseTimes("consumer", lambda: next(now))
     for phase in PHASES:
         times.ended(phase)
 
