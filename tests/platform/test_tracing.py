@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 import coranto.tracing
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput, Unavailable
-from coranto.testing import Cluster
+from coranto.testing import Cluster, SyncCluster
 from coranto.tracing import Tracer, TraceSpan, carried, export, tracer
 from tests.spans import Spans, recorded_spans
 
@@ -38,7 +39,7 @@ USE = """
 import coranto_consumers.runtime.primary, coranto_consumers.spark.consumer.progress
 from coranto.client.publishing import publisher
 from coranto.messages import JsonLines
-from coranto.testing import Cluster
+from coranto.testing import Cluster, SyncCluster
 
 async def main():
     async with Cluster(brokers=3) as cluster:
@@ -112,6 +113,26 @@ async def test_an_append_without_traces_calls_nothing_of_this_module() -> None:
         assert {"span", "continued", "end"} <= set(await profiled(3))
 
 
+def test_blocking_calls_are_inside_the_span_of_their_thread(spans: Spans) -> None:
+    with SyncCluster(brokers=1) as cluster:
+        cluster.create("test/journal")
+        client = cluster.client()
+        with trace.get_tracer("user").start_as_current_span("user"):
+            client.append("test/journal", b"x")
+            with client.appender("test/journal") as append:
+                append.write(b"y")
+                append.commit()
+            with contextlib.suppress(KeyError), client.appender("test/journal") as append:
+                append.write(b"z")
+                raise KeyError
+            assert b"".join(chunk.content for chunk in client.read("test/journal", 0, end_offset=2)) == b"xy"
+    (user,) = spans.named("user")
+    inside = spans.within(user)
+    assert [span.name.partition(" ")[0] for span in inside] == ["append", "append", "append", "read"]
+    assert [span.attributes.get("coranto.begin") for span in inside] == [0, 1, None, 0]
+    assert [span.attributes.get("error.type") for span in inside] == [None, None, "KeyError", None]
+
+
 def test_there_is_a_tracer_only_with_a_provider_that_is_not_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tracer() is None
     with recorded_spans():
@@ -180,7 +201,8 @@ def test_a_missing_sdk_is_named() -> None:
     assert "traces: opentelemetry.sdk is not installed" in found.stderr
     assert "pip install opentelemetry-sdk opentelemetry-exporter-otlp" in found.stderr
     command = "import sys; sys.argv = ['x', 'serve', '--traces']; from coranto_broker.server.cli import app; app()"
-    assert program(command, "opentelemetry.sdk").returncode != 0
+    found = program(command, "opentelemetry.sdk")
+    assert (found.returncode, "opentelemetry.sdk" in found.stderr) == (2, True), found.stderr
 
 
 @pytest.mark.parametrize("name", ["OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=none"])

@@ -257,7 +257,7 @@ class SyncAppender(AppenderFace):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.abort()
+        self._run(self._appender.__aexit__(kind, error, traceback))
 
 
 class SyncAppendService(AppendServiceFace, QueuedFace):

@@ -61,7 +61,7 @@ class Appender:
 
         Without `registers` the registers of the result are not validated. Without `may_proxy` a broker that is not the
         primary refuses the append instead of proxying it, for callers that retry at the primary. `span` is the span of
-        the append, which the caller ends; otherwise `async with` begins one.
+        the append, which the caller ends; without it, the end of the block ends one.
         """
         self._dispatcher = dispatcher
         self._parameters = parameters
@@ -77,12 +77,11 @@ class Appender:
         self._may_commit = False  # The empty message may have been sent.
         self._digest = hashlib.sha1(usedforsecurity=False)
         self._length = 0
+        if span is None and dispatcher.tracer is not None:
+            span = dispatcher.tracer.span("append", self._journal, "CLIENT")
         self._span = span
 
     async def __aenter__(self) -> Appender:
-        tracer = self._dispatcher.tracer
-        if tracer is not None:
-            self._span = tracer.span("append", self._journal, "CLIENT")
         return self
 
     async def __aexit__(

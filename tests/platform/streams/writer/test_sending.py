@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry import trace
 
 from coranto.client.append.appender import Appender
 from coranto.client.dispatch import ChosenConnection
@@ -19,6 +20,7 @@ from coranto.specs.validation import validate
 from coranto.streams import JsonEvents, Split, StreamWriter
 from coranto.streams.model.registers import Advances, WriterEntry, advance
 from tests.platform.streams.stream_world import STREAM, CutPoint, stream_world
+from tests.spans import recorded_spans
 
 LABEL = "coranto.dev/writer-010203040506"
 NUMBERS = st.integers(0, (1 << 63) - 1)
@@ -45,6 +47,29 @@ async def test_events_that_cannot_be_stamped_are_not_applied_and_the_writer_cont
             assert writer.pending_bytes == 0
             await writer.write_events("key", [{"n": 2}])
         assert [each.message["n"] for each in await world.messages() if "n" in each.message] == [0, 2, 2]
+
+
+async def test_what_is_written_is_traced_to_its_append_without_content() -> None:
+    with recorded_spans() as spans:
+        async with stream_world() as world, StreamWriter(world.client, STREAM, format=Fragile()) as writer:
+            with trace.get_tracer("user").start_as_current_span("user"):
+                written = [await writer.write_event("key", {"n": n}) for n in range(2)]
+                await asyncio.gather(*(writer.write_event("key", {"n": n}) for n in range(100)))
+            with pytest.raises(WriteError):
+                await writer.write_events("key", [{"fragile": True}])
+    (user,) = spans.named("user")
+    *done, failed = spans.named(f"publish {STREAM}")
+    assert {span.parent.span_id for span in done} == {user.context.span_id}
+    assert len(done) == 102
+    assert [(span.attributes["coranto.begin"], span.attributes["coranto.end"]) for span in done[:2]] == [
+        (each.begin, each.end) for each in written
+    ]
+    appends = [span for each in done for span in spans.within(each)]
+    assert {span.name for span in appends} == {f"append {written[0].journal}"}
+    assert 2 < len(appends) < 102, "events that wait together share an append, inside the first one's span"
+    assert (failed.status.status_code.name, failed.status.description) == ("ERROR", "")
+    (refused,) = spans.within(failed)
+    assert refused.attributes["coranto.status"] == "rolled back"
 
 
 async def test_a_writer_that_is_cancelled_at_once_leaves_no_call_open(monkeypatch: pytest.MonkeyPatch) -> None:
