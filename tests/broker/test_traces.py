@@ -272,14 +272,14 @@ async def test_the_gateway_continues_the_trace_of_a_request(
 async def test_broker_processes_export_to_a_collector(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over frames as well: the appends are frequent enough to move there."""
+    """Over frames, where frequent appends and their replication move."""
     with Receiver() as receiver, contextlib.ExitStack() as ends:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         children = []
         for number in range(3):
-            own = {"id": f"broker-{number}", "data_dir": tmp_path / f"data-{number}", "traces": True}
+            own = {"id": f"broker-{number}", "data_dir": tmp_path / f"data-{number}", "traces": True, "metrics_port": 0}
             child = BrokerChild(broker_settings.model_copy(update=own), tmp_path / f"{number}.log")
             ends.callback(child.close)
             child.start()
@@ -289,17 +289,17 @@ async def test_broker_processes_export_to_a_collector(
             await created(client, spec(J), 3)
 
             def over_frames() -> bool:
-                streams = client._dispatcher.to_primary(J).connection.append_streams
-                return streams.over_frames
+                return client._dispatcher.to_primary(J).connection.append_streams.over_frames
 
-            async def appended() -> bool:
-                await client.append(J, b"x")
-                return over_frames()
+            def replicating() -> float:
+                return sum(child.metrics()['coranto_frame_connections{method="Replicate"}'] for child in children)
 
-            await eventually(appended)
-            for _ in range(40):  # Replication moves after some of them.
-                await client.append(J, b"x")
-            await asyncio.sleep(0.5)
+            async def moved() -> bool:
+                for _ in range(20):
+                    await client.append(J, b"x")
+                return over_frames() and await asyncio.to_thread(replicating) == 2
+
+            await eventually(moved)
             spans.exporter.clear()
             await client.append(J, b"y")
         (mine,) = spans.named(f"append {J}")
