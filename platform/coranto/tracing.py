@@ -71,13 +71,14 @@ class TraceSpan:
             return await work
 
     def link(self, other: TraceSpan) -> None:
-        """Link to a span that this one depends on."""
-        self._span.add_link(other._span.get_span_context())
+        """Link to a span that this one depends on. Does nothing once this one has ended."""
+        if self._span.is_recording():
+            self._span.add_link(other._span.get_span_context())
 
     def note(self, **facts: bool | int | float | str) -> None:
-        """Set attributes, whose names get the prefix `coranto.`."""
-        for name, value in facts.items():
-            self._span.set_attribute(f"coranto.{name}", value)
+        """Set attributes, whose names get the prefix `coranto.`. Does nothing once the span has ended."""
+        if self._span.is_recording():
+            self._span.set_attributes({f"coranto.{name}": value for name, value in facts.items()})
 
     def end(
         self, error: BaseException | None = None, *, at: int | None = None, **facts: bool | int | float | str

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -21,6 +22,7 @@ from coranto.errors import CorantoError, RegisterMismatch
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_selector, label_set
 from coranto.messages import JsonLines
 from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.process import BrokerChild
@@ -183,6 +185,15 @@ async def test_refusals_and_errors_are_recorded(
         assert facts(server)["status"] == "REGISTER_MISMATCH"
         assert client_span.status.status_code is trace.StatusCode.ERROR
         assert client_span.attributes["error.type"] == "RegisterMismatch"
+        context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        async with grpc.aio.insecure_channel(brokers[0].endpoint.removeprefix("http://")) as channel:
+            call: Any = pb_grpc.JournalStub(channel).Append(metadata=(("traceparent", context),))
+            await call.write(pb.AppendRequest(journal=J))
+            await call.write(pb.AppendRequest(journal=J, content=b"with parameters"))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call
+        invalid = spans.named(f"append {J}")[-1]
+        assert (invalid.attributes["error.type"], f"{invalid.parent.span_id:x}") == ("InvalidInput", "b7ad6b7169203331")
         with pytest.raises(CorantoError):
             await client.append("test/none", b"x", retry_timeout=0)
         server, client_span = spans.named("append test/none")
@@ -264,6 +275,7 @@ async def test_the_gateway_continues_the_trace_of_a_request(
         for each in spans.all
         if each.kind is trace.SpanKind.SERVER
     ]
+    assert all(each.status.is_unset for each in spans.all)
     assert found == [
         (f"{each} {J}", "af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331") for each in ("append", "read")
     ]

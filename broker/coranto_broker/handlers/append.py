@@ -70,6 +70,10 @@ async def serve_encoded(
         if outcome.state is State.PROXY:
             return await forward(broker, append, inbox)
         return encoder.encode(outcome)
+    except BaseException as error:
+        if append.span is not None:
+            append.span.end(error)
+        raise
     finally:
         append.leave()
         inbox.close()

@@ -244,6 +244,8 @@ class _Stream:
             outcome = await forward_buffered(self._broker, append)
         except Exception as error:  # noqa: BLE001  # The append fails, and no other.
             append.state, outcome = State.ERROR, error
+            if append.span is not None:
+                append.span.end(error)
         self._end(number, size, append, outcome)
 
     def _end(self, number: int, size: int, append: QueuedAppend, outcome: _Outcome | None) -> None:

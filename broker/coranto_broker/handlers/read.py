@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,7 +27,7 @@ from coranto_broker.handlers import kept_content
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.gaps import GapReader
 from coranto_broker.handlers.refusals import is_acceptable
-from coranto_broker.rpc.source import MessageSink
+from coranto_broker.rpc.source import MessageSink, SinkComplete
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -59,38 +59,31 @@ async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, 
         await context.write(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
         return
     concerns(request.journal)
-    tracer = broker.tracer
-    span = None if tracer is None else tracer.continued("read", request.journal, carried_by(context))
-    if span is None:
-        await _serve_acceptable(broker, request, context, claims, None)
-        return
-    span.note(begin=request.offset)
-    with span:
-        await _serve_acceptable(broker, request, context, claims, span)
-
-
-async def _serve_acceptable(
-    broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims, span: TraceSpan | None
-) -> None:
-    if request.HasField("content_sum") and await kept_content.send(broker, request, context, claims):
-        return
-    resolution = await broker.resolver.resolve(
-        request.journal,
-        may_proxy=not request.do_not_proxy,
-        require_primary=False,
-        min_revision=request.min_etcd_revision,
-        proxy_header=request.header if request.HasField("header") else None,
-        claims=claims,
-    )
-    status = resolution.status
-    if status == pb.OK and not may_read(resolution.spec):
-        status = pb.NOT_ALLOWED
-    if status != pb.OK:
-        await context.write(pb.ReadResponse(status=status, header=resolution.header))
-    elif resolution.is_local:
-        await _serve_local(broker, resolution, request, context)
-    else:
-        await _proxy(broker, resolution, request, context, span)
+    span = None
+    if broker.tracer is not None:
+        span = broker.tracer.continued("read", request.journal, carried_by(context))
+    with span or nullcontext(), contextlib.suppress(SinkComplete):
+        if span is not None:
+            span.note(begin=request.offset)
+        if request.HasField("content_sum") and await kept_content.send(broker, request, context, claims):
+            return
+        resolution = await broker.resolver.resolve(
+            request.journal,
+            may_proxy=not request.do_not_proxy,
+            require_primary=False,
+            min_revision=request.min_etcd_revision,
+            proxy_header=request.header if request.HasField("header") else None,
+            claims=claims,
+        )
+        status = resolution.status
+        if status == pb.OK and not may_read(resolution.spec):
+            status = pb.NOT_ALLOWED
+        if status != pb.OK:
+            await context.write(pb.ReadResponse(status=status, header=resolution.header))
+        elif resolution.is_local:
+            await _serve_local(broker, resolution, request, context)
+        else:
+            await _proxy(broker, resolution, request, context, span)
 
 
 async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink) -> None:

@@ -20,12 +20,9 @@ from coranto.fragments.fragment import Fragment, sum_from_wire
 from coranto.tracing import KEY
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.http.statuses import HINTS, STATUSES
+from coranto_broker.rpc.source import SinkComplete
 
 MAX_OFFSET = (1 << 63) - 1
-
-
-class _ContentComplete(Exception):
-    """All content that the headers promised was written."""
 
 
 class _Call:
@@ -54,10 +51,7 @@ class ReadAnswer(_Call):
 
         Raises its errors, and Unavailable if it has not written all content that the headers promised.
         """
-        try:
-            await reading
-        except _ContentComplete:
-            return
+        await reading
         if self._next < self._stop:
             raise Unavailable(f"the read ended at offset {self._next}, before {self._stop}; read on from there")
 
@@ -76,7 +70,7 @@ class ReadAnswer(_Call):
                 await self.response.prepare(self._http)
             await self.response.write(content)
             if self._next == self._stop:
-                raise _ContentComplete  # The journal may have grown since the headers were sent.
+                raise SinkComplete  # The journal may have grown since the headers were sent.
         elif self.response is None:
             self.response = self._begin(message)
         # Ignore later metadata: another fragment's adds nothing new, a reached head's ends the content.

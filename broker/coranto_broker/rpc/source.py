@@ -17,8 +17,12 @@ class MessageSource(Protocol):
         """Return the next message, or at the end an object that is not a message."""
 
 
+class SinkComplete(Exception):
+    """A sink needs no further messages of the handler, which ends in order."""
+
+
 class MessageSink(Protocol):
-    """The receiver of a handler's messages. `write` returns once there is room for more."""
+    """The receiver of a handler's messages. `write` returns once there is room for more, or raises SinkComplete."""
 
     async def write(self, message: Any, /) -> None: ...
 
