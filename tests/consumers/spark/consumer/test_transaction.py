@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -16,11 +17,13 @@ from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark import Hooks, JournalOutput, Outputs, Step, TableOutput
 from coranto_consumers.spark.consumer import transaction as transaction_module
+from coranto_consumers.spark.consumer.progress import PhaseTimes
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, acknowledge
 from coranto_consumers.spark.inputs.input_reader import Input
 from coranto_consumers.spark.outputs.staging import Published
 from coranto_consumers.spark.outputs.stores import OutputStore
 from coranto_consumers.stores.fencing import Restored
+from tests.spans import recorded_spans
 
 INTENTS = {"out/gone": b"ack\n", "out/here": b"ack\n"}
 
@@ -196,3 +199,36 @@ def test_published_messages_are_rolled_back_unless_the_commit_may_have_happened(
     owner.store.fails = None
     ConsumerTransaction(owner, owner.progress, connect).run(read_of("first", 10))
     assert broker.content("out/one") == appended + b"ack\n"
+
+
+def test_a_transaction_is_one_trace_with_its_phases_and_appends(owner, broker, monkeypatch):
+    broker.create("out/one")
+    published = Published({"out/one": b"ack\n"}, 1, {"out/one": b"rollback\n"})
+    monkeypatch.setattr(transaction_module, "publish_journal_outputs", lambda journals, client, ids: published)
+    owner.outputs = lambda committed: Outputs(journals=[JournalOutput(None, "a=b")])
+
+    def refuse(read: Input) -> None:
+        raise SqlStoreError("a secret value")
+
+    with recorded_spans() as spans:
+        connect = partial(SyncJournalClient.of, broker.config)
+        times = PhaseTimes(owner.name)
+        times.ended("planning")
+        with pytest.raises(SqlStoreError):
+            ConsumerTransaction(owner, owner.progress, connect, times).run(read_of("first", 10), refuse)
+        ConsumerTransaction(owner, owner.progress, connect).run(read_of("first", 10))
+    failed, done = spans.named("transaction sums")
+    assert (failed.status.status_code.name, failed.status.description) == ("ERROR", "")
+    assert failed.attributes["error.type"] == "SqlStoreError"
+    assert done.attributes["coranto.messages"] == 3
+    for transaction, expected in (
+        (failed, ["planning sums", "reading sums", "writing sums"]),
+        (done, ["reading sums", "writing sums", "committing sums", "acknowledging sums"]),
+    ):
+        assert transaction.attributes["messaging.consumer.group.name"] == "sums"
+        inside = spans.within(transaction)
+        assert [span.name for span in inside if span.name.startswith("append")] == ["append out/one"]
+        phases = [span for span in inside if not span.name.startswith("append")]
+        assert [span.name for span in phases] == expected
+        assert phases[0].start_time == transaction.start_time
+        assert all(before.end_time == after.start_time for before, after in pairwise(phases))
