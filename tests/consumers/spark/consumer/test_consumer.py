@@ -217,7 +217,8 @@ def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url, monke
 
 
 def test_each_transaction_is_a_trace_of_its_phases(spark, world, sqlite_url):
-    world.publish(30)
+    for _ in range(2):
+        world.publish(30)
     limits = {"max_transaction_bytes": 4_000, "max_partition_bytes": 1_500}
 
     class Failing(Hooks):
