@@ -27,6 +27,7 @@ from coranto_broker.settings import BrokerSettings
 from tests.broker.handlers.test_authorization import KEY
 from tests.broker.running import eventually, running_broker
 from tests.platform.member.clock import ManualClock
+from tests.spans import recorded_spans
 
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]
@@ -198,14 +199,20 @@ async def test_a_client_over_its_quota_is_slowed_down_and_completes(
     broker_settings: BrokerSettings, tmp_path: Path, spec: MakeSpec
 ) -> None:
     quotas = "{delay_seconds: 0.1, default: {append_bytes: 4000000, read_bytes: 4000000}}"
-    async with limited(broker_settings, tmp_path, spec(J), quotas) as process, named(process, "batch") as batch:
-        large = b"y" * 6_000_000  # Streamed, as it is larger than any buffer.
-        await batch.append(J, large)
-        await asyncio.gather(*(batch.append(J, b"z" * 100_000) for _ in range(10)))
-        assert len(b"".join([chunk.content async for chunk in batch.read(J, 0)])) == 1 + len(large) + 1_000_000
-        delays = process.broker.metrics.registry.get_sample_value
-        assert delays("coranto_quota_delays_total", {"quota": "append_bytes"})
-        assert delays("coranto_quota_delays_total", {"quota": "read_bytes"})
+    with recorded_spans() as spans:
+        async with limited(broker_settings, tmp_path, spec(J), quotas) as process, named(process, "batch") as batch:
+            await _use_much(process, batch)
+    assert {span.kind.name for span in spans.named(f"read {J}")} == {"CLIENT", "SERVER"}
+
+
+async def _use_much(process: BrokerProcess, batch: JournalClient) -> None:
+    large = b"y" * 6_000_000  # Streamed, as it is larger than any buffer.
+    await batch.append(J, large)
+    await asyncio.gather(*(batch.append(J, b"z" * 100_000) for _ in range(10)))
+    assert len(b"".join([chunk.content async for chunk in batch.read(J, 0)])) == 1 + len(large) + 1_000_000
+    delays = process.broker.metrics.registry.get_sample_value
+    assert delays("coranto_quota_delays_total", {"quota": "append_bytes"})
+    assert delays("coranto_quota_delays_total", {"quota": "read_bytes"})
 
 
 async def test_delayed_appends_leave_room_for_other_clients(

@@ -45,15 +45,14 @@ async def serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, c
     """
     limited = caller if broker.quotas.apply_to(claims) else ""
     await broker.quotas.admit_read(limited)
-    context = broker.quotas.paced(context, limited)
     if not request.block:
-        await _serve(broker, request, context, claims)
+        await _serve(broker, request, context, claims, limited)
         return
     with broker.blocking_reads.under_way(caller), broker.quotas.stream(limited):
-        await _serve(broker, request, context, claims)
+        await _serve(broker, request, context, claims, limited)
 
 
-async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims) -> None:
+async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims, limited: str) -> None:
     if not is_acceptable(broker, request, request.journal, claims):
         header = broker.unrouted_header(broker.keyspace.state)
         await context.write(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
@@ -62,6 +61,7 @@ async def _serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, 
     span = None
     if broker.tracer is not None:
         span = broker.tracer.continued("read", request.journal, carried_by(context))
+    context = broker.quotas.paced(context, limited)
     with span or nullcontext(), contextlib.suppress(SinkComplete):
         if span is not None:
             span.note(begin=request.offset)
