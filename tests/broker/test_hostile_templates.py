@@ -219,8 +219,7 @@ REVIEWED: Final = {
         *("_PIECES", "_TARGET", "_WRITE", "_UPDATED", "_DELETED", "_INTO", "_UNNAMED_ROWS", "found"),
     },
     "coranto_consumers.spark.inputs.input_reader": {"one that is not assigned to a name"},
-    "coranto_consumers.spark.journals.discovery": {"found"},
-    "coranto_consumers.spark.options.selections": {"one that is not assigned to a name"},
+    "coranto_consumers.spark.options.selections": {"found", "one that is not assigned to a name"},
 }
 """The places of regular expressions, by the name that each is assigned to."""
 

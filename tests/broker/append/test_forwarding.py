@@ -10,13 +10,16 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from prometheus_client import CollectorRegistry
 
 from coranto.cluster.processes import free_port
+from coranto.effects import SystemClock
 from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.forwarding import forward
 from coranto_broker.append.queued_append import QueuedAppend
 from coranto_broker.handlers.errors import code_of
+from coranto_broker.quotas import QuotaMetrics, Quotas
 from coranto_broker.replication.peers import Peers
 from coranto_broker.rpc.rolled_back import RolledBack
 
@@ -67,6 +70,7 @@ async def _forward(port: int, *messages: pb.AppendRequest) -> pb.AppendResponse:
     peers = Peers("zone")
     broker: Any = SimpleNamespace(
         peers=peers,
+        quotas=Quotas(None, SystemClock(), QuotaMetrics(CollectorRegistry())),
         keyspace=SimpleNamespace(state=None),
         unrouted_header=lambda _: pb.Header(process_id=pb.ProcessSpec.ID(zone="zone", suffix="local")),
     )

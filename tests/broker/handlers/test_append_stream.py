@@ -275,10 +275,10 @@ def test_a_client_that_reads_no_answers_is_held_back(monkeypatch: pytest.MonkeyP
     taken = 0
     real = append_stream._Stream.take
 
-    def take(stream: Any, append: StreamedAppend, size: int) -> None:
+    def take(stream: Any, append: StreamedAppend, size: int, refusal: None) -> None:
         nonlocal taken
         taken += 1
-        real(stream, append, size)
+        real(stream, append, size, refusal)
 
     async def stalled(*_: object) -> None:
         await asyncio.Event().wait()
