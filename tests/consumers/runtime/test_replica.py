@@ -72,6 +72,8 @@ async def test_a_replica_that_is_being_stopped_does_not_tell_that_it_fails():
     host, opened, gate = Host(), asyncio.Event(), asyncio.Event()
 
     class Failing:
+        atomic = False
+
         async def new_store(self, shard: Any) -> None:
             opened.set()
             await gate.wait()
@@ -120,6 +122,8 @@ async def test_a_status_is_not_written_into_the_assignment_that_came_after():
 
 class WithoutStore:
     """An application whose store cannot be opened before `back`."""
+
+    atomic = False
 
     def __init__(self, clock: Clock, back: float, error: Callable[[], Exception]) -> None:
         self.clock = clock

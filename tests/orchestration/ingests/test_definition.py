@@ -27,8 +27,8 @@ def test_names_are_read_without_the_variables_of_other_fields(tmp_path: Path) ->
     file = tmp_path / "a.yaml"
     file.write_text('{name: a, stream: b/c, source: {kafka: {brokers: "${NOT_SET}", topics: [t]}}}')
     assert IngestDefinition.names_of(file) == ("a", "b/c", "kafka")
-    file.write_text("{name: a, stream: b, source: {webhook: {}}}")
-    with pytest.raises(InvalidInput, match="there is no field 'webhook' here; known are kafka, files"):
+    file.write_text("{name: a, stream: b, source: {pigeon: {}}}")
+    with pytest.raises(InvalidInput, match="there is no field 'pigeon' here; known are kafka, files"):
         IngestDefinition.names_of(file)
     file.write_bytes(b"\xff")
     with pytest.raises(InvalidInput, match=r"a\.yaml is not UTF-8"):
