@@ -60,12 +60,12 @@ class OidcServer:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self.keys: dict[str, Any] = {"rsa-1": rsa_key()}
-        """Private keys by id, all of which are published."""
+        """The private keys by id. The public part of each is published."""
         self.key_fields: dict[str, Any] = {}
         self.jwks: bytes | None = None
         """The answer for keys, if it is not made of `keys`."""
         self.discovery: dict[str, Any] = {}
-        """Values that replace those of the discovery document."""
+        """Values that override the discovery document."""
         self.status = 200
         self.drips = False
         """Sends one byte at a time, and never ends."""

@@ -1,4 +1,4 @@
-"""The file of a provider, and which claims it maps to which rights."""
+"""The file of a provider, and its mapping of claims to rights."""
 
 from __future__ import annotations
 
