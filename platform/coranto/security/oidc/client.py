@@ -103,7 +103,7 @@ class TokenSource:
     def token(self) -> str:
         """Return the present token. Raises Unavailable if there is none."""
         if self._held is None:
-            raise Unavailable(f"there is no token of {self._client.issuer} yet; try again")
+            raise Unavailable(f"this client has not received a token from {self._client.issuer} yet; try again")
         return self._held.access.reveal().decode()
 
     def drop(self) -> bool:

@@ -170,7 +170,7 @@ class Provider:
             try:
                 await self._fetch(begun)
                 failures = 0
-            except Unavailable as error:
+            except Exception as error:  # noqa: BLE001  No answer of the provider may end this task.
                 failures += 1
                 _log.warning("oidc.refresh_failed", issuer=self.file.issuer, keys_age=round(self.age), error=str(error))
             wait = min(2.0**failures, _MAX_BACKOFF) if failures else self._refresh_seconds
