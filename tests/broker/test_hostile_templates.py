@@ -206,7 +206,7 @@ REVIEWED: Final = {
     "coranto.lake.compaction": {"_NAME"},
     "coranto.cli.selectors": {"one that is not assigned to a name"},
     "coranto_consumers.audit.expectations": {"_SEPARATOR", "_SUM"},
-    "coranto.testing.sim.history": {"HEADER"},
+    "coranto.testing.histories": {"HEADER"},
     "coranto_broker.spool.durable_spool": {"readable"},
     "coranto_broker.recovery.set_aside": {"_NAME"},
     "coranto_broker.spool.recovery": {"_NAME"},

@@ -15,6 +15,7 @@ from coranto.coordination.layout import MemberId
 from coranto.errors import ClusterError
 from coranto.process.staged import StagedContext
 from tests.faults.links import ProxiedLink, Proxy
+from tests.faults.namespaces import Namespaces
 from tests.servers.ground import PREFIX, Ground
 from tests.servers.processes import ProcessSlot, broker_command, until
 
@@ -40,7 +41,9 @@ class BrokerNode:
         cluster.ports.add(self._port)
         self._to_me = Proxy(self._port, cluster.link_to(self.name), cluster.sockets / self.name)
         self.to_etcd = ProxiedLink()
-        self._etcd = Proxy(cluster.etcd_port, lambda _: self.to_etcd)
+        self._host = "127.0.0.1"
+        network = cluster.network
+        self._etcd = Proxy(cluster.etcd_port, lambda _: self.to_etcd, host=network.gateway if network else self._host)
         self._slot = ProcessSlot(
             self.name,
             cluster.folder,
@@ -51,13 +54,13 @@ class BrokerNode:
 
     @property
     def endpoint(self) -> str:
-        """The address that others use: that of its proxy."""
-        return self._to_me.endpoint
+        """The address that others use: that of its proxy, or in a namespace its own."""
+        return self._to_me.endpoint if self._cluster.network is None else self.own_endpoint
 
     @property
     def own_endpoint(self) -> str:
         """The address of the broker itself, bypassing its proxy."""
-        return f"127.0.0.1:{self._port}"
+        return f"{self._host}:{self._port}"
 
     @property
     def pid(self) -> int:
@@ -79,8 +82,11 @@ class BrokerNode:
             self.is_wanted, self.is_harmed = True, False
 
     async def _start(self) -> None:
-        if not self._to_me.endpoint:
-            await self._to_me.start()
+        if not self._etcd.endpoint:
+            if self._cluster.network is not None:
+                self._host = await self._cluster.network.add(self.name)
+            else:
+                await self._to_me.start()
             await self._etcd.start()
         for _ in range(_STARTS):
             if not self.is_running:
@@ -150,7 +156,10 @@ class BrokerNode:
             data_dir=self._folder,
             file_root=self._cluster.folder / "fragments",
             lease_seconds=self._cluster.lease_seconds,
+            host=self._host,
         )
+        if self._cluster.network is not None:
+            return self._cluster.network.command(self.name, command)
         return [*command, "--advertise", self.endpoint]
 
 
@@ -165,8 +174,14 @@ class FaultyCluster(StagedContext):
         zones: Sequence[str] = ("a", "b"),
         lease_seconds: float = 4.0,
         environment: Mapping[str, str] | None = None,
+        network: Namespaces | None = None,
     ) -> None:
+        """With a `network`, each broker has a namespace, and there are no proxies between brokers or in front of them.
+
+        Faults of their links then have no effect.
+        """
         super().__init__()
+        self.network = network
         self.folder = folder.absolute()
         self.lease_seconds = lease_seconds
         self.environment = {**os.environ, "CORANTO_BROKER_EXIT_SECONDS": "60", **(environment or {})}

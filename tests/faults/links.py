@@ -68,10 +68,14 @@ class ProxiedLink:
 class Proxy:
     """Forwards connections to a port. `link_of` returns the link for the id of the connecting process.
 
-    It listens on a unix socket at `path`, if given. Otherwise it listens on a free port, and the process id is 0.
+    It listens on a unix socket at `path`, if given. Otherwise it listens on a free port of `host`, and the process id
+    is 0.
     """
 
-    def __init__(self, upstream: int, link_of: Callable[[int], ProxiedLink], path: Path | None = None) -> None:
+    def __init__(
+        self, upstream: int, link_of: Callable[[int], ProxiedLink], path: Path | None = None, host: str = "127.0.0.1"
+    ) -> None:
+        self._host = host
         self.upstream = upstream
         """The port. May be changed at any time, for later connections."""
         self._link_of = link_of
@@ -86,8 +90,8 @@ class Proxy:
             self._server = await asyncio.start_unix_server(self._accept, self._path)
             self.endpoint = f"unix://localhost{self._path}"
         else:
-            self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-            self.endpoint = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+            self._server = await asyncio.start_server(self._accept, self._host, 0)
+            self.endpoint = f"{self._host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
         """Stop listening, and break all connections."""

@@ -7,15 +7,19 @@ from collections.abc import Awaitable, Callable
 
 from coranto.client import ClientConfig, JournalClient
 from coranto.errors import ClusterError
-from coranto.testing.sim.history import OperationOutcome
+from coranto.testing.histories import OperationOutcome
 from tests.faults.cluster import BrokerNode
 from tests.faults.links import ProxiedLink
+from tests.faults.namespaces import Namespaces
 from tests.faults.run import FaultRun
 from tests.servers.processes import until
 
 Fault = Callable[[FaultRun], Awaitable[None]]
 
 _DELAY_SECONDS = 0.03
+_DROPPED_PACKETS = 30
+"""The number of packets, most of them repetitions of the first, that a cut drops before it ends."""
+_POLL_SECONDS = 0.1
 
 
 async def victim_of(run: FaultRun) -> BrokerNode:
@@ -109,6 +113,29 @@ async def hold_etcd(run: FaultRun) -> None:
     await _without_etcd(run, lambda broker: broker.to_etcd.hold())
 
 
+async def drop_one_way(run: FaultRun) -> None:
+    """Drop all packets from a primary to a replica: what the primary proposes is lost, without a closed connection."""
+    await _drop(run, both_ways=False)
+
+
+async def drop_both_ways(run: FaultRun) -> None:
+    """Drop all packets between a primary and a replica."""
+    await _drop(run, both_ways=True)
+
+
+async def isolate(run: FaultRun) -> None:
+    """Drop all packets of a broker until others have taken over: then it is a zombie, and has to end by itself."""
+    broker, network = await victim_of(run), _network(run)
+    await broker.seize()
+    await network.isolate(broker.name)
+    await broker.gone()
+    await _taken_over(run, broker)
+    await network.heal()
+    await broker.ended()
+    await broker.start()
+    await run.workload.progress()
+
+
 async def roll(run: FaultRun) -> None:
     """Stop every broker gracefully and restart it, one after the other."""
     for broker in run.cluster.brokers:
@@ -172,6 +199,30 @@ async def _between_replicas(
     await run.workload.progress()
 
 
+async def _drop(run: FaultRun, *, both_ways: bool) -> None:
+    """Drop packets from a primary to a replica, and back with `both_ways`, until the kernel has dropped several."""
+    journal, network, dropped = run.journals[-1], _network(run), 0
+    while dropped < _DROPPED_PACKETS:
+        await run.whole()
+        primary, replica, *_ = members = run.cluster.members_of(journal)
+        before = await network.dropped(replica.name)
+        await network.cut(primary.name, replica.name)
+        if both_ways:
+            await network.cut(replica.name, primary.name)
+        # If a broker ends by itself, because the machine stood still, try again with the new members.
+        while dropped < _DROPPED_PACKETS and run.cluster.members_of(journal) == members:
+            await asyncio.sleep(_POLL_SECONDS)
+            dropped = await network.dropped(replica.name) - before
+        await network.heal()
+    await run.workload.progress()
+
+
+def _network(run: FaultRun) -> Namespaces:
+    if run.cluster.network is None:
+        raise ClusterError("this fault needs brokers in network namespaces (--namespaces)")
+    return run.cluster.network
+
+
 async def _taken_over(run: FaultRun, lost: BrokerNode) -> None:
     """Wait until every journal accepts an append without the lost broker. Old clients may still wait for it."""
     others = [broker for broker in run.cluster.brokers if broker.is_wanted and broker is not lost]
@@ -199,6 +250,20 @@ FAULTS: tuple[Fault, ...] = (
     roll,
 )
 """The faults that leave the number of brokers as it was."""
+
+NAMESPACE_FAULTS: tuple[Fault, ...] = (
+    kill_and_restart,
+    kill_for_long,
+    pause_briefly,
+    pause_beyond_lease,
+    drop_one_way,
+    drop_both_ways,
+    isolate,
+    hold_etcd,
+    roll,
+    scale,
+)
+"""The faults of brokers in network namespaces."""
 
 EXPIRING = (kill_for_long, pause_beyond_lease, cut_etcd, hold_etcd)
 """The faults that wait for a lease to run out."""

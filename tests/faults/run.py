@@ -14,6 +14,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.process.staged import StagedContext
 from coranto.wire import protocol_pb2 as pb
 from tests.faults.cluster import FaultyCluster
+from tests.faults.namespaces import Namespaces
 from tests.faults.verdict import FaultVerdict, conclude
 from tests.faults.workload import FaultWorkload
 from tests.servers.applying import apply_specs
@@ -33,12 +34,15 @@ class RunOptions:
     lease_seconds: float = 4.0
     pace: float = 0.05
     """The seconds that a writer waits between appends, on average."""
+    outstanding: int = 6
+    """The most appends in flight of a writer of batches."""
 
 
 class FaultRun(StagedContext):
     """One run. Use as `async with FaultRun(…) as run:`, apply faults, and get the verdict: `await run.conclude()`."""
 
-    def __init__(self, folder: Path, server: S3Server, options: RunOptions) -> None:
+    def __init__(self, folder: Path, server: S3Server, options: RunOptions, network: Namespaces | None = None) -> None:
+        """With a `network`, brokers run in its namespaces, and the server must be at its gateway."""
         super().__init__()
         self.options = options
         self.rng = random.Random(options.seed)
@@ -49,8 +53,11 @@ class FaultRun(StagedContext):
             zones=options.zones,
             lease_seconds=options.lease_seconds,
             environment=ANY_KEY.environment | server.environment,
+            network=network,
         )
-        self.workload = FaultWorkload(self.cluster, self.journals, options.zones, self.rng, options.pace)
+        self.workload = FaultWorkload(
+            self.cluster, self.journals, options.zones, self.rng, options.pace, options.outstanding
+        )
         self._server = server
         self._bucket = f"faults-{os.urandom(4).hex()}"
         self._supervisor: asyncio.Task[None] | None = None
@@ -97,7 +104,7 @@ class FaultRun(StagedContext):
 
     def _spec(self, journal: str, replication: int) -> pb.JournalSpec:
         spec = pb.JournalSpec(name=journal, replication=replication)
-        spec.fragment.length = 64 << 10
+        spec.fragment.length = 64 << 10 if self.options.pace else 1 << 20
         spec.fragment.compression_codec = pb.ZSTANDARD
         spec.fragment.refresh_interval.seconds = 2
         spec.fragment.stores.append(self.store)

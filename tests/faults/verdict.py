@@ -11,7 +11,7 @@ from coranto.audit import AuditStatus, JournalAudit, audit_journal
 from coranto.client import ClientConfig, JournalClient
 from coranto.errors import ClusterError, CorantoError
 from coranto.fragments.stores import StoreRegistry
-from coranto.testing.sim.history import Observation, OperationOutcome
+from coranto.testing.histories import Observation, OperationOutcome
 from tests.faults.cluster import FaultyCluster
 from tests.faults.workload import TIMEOUT_SECONDS, FaultWorkload
 from tests.servers.processes import until
@@ -27,12 +27,12 @@ class FaultVerdict:
 
     problems: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
-    bytes: Counter[str] = field(default_factory=Counter)
-    """The final length of each journal."""
+    contents: dict[str, bytes] = field(default_factory=dict)
+    """The final content of each journal."""
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {name}" for name, count in sorted(self.outcomes.items()))
-        lengths = ", ".join(f"{journal} {length} bytes" for journal, length in sorted(self.bytes.items()))
+        lengths = ", ".join(f"{journal} {len(content)} bytes" for journal, content in sorted(self.contents.items()))
         return "\n".join([f"{counted}; {lengths}", *(f"  {problem}" for problem in self.problems)])
 
 
@@ -64,13 +64,14 @@ async def conclude(
             verdict.problems.append(f"{journal} cannot be read back: {error}")
     # A replica that was paused or cut off may lag behind until it notices, so heads need not be fresh.
     verdict.problems += map(str, check(workload.history, finals, fresh_heads=False))
-    verdict.bytes.update({journal: len(final.content) for journal, final in finals.items()})
+    verdict.contents = {journal: final.content for journal, final in finals.items()}
     return verdict
 
 
 async def _heal(cluster: FaultyCluster, journals: Sequence[str]) -> None:
     cluster.heal()
-
+    if cluster.network is not None:
+        await cluster.network.heal()
     loop = asyncio.get_running_loop()
     end = loop.time() + TIMEOUT_SECONDS
     while True:

@@ -11,26 +11,47 @@ from collections.abc import Awaitable, Sequence
 
 from coranto.client import AppendService, ClientConfig, JournalClient
 from coranto.client.append.service import Appended
-from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, CorruptData, OffsetJump
 from coranto.labels import label_set
-from coranto.testing.sim.history import History, Observation, Operation, OperationKind, OperationOutcome, unique_content
+from coranto.testing.histories import (
+    History,
+    Observation,
+    Operation,
+    OperationKind,
+    OperationOutcome,
+    RecordedClient,
+    unique_content,
+)
 from coranto.wire import protocol_pb2 as pb
 from tests.faults.cluster import FaultyCluster
 from tests.servers.processes import until
 
 TIMEOUT_SECONDS = 60.0
-_OUTSTANDING = 6
 _OWNERS = ("ada", "bob", "cleo")
+_GROWTH = 0.1
+"""A journal is read again once it has this part more acknowledged appends, and at least ten."""
 
 
 class FaultWorkload:
     """Writers and readers in each of `zones`. They run from `start` to `stop`."""
 
     def __init__(
-        self, cluster: FaultyCluster, journals: Sequence[str], zones: Sequence[str], rng: random.Random, pace: float
+        self,
+        cluster: FaultyCluster,
+        journals: Sequence[str],
+        zones: Sequence[str],
+        rng: random.Random,
+        pace: float,
+        outstanding: int = 6,
     ) -> None:
-        """Prepare a workload. `pace` is the number of seconds that a writer waits between appends, on average."""
+        """Prepare a workload. `pace` is the number of seconds that a writer waits between appends, on average.
+
+        A writer of batches has at most `outstanding` appends in flight.
+
+        Without a pause, appends are small, so that journals with many appends can be read often.
+        """
+        self._large_part = 0.08 if pace else 0.0
+        self._max_bytes = 2000 if pace else 300
         self.history = History()
         self.problems: list[str] = []
         self.acknowledged: Counter[str] = Counter()
@@ -44,6 +65,7 @@ class FaultWorkload:
         self._zones = zones
         self._rng = rng
         self._pace = pace
+        self._outstanding = outstanding
         self._stopping = False
         self._known_end: dict[str, int] = {}
         self._writers: list[asyncio.Task[None]] = []
@@ -58,6 +80,7 @@ class FaultWorkload:
             for journal in self._journals:
                 self._readers.append(asyncio.create_task(self._follow(f"follower-{zone}", config, journal)))
             self._readers.append(asyncio.create_task(self._from_zero(f"rereader-{zone}", config)))
+            self._readers.append(asyncio.create_task(self._lists(f"lister-{zone}", config)))
 
     async def progress(self, appends: int = 20) -> None:
         """Wait until `appends` more appends were acknowledged of every journal."""
@@ -88,26 +111,24 @@ class FaultWorkload:
 
     async def append_plainly(self, name: str, client: JournalClient, journal: str) -> Operation:
         """Make one append, and record it like those of the writers."""
-        operation = self._begin_append(name, journal, 20, 100)
-        await self._finish(operation, self._applied(operation, client.append(journal, operation.content)))
-        return operation
+        return self._note(await RecordedClient(client, self.history, name).append(journal, self._payload(20, 100)))
 
     # -- Writers -----------------------------------------------------------------------------------------------------
 
     async def _batches(self, name: str, config: ClientConfig) -> None:
         """Append through the append service, with several appends in flight."""
-        room = asyncio.Semaphore(_OUTSTANDING)
+        room = asyncio.Semaphore(self._outstanding)
         waiting: set[asyncio.Task[None]] = set()
         async with JournalClient.of(config) as client:
             service = AppendService(client, retry_unknown=False, retry_timeout=TIMEOUT_SECONDS)
             while not self._stopping:
                 await room.acquire()
-                operation = self._begin_append(name, self._rng.choice(self._journals), 20, 2000)
+                operation = self._begin_append(name, self._rng.choice(self._journals), 20, self._max_bytes)
                 done = service.append_nowait(operation.journal, operation.content)
                 task = asyncio.create_task(self._resolve(operation, done, service, room))
                 waiting.add(task)
                 task.add_done_callback(waiting.discard)
-                await asyncio.sleep(self._rng.uniform(0, 2 * self._pace))
+                await self._pause()
             await asyncio.gather(*waiting)
 
     async def _resolve(
@@ -115,7 +136,7 @@ class FaultWorkload:
     ) -> None:
         async def work() -> None:
             piece = await done
-            self._took(operation, piece.begin, piece.end, piece.batch.registers)
+            operation.took(piece.begin, piece.end, piece.batch.registers)
 
         await self._finish(operation, work())
         if operation.outcome is not OperationOutcome.OK:
@@ -126,41 +147,29 @@ class FaultWorkload:
         """Make appends of all kinds, one after the other: guarded by registers, at an offset, in pieces, or empty."""
         rng = self._rng
         async with JournalClient.of(config) as client:
+            recorded = RecordedClient(client, self.history, name)
             while not self._stopping:
                 journal = rng.choice(self._journals)
                 kind = rng.random()
                 if kind < 0.1:
-                    operation = self.history.begin(name, OperationKind.BARRIER, journal, self._now())
-                    work = self._applied(operation, client.append(journal, b""))
-                elif kind < 0.18:
+                    self._note(await recorded.barrier(journal))
+                elif kind < 0.1 + self._large_part:
                     operation = self._begin_append(name, journal, 20_000, 60_000)
-                    work = self._in_pieces(operation, client)
+                    await self._finish(operation, self._in_pieces(operation, client))
                 else:
-                    operation = self._begin_append(name, journal, 20, 500)
-                    self._guard(operation)
-                    work = self._applied(operation, self._guarded(operation, client))
-                await self._finish(operation, work)
-                await asyncio.sleep(rng.uniform(0, 2 * self._pace))
+                    self._note(await self._guarded(recorded, journal))
+                await self._pause()
 
-    def _guard(self, operation: Operation) -> None:
+    async def _guarded(self, client: RecordedClient, journal: str) -> Operation:
         rng = self._rng
-        owner = rng.choice(_OWNERS)
-        operation.union = label_set(owner=owner)
-        if rng.random() < 0.6:
-            operation.check = pb.LabelSelector(include=label_set(owner=rng.choice(_OWNERS)))
-        if rng.random() < 0.2:
-            operation.subtract = label_set(owner=rng.choice(_OWNERS))
-        if rng.random() < 0.2:
-            operation.offset = self._known_end.get(operation.journal, 0)
-
-    def _guarded(self, operation: Operation, client: JournalClient) -> Awaitable[AppendResult]:
-        return client.append(
-            operation.journal,
-            operation.content,
-            offset=operation.offset,
-            check_registers=operation.check,
-            union_registers=operation.union,
-            subtract_registers=operation.subtract,
+        owners = [label_set(owner=rng.choice(_OWNERS)) for _ in range(3)]
+        return await client.append(
+            journal,
+            self._payload(20, 500),
+            offset=self._known_end.get(journal, 0) if rng.random() < 0.2 else 0,
+            check_registers=pb.LabelSelector(include=owners[0]) if rng.random() < 0.6 else None,
+            union_registers=owners[1],
+            subtract_registers=owners[2] if rng.random() < 0.2 else None,
         )
 
     async def _in_pieces(self, operation: Operation, client: JournalClient) -> None:
@@ -171,7 +180,12 @@ class FaultWorkload:
             if self._rng.random() < 0.2:
                 operation.outcome, operation.error = OperationOutcome.FAIL, "aborted"
                 return
-            await self._applied(operation, append.commit())
+            result = await append.commit()
+            operation.took(result.begin, result.end, result.registers)
+
+    async def _pause(self) -> None:
+        if self._pace:
+            await asyncio.sleep(self._rng.uniform(0, 2 * self._pace))
 
     # -- Readers -----------------------------------------------------------------------------------------------------
 
@@ -186,10 +200,20 @@ class FaultWorkload:
         """Read all content of a journal repeatedly, each time with a new client: from brokers, or from the store."""
         while True:
             journal, direct = self._rng.choice(self._journals), self._rng.random() < 0.5
-            goal = self.acknowledged[journal] + 10
+            goal = self._next_goal(journal)
             async with JournalClient.of(config) as client:
                 await self._read(name, client, journal, block=False, direct=direct)
             await until(lambda: self.acknowledged[journal] >= goal, "appends go on", math.inf)  # noqa: B023
+
+    async def _lists(self, name: str, config: ClientConfig) -> None:
+        """Read all content linearizably, from time to time."""
+        async with JournalClient.of(config) as client:
+            recorded = RecordedClient(client, self.history, name)
+            while True:
+                for journal in self._journals:
+                    goal = self._next_goal(journal)
+                    await recorded.read(journal)
+                await until(lambda: self.acknowledged[journal] >= goal, "appends go on", math.inf)  # noqa: B023
 
     async def _read(self, name: str, client: JournalClient, journal: str, *, block: bool, direct: bool) -> None:
         offset = self.read_to[name, journal] if block else 0
@@ -226,16 +250,13 @@ class FaultWorkload:
         operation.content = unique_content(operation.number, self._rng, low, high)
         return operation
 
-    async def _applied(self, operation: Operation, work: Awaitable[AppendResult]) -> None:
-        result = await work
-        self._took(operation, result.begin, result.end, result.registers)
+    def _next_goal(self, journal: str) -> int:
+        """Return the number of acknowledged appends at which a journal is read again."""
+        known = self.acknowledged[journal]
+        return known + max(10, round(known * _GROWTH))
 
-    def _took(self, operation: Operation, begin: int, end: int, registers: pb.LabelSet) -> None:
-        operation.begin, operation.end, operation.registers = begin, end, registers
-        operation.outcome = OperationOutcome.OK
-        journal = operation.journal
-        self._known_end[journal] = max(self._known_end.get(journal, 0), end)
-        self.acknowledged[journal] += 1
+    def _payload(self, low: int, high: int) -> bytes:
+        return self._rng.randbytes(self._rng.randint(low, high) // 2).hex().encode()
 
     async def _finish(self, operation: Operation, work: Awaitable[None]) -> None:
         """Await an operation and record its outcome."""
@@ -243,6 +264,15 @@ class FaultWorkload:
             await work
         except CorantoError as error:
             operation.failed(error)
-            if isinstance(error, CorruptData):
-                self.problems.append(f"{operation}: {error}")
         operation.returned = self._now()
+        self._note(operation)
+
+    def _note(self, operation: Operation) -> Operation:
+        """Count an acknowledged operation, and note corrupt data as a problem."""
+        journal = operation.journal
+        if operation.outcome is OperationOutcome.OK:
+            self._known_end[journal] = max(self._known_end.get(journal, 0), operation.end)
+            self.acknowledged[journal] += 1
+        elif operation.error.startswith(CorruptData.__name__):
+            self.problems.append(str(operation))
+        return operation

@@ -22,12 +22,21 @@ CORANTO: Final = (sys.executable, "-P", "-c", "import sys; from coranto.cli impo
 
 
 def broker_command(
-    *, etcd: str, prefix: str, port: int, zone: str, id: str, data_dir: Path, file_root: Path, lease_seconds: float
+    *,
+    etcd: str,
+    prefix: str,
+    port: int,
+    zone: str,
+    id: str,
+    data_dir: Path,
+    file_root: Path,
+    lease_seconds: float,
+    host: str = "127.0.0.1",
 ) -> list[str]:
     """Return the command of a broker process on a fixed port of this machine."""
     return [
         *(sys.executable, "-P", "-m", "coranto_broker", "serve"),
-        *("--etcd", etcd, "--etcd-prefix", prefix, "--host", "127.0.0.1", "--port", str(port)),
+        *("--etcd", etcd, "--etcd-prefix", prefix, "--host", host, "--port", str(port)),
         *("--zone", zone, "--id", id, "--data-dir", str(data_dir), "--file-root", str(file_root)),
         *("--lease-seconds", f"{lease_seconds:g}", "--log-level", "info"),
     ]

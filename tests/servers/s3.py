@@ -49,8 +49,9 @@ class S3Server:
     `page_size` is the number of keys per page of a listing. Start it on a thread that outlives it (see `ChildProcess`).
     """
 
-    def __init__(self, folder: Path, *, page_size: int = 1000) -> None:
+    def __init__(self, folder: Path, *, page_size: int = 1000, host: str = "127.0.0.1") -> None:
         self._folder = folder
+        self._host = host
         self._page_size = page_size
         self._process: ChildProcess | None = None
         self.endpoint = ""
@@ -59,11 +60,11 @@ class S3Server:
     def start(self) -> None:
         """Start the server, and return when it serves."""
         port = free_port(int(self.endpoint.rpartition(":")[2] or 0))
-        self.endpoint = f"http://127.0.0.1:{port}"
+        self.endpoint = f"http://{self._host}:{port}"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._process = ChildProcess(
             "S3 server",
-            [sys.executable, "-P", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            [sys.executable, "-P", "-m", "moto.server", "-H", self._host, "-p", str(port)],
             log=self._folder / "s3.log",
             cwd=self._folder,
             environment={**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(self._page_size)},

@@ -10,7 +10,7 @@ import pytest
 
 from coranto import labels
 from coranto.fragments.fragment import Codec, Fragment, sum_of
-from coranto.testing.sim.history import History, Observation, Operation, OperationKind, OperationOutcome, unique_content
+from coranto.testing.histories import History, Observation, Operation, OperationKind, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 from tests.simulation.kit.checker import FinalJournal, check
 from tests.simulation.kit.linearizability import Call, first_impossible

@@ -12,8 +12,8 @@ from coranto.coordination.layout import AssignmentKey
 from coranto.fragments.stores import verified_content
 from coranto.specs.durability import Durability, demand_of
 from coranto.specs.validation import effective_replication, routes_equivalent
+from coranto.testing.histories import Observation, Operation
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.history import Observation, Operation
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool import commit_log, in_sync

@@ -28,7 +28,7 @@ from coranto.forks import drop_fork, fork_journal
 from coranto.fragments.forks import Fork, fork_of
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import verified_content
-from coranto.testing.sim.history import unique_content
+from coranto.testing.histories import unique_content
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool.durable_spool import Fsync

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from coranto.testing.sim.history import Operation, OperationOutcome
+from coranto.testing.histories import Operation, OperationOutcome
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch
 from coranto.wire.frames_pb2 import FrameEnd, FrameOpening

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from coranto.client.values import AppendResult
-from coranto.testing.sim.history import Operation, OperationOutcome
+from coranto.testing.histories import Operation, OperationOutcome
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch
 from tests.simulation.broker.frame_audit import FrameAudit

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import AppendOutcomeUnknown, CorantoError
-from coranto.testing.sim.history import OperationKind, OperationOutcome
+from coranto.testing.histories import OperationKind, OperationOutcome
 from coranto.testing.sim.loop import simulated
 from coranto.wire import protocol_pb2 as pb
 from tests.simulation.broker import audit, playing

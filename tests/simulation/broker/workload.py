@@ -10,7 +10,7 @@ from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, CorruptData, OffsetJump
 from coranto.labels import label_set
-from coranto.testing.sim.history import Observation, Operation, OperationKind, OperationOutcome, unique_content
+from coranto.testing.histories import Observation, Operation, OperationKind, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 from tests.simulation.broker.audit import check_acknowledged, check_backlog, check_claims, check_demand
 from tests.simulation.broker.frame_load import GONE, FrameLoad

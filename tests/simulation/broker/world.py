@@ -25,9 +25,9 @@ from coranto.errors import CorantoError, WrongCluster
 from coranto.fragments.fragment import Fragment, sum_of
 from coranto.labels import label_set
 from coranto.specs.validation import effective_replication, routes_equivalent
+from coranto.testing.histories import History
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
-from coranto.testing.sim.history import History
 from coranto.testing.sim.loop import SimLoop
 from coranto.testing.sim.network import Delays, Network
 from coranto.testing.sim.object_store import SimObjectStore, SimStores

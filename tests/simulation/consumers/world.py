@@ -19,9 +19,9 @@ from coranto.errors import Unavailable
 from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set
 from coranto.member.membership import Membership
 from coranto.messages import Flags, JsonLines, iter_messages
+from coranto.testing.histories import Observation
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator
-from coranto.testing.sim.history import Observation
 from coranto.testing.sim.loop import SimLoop
 from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process

@@ -34,7 +34,7 @@ from coranto import labels
 from coranto.errors import CorruptFragment
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import verified_content
-from coranto.testing.sim.history import HEADER, History, Observation, Operation, OperationKind, OperationOutcome
+from coranto.testing.histories import HEADER, History, Observation, Operation, OperationKind, OperationOutcome
 from coranto.wire import protocol_pb2 as pb
 from tests.simulation.kit.linearizability import Call, first_impossible
 
@@ -81,6 +81,11 @@ def check(history: History, finals: Mapping[str, FinalJournal], *, fresh_heads: 
     for journal, final in finals.items():
         operations = [operation for operation in history.operations if operation.journal == journal]
         observations = [each for each in history.observations if each.journal == journal]
+        observations += [
+            Observation(each.client, journal, 0, each.content, each.returned)
+            for each in operations
+            if each.kind is OperationKind.READ and each.outcome is OperationOutcome.OK
+        ]
         found += _check_journal(journal, final, operations, observations, fresh_heads)
     return found
 
@@ -238,7 +243,7 @@ def _check_order(
     calls = [_append_call(index, each.operation) for index, each in enumerate(placed)]
     for operation in operations:
         possible: set[int] | None = None
-        if operation.kind is OperationKind.BARRIER and operation.outcome is OperationOutcome.OK:
+        if operation.kind in (OperationKind.BARRIER, OperationKind.READ) and operation.outcome is OperationOutcome.OK:
             possible = {
                 index
                 for index, tail in enumerate(tails)

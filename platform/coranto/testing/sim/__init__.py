@@ -2,7 +2,6 @@
 
 * `loop`: the event loop, and `Process`es that can be killed and paused.
 * `disk`, `etcd`, `network`, `rpc`, `object_store`, `clocks`: twins of the outside world, with its faults.
-* `history`: the calls and observations of clients, for a check that a correct journal allows them.
 
 Of brokers it knows only the wire protocol. `coranto.testing.Cluster` runs real brokers in it.
 """
