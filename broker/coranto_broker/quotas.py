@@ -27,13 +27,17 @@ from coranto.errors import InvalidInput, LimitExceeded
 from coranto.security.admission import UNRESTRICTED
 from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
+from coranto.wire.heads_pb2 import QuotaRejections
 from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.rpc.source import MessageSink
 
 BURST_SECONDS: Final = 1.0
 """A caller that was idle may use the rate of so many seconds without delay."""
 LOG_SECONDS: Final = 1.0
+REPORTED_SECONDS: Final = 3600.0
+"""Seconds after its last rejected call until operators no longer see a caller."""
 _MAX_CALLERS: Final = 10_000
+_MAX_REPORTED: Final = 100
 _log = structlog.get_logger(__name__)
 
 _Limit = Annotated[int, Field(ge=0)]
@@ -118,12 +122,19 @@ class Quotas:
         # When each caller's rate has paid for all of its use, in monotonic seconds; the longest unused first.
         self._paid_at: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._open: Counter[str] = Counter()
+        # By caller and quota, the longest not rejected first.
+        self._rejections: OrderedDict[tuple[str, str], QuotaRejections] = OrderedDict()
         self._logged_at = -math.inf
         self._unlogged = 0
 
     def apply_to(self, claims: Claims) -> bool:
         """Return True if calls with these claims have a quota."""
         return self._is_on and (claims is UNRESTRICTED or Capability.REPLICATE not in claims.capability)
+
+    def rejections(self) -> list[QuotaRejections]:
+        """Return the callers whose calls were rejected in the last hour, at most 100, the latest first."""
+        earliest = self._clock.now() - REPORTED_SECONDS
+        return [each for each in reversed(self._rejections.values()) if each.last_time >= earliest]
 
     def etcd_bytes(self, caller: str) -> int:
         """Return the bytes that a caller may write to etcd in 20 minutes; 0: no limit."""
@@ -231,6 +242,11 @@ class Quotas:
 
     def _note_rejection(self, caller: str, quota: str) -> None:
         self._metrics.rejected.labels(quota).inc()
+        found = self._rejections.setdefault((caller, quota), QuotaRejections(caller=caller, quota=quota))
+        found.calls, found.last_time = found.calls + 1, self._clock.now()
+        self._rejections.move_to_end((caller, quota))
+        if len(self._rejections) > _MAX_REPORTED:
+            self._rejections.popitem(last=False)
         self._unlogged += 1
         now = self._clock.monotonic()
         if now - self._logged_at >= LOG_SECONDS:

@@ -12,16 +12,27 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
+from coranto import labels
+from coranto.checkup.results import Condition
+from coranto.checkup.status.brokers import ask_brokers
 from coranto.client import JournalClient
 from coranto.client.config import ClientConfig
 from coranto.effects import SystemClock
 from coranto.errors import InvalidInput, Unavailable
 from coranto.security.admission import UNRESTRICTED, caller_of
-from coranto.security.tokens import Capability, Claims, Keys, sign
+from coranto.security.tokens import BearerToken, Capability, Claims, Keys, sign
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import code_of
 from coranto_broker.http.statuses import http_status
-from coranto_broker.quotas import AppendQuotaExceeded, Quota, QuotaExceeded, QuotaFile, QuotaMetrics, Quotas
+from coranto_broker.quotas import (
+    REPORTED_SECONDS,
+    AppendQuotaExceeded,
+    Quota,
+    QuotaExceeded,
+    QuotaFile,
+    QuotaMetrics,
+    Quotas,
+)
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.handlers.test_authorization import KEY
@@ -193,6 +204,47 @@ async def test_a_client_over_its_quota_is_rejected_and_others_are_not(
         content = b"".join([chunk.content async for chunk in modest.read(J, 0)])
         assert (content.count(b"g"), content.count(b"m")) == (committed, 100)
         assert rejections(process, "appends") >= 1
+
+
+async def test_operators_see_exceeded_quotas(broker_settings: BrokerSettings, tmp_path: Path, spec: MakeSpec) -> None:
+    quotas = "{delay_seconds: 0, callers: {greedy: {appends: 5}}}"
+    async with (
+        limited(broker_settings, tmp_path, spec(J), quotas) as process,
+        named(process, "greedy", seconds=0.0) as greedy,
+    ):
+        operator = ClientConfig(process.endpoint, auth=Keys.parse(KEY), name="operator")
+        assert await _warnings(operator) == []
+        await asyncio.gather(*(greedy.append(J, b"g") for _ in range(100)), return_exceptions=True)
+        count = round(rejections(process, "appends"))
+        [found] = await _warnings(operator)
+        assert found.startswith(f"the bearer greedy exceeded appends: {count} calls rejected, the last one ")
+        now = SystemClock().now()
+        scope = labels.label_selector(include=[("name", J)])
+        token = sign(Claims(Capability.ALL, scope, now, now + 600, "tenant"), Keys.parse(KEY))
+        assert await _warnings(ClientConfig(process.endpoint, auth=BearerToken.parse(token))) == []
+
+
+async def _warnings(config: ClientConfig) -> list[str]:
+    """Return the warnings of `coranto status` about the broker."""
+    [answer] = await ask_brokers(config, [config.endpoint], 30.0)
+    return [each.found for each in answer.examinations if each.condition is Condition.WARNING]
+
+
+def test_exceeded_quotas_are_reported_for_an_hour_and_in_bounded_memory() -> None:
+    setting = Setting(QuotaFile(delay_seconds=0, default=Quota(streams=1)))
+
+    def exceed(caller: str) -> None:
+        with setting.quotas.stream(caller), pytest.raises(QuotaExceeded), setting.quotas.stream(caller):
+            pass
+
+    for number in range(200):
+        exceed(f"caller {number}")
+    exceed("caller 150")
+    found = setting.quotas.rejections()
+    assert [each.caller for each in found[:2]] == ["caller 150", "caller 199"]
+    assert (found[0].calls, found[0].quota, len(found)) == (2, "streams", 100)
+    setting.clock.advance(REPORTED_SECONDS + 1)
+    assert setting.quotas.rejections() == []
 
 
 async def test_a_client_over_its_quota_is_slowed_down_and_completes(

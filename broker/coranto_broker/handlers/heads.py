@@ -48,7 +48,13 @@ async def serve(broker: Broker, request: HeadsRequest, context: Context, claims:
         await broker.resolver.wait_for_revision(request.min_etcd_revision)
     state, facts = broker.keyspace.state, broker.facts.all()
     await context.write(
-        HeadsResponse(status=pb.OK, header=broker.unrouted_header(state), version=VERSION, time=broker.clock.now())
+        HeadsResponse(
+            status=pb.OK,
+            header=broker.unrouted_header(state),
+            version=VERSION,
+            time=broker.clock.now(),
+            quota_rejections=broker.quotas.rejections() if claims.covers_all else (),
+        )
     )
     mine, theirs, without_primary = _by_primary(broker, state, facts, selector, claims)
     asked = [

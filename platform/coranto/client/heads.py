@@ -17,7 +17,7 @@ from coranto.offsets import JournalOffset
 from coranto.security.tokens import Capability
 from coranto.specs.validation import effective_replication
 from coranto.wire import protocol_pb2 as pb
-from coranto.wire.heads_pb2 import HeadsRequest
+from coranto.wire.heads_pb2 import HeadsRequest, QuotaRejections
 from coranto.wire.heads_pb2 import JournalHead as WireHead
 
 if TYPE_CHECKING:
@@ -151,6 +151,8 @@ class Heads:
     """The version of the answering broker; empty for Gazette's and early ones of Coranto's."""
     broker_time: float = 0.0
     """The answering broker's clock, in Unix seconds; 0 if the version is empty."""
+    quota_rejections: tuple[QuotaRejections, ...] = ()
+    """The callers that quotas of the answering broker have rejected in the last hour, the latest first."""
 
     def __iter__(self) -> Iterator[JournalHead]:
         return iter(self.journals)
@@ -178,7 +180,7 @@ async def ask(chosen: ChosenConnection, request: HeadsRequest) -> Heads | None:
     """Return the answer of one broker; None if it does not have the call. Raises the client's errors."""
     subject = "heads of journals"
     header: pb.Header | None = None
-    version, time = "", 0.0
+    version, time, rejections = "", 0.0, tuple[QuotaRejections, ...]()
     found: dict[str, JournalHead] = {}
     call = chosen.connection.heads_stub.Heads(request, metadata=await chosen.over(Capability.READ, request.selector))
     with chosen.calling(subject, call):
@@ -186,7 +188,7 @@ async def ask(chosen: ChosenConnection, request: HeadsRequest) -> Heads | None:
             async for response in call:
                 if header is None:
                     header = check_answer(response, subject)
-                    version, time = response.version, response.time
+                    version, time, rejections = response.version, response.time, tuple(response.quota_rejections)
                 for head in map(JournalHead.of, response.heads):
                     found[head.journal] = head
         except grpc.aio.AioRpcError as error:
@@ -195,7 +197,7 @@ async def ask(chosen: ChosenConnection, request: HeadsRequest) -> Heads | None:
             raise
     if header is None:
         raise CorruptData(f"{subject}: the broker violated the protocol: it answered nothing")
-    return Heads(header, tuple(found[name] for name in sorted(found)), version, time)
+    return Heads(header, tuple(found[name] for name in sorted(found)), version, time, rejections)
 
 
 async def complete(client: JournalClient, selector: str | pb.LabelSelector, heads: Heads | None) -> Heads:

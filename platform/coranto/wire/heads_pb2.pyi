@@ -56,6 +56,7 @@ class HeadsResponse(_message.Message):
     HEADS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    QUOTA_REJECTIONS_FIELD_NUMBER: _builtins.int
     status: _protocol_pb2.Status.ValueType
     version: _builtins.str
     """Of the broker that answers, in the first response: its version, and the time by its clock (Unix seconds)."""
@@ -64,6 +65,12 @@ class HeadsResponse(_message.Message):
     def header(self) -> _protocol_pb2.Header: ...
     @_builtins.property
     def heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___JournalHead]: ...
+    @_builtins.property
+    def quota_rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotaRejections]:
+        """Of the broker that answers, in the first response to a caller who may read all journals: the calls that its quotas
+        have rejected in the last hour.
+        """
+
     def __init__(
         self,
         *,
@@ -72,14 +79,45 @@ class HeadsResponse(_message.Message):
         heads: _abc.Iterable[Global___JournalHead] | None = ...,
         version: _builtins.str = ...,
         time: _builtins.float = ...,
+        quota_rejections: _abc.Iterable[Global___QuotaRejections] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "heads", b"heads", "status", b"status", "time", b"time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "heads", b"heads", "quota_rejections", b"quota_rejections", "status", b"status", "time", b"time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeadsResponse: _TypeAlias = HeadsResponse  # noqa: Y015
+
+@_typing.final
+class QuotaRejections(_message.Message):
+    """The calls of one caller that one quota of a broker has rejected since its start, and the time of the last one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    LAST_TIME_FIELD_NUMBER: _builtins.int
+    caller: _builtins.str
+    quota: _builtins.str
+    calls: _builtins.int
+    last_time: _builtins.float
+    def __init__(
+        self,
+        *,
+        caller: _builtins.str = ...,
+        quota: _builtins.str = ...,
+        calls: _builtins.int = ...,
+        last_time: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "calls", b"calls", "last_time", b"last_time", "quota", b"quota"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotaRejections: _TypeAlias = QuotaRejections  # noqa: Y015
 
 @_typing.final
 class JournalHead(_message.Message):

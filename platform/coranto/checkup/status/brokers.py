@@ -21,7 +21,7 @@ from coranto.checkup.status.etcd_members import ask_members
 from coranto.checkup.status.values import BrokerState
 from coranto.client import ClientConfig, JournalClient, Listing
 from coranto.client.config import parse_endpoint
-from coranto.client.heads import JournalHead
+from coranto.client.heads import Heads, JournalHead
 from coranto.coordination.layout import Layout
 from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.security.tls import ClientTls
@@ -30,6 +30,7 @@ from coranto.wire import protocol_pb2 as pb
 _AT_ONCE: Final = 64
 _NEXT_SECONDS: Final = 1.0
 """The wait for a broker's list before the next broker is asked."""
+_MAX_QUOTAS: Final = 10
 _log = structlog.get_logger(__name__)
 
 
@@ -156,6 +157,17 @@ def judge_versions(states: Iterable[BrokerState], mine: str) -> Iterator[Examina
     yield warning("versions", f"brokers: {shown}; this client: {mine}", advice)
 
 
+def judge_quotas(endpoint: str, heads: Heads) -> Iterator[Examination]:
+    """Yield a warning for each quota that a caller exceeded at a broker in the last hour, up to ten."""
+    advice = "have the caller slow down, or raise its quota in the brokers' file (--quotas)"
+    for each in heads.quota_rejections[:_MAX_QUOTAS]:
+        ago = max(0.0, heads.broker_time - each.last_time)
+        found = f"{each.caller} exceeded {each.quota}: {each.calls:,} calls rejected, the last one {ago:.0f} s ago"
+        yield warning(f"quotas of {endpoint}", found, advice)
+    if (more := len(heads.quota_rejections) - _MAX_QUOTAS) > 0:
+        yield warning(f"quotas of {endpoint}", f"{more} more callers and quotas", advice)
+
+
 def judge_exits(announced: Iterable[AnnouncedBroker]) -> Iterator[Examination]:
     """Yield a warning for each broker that is exiting: it hands its journals over to others."""
     for each in announced:
@@ -191,6 +203,7 @@ async def _ask(config: ClientConfig, endpoint: str, timeout: float) -> BrokerAns
         clock = clock_result(subject, difference, (after - before) / 2)
         if clock.condition is not Condition.OK:
             judged.append(clock)
+    judged += judge_quotas(endpoint, own)
     return BrokerAnswer(state, own.journals, judged)
 
 
