@@ -11,7 +11,7 @@ from coranto.errors import InvalidInput
 from dagster_coranto.components.cluster import ClusterModel, resolve_cluster, shared_resource
 from dagster_coranto.components.scaffolding import TableScaffolder
 from dagster_coranto.consumers.polling_sensor import build_journal_polling_sensor
-from dagster_coranto.consumers.tables import TableStep, build_table_asset, table_of
+from dagster_coranto.consumers.tables import TABLES, TableStep, build_table_asset
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.translation.translator import ComponentTranslator
 from dagster_coranto.verification.tables import build_table_check
@@ -78,7 +78,7 @@ class JournalTableComponent(dg.Component, dg.Model, dg.Resolvable):
             assets=dg.with_resources([asset], resources),
             asset_checks=dg.with_resources([check], resources),
             jobs=[job],
-            sensors=[self._sensor(table_of(asset).names.input.folder, job)] if self.sensor_seconds else [],
+            sensors=[self._sensor(TABLES.of(asset).names.input.folder, job)] if self.sensor_seconds else [],
         )
 
     def _sensor(self, folder: str, job: Any) -> dg.SensorDefinition:

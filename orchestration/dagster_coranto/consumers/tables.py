@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
-from weakref import WeakKeyDictionary
 
 import dagster as dg
 from pydantic import Field
@@ -21,6 +20,7 @@ from dagster_coranto.instance.one_at_a_time import OneAtATime
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
+from dagster_coranto.specs.documents import Definitions, read_document
 from dagster_coranto.translation.iceberg_tables import iceberg_facts
 from dagster_coranto.translation.metadata import ConsumerMetadataSet, lag_table, offsets_metadata, vector_version
 from dagster_coranto.translation.metadata_set import TableMetadata
@@ -160,19 +160,10 @@ def build_table_asset(
     def write(context: dg.AssetExecutionContext, config: TableRun) -> Iterator[Any]:
         yield from execute(context, TableStep(definition, context, config))
 
-    _definitions[write.op] = definition
-    return write
+    return TABLES.add(write, definition)
 
 
-_definitions: WeakKeyDictionary[dg.OpDefinition, TableDefinition] = WeakKeyDictionary()
-
-
-def table_of(asset: dg.AssetsDefinition) -> TableDefinition:
-    """Return the table of an asset that `build_table_asset` made. Raises InvalidInput for another one."""
-    try:
-        return _definitions[asset.op]
-    except KeyError:
-        raise InvalidInput(f"{asset.key} is not an asset of build_table_asset", field="table") from None
+TABLES: Final = Definitions[TableDefinition]("build_table_asset")
 
 
 def _metadata(
@@ -205,11 +196,4 @@ def _read(table: Path | Mapping[str, Any], read: Callable[[str], T]) -> T:
         except InvalidInput as error:  # The line is of a text that was made here.
             line, _, problem = str(error).partition(": ")
             raise InvalidInput(problem if line.startswith("line ") else str(error), field="table") from error
-    try:
-        return read(table.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InvalidInput(f"there is no file {table}: write the table's file there", field="table") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{table} is not UTF-8: {error}", field="table") from error
-    except InvalidInput as error:
-        raise InvalidInput(f"{table}: {error}", field="table") from error
+    return read_document(table, read, "table")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Unpack
-from weakref import WeakKeyDictionary
 
 import dagster as dg
 from pydantic import Field
@@ -20,6 +19,7 @@ from dagster_coranto.instance.one_at_a_time import OneAtATime
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
+from dagster_coranto.specs.documents import Definitions
 from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options
 from dagster_coranto.translation.translator import DagsterJournalTranslator, JournalTranslatorData
 
@@ -156,16 +156,7 @@ def build_ingest_asset(
     def ingest(context: dg.AssetExecutionContext, config: IngestRun) -> Iterator[Any]:
         yield from execute(context, IngestStep(definition, context, config, mode, report_seconds))
 
-    _definitions[ingest.op] = definition
-    return ingest
+    return INGESTS.add(ingest, definition)
 
 
-_definitions: WeakKeyDictionary[dg.OpDefinition, IngestDefinition] = WeakKeyDictionary()
-
-
-def ingest_of(asset: dg.AssetsDefinition) -> IngestDefinition:
-    """Return the ingest of an asset that `build_ingest_asset` made. Raises InvalidInput for another one."""
-    try:
-        return _definitions[asset.op]
-    except KeyError:
-        raise InvalidInput(f"{asset.key} is not an asset of build_ingest_asset", field="ingest") from None
+INGESTS: Final = Definitions[IngestDefinition]("build_ingest_asset")

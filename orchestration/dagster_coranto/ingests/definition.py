@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import dagster as dg
 
 from coranto.client import ClientConfig, JournalClient
 from coranto.client.loop import run_blocking
-from coranto.errors import InvalidInput, StreamNotFound
+from coranto.errors import StreamNotFound
 from coranto.ingest.opening import lag_of
 from coranto.ingest.progress import IngestProgress, load
 from coranto.ingest.spec import IngestNames, IngestSpec, read_names, read_spec
 from coranto.streams.writer.multi_key.batch_writer import BatchWriter
 from dagster_coranto.instance.requests import digest_of
 from dagster_coranto.resources.journals import JournalResource
+from dagster_coranto.specs.documents import read_document
 from dagster_coranto.translation.metadata import IngestMetadataSet, JournalRow, table
 
 
@@ -30,9 +31,6 @@ class IngestMode(enum.Enum):
     """Until the source has no more."""
     SERVICE = "service"
     """Until it is stopped. It reports materialisations from time to time."""
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +45,11 @@ class IngestDefinition:
     @staticmethod
     def names_of(file: Path) -> IngestNames:
         """Return the names in a file. Raises InvalidInput, with the file and the line."""
-        return _read(file, read_names)
+        return read_document(file, read_names, "file")
 
     def spec(self, journals: JournalResource) -> IngestSpec:
         """Return the content of the file, with the prefix of the resource. Raises InvalidInput, with the line."""
-        spec = _read(self.file, read_spec)
+        spec = read_document(self.file, read_spec, "file")
         return replace(spec, stream=journals.name(spec.stream))
 
     def state(self, journals: JournalResource) -> IngestState:
@@ -120,14 +118,3 @@ class IngestState:
 
 def _shown(position: object) -> str:
     return "" if position is None else position if isinstance(position, str) else json.dumps(position)
-
-
-def _read(file: Path, read: Callable[[str], T]) -> T:
-    try:
-        return read(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InvalidInput(f"there is no file {file}: write the ingest's file there", field="file") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{file} is not UTF-8: {error}", field="file") from error
-    except InvalidInput as error:
-        raise InvalidInput(f"{file}: {error}", field="file") from error

@@ -6,7 +6,7 @@ from typing import Final
 import dagster as dg
 
 from coranto.errors import ClusterError, CorantoError
-from dagster_coranto.ingests.assets import ingest_of
+from dagster_coranto.ingests.assets import INGESTS
 from dagster_coranto.ingests.definition import IngestState
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
@@ -25,7 +25,7 @@ def build_ingest_check(
     is never stale. A source or broker that does not answer fails the check. Run it on a schedule, or let the sensor of
     `build_ingest_sensor` evaluate it.
     """
-    definition = ingest_of(ingest)
+    definition = INGESTS.of(ingest)
 
     @dg.asset_check(
         name=FRESH,

@@ -10,7 +10,7 @@ import dagster as dg
 from pydantic import BaseModel
 
 from coranto.errors import ClusterError, Unavailable
-from dagster_coranto.ingests.assets import ingest_of
+from dagster_coranto.ingests.assets import INGESTS
 from dagster_coranto.ingests.definition import IngestState
 from dagster_coranto.ingests.freshness import FRESH, FRESH_SECONDS, judge
 from dagster_coranto.instance.heartbeat import PRESUMED_DEAD_SECONDS
@@ -52,7 +52,7 @@ def build_ingest_sensor(
     the lag has changed, it is reported as an observation, at most every `report_seconds`, with the check `is_fresh`
     unless `fresh_seconds` is None. While the cluster or the source does not answer, ticks are skipped.
     """
-    definition = ingest_of(ingest)
+    definition = INGESTS.of(ingest)
     sensor_name = name or f"ingest_{definition.names.name.replace('-', '_')}_sensor"
     target = None if job is not None else dg.AssetSelection.assets(definition.key)
 

@@ -8,7 +8,7 @@ from coranto.audit import Report
 from coranto.client import JournalClient
 from coranto.client.loop import run_blocking
 from coranto.errors import CorantoError
-from dagster_coranto.consumers.tables import table_of
+from dagster_coranto.consumers.tables import TABLES
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
 from dagster_coranto.translation.metadata import namespaced, verbatim
@@ -23,7 +23,7 @@ def build_table_check(table: dg.AssetsDefinition, *, resource_key: str = "journa
     rows as there are committed messages. It reads the journals from their beginnings. The check also fails if a store
     or broker does not answer, and if the store has lost the position of an asset that was materialised.
     """
-    definition = table_of(table)
+    definition = TABLES.of(table)
 
     @dg.asset_check(
         name="audit",

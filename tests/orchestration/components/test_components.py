@@ -31,7 +31,7 @@ from dagster_coranto import (
 )
 from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import CollectionParams, ConsumerParams
-from dagster_coranto.consumers.tables import table_of
+from dagster_coranto.consumers.tables import TABLES
 
 
 @pytest.fixture
@@ -386,7 +386,7 @@ def test_the_fields_of_a_table_may_be_in_the_component(
     fields["table"] = "{{ env.SHOP_TABLE }}"
     with loaded(sandbox, table(sandbox, broker, table=fields, key="db/orders")) as (_, defs):
         [asset] = defs.assets
-        spec = table_of(asset).spec(JournalResource())
+        spec = TABLES.of(asset).spec(JournalResource())
         assert (spec.table, spec.key, spec.evolves, spec.store) == ("orders", ("id",), True, "sqlite:///shop.db")
         node = defs.resolve_asset_graph().get(dg.AssetKey(["db", "orders"]))
         assert node.parent_keys == {dg.AssetKey(["shop", "orders"])}

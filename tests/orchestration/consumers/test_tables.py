@@ -22,7 +22,7 @@ from coranto.testing.cluster import STORE_URL
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.tables import read_table
 from dagster_coranto import JournalResource, build_ingest_asset, build_table_asset
-from dagster_coranto.consumers.tables import table_of
+from dagster_coranto.consumers.tables import TABLES
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.translation.metadata import ConsumerMetadataSet
 from dagster_coranto.translation.metadata_set import TableMetadata
@@ -192,7 +192,7 @@ def test_a_prefix_is_that_of_the_journals(shop: Shop, tmp_path: Path, instance: 
 def test_errors_name_the_file_and_permanent_ones_are_not_retried(
     shop: Shop, tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InvalidInput, match=r"there is no file .*none\.yaml: write the table's file there"):
+    with pytest.raises(InvalidInput, match=r"there is no file .*none\.yaml: write it, or correct the path"):
         build_table_asset(tmp_path / "none.yaml")
     (tmp_path / "items.yaml").write_bytes(b"\xff")
     with pytest.raises(InvalidInput, match=r"items\.yaml is not UTF-8"):
@@ -211,7 +211,7 @@ def test_errors_name_the_file_and_permanent_ones_are_not_retried(
     assert failure.step_failure_data.user_failure_data is not None
     assert failure.event_specific_data.error.cls_name == "Failure"
     with pytest.raises(InvalidInput, match="is not an asset of build_table_asset"):
-        table_of(build_other())
+        TABLES.of(build_other())
 
 
 def build_other() -> dg.AssetsDefinition:

@@ -8,7 +8,7 @@ import pytest
 
 from coranto.errors import InvalidInput, StreamNotFound
 from dagster_coranto import build_ingest_asset
-from dagster_coranto.ingests.assets import ingest_of
+from dagster_coranto.ingests.assets import INGESTS
 from dagster_coranto.ingests.definition import IngestDefinition
 from tests.orchestration.ingests.conftest import Place
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_files_that_cannot_be_read_are_told_when_definitions_load(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"there is no file .*missing\.yaml: write the ingest's file there"):
+    with pytest.raises(InvalidInput, match=r"there is no file .*missing\.yaml: write it, or correct the path"):
         build_ingest_asset(tmp_path / "missing.yaml")
     place.file.write_text("name: orders\n")
     with pytest.raises(InvalidInput, match=r"orders\.yaml: line 1: the field 'stream' is missing"):
@@ -39,7 +39,7 @@ def test_names_are_read_without_the_variables_of_other_fields(tmp_path: Path) ->
 
 
 def test_the_state_before_and_after_rows(place: Place) -> None:
-    definition = ingest_of(build_ingest_asset(place.file))
+    definition = INGESTS.of(build_ingest_asset(place.file))
     place.put("a", {"n": 1})
     state = definition.state(place.journals)
     assert (state.progress.rows, state.lag) == (0, 9)

@@ -9,7 +9,7 @@ import pytest
 
 from coranto.errors import InvalidInput
 from dagster_coranto import JournalResource, build_ingest_asset, build_ingest_check
-from dagster_coranto.ingests.assets import ingest_of
+from dagster_coranto.ingests.assets import INGESTS
 from tests.orchestration.ingests.conftest import Place
 
 pytestmark = pytest.mark.integration
@@ -48,4 +48,4 @@ def test_an_asset_of_another_kind_is_refused() -> None:
     def other() -> None: ...
 
     with pytest.raises(InvalidInput, match="is not an asset of build_ingest_asset"):
-        ingest_of(other)
+        INGESTS.of(other)
