@@ -66,8 +66,8 @@ def test_the_tutorial_does_what_it_says(project: Project) -> None:
 @contextmanager
 def following(text: str, promised: list[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
     """Run the page's script in a folder, compare its output with the promised lines, and keep the cluster going."""
-    assert text.count("\ndg ") == 5
-    assert len(promised) == 7
+    assert text.count("\ndg ") == 9
+    assert len(promised) == 10
     log = folder / "output"
     try:
         with log.open("w") as output:
@@ -78,7 +78,7 @@ def following(text: str, promised: list[str], folder: Path, environment: dict[st
         assert done.returncode == 0, shown[-5000:]
         assert [line for line in shown.splitlines() if line in promised] == promised
         assert "RUN_FAILURE" not in shown
-        assert shown.count("RUN_SUCCESS") == 3
+        assert shown.count("RUN_SUCCESS") == 5
         yield
     finally:
         _stop(folder / "up.pid")
