@@ -103,7 +103,7 @@ def plant(
     """Return the history of the journal `name` with a fault, and the final content that goes with it."""
     mine = History([copy.copy(each) for each in history.operations if each.journal == name])
     by_number = {each.number: each for each in mine.operations}
-    appends = [by_number[number] for number in numbers_in(content)]
+    appends = [by_number[number] for number, _ in numbers_in(content)]
     ends: dict[int, int] = {0: 0}
     end = 0
     for count, each in enumerate(appends, 1):

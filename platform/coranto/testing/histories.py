@@ -136,18 +136,18 @@ def numbered_content(number: int, payload: bytes) -> bytes:
     return head + b"%05d:" % length + payload
 
 
-def numbers_in(content: bytes) -> dict[int, int]:
-    """Return the numbers of the appends in a journal's content, with the offset of each, in their order.
+def numbers_in(content: bytes) -> list[tuple[int, int]]:
+    """Return the appends in a journal's content, in their order: the number and the offset of each.
 
     Raises InvalidInput for content that is not a list of whole appends.
     """
-    found: dict[int, int] = {}
+    found: list[tuple[int, int]] = []
     position = 0
     while position < len(content):
         match = HEADER.match(content, position)
         if match is None or position + int(match[2]) > len(content):
             raise InvalidInput(f"is not a whole append at offset {position}", field="content")
-        found.setdefault(int(match[1]), position)
+        found.append((int(match[1]), position))
         position += int(match[2])
     return found
 

@@ -60,7 +60,7 @@ def porcupine_lines(history: History, contents: Mapping[str, bytes]) -> Iterator
     journal's first append on that was not applied and whose outcome is unknown: brokers may have refused because of it.
     Raises InvalidInput for content that is not a list of whole appends.
     """
-    places = {journal: numbers_in(content) for journal, content in contents.items()}
+    places = {journal: dict(reversed(numbers_in(content))) for journal, content in contents.items()}
     unapplied = dict.fromkeys(contents, math.inf)
     for each in history.operations:
         if _is_unapplied(each, places):
@@ -126,7 +126,7 @@ def elle_lines(history: History) -> Iterator[str]:
         if each.kind is OperationKind.APPEND:
             value = f"[:append {journal} {each.number}]"
         elif kind == "ok":
-            value = f"[:r {journal} [{' '.join(map(str, numbers_in(each.content)))}]]"
+            value = f"[:r {journal} [{' '.join(str(number) for number, _ in numbers_in(each.content))}]]"
         else:
             value = f"[:r {journal} nil]"
         event = f":index {index}, :time {_nanoseconds(at)}, :process {process}, :type :{kind}"

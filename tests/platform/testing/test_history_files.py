@@ -87,6 +87,17 @@ def test_elle_gets_appends_to_lists_and_reads_of_lists() -> None:
         assert ":type :info" in [line for line in lines if f":process {process}," in line][-1]
 
 
+def test_a_read_of_an_append_twice_shows_it_twice() -> None:
+    history = History()
+    append = appended(history, 0.0)
+    append.took(0, 20, pb.LabelSet())
+    read = history.begin("bob", OperationKind.READ, JOURNAL, 4.0)
+    read.content, read.returned = append.content * 2, 5.0
+    read.took(40, 40, pb.LabelSet())
+    assert list(elle_lines(history))[-1].endswith('[[:r "shop/orders" [0 0]]]}')
+    assert [json.loads(line)["begin"] for line in porcupine_lines(history, {JOURNAL: read.content})] == [0, 40]
+
+
 def test_histories_of_several_processes_are_merged(tmp_path: Path) -> None:
     history, content = small_history()
     other = History(first=1000)
@@ -114,7 +125,7 @@ def test_content_that_is_no_list_of_appends_is_refused(content: bytes) -> None:
 def test_content_names_its_append() -> None:
     large = 1_234_567
     contents = [unique_content(number, random.Random(1), 0, 60) for number in (0, 7, large)]
-    assert list(numbers_in(b"".join(contents)).items()) == [
+    assert numbers_in(b"".join(contents)) == [
         (0, 0),
         (7, len(contents[0])),
         (large, len(contents[0]) + len(contents[1])),
