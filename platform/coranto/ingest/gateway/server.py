@@ -68,6 +68,7 @@ class WebhookServer:
         self._scheme = ingest.options.scheme
         self._connections = 0
         self._serving = 0
+        self._encoding = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
         self._listening: asyncio.Server | None = None
@@ -198,7 +199,9 @@ class WebhookServer:
             async with asyncio.timeout(self._options.commit_seconds):
                 encoder = await self._ingest.encoder()
                 if size > _SMALL_BYTES:
-                    made = await asyncio.to_thread(self._made, http, body, encoder)
+                    # One at a time: threads that compute together only slow each other down.
+                    async with self._encoding:
+                        made = await asyncio.to_thread(self._made, http, body, encoder)
                 else:
                     made = self._made(http, body, encoder)
                 return await self._commit(*made)
@@ -214,10 +217,11 @@ class WebhookServer:
     ) -> tuple[Request | None, dict[str, object]]:
         """Return the request with its encoded events, and the answer to it. Raises Refused."""
         spec = self._ingest.spec
-        key, digest = _key_in(http.headers), digest_of(body)
+        key = _key_in(http.headers)
+        digest = digest_of(body) if key else ANY_BODY
         scheme = self._scheme
         if not key and scheme is not None:
-            key, digest = http.headers.get(scheme.delivery_header, "") if scheme.delivery_header else "", ANY_BODY
+            key = http.headers.get(scheme.delivery_header, "") if scheme.delivery_header else ""
         try:
             rows = rows_of(body, http.content_type)
         except InvalidInput as error:
@@ -227,15 +231,15 @@ class WebhookServer:
             if challenge and field_of(rows, "type") == "url_verification":
                 return None, {"challenge": challenge}
             if not key:
-                key, digest = field_of(rows, scheme.delivery_field), ANY_BODY
+                key = field_of(rows, scheme.delivery_field)
         id = key_of(spec.name, key) if key else os.urandom(KEY_BYTES)
         name = id.hex()
+        request = b'"request":"%b","item":' % name.encode()
         events, letters = list[tuple[int, bytes]](), list[Mapping[str, object]]()
         for number, (place, row) in enumerate(rows):
             if isinstance(row, SourceRow):
-                meta = b'"request":"%b","item":%d' % (name.encode(), number)
                 try:
-                    events.append(encoder.encode(SourceRow(name, row.fields, row.text, meta)))
+                    events.append(encoder.encode(SourceRow(name, row.fields, row.text, b"%b%d" % (request, number))))
                     continue
                 except InvalidInput as error:
                     row = Poison(place, error.message, None, row.text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +14,7 @@ from coranto.ingest.source import Poison, SourceRow
 JSON: Final = "application/json"
 LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_objects: Final = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -32,12 +33,24 @@ def rows_of(body: bytes, content_type: str) -> list[tuple[str, SourceRow | Poiso
         parts = [(f"line {number}", line) for number, line in lines if line.strip(b" \t\r")]
     elif content.lstrip(b" \t\r\n").startswith(b"["):
         try:
-            parts = [(f"item {number}", bytes(item)) for number, item in enumerate(_items(content))]
+            items = list(map(bytes, _items(content)))
+            if b"\n" not in content and b"\r" not in content and (objects := _objects_of(content)) is not None:
+                pairs = enumerate(zip(objects, items, strict=True))
+                return [(f"item {number}", SourceRow("", *pair)) for number, pair in pairs]
+            parts = [(f"item {number}", item) for number, item in enumerate(items)]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInput(f"the body is not JSON: {error}") from error
     else:
         parts = [("the body", content)]
     return [(place, _row(place, part)) for place, part in parts]
+
+
+def _objects_of(content: bytes) -> list[dict[str, Any]] | None:
+    """Decode an array in one call, which is faster than item by item. None if an item is not an object."""
+    try:
+        return _objects(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _row(place: str, content: bytes) -> SourceRow | Poison:

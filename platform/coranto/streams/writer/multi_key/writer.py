@@ -324,11 +324,17 @@ class MultiKeyWriter(Generic[E]):
     ) -> list[_Part]:
         """Group the events by segment and stamp them. Events of a segment keep their order. Letters come last."""
         by_segment: dict[int, list[bytes]] = {}
+        by_place: dict[int, list[bytes]] = {}  # The same lists.
         for place, encoded in events:
-            segment = stream.segment_at(place)
-            if segment is None:
-                raise StreamSealed(f"stream {self.stream} is sealed: it takes no more events. Write to another stream")
-            by_segment.setdefault(segment.number, []).append(encoded)
+            found = by_place.get(place)
+            if found is None:
+                segment = stream.segment_at(place)
+                if segment is None:
+                    raise StreamSealed(
+                        f"stream {self.stream} is sealed: it takes no more events. Write to another stream"
+                    )
+                found = by_place[place] = by_segment.setdefault(segment.number, [])
+            found.append(encoded)
         format: Any = self._format
         parts = [
             self._part(number, stream.segments[number].journal, format, use, each)
