@@ -1,8 +1,8 @@
 """The HTTP server of webhooks: it takes requests, and answers in JSON.
 
 Each request has limits of its own: of bytes, and of the time to arrive and to be committed. All bodies together have a
-limit of memory, and a fourth of it is for small ones. So senders that flood, stall or send too much are refused, and
-others are served.
+limit of memory, and a fourth of it is for small ones. An address may hold three fourths of the connections. So senders
+that flood, stall or send too much are refused, and others are served.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import structlog
@@ -24,6 +25,7 @@ from coranto.ingest.rows import RowEncoder, letter_of
 from coranto.ingest.source import Poison, SourceRow
 from coranto.ingest.webhook.bodies import JSON, LINES, field_of, has_known_type, rows_of
 from coranto.ingest.webhook.keys import ANY_BODY, KEY_BYTES, digest_of, key_of
+from coranto.ingest.webhook.options import WebhookOptions
 from coranto.ingest.webhook.signatures import verify
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class WebhookServer:
         self._ingest = ingest
         self._options = ingest.options
         self._scheme = ingest.options.scheme
-        self._connections = 0
+        self._connections = Counter[str]()  # By address.
         self._serving = 0
         self._encoding = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -105,12 +107,7 @@ class WebhookServer:
             await self._server.shutdown(_DRAIN_SECONDS)
 
     def _connection(self) -> asyncio.BaseProtocol:
-        if self._connections >= self._options.requests:
-            return _Full()
-        return _Connection(self._server, self._options.receive_seconds, self._count)
-
-    def _count(self, change: int) -> None:
-        self._connections += change
+        return _Connection(self._server, self._options, self._connections)
 
     # -- Requests ------------------------------------------------------------------------------------------------------
 
@@ -283,22 +280,35 @@ def _key_in(headers: CIMultiDictProxy[str]) -> str:
 
 
 class _Connection(web.RequestHandler):
-    """A connection, which is closed if no request comes in time. A later request has aiohttp's time of idleness."""
+    """A connection, which is closed if no request comes in time. A later request has aiohttp's time of idleness.
 
-    def __init__(self, server: web.Server, seconds: float, count: Callable[[int], None]) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, **_OPTIONS)
+    `counts` has the connections by address. An address may have three fourths of all, so that it keeps no other out.
+    """
+
+    def __init__(self, server: web.Server, options: WebhookOptions, counts: Counter[str]) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **_OPTIONS)
         self.is_used = False
-        self._seconds = seconds
-        self._count = count
+        self._limits = options
+        self._counts = counts
+        self._address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        most, address = self._limits.requests, str(transport.get_extra_info("peername")[0])
+        if self._counts.total() >= most or self._counts[address] >= most - most // 4:
+            full = _Full()
+            transport.set_protocol(full)
+            full.connection_made(transport)
+            return
+        self._address = address
+        self._counts[address] += 1
         super().connection_made(transport)
-        self._count(1)
-        asyncio.get_running_loop().call_later(self._seconds, self._close_unused)
+        asyncio.get_running_loop().call_later(self._limits.receive_seconds, self._close_unused)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._count(-1)
+        self._counts[self._address] -= 1
+        if not self._counts[self._address]:
+            del self._counts[self._address]
         super().connection_lost(exc)
 
     def _close_unused(self) -> None:

@@ -159,6 +159,23 @@ async def test_connections_beyond_the_limit_are_refused(client: JournalClient) -
             await until(is_served)
 
 
+async def test_one_address_does_not_hold_all_connections(client: JournalClient) -> None:
+    async with gateway(client, spec("requests: 8")) as ingest:
+        parts = urlsplit(ingest.url)
+        held = [await asyncio.open_connection(parts.hostname, parts.port) for _ in range(6)]
+        connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+        async with aiohttp.ClientSession() as flood, aiohttp.ClientSession(connector=connector) as other:
+            assert (await post(flood, ingest.url, {"id": 1}))[0] == 429
+            assert (await post(other, ingest.url, {"id": 2}))[0] == 200
+            for _, writer in held:
+                writer.close()
+
+            async def is_served() -> bool:
+                return (await post(flood, ingest.url, {"id": 3}))[0] == 200
+
+            await until(is_served)
+
+
 async def test_memory_is_bounded_and_small_bodies_have_a_part_of_it(client: JournalClient) -> None:
     async with gateway(client, spec("memory: 1048576, body: 500000")) as ingest, aiohttp.ClientSession() as session:
         ingest.hold(700_000)
