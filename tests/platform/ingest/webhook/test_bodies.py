@@ -39,3 +39,12 @@ def test_a_field_of_the_only_row() -> None:
 def test_known_types() -> None:
     assert all(map(has_known_type, (JSON, "application/problem+json", *LINES)))
     assert not any(map(has_known_type, ("text/plain", "application/octet-stream", "application/xml")))
+
+
+@pytest.mark.parametrize("other", [b"7", b"[{}]"])
+def test_an_item_that_is_no_row_leaves_the_others_as_they_are(other: bytes) -> None:
+    alone = rows_of(b' [ {"a": 1.50 } ,\t{"a":[1, 2]} ] ', JSON)
+    assert [row.text for _, row in alone if isinstance(row, SourceRow)] == [b'{"a": 1.50 }', b'{"a":[1, 2]}']
+    rows = rows_of(b'[{"a": 1.50 },{"a":[1, 2]},%b]' % other, JSON)
+    assert rows[:2] == alone
+    assert isinstance(rows[2][1], Poison)
