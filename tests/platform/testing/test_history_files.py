@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +29,7 @@ from coranto.testing.history_files import NEVER, elle_lines, porcupine_lines, re
 from coranto.wire import protocol_pb2 as pb
 from tests.simulation.kit.checker import FinalJournal, check
 
+ROOT = Path(__file__).parents[3]
 JOURNAL = "shop/orders"
 
 
@@ -158,3 +162,25 @@ async def test_calls_of_a_real_client_are_recorded() -> None:
     assert all(each.invoked <= each.returned for each in history.operations)
     assert check(history, {JOURNAL: FinalJournal(first.content)}) == []
     assert len(list(porcupine_lines(history, {JOURNAL: first.content}))) == 6
+
+
+def test_the_example_of_the_page_records_a_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "verification.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+
+    async def record() -> None:
+        async with Cluster() as cluster:
+            await cluster.create("check/one")
+            names["JournalClient"] = lambda endpoint: contextlib.nullcontext(cluster.client())
+            await names["record"](cluster.endpoint, 7)
+
+    asyncio.run(record())
+    assert [each.number for each in read_histories([Path("history-7.jsonl")]).operations] == [
+        7_000_000,
+        7_000_001,
+        7_000_002,
+    ]
+    assert len(Path("check.jsonl").read_text().splitlines()) == 3
+    assert '[[:r "check/one" [7000000]]]' in Path("check.edn").read_text()
