@@ -27,6 +27,7 @@ from coranto.errors import InvalidInput, MissingExtra, PermissionDenied, Unauthe
 from coranto.labels import parse_selector
 from coranto.security.admission import Authorizer
 from coranto.security.oidc import http
+from coranto.security.oidc import provider as provider_module
 from coranto.security.oidc.grants import ProviderFile
 from coranto.security.oidc.provider import Provider
 from coranto.security.server import provider_of
@@ -404,6 +405,19 @@ async def test_keys_that_were_fetched_serve_while_the_provider_fails(
         with pytest.raises(Unavailable):
             verdict(provider, stranger)
         assert provider.age < 60
+
+
+async def test_an_unexpected_error_does_not_end_the_fetching(oidc: OidcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> dict[str, provider_module.Key]:
+        raise RuntimeError("not an error of the provider")
+
+    async with running(oidc, refresh=0.01, offline_seconds=60) as provider:
+        with structlog.testing.capture_logs() as logs, monkeypatch.context() as patched:
+            patched.setattr(provider_module, "_keys_of", fail)
+            oidc.keys["rsa-2"] = rsa_key()
+            await eventually(lambda: any(entry["event"] == "oidc.refresh_failed" for entry in logs))
+            assert verdict(provider, oidc.token(**CAN_READ))
+        assert await settled(provider, oidc.token("rsa-2", **CAN_READ))
 
 
 async def test_keys_serve_no_longer_than_is_allowed_without_the_provider(oidc: OidcServer) -> None:
