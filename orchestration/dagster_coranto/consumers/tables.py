@@ -20,7 +20,7 @@ from dagster_coranto.instance.one_at_a_time import OneAtATime
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
-from dagster_coranto.specs.documents import Definitions, read_document
+from dagster_coranto.translation.documents import Definitions, read_document
 from dagster_coranto.translation.iceberg_tables import iceberg_facts
 from dagster_coranto.translation.metadata import ConsumerMetadataSet, lag_table, offsets_metadata, vector_version
 from dagster_coranto.translation.metadata_set import TableMetadata

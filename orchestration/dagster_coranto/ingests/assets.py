@@ -19,7 +19,7 @@ from dagster_coranto.instance.one_at_a_time import OneAtATime
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from dagster_coranto.resources.journals import JournalResource
 from dagster_coranto.resources.typed import resource_of
-from dagster_coranto.specs.documents import Definitions
+from dagster_coranto.translation.documents import Definitions
 from dagster_coranto.translation.options import AssetOptions, SpecOptions, filled, op_options, spec_options
 from dagster_coranto.translation.translator import DagsterJournalTranslator, JournalTranslatorData
 

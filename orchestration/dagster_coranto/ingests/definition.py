@@ -20,7 +20,7 @@ from coranto.ingest.spec import IngestNames, IngestSpec, read_names, read_spec
 from coranto.streams.writer.multi_key.batch_writer import BatchWriter
 from dagster_coranto.instance.requests import digest_of
 from dagster_coranto.resources.journals import JournalResource
-from dagster_coranto.specs.documents import read_document
+from dagster_coranto.translation.documents import read_document
 from dagster_coranto.translation.metadata import IngestMetadataSet, JournalRow, table
 
 

@@ -407,6 +407,18 @@ async def test_keys_that_were_fetched_serve_while_the_provider_fails(
         assert provider.age < 60
 
 
+async def test_keys_serve_no_longer_than_is_allowed_without_the_provider(oidc: OidcServer) -> None:
+    async with running(oidc, refresh=0.01, offline_seconds=0.5) as provider:
+        token = oidc.token(**CAN_READ)
+        assert verdict(provider, token)
+        oidc.stop()
+        await eventually(lambda: provider.age > 0.5)
+        with pytest.raises(Unavailable, match="cannot be fetched at the moment"):
+            verdict(provider, token)
+        oidc.start()
+        assert await settled(provider, token)
+
+
 async def test_an_unexpected_error_does_not_end_the_fetching(oidc: OidcServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> dict[str, provider_module.Key]:
         raise RuntimeError("not an error of the provider")
@@ -418,18 +430,6 @@ async def test_an_unexpected_error_does_not_end_the_fetching(oidc: OidcServer, m
             await eventually(lambda: any(entry["event"] == "oidc.refresh_failed" for entry in logs))
             assert verdict(provider, oidc.token(**CAN_READ))
         assert await settled(provider, oidc.token("rsa-2", **CAN_READ))
-
-
-async def test_keys_serve_no_longer_than_is_allowed_without_the_provider(oidc: OidcServer) -> None:
-    async with running(oidc, refresh=0.01, offline_seconds=0.5) as provider:
-        token = oidc.token(**CAN_READ)
-        assert verdict(provider, token)
-        oidc.stop()
-        await eventually(lambda: provider.age > 0.5)
-        with pytest.raises(Unavailable, match="cannot be fetched at the moment"):
-            verdict(provider, token)
-        oidc.start()
-        assert await settled(provider, token)
 
 
 async def test_a_provider_that_is_away_at_the_start(oidc: OidcServer) -> None:
