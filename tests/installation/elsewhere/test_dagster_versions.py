@@ -27,7 +27,10 @@ def oldest() -> str:
 
 def constraints(folder: Path, version: str) -> Path:
     """Return the repository's constraints with this version of Dagster; with none for an empty version."""
-    kept = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "dagster" not in line]
+    # Early versions of Dagster need an early tomlkit.
+    free = ("dagster", "tomlkit")
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    kept = [line for line in lines if not any(name in line for name in free)]
     names = ("dagster", "dagster-webserver", "dagster-dg-cli", "create-dagster") if version else ()
     path = folder / "constraints.txt"
     path.write_text("\n".join([*kept, *(f"{name}=={version}" for name in names)]))
