@@ -36,6 +36,7 @@ from airflow_coranto.operators.ingest import IngestOperator
 from airflow_coranto.operators.publish import PublishOperator
 from airflow_coranto.operators.recovery import recovery_with_approval
 from airflow_coranto.operators.specs import ApplySpecsOperator
+from airflow_coranto.operators.table import TableOperator
 
 TREE = """
 name: {SHOP}/
@@ -68,6 +69,9 @@ with DAG("shop_audit", schedule=None, default_args=RETRY):
 with DAG("ingest", schedule=None, default_args=RETRY):
     IngestOperator(task_id="ingest", ingest="ingest.yaml", stream="{INGESTED}")
 
+with DAG("table", schedule=None, default_args=RETRY):
+    TableOperator(task_id="table", table="table.yaml", stream="{INGESTED}")
+
 with DAG("slow_shop", schedule=None, default_args=RETRY):
 
     @task.journal_publish(group="{SLOW}", key="order", coranto_conn_id="{STORED}")
@@ -96,6 +100,11 @@ class AirflowWorld:
     def store_url(self) -> str:
         return f"sqlite:///{self.airflow.data_dir / 'store.db'}"
 
+    @property
+    def table_url(self) -> str:
+        """The store of the table of the DAG `table`."""
+        return f"sqlite:///{self.airflow.data_dir / 'table.db'}"
+
     def files_that_hold(self, secret: str) -> list[Path]:
         """Return the files of Airflow and the cluster's logs that hold a text: logs, databases, results of tasks."""
         kinds = (".log", ".db", ".db-wal", ".json")
@@ -121,6 +130,8 @@ def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
         shutil.copy(path, dags)
     (dags / "shop.py").write_text(SHOP_DAGS)
     _put_ingest(dags / "rows", dags / "ingest.yaml")
+    table = {"name": "numbers", "input": {"stream": INGESTED}, "columns": "n BIGINT", "table": "numbers"}
+    (dags / "table.yaml").write_text(json.dumps({**table, "store": f"sqlite:///{data / 'table.db'}"}))
     connection = {"conn_type": "coranto", "password": TOKEN, "extra": {"data_dir": str(data), "cluster": "demo"}}
     settings = {
         "AIRFLOW_CONN_CORANTO_DEFAULT": json.dumps(connection),
@@ -133,7 +144,7 @@ def airflow_world(data: Path, dags: Path) -> Iterator[AirflowWorld]:
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
         with AirflowStandalone(data, dags=dags, settings=settings) as airflow, SyncJournalClient.of(config) as client:
             api = AirflowApi(airflow.url, data / "logs" / "airflow-api-server.log")
-            api.await_dags("flights", "flight_alerts", "shop", "recovery", "shop_audit", "ingest", "slow_shop")
+            api.await_dags("flights", "flight_alerts", "shop", "recovery", "shop_audit", "ingest", "table", "slow_shop")
             yield AirflowWorld(airflow, api, config, client)
 
 

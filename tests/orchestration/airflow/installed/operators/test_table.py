@@ -14,6 +14,8 @@ from coranto.client import SyncJournalClient
 from coranto.streams import SyncStreams, SyncStreamWriter, default_template
 from coranto.testing.cluster import STORE_URL
 from coranto_consumers.stores.sql import SqlStore
+from tests.orchestration.airflow.installed.airflow_api import kill_task, until
+from tests.orchestration.airflow.installed.world import INGESTED_ROWS, AirflowWorld
 
 
 class Place:
@@ -108,6 +110,24 @@ def test_a_task_that_is_terminated_is_no_success_and_leaves_the_rest_to_the_next
         operator.execute({})
     assert not isinstance(ended.value, AirflowFailException)
     assert place.task().execute({})["rows"] == 20
+
+
+@pytest.mark.system
+@pytest.mark.timeout(900)
+def test_a_task_that_is_killed_is_retried_and_writes_each_message_once(world: AirflowWorld) -> None:
+    api = world.api
+    api.await_task("ingest", api.start("ingest"), "ingest", "success")
+    run = api.start("table")
+    task = api.await_task("table", run, "table", "running")
+    store = Path(world.table_url.removeprefix("sqlite:///"))
+    until(store.exists, pause=0.02)
+    kill_task(task)
+    assert api.await_task("table", run, "table", "success")["try_number"] == 2
+    with SqlStore(world.table_url).engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT n FROM numbers ORDER BY n").scalars().all()
+    assert found == list(range(INGESTED_ROWS))
+    result = api.xcom("table", run, "table")
+    assert (result["rows"], result["bytes_behind"]) == (INGESTED_ROWS, 0)
 
 
 def test_a_broker_that_is_away_is_retried(place: Place, monkeypatch: pytest.MonkeyPatch, hurried: None) -> None:
