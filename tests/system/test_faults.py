@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from coranto.testing.histories import OperationKind
+from coranto.testing.history_files import porcupine_lines
 from tests.faults import nemesis
+from tests.faults.namespaces import Namespaces
 from tests.faults.run import FaultRun, RunOptions
 from tests.servers.s3 import S3Server
 
@@ -82,3 +87,20 @@ async def test_a_round_of_faults(round_: Round, server: S3Server, tmp_path: Path
         verdict = await run.conclude()
     assert verdict.problems == []
     assert verdict.outcomes["append ok"] > (60 if len(round_.faults) == 1 else 100)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables"), reason="namespaces need root and iptables")
+async def test_packets_between_network_namespaces_are_dropped(tmp_path: Path) -> None:
+    options = RunOptions(brokers=4, replications=(2, 3), lease_seconds=EXPIRING_LEASE_SECONDS)
+    async with Namespaces() as network:
+        with S3Server(tmp_path / "s3", host=network.gateway) as server:
+            async with FaultRun(tmp_path / "run", server, options, network) as run:
+                for fault in (nemesis.drop_one_way, nemesis.drop_both_ways, nemesis.isolate):
+                    await fault(run)
+                verdict = await run.conclude()
+    assert verdict.problems == []
+    assert verdict.outcomes["append ok"] > 100
+    history = run.workload.history
+    assert len(list(porcupine_lines(history, verdict.contents))) > 100
+    assert sum(each.kind is OperationKind.READ for each in history.operations) > 0
