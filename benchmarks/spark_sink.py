@@ -74,7 +74,7 @@ def run(rounds: int) -> list[Figure]:
                     floor_name = f"plain appends of the same {size >> 20} MiB by two threads"
 
                     def append(size: int = size) -> float:
-                        content = b"x" * _PIECE
+                        content = b"x" * (_PIECE - 1) + b"\n"
                         begun = time.perf_counter()
                         with ThreadPoolExecutor(2) as threads:
                             for _ in threads.map(
