@@ -56,7 +56,7 @@ async def test_a_secret_is_sent_in_the_form_if_the_provider_wants_that(oidc: Oid
 
 
 async def test_without_a_token_there_is_an_error_that_is_retried(oidc: OidcServer) -> None:
-    with pytest.raises(Unavailable, match="no token of"):
+    with pytest.raises(Unavailable, match="has not received a token from"):
         TokenSource(client_of(oidc)).token()
 
 
