@@ -88,6 +88,8 @@ async def test_an_append_is_one_trace_from_the_client_to_its_replicas(
         async with JournalClient(brokers[0].endpoint, append_streams=over_a_stream) as client:
             await created(client, spec(J), 3)
             await client.append(J, b"x")
+            # The spans of replicas may end after the answer.
+            await eventually(lambda: len(spans.named(f"replicate {J}")) == 2 * len(spans.named(f"commit {J}")) > 0)
             spans.exporter.clear()
             result = await client.append(J, b"y" * size)
 
