@@ -125,11 +125,11 @@ def _joined(records: Iterator[bytes]) -> Iterator[bytes]:
 def _append(client: SyncJournalClient, journal: str, pieces: Iterator[bytes], size: int | None) -> None:
     first = next(pieces, b"")
     if len(first) < _PIECE_BYTES:
-        # A small append can be repeated, so it survives the absence of a broker.
-        result = client.append(journal, first)
+        # A small append can be repeated, so it survives the loss of a broker, which lasts as long as its lease.
+        result = client.append(journal, first, retry_timeout=DEFAULT_RETRY_TIMEOUT)
     else:
         # A barrier is retried until the journal accepts appends; a streamed append cannot be retried.
-        client.append(journal, b"")
+        client.append(journal, b"", retry_timeout=DEFAULT_RETRY_TIMEOUT)
         with client.appender(journal) as append, progress(f"Appending to {journal}", size, unit="bytes") as report:
             for piece in itertools.chain([first], pieces):
                 append.write(piece)
