@@ -88,6 +88,17 @@ def test_a_failed_append_of_records_is_reported(run: CommandLine, remote: Remote
     assert "NOT_ALLOWED" in result.errors
 
 
+def test_an_append_survives_the_loss_of_a_broker(
+    run: CommandLine, remote: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coranto.cli.connect.RETRY_TIMEOUT", 0.0)  # Other commands give up immediately.
+    remote.fake.create("a/journal")
+    for content in (b"small\n", b"large" * 1_000_000 + b"\n"):
+        remote.fake.at(CallPoint.APPEND_BEGUN, pb.NO_JOURNAL_PRIMARY_BROKER, pb.NO_JOURNAL_PRIMARY_BROKER)
+        assert run("append", "a/journal", input=content).code == 0
+    assert remote.contents()["a/journal"] == b"small\n" + b"large" * 1_000_000 + b"\n"
+
+
 def test_content_goes_in_and_comes_out(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
     remote.fake.create("a/journal")
     assert run("append", "a/journal", input=b"hello\n").output == "a/journal: appended 6 bytes at [0, 6)\n"
