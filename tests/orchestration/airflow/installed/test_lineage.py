@@ -57,7 +57,7 @@ def test_heads_that_are_not_known_yet_are_waited_for(client: SyncJournalClient, 
 
 
 def test_work_does_not_begin_without_the_heads(client: SyncJournalClient, filled: str) -> None:
-    with pytest.raises(Unavailable, match=f"no broker tells the head of {filled}/part-000: it has no primary"):
+    with pytest.raises(Unavailable, match=f"the head of {filled}/part-000 is unknown: it has no primary"):
         positions_in(forgetful(client, 1000, 0.1), [filled])
 
 
