@@ -101,6 +101,7 @@ class Broker:
             self.metrics.etcd_budget,
             caller_bytes=self.quotas.etcd_bytes,
             total_bytes=settings.max_etcd_bytes,
+            note_refusal=self.quotas.report_etcd_bytes,
         )
         self.blocking_reads = BlockingReads(settings.max_blocking_reads, self.metrics.reads_refused.inc)
         self.receive_budget = ReceiveBudget(settings.group_append_bytes)

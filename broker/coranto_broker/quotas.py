@@ -141,6 +141,10 @@ class Quotas:
         limit = self._of(caller).etcd_bytes
         return self._etcd_caller_bytes if limit is None else limit
 
+    def report_etcd_bytes(self, caller: str) -> None:
+        """Report a caller whose change was refused because it has written too much to etcd."""
+        self._report(caller, "etcd_bytes")
+
     async def admit_appends(self, caller: str, count: int = 1, size: int = 0) -> None:
         """Count appends with `size` bytes, after a delay if needed. Raises AppendQuotaExceeded, and counts nothing."""
         if caller:
@@ -242,16 +246,19 @@ class Quotas:
 
     def _note_rejection(self, caller: str, quota: str) -> None:
         self._metrics.rejected.labels(quota).inc()
-        found = self._rejections.setdefault((caller, quota), QuotaRejections(caller=caller, quota=quota))
-        found.calls, found.last_time = found.calls + 1, self._clock.now()
-        self._rejections.move_to_end((caller, quota))
-        if len(self._rejections) > _MAX_REPORTED:
-            self._rejections.popitem(last=False)
+        self._report(caller, quota)
         self._unlogged += 1
         now = self._clock.monotonic()
         if now - self._logged_at >= LOG_SECONDS:
             _log.warning("quota.calls_rejected", caller=caller, quota=quota, rejected=self._unlogged)
             self._logged_at, self._unlogged = now, 0
+
+    def _report(self, caller: str, quota: str) -> None:
+        found = self._rejections.setdefault((caller, quota), QuotaRejections(caller=caller, quota=quota))
+        found.calls, found.last_time = found.calls + 1, self._clock.now()
+        self._rejections.move_to_end((caller, quota))
+        if len(self._rejections) > _MAX_REPORTED:
+            self._rejections.popitem(last=False)
 
 
 class _PacedSink:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -207,7 +210,7 @@ async def test_a_client_over_its_quota_is_rejected_and_others_are_not(
 
 
 async def test_operators_see_exceeded_quotas(broker_settings: BrokerSettings, tmp_path: Path, spec: MakeSpec) -> None:
-    quotas = "{delay_seconds: 0, callers: {greedy: {appends: 5}}}"
+    quotas = "{delay_seconds: 0, callers: {greedy: {appends: 5, etcd_bytes: 10}}}"
     async with (
         limited(broker_settings, tmp_path, spec(J), quotas) as process,
         named(process, "greedy", seconds=0.0) as greedy,
@@ -215,13 +218,36 @@ async def test_operators_see_exceeded_quotas(broker_settings: BrokerSettings, tm
         operator = ClientConfig(process.endpoint, auth=Keys.parse(KEY), name="operator")
         assert await _warnings(operator) == []
         await asyncio.gather(*(greedy.append(J, b"g") for _ in range(100)), return_exceptions=True)
+        with pytest.raises(Unavailable, match="its limit is 10 within 20 minutes"):
+            await greedy.apply([pb.ApplyRequest.Change(upsert=spec("test/other"), expect_mod_revision=-1)])
         count = round(rejections(process, "appends"))
-        [found] = await _warnings(operator)
-        assert found.startswith(f"the bearer greedy exceeded appends: {count} calls rejected, the last one ")
+        written, appended = await _warnings(operator)
+        assert written.startswith("the bearer greedy exceeded etcd_bytes: 1 calls rejected, the last one ")
+        assert appended.startswith(f"the bearer greedy exceeded appends: {count} calls rejected, the last one ")
         now = SystemClock().now()
         scope = labels.label_selector(include=[("name", J)])
         token = sign(Claims(Capability.ALL, scope, now, now + 600, "tenant"), Keys.parse(KEY))
         assert await _warnings(ClientConfig(process.endpoint, auth=BearerToken.parse(token))) == []
+        printed = await _status(process, tmp_path)
+        [line] = [line for line in printed.splitlines() if "exceeded etcd_bytes" in line]
+        assert f"quotas of {process.endpoint}" in line
+        shown = json.loads(await _status(process, tmp_path, "--output", "json"))["examinations"]
+        found = [each for each in shown if each["subject"] == f"quotas of {process.endpoint}"]
+        assert [each["condition"] for each in found] == ["warning", "warning"]
+        assert found[1]["found"].startswith(f"the bearer greedy exceeded appends: {count} calls rejected")
+        assert "raise its quota" in found[1]["advice"]
+
+
+async def _status(process: BrokerProcess, folder: Path, *words: str) -> str:
+    """Return the output of `coranto status`, run by an operator."""
+    variables = {"CORANTO_ENDPOINT": process.endpoint, "CORANTO_AUTH_KEYS": KEY, "XDG_STATE_HOME": str(folder)}
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from coranto.cli import main; main()", "status", *words),
+        env=os.environ | variables,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await command.communicate()
+    return output.decode()
 
 
 async def _warnings(config: ClientConfig) -> list[str]:

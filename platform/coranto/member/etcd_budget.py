@@ -59,13 +59,18 @@ class EtcdBudget:
         *,
         caller_bytes: Callable[[str], int],
         total_bytes: int,
+        note_refusal: Callable[[str], None] | None = None,
     ) -> None:
-        """`caller_bytes` returns a caller's limit within HISTORY_SECONDS, `total_bytes` is the database's. 0: none."""
+        """`caller_bytes` returns a caller's limit within HISTORY_SECONDS, `total_bytes` is the database's. 0: none.
+
+        `note_refusal` is called with each caller that exceeds its own limit.
+        """
         self._coordinator = coordinator
         self._clock = clock
         self._metrics = metrics
         self._caller_bytes = caller_bytes
         self._total_bytes = total_bytes
+        self._note_refusal = note_refusal
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()  # As of a time; the oldest first.
         self._in_use = 0
         self._looked_at = -math.inf
@@ -91,6 +96,8 @@ class EtcdBudget:
         excess = self._spent_by(caller) + cost - limit
         if not limit or excess <= 0:
             return
+        if self._note_refusal is not None:
+            self._note_refusal(caller)
         seconds = math.ceil(excess * HISTORY_SECONDS / limit)
         when = f"Try again in {seconds} s" if cost <= limit else "Make smaller changes"
         self._refuse(

@@ -91,7 +91,9 @@ Global___HeadsResponse: _TypeAlias = HeadsResponse  # noqa: Y015
 
 @_typing.final
 class QuotaRejections(_message.Message):
-    """The calls of one caller that one quota of a broker has rejected since its start, and the time of the last one."""
+    """The calls of one caller that one quota of a broker has rejected, and the time of the last one. A broker reports the
+    100 latest callers and quotas; the count of one that was not among them begins again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

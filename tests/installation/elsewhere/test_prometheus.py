@@ -208,6 +208,13 @@ CASES = [
         "instance quota",
     ),
     Case(
+        "CorantoEtcdWritesRefused",
+        {'coranto_etcd_writes_refused_total{instance="b:1",limit="caller"}': "0x2 1+10x30"},
+        20,
+        "b:1 refuses changes, as too much was written to etcd (limit: caller).",
+        "instance limit",
+    ),
+    Case(
         "CorantoOidcKeysOld",
         one("coranto_oidc_keys_age_seconds", "60x2 3660x9"),
         9,
@@ -242,6 +249,7 @@ WELL = {
     'coranto_broker_info{instance="b:1",version="0.1.0",fsync="commit"}': "1x180",
     'coranto_broker_info{instance="b:2",version="0.1.0",fsync="commit"}': "1x180",
     'coranto_quota_rejections_total{instance="b:1",quota="appends"}': "0x180",
+    'coranto_etcd_writes_refused_total{instance="b:1",limit="total"}': "0x180",
 }
 """A cluster without problems."""
 
