@@ -143,6 +143,14 @@ def test_licenses_are_judged_by_each_of_their_parts(expression: str, compatible:
     assert licenses.is_compatible(expression) is compatible
 
 
+def test_each_extra_has_its_licenses_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert licenses.unnamed_extras() == []
+    page = tmp_path / "licenses.md"
+    page.write_text(licenses.PAGE.read_text().replace("The extra `kafka`", "The extra"))
+    monkeypatch.setattr(licenses, "PAGE", page)
+    assert licenses.unnamed_extras() == ["kafka"]
+
+
 def test_all_requirements_are_found() -> None:
     found = licenses.required("coranto", frozenset({"lake"}))
     assert {"grpcio", "duckdb", "pyiceberg", "pyroaring", "sqlalchemy"} <= found

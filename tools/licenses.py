@@ -14,8 +14,14 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "licenses.md"
 BEGIN, END = "<!-- table: tools/licenses.py -->\n", "<!-- end of table -->\n"
-EXTRAS = ("broker", "embedded", "oidc", "consumers", "spark", "lake", "dagster")
-"""The extras whose packages this environment has. Airflow has an environment of its own."""
+EXTRAS = (
+    *("broker", "embedded", "oidc", "consumers", "postgres", "webhook", "spark", "lake", "dagster", "dg", "traces"),
+)
+"""The extras whose packages this environment has."""
+ELSEWHERE = ("kafka", "dlt", "airflow")
+"""Extras with environments of their own, in which `make test-install` runs `licenses.py --of EXTRA`."""
+NOT_INSTALLED = ("all", "demo", "dev", "airflow-dev")
+"""Extras of other extras, and those of this project's developers."""
 
 COMPATIBLE = frozenset(
     {
@@ -28,19 +34,21 @@ SPDX = {
     "Apache Software License": "Apache-2.0",
     "BSD": "BSD-3-Clause",
     "BSD License": "BSD-3-Clause",
+    "BSD 3-Clause OR Apache-2.0": "BSD-3-Clause OR Apache-2.0",
     "ISC License (ISCL)": "ISC",
     "MIT License": "MIT",
+    "MIT OR AFL-2.1": "MIT",  # The choice is the user's.
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
 }
-"""SPDX identifiers of the names that older packages state."""
+"""SPDX expressions of what packages state in other words."""
 
 
 def license_of(package: str) -> str:
     """Return an installed package's license as an SPDX expression, or as the package states it."""
     stated = metadata.metadata(package)
     if expression := stated.get("License-Expression"):
-        return expression
+        return SPDX.get(expression, expression)
     names = [text.split(" :: ")[-1] for text in stated.get_all("Classifier") or () if text.startswith("License ::")]
     return " OR ".join(SPDX.get(name, name) for name in names or [(stated.get("License") or "none stated").strip()])
 
@@ -88,14 +96,30 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def incompatible_packages(extras: Iterable[str]) -> dict[str, str]:
+    """Return the licenses of installed requirements of Coranto that are not known to be compatible, by package."""
+    names = sorted(required("coranto", frozenset(extras)))
+    return {name: found for name in names if not is_compatible(found := license_of(name))}
+
+
+def unnamed_extras() -> list[str]:
+    """Return the extras that the page does not name."""
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    text = PAGE.read_text()
+    named = {*EXTRAS, *NOT_INSTALLED, *(name for name in ELSEWHERE if f"The extra `{name}`" in text)}
+    return sorted(extras - named)
+
+
 def main(arguments: list[str]) -> int:
-    incompatible = {
-        name: found
-        for name in sorted(required("coranto", frozenset(EXTRAS)))
-        if not is_compatible(found := license_of(name))
-    }
+    extras = arguments[1:] if arguments[:1] == ["--of"] else EXTRAS
+    incompatible = incompatible_packages(extras)
     for name, found in incompatible.items():
         print(f"{name}: the license {found!r} is not known to be compatible with the Apache License 2.0")
+    if arguments[:1] == ["--of"]:
+        return 1 if incompatible else 0
+    if unnamed := unnamed_extras():
+        print(f"{PAGE.relative_to(ROOT)} does not name the extras {', '.join(unnamed)}: name them in tools/licenses.py")
+        return 1
     before, rest = PAGE.read_text().split(BEGIN)
     text = f"{before}{BEGIN}{table()}{END}{rest.split(END)[1]}"
     if arguments == ["--check"]:

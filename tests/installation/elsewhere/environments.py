@@ -69,6 +69,21 @@ class Environment:
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
         return done.stdout
 
+    def script(self, lines: list[str], **variables: str) -> str:
+        """Run lines of bash with job control, and return the output. It fails with all output."""
+        done = subprocess.run(
+            ["bash", "-m", "-c", "\n".join(lines)],
+            cwd=self.work,
+            env=self.variables(**variables),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        logs = "\n".join(path.read_text()[-6000:] for path in self.work.glob("*.log"))
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"
+        return done.stdout
+
     def program(self, text: str, **variables: str) -> str:
         """Run a Python program, and return its output."""
         path = self.work / "program.py"

@@ -6,6 +6,7 @@ client has one, all parts share one, and Airflow has one.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
@@ -17,8 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kafka import KafkaServer, fetched
 from coranto.cluster import EmbeddedCluster
+from coranto.cluster.processes import free_port
 from tests.installation.elsewhere.environments import ROOT, THIS, Environment, block, supported
+from tests.platform.ingest.postgres.database import Database
+from tests.servers.sql import PostgresServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
@@ -95,19 +100,9 @@ def consumers(made: Environment, cluster: EmbeddedCluster) -> None:
         f"until [ \"$(python -c '{read}' 2>/dev/null)\" = \"('ada', 1990)\" ]; do kill -0 %1; sleep 0.2; done",
         "kill -TERM %1; wait %1 || true; echo consumed",
     ]
-    done = subprocess.run(
-        ["bash", "-m", "-c", "\n".join(script)],
-        cwd=made.work,
-        env=made.variables(CORANTO_DATA=data),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    log = made.work / "consumer.log"
-    told = f"{done.stdout}\n{done.stderr}\n{log.read_text() if log.exists() else ''}"
-    assert done.stdout.endswith("consumed\n"), told[-6000:]
-    assert "sales/part-000: appended 35 bytes at [0, 35)" in done.stdout
+    shown = made.script(script, CORANTO_DATA=data)
+    assert shown.endswith("consumed\n")
+    assert "sales/part-000: appended 35 bytes at [0, 35)" in shown
 
 
 APPLICATION = """
@@ -210,6 +205,94 @@ def oidc(made: Environment, cluster: EmbeddedCluster) -> None:
     assert "http://127.0.0.1:1/.well-known/openid-configuration cannot be read" in made.program(OIDC)
 
 
+def dg(made: Environment, cluster: EmbeddedCluster) -> None:
+    data = str(cluster.data_dir)
+    made.run("create-dagster", "project", "--no-uv-sync", "shop")
+    project = dataclasses.replace(made, work=made.work / "shop")
+    project.run("pip", "install", "--quiet", "--editable", ".")
+    words = "defs dagster_coranto.JournalCollectionComponent orders --folder shop/orders"
+    assert words in (ROOT / "docs" / "tutorial.md").read_text()
+    project.run("dg", "scaffold", *words.split(), CORANTO_DATA=data)
+    assert "shop_orders_specs" in project.run("dg", "list", "defs", CORANTO_DATA=data)
+
+
+PRODUCER = """
+import sys
+
+from confluent_kafka import Producer
+
+producer = Producer({"bootstrap.servers": sys.argv[1]})
+for number in range(3):
+    producer.produce("orders", b'{"id":%d}' % number, key=str(number))
+assert producer.flush(60) == 0
+"""
+
+
+def kafka(made: Environment, cluster: EmbeddedCluster) -> None:
+    data = str(cluster.data_dir)
+    (made.work / "producer.py").write_text(PRODUCER)
+    with KafkaServer(fetched(), partitions=1) as server:
+        made.run("python", "producer.py", server.address)
+        spec = block("docs/ingest.md", "yaml", 'brokers: "kafka-1:9092", topics').replace(
+            "kafka-1:9092", server.address
+        )
+        (made.work / "orders.yaml").write_text(spec)
+        assert made.run("coranto", "ingest", "run", "orders.yaml", CORANTO_DATA=data).startswith("orders: 3 rows")
+    assert made.run("coranto", "streams", "read", "shop/orders", CORANTO_DATA=data).count('"id":') == 3
+
+
+def postgres(made: Environment, cluster: EmbeddedCluster) -> None:
+    data = str(cluster.data_dir)
+    with PostgresServer("wal_level=logical") as server, Database(server) as database:
+        database.execute(block("docs/ingest.md", "sql", "CREATE PUBLICATION shop"))
+        (made.work / "tables.yaml").write_text(block("docs/ingest.md", "yaml", "publication: shop"))
+        found = made.run("coranto", "ingest", "run", "tables.yaml", CORANTO_DATA=data, DATABASE_URL=database.url)
+        assert found == "orders: 2 rows in 1 transactions\n"
+
+
+def webhook(made: Environment, cluster: EmbeddedCluster) -> None:
+    data, port = str(cluster.data_dir), free_port()
+    spec = block("docs/webhooks.md", "yaml", "127.0.0.1:8600").replace(":8600", f":{port}")
+    (made.work / "hooks.yaml").write_text(spec)
+    [_, request, *_] = block("docs/webhooks.md", "console", "curl -s").replace(":8600", f":{port}").splitlines()
+    script = [
+        "set -e",
+        "coranto ingest run hooks.yaml --follow > gateway.log 2>&1 &",
+        f"until curl -sf http://127.0.0.1:{port}/ready > /dev/null; do kill -0 %1; sleep 0.2; done",
+        request.removeprefix("$ "),
+        "kill -TERM %1; wait %1",
+    ]
+    assert '"events": 1, "duplicate": false}' in made.script(script, CORANTO_DATA=data)
+    assert made.run("coranto", "streams", "read", "shop/events", CORANTO_DATA=data).count('"cents": 500}') == 1
+
+
+def dlt(made: Environment, cluster: EmbeddedCluster) -> None:
+    data = str(cluster.data_dir)
+    made.program(block("docs/dlt.md", "python", "dlt.pipeline("), CORANTO_DATA=data)
+    assert '"customer":"ada"' in made.run("coranto", "journals", "read", "shop/orders/000", CORANTO_DATA=data)
+    assert "customer      STRING" in made.run("coranto", "types", "show", "shop.orders", CORANTO_DATA=data)
+
+
+TRACES = """
+import sys
+
+from opentelemetry import trace
+
+from coranto.client import SyncJournalClient
+from coranto.tracing import tracer
+
+trace.set_tracer_provider(trace.NoOpTracerProvider())
+with SyncJournalClient(sys.argv[1]) as client:
+    print(tracer(), client.list("").journals)
+"""
+
+
+def traces(made: Environment, cluster: EmbeddedCluster) -> None:
+    """A provider that records nothing costs nothing."""
+    (made.work / "traces.py").write_text(TRACES)
+    assert made.run("python", "traces.py", cluster.info.endpoint) == "None ()\n"
+
+
 SNIPPETS: dict[str, list[Snippet]] = {
     "": [client],
     "broker": [client, broker],
@@ -220,6 +303,12 @@ SNIPPETS: dict[str, list[Snippet]] = {
     "lake": [lake],
     "dagster": [dagster],
     "airflow": [airflow],
+    "dg": [dg],
+    "kafka": [kafka],
+    "postgres": [postgres],
+    "webhook": [webhook],
+    "dlt": [dlt],
+    "traces": [traces],
     "all": [client, broker, embedded, oidc, consumers, spark, lake, dagster],
 }
 CASES = [
@@ -246,6 +335,7 @@ def test_the_extra_does_what_the_documents_show(case: tuple[str, str], made: Env
     _, extra = case
     assert made.run("coranto", "version").startswith("coranto ")
     assert "installed, in versions that fit" in made.run("coranto", "doctor")
+    made.run("python", str(ROOT / "tools" / "licenses.py"), "--of", extra)
     if not extra:
         program = (
             "import importlib.util, sys\n"
