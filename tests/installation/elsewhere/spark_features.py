@@ -40,6 +40,8 @@ from coranto_consumers.spark import (
 
 GOOD, BAD, COPIES = "shop/orders/0", "shop/odd/0", "shop/copies/0"
 SCHEMA = "n BIGINT, _journal STRING, _offset BIGINT"
+QUERY_SECONDS = 600
+"""The longest wait for a query on a loaded machine."""
 LIMITED = {"maxBytesPerTrigger": "6000", "trigger": "processingTime"}
 MOST = 470
 """Messages of such a batch."""
@@ -272,7 +274,7 @@ class Trial:
     def ended(self, query: Any) -> None:
         """Wait for the end of a query. Raises the error of Coranto that ended it."""
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(QUERY_SECONDS)
         except PySparkException as error:
             raise error_of_task(error) or error from error
         finally:
@@ -330,7 +332,7 @@ def run_until_killed(endpoint: str, folder: str, batch: str) -> None:
 
 
 def waited(done: Callable[[], bool], query: Any) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + QUERY_SECONDS
     while not done():
         if (error := query.exception()) is not None:
             raise error_of_task(error) or error
