@@ -252,7 +252,7 @@ class PostgresStandby(PostgresServer):
 
     def _fill(self, binaries: Path, data: Path) -> None:
         self._run["env"]["PGPASSWORD"] = "secret"
-        source = f"host=127.0.0.1 port={self._primary.port} user=postgres"
+        source = f"host=127.0.0.1 port={self._primary.port} user=postgres dbname=postgres"
         data.chmod(0o700)
         self._make(
             binaries / "pg_basebackup", "-D", data, "-d", source, "-R", "-X", "stream", "--checkpoint=fast", "--no-sync"

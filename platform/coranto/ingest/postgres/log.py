@@ -30,17 +30,22 @@ class LogPosition(NamedTuple):
 
     lsn: int
     done: int = 0
+    timeline: int = 0
+    """The timeline of the log; 0 if it was not recorded."""
 
     @classmethod
     def parse(cls, text: Any) -> LogPosition:
         """Read the position of the split. Raises CorruptData."""
-        lsn, _, count = str(text).partition("+")
-        if count and not count.isdecimal():
+        place, _, timeline = str(text).partition("@")
+        lsn, _, count = place.partition("+")
+        if not (count or "0").isdecimal() or not (timeline or "0").isdecimal():
             raise CorruptData(f"{text!r} is not a position in the log of PostgreSQL")
-        return cls(parse_lsn(lsn), int(count or 0))
+        return cls(parse_lsn(lsn), int(count or 0), int(timeline or 0))
 
     def __str__(self) -> str:
-        return f"{format_lsn(self.lsn)}+{self.done}" if self.done else format_lsn(self.lsn)
+        count = f"+{self.done}" if self.done else ""
+        timeline = f"@{self.timeline}" if self.timeline else ""
+        return format_lsn(self.lsn) + count + timeline
 
 
 class _Transaction:
@@ -83,7 +88,7 @@ class ChangeLog:
 
     def begin(self, lsn: int) -> Read:
         """Continue at the position of a snapshot, which has everything before it."""
-        self.position = LogPosition(lsn)
+        self.position = self._at(lsn)
         return Read(_SPLIT, (), str(self.position))
 
     def advance(self) -> Read | None:
@@ -155,7 +160,7 @@ class ChangeLog:
         assert transaction is not None
         if transaction.done < 0:
             return []
-        self.position = LogPosition(message.end_lsn)
+        self.position = self._at(message.end_lsn)
         is_empty = not transaction.rows and not transaction.done
         return [] if is_empty else [Read(_SPLIT, transaction.rows, str(self.position))]
 
@@ -183,9 +188,12 @@ class ChangeLog:
                 "divide`",
                 field="transaction",
             )
-        self.position = LogPosition(begin.commit_lsn, transaction.seq)
+        self.position = self._at(begin.commit_lsn, transaction.seq)
         rows, transaction.rows, transaction.size, transaction.done = transaction.rows, [], 0, transaction.seq
         return [Read(_SPLIT, rows, str(self.position))]
+
+    def _at(self, lsn: int, done: int = 0) -> LogPosition:
+        return LogPosition(lsn, done, self._replication.timeline)
 
     def _shape(self, oid: int) -> Shape:
         shape = self._shapes.get(oid)

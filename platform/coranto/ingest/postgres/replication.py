@@ -15,7 +15,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 
 from coranto.errors import Unavailable
-from coranto.ingest.postgres.pgoutput import format_lsn
+from coranto.ingest.postgres.pgoutput import format_lsn, parse_lsn
 from coranto.ingest.postgres.server import CONNECT_SECONDS, connect, failures, problem_of
 
 _REPORT_SECONDS: Final = 10.0
@@ -33,6 +33,8 @@ class ReplicationConnection:
     def __init__(self, url: str) -> None:
         self._connection = connect(url, replicates=True)
         self._libpq = self._connection.pgconn
+        self.timeline = 0
+        """The timeline of the server's log, known after `identity`."""
         self.reached = 0
         """All changes before this position in the log are received."""
         self.confirmed = 0
@@ -52,7 +54,22 @@ class ReplicationConnection:
         with failures():
             row = self._connection.execute("IDENTIFY_SYSTEM").fetchone()
         assert row is not None
+        self.timeline = int(row[1])
         return f"{row[0]}/{row[3]}"
+
+    def end_of_timeline(self, timeline: int) -> int:
+        """Return the position where the server's log left an earlier timeline; 0 if it never had that timeline."""
+        if timeline > self.timeline:
+            return 0
+        with failures():
+            row = self._connection.execute(f"TIMELINE_HISTORY {self.timeline}").fetchone()
+        assert row is not None
+        content = row[1].decode() if isinstance(row[1], bytes) else str(row[1])
+        for line in content.splitlines():
+            parent, _, rest = line.partition("\t")
+            if parent.strip() == str(timeline):
+                return parse_lsn(rest.partition("\t")[0])
+        return 0
 
     def create_slot(self, name: str, *, temporary: bool) -> None:
         """Begin to create a slot. The server waits for transactions that write, before `created` has a result.

@@ -119,25 +119,36 @@ class PostgresSource:
             position = LogPosition.parse(after[LOG]) if LOG in after else None
             has_slot = server.has_slot(connection, self._slot, None if position is None else position.lsn)
             flushed, end = server.flushed(connection)
-            if position is not None and position.lsn > end:
-                raise SourceChanged(
-                    f"the stream has changes to {position}, and the log of the server ends at {format_lsn(end)}: the "
-                    "server has lost transactions, as after a failover or a restored backup. Give the ingest another "
-                    f"name and another stream, and drop the slot {self._slot} if it is there"
-                )
+            replication = self._replication = ReplicationConnection(self._options.url)
+            identity = f"postgresql:{replication.identity()}"
+            if position is not None:
+                self._require_history(position, end)
             deadline = time.monotonic() + _FLUSH_SECONDS
             while not self._follow and flushed + _PAGE_HEAD < end and time.monotonic() < deadline:
                 time.sleep(_WAIT_SECONDS / 2)  # Transactions that do not wait for the disk are flushed soon.
                 flushed, _ = server.flushed(connection)
             self._end = min(flushed, end)
-            replication = self._replication = ReplicationConnection(self._options.url)
-            identity = f"postgresql:{replication.identity()}"
             self._changes = None
             if has_slot:
                 self._start(position)
             else:
                 replication.create_slot(self._slot, temporary=False)
             return identity
+
+    def _require_history(self, position: LogPosition, end: int) -> None:
+        """Raise SourceChanged if the log of the server, which ends at `end`, lacks a part before the position."""
+        assert self._replication is not None
+        if position.timeline in (0, self._replication.timeline):
+            where, found = end, f"ends at {format_lsn(end)}"
+        else:
+            where = self._replication.end_of_timeline(position.timeline)
+            found = f"continues another history from {format_lsn(where)} on"
+        if position.lsn > where:
+            raise SourceChanged(
+                f"the stream has changes to {position}, and the log of the server {found}: the server has lost "
+                "transactions, as after a failover or a restored backup. Give the ingest another name and another "
+                f"stream, and drop the slot {self._slot} if it is there"
+            )
 
     def _start(self, position: LogPosition | None) -> None:
         """Begin to receive changes. Only one process at a time can."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+
 import pytest
 
 from coranto.client import JournalClient
 from coranto.errors import CorantoError, InvalidInput, SourceChanged
 from coranto.ingest.postgres.source import PostgresSource
-from tests.platform.ingest.lists import until
-from tests.platform.ingest.postgres.database import ORDERS, SETTINGS, SLOT, Database
+from tests.platform.ingest.lists import events, until
+from tests.platform.ingest.postgres.database import ORDERS, SETTINGS, SLOT, Copies, Database
 from tests.servers.sql import PostgresServer, PostgresStandby
 
 pytestmark = pytest.mark.integration
@@ -133,3 +136,70 @@ async def test_after_a_failover_the_slot_is_gone(client: JournalClient) -> None:
         with pytest.raises(SourceChanged, match="is gone"):
             await run(client, database)
         database.reconnect()
+
+
+@contextlib.asynccontextmanager
+async def standby_with_slots(client: JournalClient, database: Database) -> AsyncIterator[PostgresStandby]:
+    """A standby that has the slot of an ingest, which has read all of `database` so far."""
+    database.execute(ORDERS)
+    database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', failover => true)", SLOT)
+    primary = database.server
+    assert isinstance(primary, PostgresServer)
+    with PostgresStandby(primary, *SETTINGS, "hot_standby_feedback=on") as standby:
+        primary.execute("SELECT pg_create_physical_replication_slot('standby')")
+        standby.execute("ALTER SYSTEM SET primary_slot_name = 'standby'")
+        standby.execute("SELECT pg_reload_conf()")
+        await until(
+            lambda: primary.holds("SELECT xmin IS NOT NULL FROM pg_replication_slots WHERE slot_name = 'standby'")
+        )
+        while not standby.holds(
+            f"SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{SLOT}' AND NOT temporary)"
+        ):
+            database.execute("INSERT INTO orders SELECT coalesce(max(id), 0) + 1 FROM orders")
+            await run(client, database)
+            database.execute("CHECKPOINT")
+            standby.execute("SELECT pg_sync_replication_slots()")
+        yield standby
+
+
+async def failed_over(database: Database, standby: PostgresStandby) -> None:
+    """Let the standby take the place of the primary."""
+    port = f":{database.server.port}/"
+    database.reconnect()
+    database.server.stop()
+    standby.promote()
+    await until(lambda: standby.holds("SELECT NOT pg_is_in_recovery()"))
+    database.url = database.url.replace(port, f":{standby.port}/")
+
+
+async def test_a_failover_to_a_server_that_has_the_slot(client: JournalClient) -> None:
+    with PostgresServer(*SETTINGS) as primary:
+        database = Database(primary)
+        async with standby_with_slots(client, database) as standby:
+            await failed_over(database, standby)
+            database.execute("INSERT INTO orders VALUES (1000), (1001)")
+            await run(client, database)
+            database.execute("UPDATE orders SET cents = 5 WHERE id = 1000")
+            await run(client, database)
+            assert Copies(await events(client))["public.orders"] == database.rows()
+            database.reconnect()
+
+
+async def test_a_failover_that_loses_transactions_of_the_stream(client: JournalClient) -> None:
+    with PostgresServer(*SETTINGS) as primary:
+        database = Database(primary)
+        async with standby_with_slots(client, database) as standby:
+            primary.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+            primary.execute("SELECT pg_reload_conf()")
+            standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            standby.execute("SELECT pg_reload_conf()")
+            await until(lambda: primary.holds("SELECT NOT EXISTS (SELECT FROM pg_stat_replication)"))
+            database.execute("INSERT INTO orders VALUES (1000)")
+            await run(client, database)
+            [(lost,)] = database.execute("SELECT pg_current_wal_lsn()::text")
+            await failed_over(database, standby)
+            while not standby.holds(f"SELECT pg_current_wal_lsn() > '{lost}'"):  # As if nothing was lost.
+                database.execute("INSERT INTO orders SELECT coalesce(max(id), 0) + 1 FROM orders")
+            with pytest.raises(SourceChanged, match=r"continues another history from .* has lost transactions"):
+                await run(client, database)
+            database.reconnect()
