@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,8 @@ from coranto.ingest.postgres.options import PostgresOptions
 from coranto.ingest.postgres.server import Connection, failures
 from coranto.ingest.postgres.values import ColumnType, ColumnTypes
 
+_MODIFIER: Final = re.compile(r"\([\d,-]+\)")
+_TEXTS: Final = frozenset({"text", "character varying"})
 _PUBLICATION: Final = (
     "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s"
 )
@@ -234,6 +237,14 @@ def must_be_read_again(table: Table, position: Mapping[str, Any]) -> bool:
         if known is None:
             if each.has_missing or is_rewritten:
                 return True
-        elif known[0] != each.name or (known[1] != each.shown and is_rewritten):
+        elif known[0] != each.name or (
+            known[1] != each.shown and (is_rewritten or _has_other_text(known[1], each.shown))
+        ):
             return True
     return False
+
+
+def _has_other_text(before: str, after: str) -> bool:
+    """Return True if values can have another text in a new type, although the server did not write them again."""
+    kinds = {_MODIFIER.sub("", each) for each in (before, after)}
+    return len(kinds) > 1 and not kinds <= _TEXTS

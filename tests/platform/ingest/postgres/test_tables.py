@@ -112,6 +112,20 @@ async def test_a_table_that_is_another_one_now(client: JournalClient, database: 
 
 
 @pytest.mark.integration
+async def test_a_type_whose_values_have_another_text(client: JournalClient, database: Database) -> None:
+    """In UTC, PostgreSQL does not write the table again for this change of type."""
+    database.execute(f"ALTER DATABASE {database.name} SET timezone = 'UTC'")
+    database.reconnect()
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, at timestamp); CREATE PUBLICATION shop FOR TABLE orders")
+    database.execute("INSERT INTO orders VALUES (1, '2026-01-01 10:00')")
+    await database.ingest(client).run()
+    database.execute("ALTER TABLE orders ALTER at TYPE timestamptz")
+    await database.ingest(client).run()
+    copy = Copies(await events(client), exact=False)
+    assert copy["public.orders"] == {1: {"id": 1, "at": "2026-01-01T10:00:00Z"}}
+
+
+@pytest.mark.integration
 async def test_a_key_that_is_renamed(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders VALUES (1)")
@@ -153,7 +167,8 @@ TABLE = Table(5, "public", "orders", 7, 100, 100, False, "", ("id",), (COLUMN, N
         ({"files": 101}, False),  # VACUUM FULL, TRUNCATE
         ({"columns": (COLUMN,)}, False),
         ({"columns": (COLUMN, NOTE._replace(name="text"))}, True),
-        ({"columns": (COLUMN, NOTE._replace(shown="varchar"))}, False),
+        ({"columns": (COLUMN, NOTE._replace(shown="character varying(8)"))}, False),
+        ({"columns": (COLUMN, NOTE._replace(shown="timestamp(3) with time zone"))}, True),
         ({"columns": (COLUMN, NOTE._replace(shown="integer")), "files": 101}, True),
         ({"columns": (COLUMN, NOTE, NOTE._replace(number=3))}, False),
         ({"columns": (COLUMN, NOTE, NOTE._replace(number=3, has_missing=True))}, True),
