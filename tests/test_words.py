@@ -1,4 +1,4 @@
-"""The rules of words that a program can check: idiom, first lines of docstrings, names, and cancellation."""
+"""The rules of words that a program can check: idiom, first lines of docstrings, names, cancellation, the changelog."""
 
 from __future__ import annotations
 
@@ -72,6 +72,9 @@ BUDGETS = {
 }
 """The most lines with such phrases in each package. A package without an entry has none. Budgets only fall: lower
 the number when you remove a phrase."""
+
+MAX_CHANGE = 150
+"""The most characters of a line of the changelog."""
 
 SHARED_NAMES = {
     "Application": "the consumer's logic, in each of the two runtimes of consumers",
@@ -271,3 +274,12 @@ def test_public_awaitables_say_what_cancelling_leaves_behind() -> None:
     assert len(definitions) > 60
     found = [f"{module}: {name}" for module, node in definitions for name in says_nothing_of_cancelling(node)]
     assert not found, "add a sentence to the docstring of the method or of its class"
+
+
+def test_each_entry_of_the_changelog_is_one_short_line() -> None:
+    found = [
+        f"CHANGELOG.md:{number}: {line}"
+        for number, line in enumerate((ROOT / "CHANGELOG.md").read_text().splitlines(), 1)
+        if len(line) > MAX_CHANGE or (line and not line.startswith(("# ", "## ", "### ", "#### ", "- ", "|")))
+    ]
+    assert not found, f"state a change in one line of at most {MAX_CHANGE} characters; details are in the documents"
