@@ -134,7 +134,9 @@ def test_all_files_state_the_same_version() -> None:
     ("expression", "compatible"),
     [
         ("MIT", True),
-        ("Apache-2.0 AND (MIT OR BSD-3-Clause)", True),
+        ("Apache-2.0 AND (MIT OR GPL-3.0-only)", True),
+        ("Apache-2.0 AND (GPL-2.0-only OR (MIT AND GPL-3.0-only))", False),
+        ("GPL-3.0-only OR MIT AND ISC", True),
         ("GPL-3.0-only", False),
         ("MIT AND none stated", False),
     ],

@@ -26,20 +26,22 @@ NOT_INSTALLED = ("all", "demo", "dev", "airflow-dev")
 COMPATIBLE = frozenset(
     {
         *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MIT-0", "PSF-2.0", "Zlib"),
-        *("LGPL-3.0-only", "MPL-2.0"),  # Used as libraries, unchanged.
+        "Unlicense",
+        *("Artistic-1.0", "LGPL-3.0-only", "MPL-2.0"),  # Used as libraries, unchanged.
     }
 )
 SPDX = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache Software License": "Apache-2.0",
+    "Artistic License": "Artistic-1.0",
     "BSD": "BSD-3-Clause",
     "BSD License": "BSD-3-Clause",
     "BSD 3-Clause OR Apache-2.0": "BSD-3-Clause OR Apache-2.0",
     "ISC License (ISCL)": "ISC",
     "MIT License": "MIT",
-    "MIT OR AFL-2.1": "MIT",  # The choice is the user's.
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
+    "The Unlicense (Unlicense)": "Unlicense",
 }
 """SPDX expressions of what packages state in other words."""
 
@@ -54,8 +56,11 @@ def license_of(package: str) -> str:
 
 
 def is_compatible(expression: str) -> bool:
-    """Return True if every license of an SPDX expression is compatible with the Apache License 2.0."""
-    return COMPATIBLE.issuperset(re.findall(r"[^()\s]+", re.sub(r"\b(AND|OR)\b", " ", expression)))
+    """Return True if an SPDX expression, or one of its alternatives, is compatible with the Apache License 2.0."""
+    while inner := re.search(r"\(([^()]*)\)", expression):
+        found = "MIT" if is_compatible(inner[1]) else "incompatible"
+        expression = expression[: inner.start()] + found + expression[inner.end() :]
+    return any(COMPATIBLE.issuperset(each.split(" AND ")) for each in expression.split(" OR "))
 
 
 def required(package: str, extras: frozenset[str]) -> set[str]:

