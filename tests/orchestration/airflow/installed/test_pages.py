@@ -91,6 +91,8 @@ def picture(page: Page, name: str) -> None:
 @pytest.mark.browser
 def test_the_pages_of_the_job_in_a_browser(world: AirflowWorld, run: str, page: Page) -> None:
     page.add_init_script("localStorage.setItem('default_dag_view', JSON.stringify('graph'))")
+    page.goto(world.airflow.url)  # Airflow 3.1 forgets the page that a login is for.
+    page.get_by_text("Welcome").first.wait_for()
     page.goto(f"{world.airflow.url}/dags/flights")
     for task in ("apply_specs", "publish_flights", "consume_flights", "audit"):
         page.get_by_text(task).first.wait_for()
