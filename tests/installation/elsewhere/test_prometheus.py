@@ -63,7 +63,8 @@ class Case:
     labels: str = "instance"
 
     def as_test(self) -> dict[str, Any]:
-        every = {"instance": "b:1", "job": "coranto-broker", "store": "s3://bucket/", "quota": "appends"}
+        every = {"instance": "b:1", "job": "coranto-broker", "store": "s3://bucket/"}
+        every |= {"quota": "appends", "limit": "caller"}
         labels = {name: every[name] for name in self.labels.split()} | ALERTS[self.alert]["labels"]
         expected = {"exp_labels": labels, "exp_annotations": {"summary": self.summary}}
         return {
