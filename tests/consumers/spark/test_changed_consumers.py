@@ -144,7 +144,7 @@ def test_a_checkpoint_in_iceberg_records_the_consumer_as_well(world: World, tmp_
 
     world.write()
     world.run(Copies(), store=store())
-    known = store().recorded("copies").identity
+    known = store().read("copies").checkpoint.identity
     assert known.outputs == {"table kept"}
     assert known.store == f"iceberg sqlite://{tmp_path}/lake.db default.kept"
     world.write()

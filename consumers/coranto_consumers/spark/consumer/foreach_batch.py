@@ -48,7 +48,6 @@ from coranto_consumers.spark.consumer.batch_content import (
     difference,
     older_checkpoint,
 )
-from coranto_consumers.spark.consumer.comparing import compare_tables
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks
 from coranto_consumers.spark.consumer.rejected_batches import settled
@@ -217,7 +216,7 @@ class _Batches:
         key = _PREFIX + query
         owner, is_first = self._owner, not self._owner.has_fence
         if is_first:
-            compare_tables(owner.name, owner.outputs, owner.store, batch.limit(0), owner.misfits)
+            owner.compare(batch.limit(0))
         checkpoint = owner.raise_fence()
         if is_first:
             owner.identity.restored(checkpoint, Identity(store=owner.store.location), tuple)

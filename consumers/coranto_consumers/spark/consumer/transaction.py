@@ -30,7 +30,7 @@ from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.security.tokens import shows
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
-from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs
+from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs, no_letters
 from coranto_consumers.spark.application.outputs import Outputs, checked_outputs
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, PhaseTimes, Step
 from coranto_consumers.spark.consumer.rejections import Rejections, without_rejected
@@ -106,6 +106,8 @@ class Owner:
     fence: int = 0
     ids: SettledIds = field(default_factory=SettledIds)
     commits: RunCommits = field(default_factory=RunCommits)
+    is_compared: bool = False
+    """True if this instance has compared its outputs with their tables."""
     _stale_below: int = 0
     """Staged rows with lower fences are of earlier instances or attempts."""
 
@@ -134,6 +136,25 @@ class Owner:
             self.commits.restored(checkpoint, self.store.name)
             self._stale_below = self.fence + 1
         return checkpoint
+
+    def compare(self, nothing: DataFrame) -> None:
+        """Raise InvalidInput for outputs that their tables cannot take, or that the role may not write.
+
+        Calls `outputs` with `nothing`, a frame without rows. An application may fail for that, because it gets no such
+        frame otherwise: then nothing is compared. Raises SqlStoreError.
+        """
+        try:
+            made = self.outputs(nothing)
+            tables, sql = list(made.tables), list(made.sql)
+        except CorantoError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the application may raise anything
+            _log.info("consumer.tables_not_compared", consumer=self.name, error=type(error).__name__)
+            return
+        if isinstance(self.misfits, DeadLetters) and self.misfits.table is not None:
+            tables += dead_letter_outputs(self.misfits, no_letters(nothing)).tables
+        self.store.compare(Outputs(tables, (), sql))
+        self.is_compared = True
 
     def recover(self, checkpoint: Checkpoint, connect: Connect) -> int:
         """Append the acknowledgements of the restored checkpoint again, and delete stale rows.

@@ -43,14 +43,6 @@ class OutputStore(ABC, Generic[W]):
         """The location of the store. A checkpoint records it, to detect a copied checkpoint."""
         return self.name
 
-    def recorded(self, shard: str) -> Checkpoint:
-        """Return the last committed checkpoint of a consumer without raising its fence; empty before the first.
-
-        Raises InvalidInput for a retired consumer, and SqlStoreError.
-        """
-        found = self.read(shard)
-        return Checkpoint() if found is None else found.checkpoint
-
     def require_fence(self, shard: str, fence: int) -> None:
         """Raise Fenced if a later owner has raised the fence of a consumer since `fence`.
 

@@ -95,9 +95,12 @@ class World:
         self.told: list[ConsumeReport] = []
         self.client = client
 
-    def run(self, most: int | None = None) -> Run:
-        hooks = Hooks()
-        owner = Owner("sums", "sums", outputs, self.store, MisfitPolicy.FAIL, IdentityCheck("sums"), hooks)
+    def owner(self) -> Owner:
+        return Owner("sums", "sums", outputs, self.store, MisfitPolicy.FAIL, IdentityCheck("sums"), Hooks())
+
+    def run(self, most: int | None = None, owner: Owner | None = None) -> Run:
+        owner = owner or self.owner()
+        hooks = owner.hooks
         settings = RunSettings(
             Application(),
             self.options,
@@ -137,6 +140,19 @@ def test_a_run_ends_after_the_most_transactions_and_the_next_one_continues(world
     run = made.run()
     assert made.inputs.ranges == [(0, 40), (40, 80), (80, 100)]
     assert (run.report.fence, run.report.transactions) == (2, 2)
+
+
+def test_outputs_are_compared_with_tables_unless_the_fence_is_the_instances_own(world, monkeypatch):
+    made = world()
+    made.inputs.has_session = True
+    compared = []
+    monkeypatch.setattr(made.store, "compare", compared.append)
+    owner, other = made.owner(), made.owner()
+    for fences, each in enumerate((owner, owner, other, owner), 1):
+        made.run(owner=each)
+        each.commits.forget()  # As a consumer does before its next run.
+        assert made.store.kept.fence == fences
+    assert len(compared) == 3, "only the second run replaces its own instance"
 
 
 def test_ranges_with_too_many_messages_are_planned_again_with_their_length(world):
