@@ -35,57 +35,12 @@ SPARK: Final = (int(pyspark.__version__.split(".")[0]), int(pyspark.__version__.
 """The version of PySpark: major and minor."""
 
 if TYPE_CHECKING or SPARK >= (4, 1):
-    from pyspark.sql.datasource import (
-        DataSourceStreamArrowWriter,
-        EqualNullSafe,
-        EqualTo,
-        Filter,
-        GreaterThan,
-        GreaterThanOrEqual,
-        In,
-        IsNotNull,
-        IsNull,
-        LessThan,
-        LessThanOrEqual,
-        Not,
-        StringContains,
-        StringEndsWith,
-        StringStartsWith,
-    )
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
 else:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
     class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         """A writer of a query's batches. Spark 4.0 gives Arrow batches to each instance of DataSourceArrowWriter."""
-
-    class Filter:
-        """A filter. Spark 4.0 makes none."""
-
-    class EqualNullSafe(Filter): ...
-
-    class EqualTo(Filter): ...
-
-    class GreaterThan(Filter): ...
-
-    class GreaterThanOrEqual(Filter): ...
-
-    class In(Filter): ...
-
-    class IsNotNull(Filter): ...
-
-    class IsNull(Filter): ...
-
-    class LessThan(Filter): ...
-
-    class LessThanOrEqual(Filter): ...
-
-    class Not(Filter): ...
-
-    class StringContains(Filter): ...
-
-    class StringEndsWith(Filter): ...
-
-    class StringStartsWith(Filter): ...
 
 
 if TYPE_CHECKING or SPARK >= (4, 2):
@@ -116,24 +71,10 @@ else:
 __all__ = [
     "SPARK",
     "DataSourceStreamArrowWriter",
-    "EqualNullSafe",
-    "EqualTo",
-    "Filter",
-    "GreaterThan",
-    "GreaterThanOrEqual",
-    "In",
-    "IsNotNull",
-    "IsNull",
-    "LessThan",
-    "LessThanOrEqual",
-    "Not",
     "PositionedReader",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxBytes",
-    "StringContains",
-    "StringEndsWith",
-    "StringStartsWith",
     "SupportsTriggerAvailableNow",
     "arrow_schema",
     "push_filters",

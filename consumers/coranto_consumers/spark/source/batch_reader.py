@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -27,10 +27,13 @@ from coranto_consumers.spark.options.source_options import Isolation, SourceOpti
 from coranto_consumers.spark.options.times import TimeSpan
 from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.task_errors import told_to_driver
-from coranto_consumers.spark.session.versions import Filter, push_filters
+from coranto_consumers.spark.session.versions import push_filters
 from coranto_consumers.spark.source.filters import Narrowing
 from coranto_consumers.spark.source.joined_rows import SequencedRows
 from coranto_consumers.spark.source.planning import plan_read
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 
 @dataclass

@@ -7,33 +7,33 @@ costs nothing but time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from coranto.client.moments import LARGEST_SKEW_SECONDS
 from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto.messages.uuids import clock_to_ns
-from coranto_consumers.spark.session.versions import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-    StringContains,
-    StringEndsWith,
-    StringStartsWith,
-)
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 _MOST: Final = (1 << 63) - 1
+_COMPARISONS: Final[Mapping[str, Callable[[Any, Any], object]]] = {
+    "EqualTo": operator.eq,
+    "EqualNullSafe": operator.eq,
+    "GreaterThan": operator.gt,
+    "GreaterThanOrEqual": operator.ge,
+    "LessThan": operator.lt,
+    "LessThanOrEqual": operator.le,
+    "StringStartsWith": str.startswith,
+    "StringEndsWith": str.endswith,
+    "StringContains": operator.contains,
+}
+"""By the names of the filters' classes, because PySpark before 4.1 has no classes of filters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,9 @@ class Narrowing:
         """Return what filters ask for, which must all hold. `own` has the source's fields by columns' names."""
         found = cls()
         for each in filters:
-            inner = each.child if isinstance(each, Not) else each
-            path: tuple[str, ...] = getattr(inner, "attribute", ())
+            path: tuple[str, ...] = getattr(getattr(each, "child", each), "attribute", ())
             field = own.get(path[0]) if len(path) == 1 else None
-            if field == "journal" and _of_name(inner, "") is not None:
+            if field == "journal" and _of_name(each, "") is not None:
                 found = replace(found, journals=(*found.journals, each))
             elif field == "offset":
                 found = replace(found, offsets=_narrowed(found.offsets, each))
@@ -78,10 +77,7 @@ class Narrowing:
 
     def takes(self, journal: str) -> bool:
         """Return True if rows of a journal may pass."""
-        return all(
-            not _of_name(each.child, journal) if isinstance(each, Not) else _of_name(each, journal)
-            for each in self.journals
-        )
+        return all(_of_name(each, journal) for each in self.journals)
 
     @property
     def since(self) -> int | None:
@@ -100,18 +96,18 @@ class Narrowing:
 
 def _narrowed(bounds: Bounds, each: Filter) -> Bounds:
     """Return the bounds of what passes a filter of a column of integers, too."""
-    match each:
-        case EqualTo(value=int(value)) | EqualNullSafe(value=int(value)):
+    match type(each).__name__, getattr(each, "value", None):
+        case "EqualTo" | "EqualNullSafe", int(value):
             return bounds.within(value, value)
-        case GreaterThan(value=int(value)):
+        case "GreaterThan", int(value):
             return bounds.within(value + 1, _MOST)
-        case GreaterThanOrEqual(value=int(value)):
+        case "GreaterThanOrEqual", int(value):
             return bounds.within(value, _MOST)
-        case LessThan(value=int(value)):
+        case "LessThan", int(value):
             return bounds.within(-_MOST - 1, value - 1)
-        case LessThanOrEqual(value=int(value)):
+        case "LessThanOrEqual", int(value):
             return bounds.within(-_MOST - 1, value)
-        case In(value=values):
+        case "In", [*values]:
             numbers = [value for value in values if isinstance(value, int)]
             return bounds.within(min(numbers), max(numbers)) if len(numbers) == len(values) and numbers else bounds
     return bounds
@@ -119,27 +115,14 @@ def _narrowed(bounds: Bounds, each: Filter) -> Bounds:
 
 def _of_name(each: Any, name: str) -> bool | None:
     """Return True or False if a name passes a filter or does not, and None for a filter that is not understood."""
-    match each:
-        case EqualTo(value=str(value)) | EqualNullSafe(value=str(value)):
-            return name == value
-        case In(value=values) if all(isinstance(value, str) for value in values):
+    match type(each).__name__, getattr(each, "value", None):
+        case "In", [*values] if all(isinstance(value, str) for value in values):
             return name in values
-        case StringStartsWith(value=str(value)):
-            return name.startswith(value)
-        case StringEndsWith(value=str(value)):
-            return name.endswith(value)
-        case StringContains(value=str(value)):
-            return value in name
-        case GreaterThan(value=str(value)):
-            return name > value
-        case GreaterThanOrEqual(value=str(value)):
-            return name >= value
-        case LessThan(value=str(value)):
-            return name < value
-        case LessThanOrEqual(value=str(value)):
-            return name <= value
-        case IsNotNull():
-            return True
-        case IsNull():
-            return False
+        case "IsNotNull" | "IsNull" as kind, _:
+            return kind == "IsNotNull"
+        case "Not", _:
+            inner = _of_name(each.child, name)
+            return None if inner is None else not inner
+        case kind, str(value) if kind in _COMPARISONS:
+            return bool(_COMPARISONS[kind](name, value))
     return None
