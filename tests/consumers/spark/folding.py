@@ -13,7 +13,7 @@ from coranto_consumers.spark.committed.long_transactions import (
     find_long,
     sequence_part,
 )
-from coranto_consumers.spark.committed.scanning import RangeSummary, read_sequenced
+from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
 from coranto_consumers.spark.committed.sequencing import sequence
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
 
@@ -49,7 +49,8 @@ def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list
     rows: list[tuple[str, int, int, int]] = []
 
     def read(numbered: NumberedRange):
-        scan = yield from read_sequenced(memory, numbered, FRAMING)
+        scan = RangeSummarizer(numbered)
+        yield from scan.pieces(memory, FRAMING)
         summaries[numbered.range] = RangeSummary.loads(scan.summary().dumps())
         assert summaries[numbered.range] == scan.summary()
         assert summaries[numbered.range].number == numbered.number == plan.numbers[numbered.range]
@@ -102,9 +103,10 @@ def transaction(
                 long.meet([found])
                 return transaction(memory, sources, heads, max_bytes, max_slices, long)
             whole, producers = result.replay
-            begins = {journal: {producer.hex(): state.begin for producer, state in producers.items()}}
             number = 1000 + 100 * len(results)
-            replay = ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), number, begins, commits=True)
+            replay = ReadPlan(
+                (tuple(split(whole, max(1, max_bytes // 2))),), number, {journal: producers}, commits=True
+            )
             replayed, more = run(memory, replay)
             rows += more
             result = sequence(journal, source, parts, replayed, producers, pruning=Pruning(NOW))
@@ -128,7 +130,7 @@ def replayed_part(
     whole = long.part(source, max_bytes)
     assert whole.length <= max_bytes
     [acknowledgement] = run(memory, ReadPlan(((long.acknowledgement(heads[long.journal]),),)))[0].values()
-    begins = {long.journal: {long.producer.hex(): source.producers[long.producer].begin}}
+    begins = {long.journal: {long.producer: source.producers[long.producer]}}
     parts, rows = run(memory, ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), 1, begins, commits=True))
     result = sequence_part(long, source, acknowledgement, parts)
     delivered = choose(rows, result.limits, result.commits)

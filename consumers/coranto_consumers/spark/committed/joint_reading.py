@@ -46,13 +46,13 @@ import pyarrow as pa
 import structlog
 
 from coranto.errors import CorantoError
-from coranto.messages.columnar import Int32s, RangeScanner
+from coranto.messages.columnar import Int32s
 from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
 from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
 from coranto_consumers.spark.committed.sequencing import read_end
 from coranto_consumers.spark.journals.framings import ReadFraming
-from coranto_consumers.spark.journals.ranges import Range
-from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
+from coranto_consumers.spark.journals.ranges import NumberedRange, Range
+from coranto_consumers.spark.journals.reading import JournalContent, Lines
 
 HELD_BYTES: Final = 64 << 20
 _KEPT_SECONDS: Final = 3600.0
@@ -103,7 +103,7 @@ class CommittedReader:
             return self._scan(wanted, held if wanted == number else None)
 
         limits, acknowledged = self._decided(number, scan)
-        for lines, row_segment in held or self._again(number):
+        for lines, row_segment in held or self._scan_of(number).segments(self._content, self._framing):
             committed = limited_mask(row_segment, limits, lines.clocks)
             if self._commits:
                 lines = replace(lines, commits=commit_offsets(row_segment, acknowledged, lines.begins))
@@ -121,23 +121,16 @@ class CommittedReader:
 
     def _scan(self, number: int, held: list[tuple[Lines, Int32s]] | None) -> RangeSummary:
         """Scan a range, and add its lines to `held` if that is given and the range is small enough."""
-        part = self._ranges[number]
-        scan = RangeSummarizer(number, part.begin, commits=self._commits)
+        scan = self._scan_of(number)
         if held is not None:
             held.clear()
-        for lines in read_lines(self._content, part, self._framing):
-            scan.saw(lines)
-            lines = lines.messages
-            row_segment = scan.feed(lines)
-            if held is not None and part.length <= HELD_BYTES:
-                held.append((lines, row_segment))
+        for each in scan.segments(self._content, self._framing):
+            if held is not None and self._ranges[number].length <= HELD_BYTES:
+                held.append(each)
         return scan.summary()
 
-    def _again(self, number: int) -> Iterator[tuple[Lines, Int32s]]:
-        scanner = RangeScanner()
-        for read in read_lines(self._content, self._ranges[number], self._framing):
-            lines = read.messages
-            yield lines, scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
+    def _scan_of(self, number: int) -> RangeSummarizer:
+        return RangeSummarizer(NumberedRange(number, self._ranges[number], commits=self._commits))
 
     def _resolve(self, summaries: Sequence[RangeSummary]) -> list[RangeDecision]:
         """Return the decision about each range. Raises CorruptData if a message between two ranges is missing."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from coranto.errors import CorruptData
-from coranto.messages.checkpoints import ProducerState
 from coranto.messages.columnar import (
     ALWAYS,
     DROPPED,
@@ -46,8 +45,8 @@ _PLAIN_BYTES: Final = 512
 """Longer content is compressed."""
 
 
-def piece_of(number: int, segment: int) -> int:
-    """Return the piece of a segment in the range with number `number`."""
+def piece_of(number: int, segment: Any) -> Any:
+    """Return the piece of a segment, or the pieces of an array of segments, in the range with number `number`."""
     return number << _SEGMENT_BITS | segment
 
 
@@ -158,38 +157,55 @@ def _numbers(*values: object) -> tuple[Any, ...]:
 
 
 class RangeSummarizer:
-    """Scans one range, line by line, and summarizes it.
+    """Scans one range, once: read it with `segments` or `pieces`, and then call `summary`."""
 
-    With `commits`, the summary has the offset that acknowledged each segment.
-    """
-
-    def __init__(self, number: int, begin: int, *, commits: bool = False) -> None:
-        self._number = number
-        self._commits = commits
-        self._first = self._end = begin
+    def __init__(self, numbered: NumberedRange) -> None:
+        self._numbered = numbered
+        self._first = self._end = numbered.range.begin
         self._rows = self._always = 0
         self._scanner = RangeScanner()
         self._counts: Int64s = np.zeros(0, dtype=np.int64)
 
-    def saw(self, lines: Lines) -> None:
-        """Count the next lines, scanned or not."""
-        if not self._rows:
-            self._first = int(lines.begins[0])
-        self._rows, self._end = self._rows + len(lines), int(lines.ends[-1])
+    def segments(
+        self, content: JournalContent, framing: ReadFraming, max_messages: int | None = None
+    ) -> Iterator[tuple[Lines, Int32s]]:
+        """Yield the messages, with the segment of each. Blank rows count for `max_messages`, too.
 
-    def feed(self, lines: Lines) -> Int32s:
-        """Scan lines, and return the segment of each."""
-        row_segment = self._scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
-        self._always += int((row_segment == ALWAYS).sum())
-        counts = np.bincount(row_segment[row_segment >= 0], minlength=len(self._counts))
-        counts[: len(self._counts)] += self._counts
-        self._counts = counts
-        return row_segment
+        Raises CorruptMessage and OffsetJump.
+        """
+        replay = self._numbered.replay
+        for lines in read_lines(content, self._numbered.range, framing):
+            if max_messages is not None and self._rows + len(lines) > max_messages:
+                lines = lines.where(np.arange(len(lines)) < max_messages - self._rows)
+            if not self._rows:
+                self._first = int(lines.begins[0])
+            self._rows, self._end = self._rows + len(lines), int(lines.ends[-1])
+            lines = lines.messages
+            if replay:
+                lines = lines.where(replay_mask(lines.producers, lines.clocks, lines.begins, replay, _NO_BOUND))
+            row_segment = self._scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
+            self._always += int((row_segment == ALWAYS).sum())
+            counts = np.bincount(row_segment[row_segment >= 0], minlength=len(self._counts))
+            counts[: len(self._counts)] += self._counts
+            self._counts = counts
+            yield lines, row_segment
+            if self._rows == max_messages:
+                return
+
+    def pieces(self, content: JournalContent, framing: ReadFraming) -> Iterator[tuple[Lines, Int64s]]:
+        """Yield the messages that may be committed, with their pieces: no duplicates, and no acknowledgements.
+
+        Raises as `segments`.
+        """
+        for lines, row_segment in self.segments(content, framing):
+            counts = row_segment != DROPPED
+            segment = row_segment[counts].astype(np.int64)
+            yield lines.where(counts), np.where(segment < 0, segment, piece_of(self._numbered.number, segment))
 
     def summary(self, misfits: int = 0) -> RangeSummary:
         """Return the summary of all lines so far. `misfits` is their number of messages that do not fit."""
         segments = self._scanner.segments()
-        found = outline(segments, acknowledged=self._commits)
+        found = outline(segments, acknowledged=self._numbered.commits)
         counts: Int64s = np.zeros(len(segments), dtype=np.int64)
         counts[: len(self._counts)] = self._counts
         numbers = [number for number, _ in found.border]
@@ -197,7 +213,7 @@ class RangeSummarizer:
         counts[numbers] = 0
         counts[[limit.segment for limit in found.limits]] = 0
         return RangeSummary(
-            self._number,
+            self._numbered.number,
             self._rows,
             self._first,
             self._end,
@@ -209,33 +225,8 @@ class RangeSummarizer:
         )
 
 
-def read_sequenced(
-    content: JournalContent, numbered: NumberedRange, framing: ReadFraming
-) -> Generator[tuple[Lines, Int64s], None, RangeSummarizer]:
-    """Yield the messages of a range that may be committed, with their pieces. Return the range's scan.
-
-    Leaves out duplicates and acknowledgements. Raises CorruptMessage and OffsetJump.
-    """
-    replay = {ProducerId(bytes.fromhex(name)): ProducerState(0, begin) for name, begin in numbered.replay.items()}
-    scan = RangeSummarizer(numbered.number, numbered.range.begin, commits=numbered.commits)
-    for lines in read_lines(content, numbered.range, framing):
-        scan.saw(lines)
-        lines = lines.messages
-        if replay:
-            lines = lines.where(replay_mask(lines.producers, lines.clocks, lines.begins, replay, _NO_BOUND))
-        row_segment = scan.feed(lines)
-        counts = row_segment != DROPPED
-        yield lines.where(counts), _pieces(numbered.number, row_segment[counts])
-    return scan
-
-
-def _pieces(number: int, row_segment: Int32s) -> Int64s:
-    segment = row_segment.astype(np.int64)
-    return np.where(segment < 0, segment, segment | number << _SEGMENT_BITS)
-
-
 def summary_rows(summaries: Sequence[tuple[str, RangeSummary]]) -> tuple[Lines, Int64s]:
-    """Return summaries of ranges, at least one, with their journals, as rows like the ones from `read_sequenced`."""
+    """Return summaries of ranges, at least one, with their journals, as rows with pieces."""
     count = len(summaries)
     rows = Lines(
         summaries[0][0],

@@ -145,11 +145,11 @@ class InputReader:
     ) -> Iterator[Input]:
         """Read the due part of a long transaction, in a journal that ends at `head`. Raises as `read` does."""
         journal, source = long.journal, sources[long.journal]
-        begins = {journal: {long.producer.hex(): source.producers[long.producer].begin}}
+        replay = {journal: {long.producer: source.producers[long.producer]}}
         with ExitStack() as kept:
             _, found = self._kept(kept, self._plan([long.acknowledgement(head)], {}))
             [acknowledgement] = found.values()
-            plan = self._plan([long.part(source, max_bytes)], {}, first_number=1, replay=begins)
+            plan = self._plan([long.part(source, max_bytes)], {}, first_number=1, replay=replay)
             read, parts = self._kept(kept, plan)
             result = sequence_part(long, source, acknowledgement, parts)
             summaries = [replace(summary, rows=0) for summary in parts.values()]
@@ -245,13 +245,17 @@ class InputReader:
                 return FoundLong(long)
         seen = list(summaries.values())
         rows = read.rows
-        if any(result.replay for result in results.values()):
-            again, summaries_again = self._kept(kept, self._plan_replays(results, cuts, first_number=len(summaries)))
+        # Messages before the checkpoint that were pending, and are committed now, are read again.
+        replays = {journal: result.replay for journal, result in results.items() if result.replay is not None}
+        if replays:
+            producers = {journal: states for journal, (_, states) in replays.items()}
+            plan = self._plan([whole for whole, _ in replays.values()], cuts, len(summaries), producers)
+            again, summaries_again = self._kept(kept, plan)
             rows = rows.unionByName(again.rows)
             seen += (replace(summary, rows=0) for summary in summaries_again.values())
             for journal, replayed in _by_journal(summaries_again).items():
-                producers = _replaying(results[journal])
-                results[journal] = sequence(journal, sources[journal], parts[journal], replayed, producers, pruning)
+                _, states = replays[journal]
+                results[journal] = sequence(journal, sources[journal], parts[journal], replayed, states, pruning)
         self._watch(results, sources, pruning)
         return _Sequencing(rows, results, seen)
 
@@ -288,7 +292,7 @@ class InputReader:
         ranges: Sequence[Range],
         cuts: Mapping[str, Sequence[int]],
         first_number: int = 0,
-        replay: Mapping[str, Mapping[str, int]] | None = None,
+        replay: Mapping[str, Mapping[ProducerId, ProducerState]] | None = None,
     ) -> ReadPlan:
         max_slices = _SLICES_PER_CORE * cores(self._spark)  # Executors come and go.
         max_bytes = self._max_partition_bytes if isinstance(self._framing, JsonLines) else None
@@ -300,18 +304,6 @@ class InputReader:
         else:
             slices = plan_slices(ranges, max_bytes=max_bytes, max_slices=max_slices, cuts=cuts)
         return ReadPlan(tuple(slices), first_number, replay or {}, self._commits, places)
-
-    def _plan_replays(
-        self, results: Mapping[str, Sequenced], cuts: Mapping[str, Sequence[int]], first_number: int
-    ) -> ReadPlan:
-        """Plan to read messages before the checkpoint again that were pending, and are committed now."""
-        ranges = [result.replay[0] for result in results.values() if result.replay is not None]
-        begins = {
-            journal: {producer.hex(): state.begin for producer, state in _replaying(result).items()}
-            for journal, result in results.items()
-            if result.replay is not None
-        }
-        return self._plan(ranges, cuts, first_number, begins)
 
 
 def cores(spark: SparkSession) -> int:
@@ -345,7 +337,3 @@ def _by_journal(summaries: Mapping[Range, RangeSummary]) -> dict[str, dict[Range
     for part, summary in summaries.items():
         found.setdefault(part.journal, {})[part] = summary
     return found
-
-
-def _replaying(result: Sequenced) -> Mapping[ProducerId, ProducerState]:
-    return result.replay[1] if result.replay is not None else {}

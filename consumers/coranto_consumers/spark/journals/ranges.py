@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coranto.errors import InvalidInput
+from coranto.messages.checkpoints import ProducerState
+from coranto.messages.uuids import ProducerId
 
 WORTHWHILE_BYTES: Final = 1 << 20
 """Smaller ranges are not split, because a task costs some tens of milliseconds."""
@@ -154,8 +156,8 @@ class NumberedRange:
 
     number: int
     range: Range
-    replay: Mapping[str, int] = field(default_factory=dict)
-    """Begin offsets, by producer id in hex. If not empty, only messages of these producers count."""
+    replay: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
+    """The producers whose pending messages alone count. Empty: all messages count."""
     commits: bool = False
     """True if the summary should have the offset that acknowledged each segment."""
 
@@ -166,8 +168,8 @@ class ReadPlan:
 
     slices: tuple[Slice, ...]
     first_number: int = 0
-    replay: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Begin offsets, by journal and producer id in hex. If not empty, only messages of these producers count."""
+    replay: Mapping[str, Mapping[ProducerId, ProducerState]] = field(default_factory=dict)
+    """The producers, by journal, whose pending messages alone count. Empty: all messages count."""
     commits: bool = False
     """True if summaries should have the offset that acknowledged each segment."""
     places: tuple[str, ...] = ()

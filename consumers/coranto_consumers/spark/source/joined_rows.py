@@ -6,13 +6,13 @@ So messages of small ranges are put together until they are worth a batch, and s
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from coranto.messages.columnar import Int64s
-from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary, read_sequenced, summary_rows
+from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary, summary_rows
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import NumberedRange
@@ -38,33 +38,26 @@ class SequencedRows:
     def read(self, content: JournalContent, parts: Sequence[NumberedRange], framing: ReadFraming) -> Iterator[Any]:
         """Yield the batches of ranges. Raises CorruptMessage and OffsetJump."""
         for numbered in parts:
-            scan = yield from self._messages(content, numbered, framing)
+            scan = RangeSummarizer(numbered)
+            for lines, pieces in scan.pieces(content, framing):
+                if len(lines):
+                    yield from self._hold(lines, pieces)
             self._read.append((numbered.range.journal, scan))
             self._misfits.append(0)
             if self._bytes >= JOINED_BYTES or len(self._read) >= JOINED_RANGES:
                 yield from self._summarized()
         yield from self._summarized()
 
-    def _messages(
-        self, content: JournalContent, numbered: NumberedRange, framing: ReadFraming
-    ) -> Generator[Any, None, RangeSummarizer]:
-        rows = read_sequenced(content, numbered, framing)
-        while True:
-            try:
-                lines, pieces = next(rows)
-            except StopIteration as end:
-                scan: RangeSummarizer = end.value
-                return scan
-            if not len(lines):
-                continue
-            length = int(lines.ends[-1] - lines.begins[0])
-            if self._bytes + length > JOINED_BYTES:
-                yield from self._built()
-            self._held.append((lines, pieces))
-            self._ranges.append(len(self._read))
-            self._bytes += length
-            if self._bytes >= JOINED_BYTES:
-                yield from self._built()
+    def _hold(self, lines: Lines, pieces: Int64s) -> Iterator[Any]:
+        """Hold messages of the range that is being read. Yields the batches that are due."""
+        length = int(lines.ends[-1] - lines.begins[0])
+        if self._bytes + length > JOINED_BYTES:
+            yield from self._built()
+        self._held.append((lines, pieces))
+        self._ranges.append(len(self._read))
+        self._bytes += length
+        if self._bytes >= JOINED_BYTES:
+            yield from self._built()
 
     def _built(self) -> Iterator[Any]:
         """Yield the batches of the messages that are held, and count those that do not fit."""

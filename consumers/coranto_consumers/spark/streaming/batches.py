@@ -16,13 +16,9 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
-
-import numpy as np
 
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
-from coranto.messages.columnar import replay_mask
 from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import resolve_outlines
 from coranto.messages.pruning import Pruning
@@ -32,12 +28,10 @@ from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSum
 from coranto_consumers.spark.committed.sequencing import Sequenced, sequence, warn_of_resets
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
-from coranto_consumers.spark.journals.reading import JournalContent, read_lines
+from coranto_consumers.spark.journals.reading import JournalContent
 from coranto_consumers.spark.streaming.message_ends import count_messages, last_end
 from coranto_consumers.spark.streaming.offsets import Position, bounded
 from coranto_consumers.spark.streaming.parts import StreamPart, stream_parts
-
-_NO_BOUND: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,20 +221,9 @@ class BatchPlanner:
         replay: Mapping[ProducerId, ProducerState] | None = None,
         max_messages: int | None = None,
     ) -> RangeSummary:
-        scan, rows = RangeSummarizer(number, part.begin, commits=self.commits), 0
-        for lines in read_lines(self.content, part, self.framing):
-            if max_messages is not None and rows + len(lines) > max_messages:
-                lines = lines.where(np.arange(len(lines)) < max_messages - rows)
-            if not len(lines):
-                break
-            scan.saw(lines)
-            rows += len(lines)
-            lines = lines.messages
-            if replay:
-                lines = lines.where(replay_mask(lines.producers, lines.clocks, lines.begins, replay, _NO_BOUND))
-            scan.feed(lines)
-            if rows == max_messages:
-                break
+        scan = RangeSummarizer(NumberedRange(number, part, replay or {}, self.commits))
+        for _ in scan.segments(self.content, self.framing, max_messages):
+            pass
         return scan.summary()
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from coranto.messages.checkpoints import ProducerState
 from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask
 from coranto.messages.uuids import ProducerId
-from coranto_consumers.spark.committed.scanning import RangeSummary, piece_of, read_sequenced
+from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
 from coranto_consumers.spark.committed.sequencing import Sequenced
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range
@@ -36,9 +34,7 @@ class StreamPart:
         if self.limits is None:
             yield from (lines.messages for lines in read_lines(content, self.numbered.range, framing))
             return
-        first = piece_of(self.numbered.number, 0)
-        for lines, pieces in read_sequenced(content, self.numbered, framing):
-            segments = np.where(pieces < 0, pieces, pieces - first).astype(np.int32)
+        for lines, segments in RangeSummarizer(self.numbered).segments(content, framing):
             committed = limited_mask(segments, self.limits, lines.clocks)
             if self.acknowledged is not None:
                 lines = replace(lines, commits=commit_offsets(segments, self.acknowledged, lines.begins))
@@ -56,7 +52,6 @@ def stream_parts(
 
     With `commits`, tasks are to tell where messages became committed.
     """
-    begins = {producer.hex(): state.begin for producer, state in (replays or {}).items()}
     limits: dict[int, list[Limit]] = {}
     for limit in sequenced.limits:
         limits.setdefault(limit.piece >> 32, []).append(Limit(limit.piece & 0xFFFFFFFF, limit.lo, limit.hi))
@@ -65,7 +60,7 @@ def stream_parts(
         acknowledged.setdefault(piece >> 32, []).append(SegmentCommit(piece & 0xFFFFFFFF, offset))
     for part, summary in ranges.items():
         yield StreamPart(
-            NumberedRange(summary.number, part, begins),
+            NumberedRange(summary.number, part, replays or {}),
             tuple(limits.get(summary.number, ())),
             tuple(acknowledged.get(summary.number, ())) if commits else None,
         )

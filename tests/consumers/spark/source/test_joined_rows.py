@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
-from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, read_sequenced, summary_of_row
+from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummarizer, summary_of_row
 from coranto_consumers.spark.decoding.rows import FIELDS, LINE, PARSED_PREFIX, PIECE, SUMMARY, Misfits, parsed_layout
 from coranto_consumers.spark.journals.framings import made_tolerant
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
@@ -82,13 +82,9 @@ def test_what_is_put_together_is_what_each_range_has(contents, sizes: random.Ran
     assert messages_of(together) == [row for _, each in alone for row in messages_of(table(each))]
     expected = []
     for each in parts:
-        rows = read_sequenced(memory, each, FRAMING)
-        while True:
-            try:
-                next(rows)
-            except StopIteration as end:
-                expected.append((each.range.journal, end.value.summary()))
-                break
+        scan = RangeSummarizer(each)
+        list(scan.pieces(memory, FRAMING))
+        expected.append((each.range.journal, scan.summary()))
     assert summaries_of(together) == expected
 
 
