@@ -12,26 +12,39 @@ the same time, and no acknowledgement of an earlier use may arrive during a late
   the last acknowledgements again when it starts, even late, so an instance that was interrupted begins a new folder.
 
 Clocks continue after the last use, whatever the executor's own clock.
+
+The driver of a consumer lives as long as the consumer, and remembers the settled uses (`SettledIds`). For a streaming
+query, Spark starts a process to plan a batch and another one to commit it. They share the settled uses in files of the
+driver's folder, one for each run of the query (`settled_pools`, `settle`). A use is settled once its batch is decided,
+its acknowledgements are appended once, and no other process has taken the batch over
+(`coranto.publication.batch_ledger`). A query that restarts is another run, and begins with new ids. A file that is lost
+costs new ids, and nothing else.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
+from pyspark import TaskContext
 
 from coranto.messages.uuids import ProducerClock, ProducerId, clock_to_ns, new_producer_id
+from coranto_consumers.spark.journals.fetching import executor_folder
 
 _MAX_SETTLED: Final = 1_000
-"""The number of settled uses that a driver tells tasks of. Ids of older ones are not used again."""
+"""The number of settled uses that tasks get. Ids of older ones are not used again."""
 _TAKEN, _FREE = "taken", "free"
+_RUN: Final = "spark.jobGroup.id"
+"""Spark's name of a query's run, where tasks see it."""
+_MAX_RUNS: Final = 20
 
 _log = structlog.get_logger(__name__)
 
@@ -118,8 +131,67 @@ class SettledIds:
 
     def settle(self, uses: Iterable[Use]) -> None:
         """Note uses whose acknowledgements are appended, in a transaction that has committed."""
-        for use in uses:
-            self._uses.pop(use.producer, None)
-            self._uses[use.producer] = use
-        while len(self._uses) > _MAX_SETTLED:
-            del self._uses[next(iter(self._uses))]
+        self._uses = _latest(self._uses, uses)
+
+
+def _latest(known: Mapping[ProducerId, Use], uses: Iterable[Use]) -> dict[ProducerId, Use]:
+    """Return the last uses of the ids that were used last."""
+    found = dict(known)
+    for use in uses:
+        found.pop(use.producer, None)
+        found[use.producer] = use
+    return dict(list(found.items())[-_MAX_SETTLED:])
+
+
+def run_of_task() -> str:
+    """Return the id of the run of a query that this task is part of; empty if there is none."""
+    context = TaskContext.get()
+    run = (context.getLocalProperty(_RUN) if context is not None else None) or ""
+    return run if run.replace("-", "").isalnum() else ""  # It names files.
+
+
+def settled_pools() -> dict[str, IdPool]:
+    """Return the ids that tasks of the latest runs may use again, by run. For the process that plans a batch."""
+    folder = _folder()
+    if folder is None:
+        return {}
+    try:
+        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        for path in files[:-_MAX_RUNS]:
+            path.unlink(missing_ok=True)
+        return {path.stem: IdPool(path.stem, tuple(_load(path).values())) for path in files[-_MAX_RUNS:]}
+    except (OSError, ValueError) as error:
+        _log.warning("producer.id_not_reused", folder=str(folder), error=str(error))
+        return {}
+
+
+def pool_of(run: str, pools: Mapping[str, IdPool]) -> IdPool:
+    """Return the ids of a run. Those of a run that is not known yet are new."""
+    return pools.get(run) or IdPool(run)
+
+
+def settle(run: str, uses: Iterable[Use]) -> None:
+    """Note settled uses of a run. For the process that commits a batch."""
+    folder = _folder()
+    if folder is None or not run:
+        return
+    path = folder / f"{run}.json"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        known = _load(path) if path.exists() else {}
+        text = json.dumps([[each.producer.hex(), *each[1:]] for each in _latest(known, uses).values()])
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(text)
+        partial.replace(path)
+    except (OSError, ValueError) as error:
+        _log.warning("producer.id_not_reused", folder=str(folder), error=str(error))
+
+
+def _folder() -> Path | None:
+    folder = executor_folder()
+    return folder and folder / "coranto-settled"
+
+
+def _load(path: Path) -> dict[ProducerId, Use]:
+    uses = [Use(ProducerId(bytes.fromhex(name)), token, clock) for name, token, clock in json.loads(path.read_text())]
+    return {use.producer: use for use in uses}

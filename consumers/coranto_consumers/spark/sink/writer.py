@@ -42,10 +42,9 @@ from coranto_consumers.spark.journals.fetching import executor_folder
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
-from coranto_consumers.spark.sink.producer_ids import IdPool, Use
+from coranto_consumers.spark.sink.producer_ids import IdPool, Use, pool_of, run_of_task, settle, settled_pools
 from coranto_consumers.spark.sink.publishing import Pending, PendingPublisher
 from coranto_consumers.spark.sink.row_digest import RowDigest
-from coranto_consumers.spark.sink.settled import pool_of, run_of_task, settle, settled_pools
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 
 _ABORT_SECONDS: Final = 5.0
