@@ -16,9 +16,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
 
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.columnar import Int64s
 from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import resolve_outlines
 from coranto.messages.pruning import Pruning
@@ -28,10 +32,11 @@ from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSum
 from coranto_consumers.spark.committed.sequencing import Sequenced, sequence, warn_of_resets
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
-from coranto_consumers.spark.journals.reading import JournalContent
-from coranto_consumers.spark.streaming.message_ends import count_messages, last_end
+from coranto_consumers.spark.journals.reading import JournalContent, read_blocks, read_lines
 from coranto_consumers.spark.streaming.offsets import Position, bounded
 from coranto_consumers.spark.streaming.parts import StreamPart, stream_parts
+
+_TAIL_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +91,9 @@ class BatchPlanner:
         """
         if not self.committed:
             if counted or max_messages:
-                end, rows = count_messages(self.content, whole, self.framing, max_messages)
+                end, rows = _count_messages(self.content, whole, self.framing, max_messages)
             else:
-                end, rows = last_end(self.content, whole, self.framing), 0
+                end, rows = _last_end(self.content, whole, self.framing), 0
             found = replace(whole, end=end, limit=end)
             ranges = [found] if found.length else []
             if ranges and isinstance(self.framing, JsonLines):
@@ -290,3 +295,39 @@ def require_part(journal: str, batch: JournalBatch, after: Position) -> None:
             f"journal {journal}: a batch of the checkpoint delivers a part of a transaction, and now another one: the "
             "journal has lost content, or is not the one that was read"
         )
+
+
+def _count_messages(
+    content: JournalContent, whole: Range, framing: ReadFraming, max_messages: int | None = None
+) -> tuple[int, int]:
+    """Return the end of the last message to read in a range, and the number of messages."""
+    rows, end = 0, whole.begin
+    for ends in _ends(content, whole, framing):
+        if max_messages is not None:
+            ends = ends[: max_messages - rows]
+        if not len(ends):
+            break
+        rows, end = rows + len(ends), int(ends[-1])
+    return end, rows
+
+
+def _last_end(content: JournalContent, whole: Range, framing: ReadFraming) -> int:
+    """Return the end of the last message that starts in a range and that its writer has finished."""
+    if not isinstance(framing, JsonLines):
+        return _count_messages(content, whole, framing)[0]  # A record is found only from the one before it.
+    tail = _TAIL_BYTES
+    while True:
+        begin = max(whole.begin, whole.end - tail)
+        part = whole if begin == whole.begin else replace(whole, begin=begin, aligned=False)
+        ends = [offset + len(block) for offset, block in read_blocks(content, part)]
+        if ends or begin == whole.begin:
+            return max(ends, default=whole.begin)
+        tail *= 8
+
+
+def _ends(content: JournalContent, whole: Range, framing: ReadFraming) -> Iterator[Int64s]:
+    if not isinstance(framing, JsonLines):
+        yield from (lines.ends for lines in read_lines(content, whole, framing))
+        return
+    for offset, block in read_blocks(content, whole, max_line_bytes=framing.max_line_bytes):
+        yield np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n")) + (offset + 1)

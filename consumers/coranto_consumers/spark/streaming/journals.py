@@ -11,6 +11,7 @@ from coranto.client import SyncJournalClient
 from coranto.errors import CorruptData, JournalRecreated, OffsetJump
 from coranto_consumers.spark.journals.discovery import ContentExtent, contents
 from coranto_consumers.spark.journals.fetching import shared_cache
+from coranto_consumers.spark.journals.losses import LostContent, lost_before
 from coranto_consumers.spark.journals.segments import when_sealed
 from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.streaming.offsets import Position
@@ -56,6 +57,18 @@ class QueryJournals:
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
+
+
+def lost_at(journal: str, position: Position, found: ContentExtent | None) -> LostContent | None:
+    """Return the lost content between a position and a journal's next content. `found` is None without the journal."""
+    if found is None:
+        return LostContent(journal, position.offset, 0, made_again=True)
+    if not position.is_of(found.created, found.journal_id):
+        known = position.journal_id if found.journal_id else ""
+        return LostContent(
+            journal, position.offset, found.head, made_again=True, known=known, found=found.journal_id if known else ""
+        )
+    return lost_before(journal, position.offset, found.begin, found.head, is_end=found.is_end)
 
 
 def require(journal: str, position: Position, heads: Mapping[str, ContentExtent]) -> None:

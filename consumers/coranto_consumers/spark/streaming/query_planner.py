@@ -28,8 +28,7 @@ from coranto_consumers.spark.streaming.batches import (
     require_end,
     require_part,
 )
-from coranto_consumers.spark.streaming.journals import QueryJournals, require
-from coranto_consumers.spark.streaming.lost_content import beginning_at, lost_at, without_lost_part
+from coranto_consumers.spark.streaming.journals import QueryJournals, lost_at, require
 from coranto_consumers.spark.streaming.offsets import MAX_LISTED, Position, Positions, begin_of, loads
 from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
@@ -182,7 +181,8 @@ class QueryPlanner:
             return self._known(journal, position)
         source = Source(position.offset, position.producers)
         self._warn_once(lost, continue_after(source, lost)[1] if lost.made_again else ())
-        return beginning_at(lost.same_through or head.begin)
+        begin = lost.same_through or head.begin
+        return ReadState(Position(begin), Source(begin), {})
 
     def _warn_once(self, lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
         if lost not in self._lost:
@@ -205,10 +205,14 @@ class QueryPlanner:
         try:
             return plan(state=state)
         except OffsetJump as error:
-            without = None if self._options.source.fail_on_data_loss else without_lost_part(state, error)
-            if without is None:
+            if self._options.source.fail_on_data_loss or error.expected >= state.position.offset:
                 raise
-            return plan(state=without)
+            lost = LostContent(error.journal, error.expected, error.actual)
+            source, partly = continue_after(state.source, lost)
+            if not partly:
+                raise
+            warn_of(lost, partly)
+            return plan(state=replace(state, source=source))
 
     def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:
         """Return a range to read. In the `first` batch of a journal, a user's offset may be within a line."""

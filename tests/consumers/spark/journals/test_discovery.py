@@ -19,7 +19,7 @@ from coranto_consumers.spark.journals.ranges import NumberedRange, Range
 from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.source.batch_reader import JournalPartition
 from coranto_consumers.spark.source.planning import plan_read
-from coranto_consumers.spark.streaming.lost_content import lost_at
+from coranto_consumers.spark.streaming.journals import lost_at
 from coranto_consumers.spark.streaming.offsets import Position
 from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
