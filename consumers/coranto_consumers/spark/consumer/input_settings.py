@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto.client.config import require_client
+from coranto_consumers.outputs.dead_letters import policy_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.application.dead_letters import policy_of
 from coranto_consumers.spark.application.outputs import NamesMessageType, SparkApplication
 from coranto_consumers.spark.inputs.frames import parse_schema, require_ddl
 from coranto_consumers.spark.inputs.input_reader import InputReader

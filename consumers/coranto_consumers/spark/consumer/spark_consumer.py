@@ -49,8 +49,7 @@ from coranto_consumers.spark.consumer.pending_report import OldestTransactions
 from coranto_consumers.spark.consumer.prefetch import Prefetcher
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks
 from coranto_consumers.spark.consumer.run import Run, RunSettings
-from coranto_consumers.spark.consumer.store_of_url import output_store
-from coranto_consumers.spark.consumer.transaction import Owner
+from coranto_consumers.spark.consumer.transaction import Owner, output_store
 from coranto_consumers.spark.consumer.transaction_bounds import Pace
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import ends_of

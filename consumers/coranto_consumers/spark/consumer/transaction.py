@@ -23,23 +23,26 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from sqlalchemy import Connection
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorantoError, CorruptData, JournalNotFound, PermissionDenied, RejectedRow
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.security.tokens import shows
-from coranto_consumers.outputs.dead_letters import MisfitPolicy
+from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
-from coranto_consumers.spark.application.dead_letters import DeadLetters, dead_letter_outputs, no_letters
-from coranto_consumers.spark.application.outputs import Outputs, checked_outputs
+from coranto_consumers.spark.application.outputs import JournalOutput, Outputs, TableOutput, checked_outputs
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, PhaseTimes, Step
 from coranto_consumers.spark.consumer.rejections import Rejections, without_rejected
 from coranto_consumers.spark.inputs.input_reader import Input
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.staging import Published, publish_journal_outputs
-from coranto_consumers.spark.outputs.stores import OutputStore
+from coranto_consumers.spark.outputs.stores import OutputStore, SqlOutputs
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 from coranto_consumers.spark.sink.producer_ids import SettledIds
+from coranto_consumers.stores.reading import ICEBERG
+from coranto_consumers.stores.sql import SqlStore
 
 _TIMEOUT_AFTER_FAILURE: Final = 5.0
 """The retry timeout in seconds of each further acknowledgement, once one has failed."""
@@ -152,7 +155,9 @@ class Owner:
             _log.info("consumer.tables_not_compared", consumer=self.name, error=type(error).__name__)
             return
         if isinstance(self.misfits, DeadLetters) and self.misfits.table is not None:
-            tables += dead_letter_outputs(self.misfits, no_letters(nothing)).tables
+            kinds = zip(COLUMNS, ("STRING", "BIGINT", "BINARY"), strict=True)
+            no_letters = nothing.selectExpr(*(f"CAST(NULL AS {kind}) AS {name}" for name, kind in kinds))
+            tables += _dead_letter_outputs(self.misfits, no_letters).tables
         self.store.compare(Outputs(tables, (), sql))
         self.is_compared = True
 
@@ -266,7 +271,7 @@ class ConsumerTransaction:
             for outputs in made:
                 owner.identity.take(outputs.names)
             if read.dead is not None and isinstance(owner.misfits, DeadLetters):
-                made.append(dead_letter_outputs(owner.misfits, read.dead))
+                made.append(_dead_letter_outputs(owner.misfits, read.dead))
             self._written = owner.store.write_all(made, owner.shard, owner.fence) if made else []
             if not made:
                 return
@@ -322,6 +327,24 @@ class ConsumerTransaction:
         if self._connected is None:
             self._connected = self._resources.enter_context(self._connect())
         return self._connected
+
+
+def output_store(store: str | OutputStore[Any], commit: Callable[[Connection], None]) -> OutputStore[Any]:
+    """Return `store`, or the store of its URL. `commit` commits the transactions of a database."""
+    if isinstance(store, str) and store.startswith(ICEBERG):
+        from coranto_consumers.spark.outputs.iceberg import IcebergStore  # Needs the extra `lake`.
+
+        return IcebergStore.at(store)
+    return store if isinstance(store, OutputStore) else SqlOutputs(SqlStore(store, commit=commit))
+
+
+def _dead_letter_outputs(letters: DeadLetters, dead: DataFrame) -> Outputs:
+    """Return the output for rows of `COLUMNS`."""
+    if letters.table is not None:
+        return Outputs(tables=[TableOutput(letters.table, dead.select(*COLUMNS))])
+    value = F.struct("journal", "offset", F.base64("line").alias("line"))
+    rows = dead.select(F.col("journal").alias("key"), value.alias("value"))
+    return Outputs(journals=[JournalOutput(rows, letters.journals)])
 
 
 class Acknowledged(NamedTuple):

@@ -32,9 +32,9 @@ from coranto.journal_ids import held_through, same_journal
 from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto.messages.pruning import Pruning
+from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
 from coranto_consumers.spark.application.consumer_options import OF_WINDOWS, ConsumerOptions
-from coranto_consumers.spark.application.dead_letters import DeadLetters
 from coranto_consumers.spark.application.outputs import SparkApplication
 from coranto_consumers.spark.consumer.input_settings import InputSettings
 from coranto_consumers.spark.consumer.outages import Outages

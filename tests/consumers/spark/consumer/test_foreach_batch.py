@@ -33,7 +33,7 @@ from coranto_consumers.spark import (
     exactly_once,
 )
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.consumer.store_of_url import output_store
+from coranto_consumers.spark.consumer.transaction import output_store
 from coranto_consumers.stores.iceberg.tables import find_or_create
 from coranto_consumers.stores.sql import SqlStore
 

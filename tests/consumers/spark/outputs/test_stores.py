@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, select
 from coranto.errors import Fenced, InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application.outputs import TableOutput
-from coranto_consumers.spark.consumer.store_of_url import output_store
+from coranto_consumers.spark.consumer.transaction import output_store
 from coranto_consumers.spark.outputs.stores import SqlOutputs
 from coranto_consumers.stores.sql import SqlStore
 
