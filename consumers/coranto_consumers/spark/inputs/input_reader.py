@@ -40,7 +40,7 @@ from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.placing import FragmentPlaces, executors_of
 from coranto_consumers.spark.journals.ranges import Range, ReadPlan, plan_slices
 from coranto_consumers.spark.options.source_options import SourceOptions, zone_option
-from coranto_consumers.spark.session.jobs import described
+from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.spark.source.data_source import register
 
 _SLICES_PER_CORE = 2

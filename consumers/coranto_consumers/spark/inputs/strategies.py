@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
-from coranto_consumers.spark.inputs.frames import PIECE_COLUMN, SUMMARY_COLUMN, PlannedRows, parsed_values
-from coranto_consumers.spark.inputs.packed import ChooseTask, chosen_columns
+from coranto_consumers.spark.inputs.frames import PIECE_COLUMN, SUMMARY_COLUMN, PlannedRows, ReadTask, parsed_values
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
 
 _OBSERVED_SECONDS: Final = 2.0
@@ -81,6 +82,61 @@ class CachedRows(InputStrategy):
         return [row[0] for row in found]
 
 
+class ChooseTask:
+    """Reads partitions, and yields the batches of messages with the chosen columns (new name to name) only.
+
+    `texts` collects the texts of summaries.
+    """
+
+    def __init__(self, read: ReadTask, columns: Mapping[str, str]) -> None:
+        self._read = read
+        self._columns = columns
+        self.texts: list[str] = []
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self.texts.clear()
+        for batch in self._read(batches):
+            is_summary = pc.equal(batch.column(PIECE_COLUMN), SUMMARY_PIECE)
+            texts = batch.column(SUMMARY_COLUMN).filter(is_summary).to_pylist()
+            self.texts += texts
+            rows = batch.filter(pc.invert(is_summary)) if texts else batch
+            if rows.num_rows:
+                yield pa.record_batch([rows.column(name) for name in self._columns.values()], names=list(self._columns))
+
+
+def chosen_columns(rows: DataFrame, source: DataFrame) -> dict[str, str] | None:
+    """Return the source's columns that are the columns of `rows`, by the names in `rows`.
+
+    None if the rows are more than chosen columns, or if Spark does not give the plan (Spark Connect).
+    """
+    try:
+        base: Any = source._jdf.queryExecution().analyzed()
+        top: Any = rows._jdf.queryExecution().analyzed()
+    except (AttributeError, PySparkException):
+        return None
+    plan, projects = top, []
+    while not plan.fastEquals(base):
+        if plan.getClass().getSimpleName() != "Project":
+            return None
+        projects.append(plan)
+        plan = plan.child()
+    names = {each.exprId().toString(): each.name() for each in _each(base.output())}
+    for project in reversed(projects):
+        known, names = names, {}
+        for column in _each(project.projectList()):
+            origin = column.child() if column.getClass().getSimpleName() == "Alias" else column
+            if origin.getClass().getSimpleName() != "AttributeReference":
+                return None
+            names[column.exprId().toString()] = known[origin.exprId().toString()]
+    output = [(each.name(), names[each.exprId().toString()]) for each in _each(top.output())]
+    return dict(output) if len(dict(output)) == len(output) else None
+
+
+def _each(found: Any) -> Iterator[Any]:
+    """Yield the elements of a Scala sequence."""
+    return (found.apply(number) for number in range(found.size()))
+
+
 class ExpectedRows(InputStrategy):
     """Rows of messages that are expected to be committed. The first action over them collects the summaries.
 
@@ -108,8 +164,7 @@ class ExpectedRows(InputStrategy):
         columns = chosen_columns(rows, self.committed)
         if columns is None:
             return None
-        task = ChooseTask(self._planned.task, PIECE_COLUMN, SUMMARY_PIECE, SUMMARY_COLUMN, columns)
-        return self._planned.partitions(self._spark), task
+        return self._planned.partitions(self._spark), ChooseTask(self._planned.task, columns)
 
     def add_summaries(self, texts: Sequence[str]) -> None:
         """Record the summaries that tasks of `batches_of` have collected."""

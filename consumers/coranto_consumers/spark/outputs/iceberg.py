@@ -34,10 +34,10 @@ from sqlalchemy import Table
 from coranto.errors import CommitOutcomeUnknown, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application.outputs import Outputs, TableOutput
-from coranto_consumers.spark.outputs.iceberg_tasks import FILES, WriteFilesTask
 from coranto_consumers.spark.outputs.staging import CARRIED_TO_APPEND, CARRIED_TO_MERGE, require_deletes
 from coranto_consumers.spark.outputs.stores import OutputStore
-from coranto_consumers.spark.session.jobs import described
+from coranto_consumers.spark.outputs.tasks import FILES, WriteFilesTask
+from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.stores.fencing import Restored
 from coranto_consumers.stores.iceberg.catalogs import FAILURES, failure
 from coranto_consumers.stores.iceberg.changes import append, merge_rows, overwrite_partitions, require_partitioning

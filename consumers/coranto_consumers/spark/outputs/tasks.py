@@ -1,17 +1,18 @@
-"""Tasks for an output's rows: they stage rows in the store, or publish them.
+"""Tasks for an output's rows: they stage rows in the store, write them as files of an Iceberg table, or publish them.
 
-Both return the identity of their attempt, which the driver needs to commit the rows: an attempt id, or
-acknowledgements. If a table's rows are few, the task returns them instead of staging them. Spark gives the driver the
-results of the winning attempts. Rows of other attempts have no effect: staged rows are not merged, carried ones do not
-arrive, and messages are never acknowledged.
+Each returns the identity of their attempt, which the driver needs to commit the rows: an attempt id, files or
+acknowledgements. If a table's rows are few, the task carries them to the driver instead. Spark gives the driver the
+results of the winning attempts. Rows of other attempts have no effect: staged rows are not merged, files are swept,
+carried rows do not arrive, and messages are never acknowledged.
 """
 
 from __future__ import annotations
 
+import pickle
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,7 +22,7 @@ from sqlalchemy import Table
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
-from coranto_consumers.spark.inputs.packed import ChooseTask
+from coranto_consumers.spark.inputs.strategies import ChooseTask
 from coranto_consumers.spark.journals.fetching import executor_folder
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.sink.message_rows import ColumnRows, ObjectTextRows
@@ -29,11 +30,15 @@ from coranto_consumers.spark.sink.producer_ids import IdPool
 from coranto_consumers.spark.sink.publishing import PendingPublisher
 from coranto_consumers.stores.staging import StageWriter
 
+if TYPE_CHECKING:
+    from coranto_consumers.stores.iceberg.writing import FileWriter  # Needs the extra `lake`.
+
 Batches = Iterator[Any]
 """Arrow record batches (pyarrow has no types)."""
 
 _WITH_FULL_SHARE: Final = 8
 STAGED: Final = "attempt STRING, rows BIGINT, carried BINARY, summary STRING"
+FILES: Final = "rows BIGINT, files BINARY, staged ARRAY<STRING>, carried BINARY"
 PUBLISHED: Final = (
     "journal STRING, intent BINARY, rollback BINARY, messages BIGINT, producer BINARY, token STRING, clock BIGINT"
 )
@@ -129,6 +134,64 @@ def _summaries(texts: Sequence[str]) -> Any:
             "summary": pa.array(texts, pa.string()),
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFilesTask:
+    """Writes the rows of a partition. Yields (rows, files, staged, carried) if there are rows.
+
+    `files` are the pickled `DataFile`s to commit. If the driver has to merge the rows (`merged`), `staged` are the
+    locations of files for it to read. Rows up to `carried_bytes` (less for later tasks) are `carried` as an Arrow
+    stream.
+    """
+
+    writer: FileWriter
+    carried_bytes: int
+    merged: bool = False
+
+    def __call__(self, batches: Batches) -> Batches:
+        with told_to_driver():
+            yield from self._write(batches)
+
+    def _write(self, batches: Batches) -> Batches:
+        held: list[Any] = []
+        left = share_of(self.carried_bytes, partition_number())
+        rows = 0
+
+        def counted() -> Iterator[Any]:
+            nonlocal rows
+            while held:
+                rows += held[0].num_rows
+                yield held.pop(0)
+            for batch in batches:
+                rows += batch.num_rows
+                yield batch
+
+        for batch in batches:
+            held.append(batch)
+            left -= batch.nbytes
+            if left < 0:
+                break
+        else:
+            if rows := sum(each.num_rows for each in held):
+                yield _files(rows, carried=as_stream(held))
+            return
+        if self.merged:
+            staged = list(self.writer.stage(counted()))
+            yield _files(rows, staged=staged)
+        else:
+            files = pickle.dumps(list(self.writer.write(counted())))
+            yield _files(rows, files=files)
+
+
+def _files(rows: int, files: bytes | None = None, staged: list[str] | None = None, carried: bytes | None = None) -> Any:
+    columns = {
+        "rows": pa.array([rows]),
+        "files": pa.array([files], pa.binary()),
+        "staged": pa.array([staged or []], pa.list_(pa.string())),
+        "carried": pa.array([carried], pa.binary()),
+    }
+    return pa.record_batch(columns)
 
 
 @dataclass(frozen=True, slots=True)

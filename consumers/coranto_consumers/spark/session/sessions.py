@@ -17,7 +17,7 @@ from coranto.extras import explained
 
 try:
     import pyspark
-    from pyspark.errors import PySparkRuntimeError
+    from pyspark.errors import PySparkException, PySparkRuntimeError
     from pyspark.sql import SparkSession
     from pyspark.sql.utils import is_remote
 except ModuleNotFoundError as error:
@@ -31,6 +31,7 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """The variable that `spark-submit` sets for the program that it runs."""
 
+_DESCRIPTION = "spark.job.description"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 """Options before those, which users do not set."""
@@ -155,6 +156,25 @@ def warm_up(spark: SparkSession) -> None:
 
 def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
     return batches
+
+
+@contextmanager
+def described(spark: SparkSession, text: str) -> Iterator[None]:
+    """Give the jobs that this thread starts in the block a description, unless they are given one in it.
+
+    Sessions of Spark Connect have none.
+    """
+    try:
+        context = spark.sparkContext
+    except PySparkException:
+        yield
+        return
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None removes it.
 
 
 @contextmanager

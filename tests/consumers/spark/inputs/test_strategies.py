@@ -1,6 +1,7 @@
 """All ways to produce the rows of a plan give the same rows and summaries."""
 
 import pytest
+from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from coranto.messages.framing import JsonLines
@@ -9,6 +10,7 @@ from coranto_consumers.spark.inputs.strategies import (
     CachedRows,
     DriverRows,
     ExpectedRows,
+    chosen_columns,
     strategy_for,
 )
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
@@ -60,3 +62,27 @@ def test_only_little_content_is_read_by_the_driver(spark, plan, planned):
     assert isinstance(strategy_for(spark, planned, plan), CachedRows), "it has two slices"
     little = ReadPlan(((Range(JOURNAL, 0, 10, 10),),))
     assert isinstance(strategy_for(spark, planned, little), DriverRows)
+
+
+def test_chosen_columns_are_told_from_rows_that_were_made(spark):
+    source = spark.createDataFrame([(1, "a")], "id INT, name STRING").where("id > 0")
+    assert chosen_columns(source, source) == {"id": "id", "name": "name"}
+    renamed = source.select(F.col("name").alias("other"), "id").withColumnRenamed("id", "number")
+    assert chosen_columns(renamed, source) == {"other": "name", "number": "id"}
+    assert chosen_columns(source.select(F.col("id").alias("a"), F.col("id").alias("b")), source) == {
+        "a": "id",
+        "b": "id",
+    }
+    others = spark.createDataFrame([(1, "a")], "id INT, name STRING")
+    for made in (
+        source.where("id > 1"),
+        source.limit(1),
+        source.selectExpr("id + 1 AS id"),
+        source.selectExpr("CAST(id AS BIGINT) AS id"),
+        source.union(source),
+        source.select("id", "id"),
+        source.repartition(1),
+        source.distinct(),
+        others.select("id"),
+    ):
+        assert chosen_columns(made, source) is None

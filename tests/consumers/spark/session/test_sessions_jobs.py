@@ -1,6 +1,6 @@
 """Spark's UI shows the purposes of a consumer's jobs."""
 
-from coranto_consumers.spark.session.jobs import described
+from coranto_consumers.spark.session.sessions import described
 
 KEY = "spark.job.description"
 
