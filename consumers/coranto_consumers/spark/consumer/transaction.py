@@ -66,7 +66,6 @@ class RunCommits:
     _committing: tuple[Checkpoint, ConsumeReport] | None = None
 
     def forget(self) -> None:
-        """Reset, for another run."""
         self.checkpoint = self.report = self._committing = None
 
     def begin(self, checkpoint: Checkpoint, report: ConsumeReport) -> None:
@@ -74,7 +73,6 @@ class RunCommits:
         self._committing = checkpoint, report
 
     def committed(self) -> None:
-        """Record that it is committed."""
         assert self._committing is not None
         self.checkpoint, self.report = self._committing
         self._committing = None
@@ -217,10 +215,10 @@ class ConsumerTransaction:
     def write_expected(self, made: Outputs, rows: ExpectedRows) -> None:
         """Write outputs of messages that are not known to be committed yet. Next `run` their input, or forget this.
 
-        Raises as the store's `write_expected`, and ConsumerChanged.
+        Raises as the store's `write_all`, and ConsumerChanged.
         """
         self._owner.identity.take(made.names)
-        self._written = self._owner.store.write_expected(made, self._owner.shard, self._owner.fence, rows)
+        self._written = self._owner.store.write_all([made], self._owner.shard, self._owner.fence, rows)
         self._is_expected = True
 
     def run(self, read: Input, staged: Callable[[Input], None] = lambda read: None) -> Input:
@@ -263,7 +261,6 @@ class ConsumerTransaction:
         self._owner.commits.report = self.report
 
     def _stage(self, read: Input) -> None:
-        """Stage and publish the application's outputs of committed messages, and dead letters."""
         owner = self._owner
         self._published = Published()
         if not self._is_expected:
@@ -317,7 +314,6 @@ class ConsumerTransaction:
                 return
 
     def _acknowledge(self) -> None:
-        """Append the acknowledgements of published messages, which commits them."""
         if not self._published.intents:
             return
         if not acknowledge(self._client(), self._published.intents).may_repeat:
@@ -339,7 +335,6 @@ def output_store(store: str | OutputStore[Any], commit: Callable[[Connection], N
 
 
 def _dead_letter_outputs(letters: DeadLetters, dead: DataFrame) -> Outputs:
-    """Return the output for rows of `COLUMNS`."""
     if letters.table is not None:
         return Outputs(tables=[TableOutput(letters.table, dead.select(*COLUMNS))])
     value = F.struct("journal", "offset", F.base64("line").alias("line"))

@@ -34,6 +34,7 @@ from sqlalchemy import Table
 from coranto.errors import CommitOutcomeUnknown, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application.outputs import Outputs, TableOutput
+from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.staging import CARRIED_TO_APPEND, CARRIED_TO_MERGE, require_deletes
 from coranto_consumers.spark.outputs.stores import OutputStore
 from coranto_consumers.spark.outputs.tasks import FILES, WriteFilesTask
@@ -72,7 +73,6 @@ class Written:
         return self.overwrite or bool(self.plan.keys)
 
     def rows_here(self) -> list[pa.RecordBatch]:
-        """Return the rows that tasks have carried to the driver."""
         return [batch for each in self.carried for batch in pa.ipc.open_stream(pa.BufferReader(each))]
 
 
@@ -165,7 +165,7 @@ class IcebergStore(OutputStore[Written]):
         except FAILURES as error:
             raise self._failure("files of earlier owners could not be removed", error) from error
 
-    def write(self, output: TableOutput, shard: str, fence: int) -> Written:
+    def write(self, output: TableOutput, shard: str, fence: int, expected: ExpectedRows | None = None) -> Written:
         table, plan = self._planned(output)
         name = self._name_of(output.table)
         try:

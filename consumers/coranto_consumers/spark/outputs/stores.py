@@ -79,10 +79,11 @@ class OutputStore(ABC, Generic[W]):
         """Remove uncommitted rows of owners with lower fences. Raises SqlStoreError."""
 
     @abstractmethod
-    def write(self, output: TableOutput, shard: str, fence: int) -> W:
+    def write(self, output: TableOutput, shard: str, fence: int, expected: ExpectedRows | None = None) -> W:
         """Let tasks write the rows of an output, for `commit` to make them visible.
 
-        Raises InvalidInput for rows that do not fit the table.
+        `expected` are the messages of the rows, if these are not known to be committed: only for a store that
+        `writes_optimistically`. Raises InvalidInput for rows that do not fit the table.
         """
 
     def prepare(self, sql: StagedSql) -> None:
@@ -93,17 +94,12 @@ class OutputStore(ABC, Generic[W]):
         """Let tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for other columns."""
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
-    def write_all(self, made: Sequence[Outputs], shard: str, fence: int) -> list[W]:
-        """Write the rows of outputs for tables, and then those for SQL. Raises InvalidInput."""
-        written = [self.write(output, shard, fence) for outputs in made for output in outputs.tables]
+    def write_all(
+        self, made: Sequence[Outputs], shard: str, fence: int, expected: ExpectedRows | None = None
+    ) -> list[W]:
+        """Write the rows of outputs for tables, and then those for SQL. Raises as `write` and `write_sql`."""
+        written = [self.write(output, shard, fence, expected) for outputs in made for output in outputs.tables]
         return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
-
-    def write_expected(self, made: Outputs, shard: str, fence: int, rows: ExpectedRows) -> list[W]:
-        """Write the rows of outputs of messages that are not known to be committed. Raises InvalidInput.
-
-        Called only if the store `writes_optimistically`.
-        """
-        return self.write_all([made], shard, fence)
 
     @abstractmethod
     def read(self, shard: str) -> Restored | None:
@@ -176,12 +172,8 @@ class SqlOutputs(OutputStore[Staged]):
         except SQLAlchemyError as error:
             raise self._store.failure("stale staged rows could not be deleted", error) from error
 
-    def write(self, output: TableOutput, shard: str, fence: int) -> Staged:
-        return stage_table_output(output, self._store, shard, fence)
-
-    def write_expected(self, made: Outputs, shard: str, fence: int, rows: ExpectedRows) -> list[Staged]:
-        written = [stage_table_output(output, self._store, shard, fence, rows) for output in made.tables]
-        return written + [self.write_sql(output, shard, fence) for output in made.sql]
+    def write(self, output: TableOutput, shard: str, fence: int, expected: ExpectedRows | None = None) -> Staged:
+        return stage_table_output(output, self._store, shard, fence, expected)
 
     def prepare(self, sql: StagedSql) -> None:
         sql.prepare(self._store)
@@ -216,6 +208,5 @@ class SqlOutputs(OutputStore[Staged]):
         return checkpoint
 
     def _merge(self, connection: Connection, written: Sequence[Staged]) -> None:
-        """Merge written rows into their tables."""
         for each in written:
             each.merge(connection)

@@ -13,6 +13,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments.windows import Window
 from coranto.messages.checkpoints import Checkpoint, Identity
 from coranto_consumers.spark.application.outputs import Outputs, TableOutput
+from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.staging import Staged, table_of
 from coranto_consumers.spark.outputs.stores import SqlOutputs
 from coranto_consumers.stores.sql import SqlStore
@@ -36,7 +37,9 @@ class WindowRows(SqlOutputs):
         self._recorded = recorded
         self._letters = letters
 
-    def write_all(self, made: Sequence[Outputs], shard: str, fence: int) -> list[Staged]:
+    def write_all(
+        self, made: Sequence[Outputs], shard: str, fence: int, expected: ExpectedRows | None = None
+    ) -> list[Staged]:
         if any(outputs.journals for outputs in made):
             raise InvalidInput(
                 "an application that runs by windows cannot publish: messages in journals cannot be replaced; "

@@ -70,7 +70,7 @@ class Rows(OutputStore[str]):
     def sweep(self, shard: str, fence: int) -> None:
         self.swept.append(fence)
 
-    def write(self, output: TableOutput, shard: str, fence: int) -> str:
+    def write(self, output: TableOutput, shard: str, fence: int, expected=None) -> str:
         self.written.append(str(output.table))
         return str(output.table)
 
