@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -69,30 +69,27 @@ class Lines:
 
     @classmethod
     def together(cls, parts: Sequence[Lines]) -> Lines:
-        """Concatenate the messages of all parts, at least one."""
         if len(parts) == 1:
             return parts[0]
-        unreadable = headed = None
-        if any(each.unreadable is not None for each in parts):
-            unreadable = np.concatenate([_mask_of(each.unreadable, len(each)) for each in parts])
-        if any(each.headed is not None for each in parts):
-            headed = np.concatenate([_mask_of(each.headed, len(each)) for each in parts])
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(each, name) for each in parts])
+            for name in ("begins", "ends", "producers", "clocks", "flags")
+        }
+        for name in ("unreadable", "headed"):
+            masks = [getattr(each, name) for each in parts]
+            if any(mask is not None for mask in masks):
+                columns[name] = np.concatenate(
+                    [
+                        np.zeros(len(each), np.bool_) if mask is None else mask
+                        for each, mask in zip(parts, masks, strict=True)
+                    ]
+                )
         names = pa.array([each.journal for each in parts], pa.string())
-        return cls(
-            parts[0].journal,
-            np.concatenate([each.begins for each in parts]),
-            np.concatenate([each.ends for each in parts]),
-            np.concatenate([each.producers for each in parts]),
-            np.concatenate([each.clocks for each in parts]),
-            np.concatenate([each.flags for each in parts]),
-            pa.concat_arrays([each.content for each in parts]),
-            unreadable,
-            headed=headed,
-            journals=names.take(pa.array(np.repeat(np.arange(len(parts)), [len(each) for each in parts]))),
-        )
+        journals = names.take(pa.array(np.repeat(np.arange(len(parts)), [len(each) for each in parts])))
+        content = pa.concat_arrays([each.content for each in parts])
+        return cls(parts[0].journal, content=content, journals=journals, **columns)
 
     def journal_of(self, row: int) -> str:
-        """Return the journal of a message."""
         return self.journal if self.journals is None else str(self.journals[row])
 
     def __len__(self) -> int:
@@ -105,31 +102,21 @@ class Lines:
 
     @property
     def messages(self) -> Lines:
-        """The lines without blank ones."""
         return self if self.blank is None else replace(self.where(~self.blank), blank=None)
 
     def where(self, mask: Mask) -> Lines:
-        """Return only the lines where `mask` is set."""
         if mask.all():
             return self
+        chosen = pa.array(mask)
+        columns = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "journal"}
         return Lines(
             self.journal,
-            self.begins[mask],
-            self.ends[mask],
-            self.producers[mask],
-            self.clocks[mask],
-            self.flags[mask],
-            self.content.filter(pa.array(mask)),
-            None if self.unreadable is None else self.unreadable[mask],
-            None if self.commits is None else self.commits[mask],
-            None if self.headed is None else self.headed[mask],
-            None if self.journals is None else self.journals.filter(pa.array(mask)),
-            None if self.blank is None else self.blank[mask],
+            **{
+                name: column.filter(chosen) if isinstance(column, pa.Array) else column[mask]
+                for name, column in columns.items()
+                if column is not None
+            },
         )
-
-
-def _mask_of(mask: Mask | None, length: int) -> Mask:
-    return np.zeros(length, dtype=np.bool_) if mask is None else mask
 
 
 def read_lines(

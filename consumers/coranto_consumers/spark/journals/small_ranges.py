@@ -1,8 +1,7 @@
 """Concurrent reads of a task's small ranges.
 
-A consumer of many journals reads a few messages of each. Reading them one after the other would take one round trip for
-each. So the task's client prefetches small ranges, several concurrently, in bounded memory
-(`SyncJournalClient.read_each`). Large ranges are read in pieces, one after the other.
+Reading a few messages of each of many journals would take one round trip for each. So the task's client prefetches
+small ranges, several concurrently, in bounded memory (`SyncJournalClient.read_each`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from coranto.client import Chunk
 from coranto.client.side_by_side import JournalRange
@@ -40,16 +39,7 @@ class SmallRanges:
         self._held = JournalRange("", 0, 0)
         self._content = b""
 
-    def read(
-        self,
-        journal: str,
-        offset: int = 0,
-        *,
-        end_offset: int = 0,
-        block: bool = False,
-        fail_on_jump: bool = False,
-        journal_id: str = "",
-    ) -> Iterator[Chunk]:
+    def read(self, journal: str, offset: int = 0, *, end_offset: int = 0, **how: Any) -> Iterator[Chunk]:
         """Yield content as the client does. Raises the errors of a prefetched range when it is read."""
         if self._due and self._due[0][:2] == (journal, offset):
             self._held = self._due.popleft()
@@ -58,9 +48,7 @@ class SmallRanges:
         if held.journal == journal and held.offset <= offset < end_offset <= held.end_offset:
             yield Chunk(offset, self._content[offset - held.offset : end_offset - held.offset], held.end_offset)
             return
-        yield from self._client.read(
-            journal, offset, end_offset=end_offset, block=block, fail_on_jump=fail_on_jump, journal_id=journal_id
-        )
+        yield from self._client.read(journal, offset, end_offset=end_offset, **how)
 
 
 @contextmanager
