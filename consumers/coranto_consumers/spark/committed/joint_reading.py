@@ -1,32 +1,25 @@
 """Committed reads of one journal by many tasks.
 
-The committed messages of a range depend on the ranges before it (which clocks were seen, which transactions are open),
-and after it (are its open transactions acknowledged later?). But they depend only on the *outlines* of these ranges,
-which are small (`coranto.messages.outlines`). So a read has two steps for each range: *scan* it, which yields its
-outline, and, once all ranges of the journal are scanned, *choose* its committed rows. All scans are independent of each
-other, and so are all choices.
+The committed messages of a range depend on the ranges before and after it, but only on their *outlines*, which are
+small (`coranto.messages.outlines`). So a read has two steps for each range: *scan* it, which yields its outline, and,
+once all ranges of the journal are scanned, *choose* its committed rows. All scans are independent of each other, and so
+are all choices.
 
-**The tasks scan, and the tasks fold.** Spark plans a read in a process that can start no tasks, and would have to scan
-alone. Spark has no barrier for sources either: a task must not wait for a task that may not have started. So each task
-does the missing work. It goes through the journal's ranges, beginning with its own, and scans each that no task has
-scanned or is scanning. Then it waits for the scans that running tasks have begun. A running task holds a lock that its
-process's end releases, so no task waits forever. One task then resolves the outlines, and every task finds the limits
-of its range in the result. So the first tasks on a machine scan the journal together, with all cores, and later tasks
-only choose.
+**The tasks scan, and the tasks fold.** Spark plans a read in a process that can start no tasks, and a task must not
+wait for a task that may not have started. So each task goes through the journal's ranges, beginning with its own, and
+scans each that no task has scanned or is scanning. Then it waits for the scans that running tasks have begun. A running
+task holds a lock that its process's end releases, so no task waits forever. One task then resolves the outlines, and
+every task finds the limits of its range in the result.
 
 **Tasks on one machine share a folder of the application** (`fetching.machine_folder`). It also holds the fetched
 fragments (`coranto.client.disk_cache`). So a machine fetches a fragment once, scans each range once, and reads most
 ranges a second time from its disk. A task keeps its own range in memory, up to `HELD_BYTES`, instead of reading it
 again.
 
-**Machines share nothing.** Each one scans the journal, because tasks cannot reach each other, and a common place to
-write to would be another thing to run and to trust. So M machines fetch and scan a journal of more than one range up to
-M times, and parse its values once. `SparkConsumer`, whose driver can start tasks, fetches and scans everything once on
-any number of machines.
+**Machines share nothing.** M machines fetch and scan a journal of more than one range up to M times, and parse its
+values once. `SparkConsumer`, whose driver can start tasks, fetches and scans everything once.
 
-Without a folder (outside of an executor, or if its disk is full), a task scans all ranges itself. The result is the
-same: files in the folder only save work. Their names contain the random name of the read, and they are written
-atomically.
+Without a folder (outside of an executor, or if its disk is full), a task scans all ranges itself.
 """
 
 from __future__ import annotations
@@ -238,7 +231,6 @@ def _dump(schema: Any, ranges: Sequence[Sequence[tuple[int, ...]]]) -> bytes:
 
 
 def _load(path: Path, number: int) -> list[tuple[int, ...]]:
-    """Return the rows of a range from a file of `_dump`."""
     table = pa.ipc.open_stream(pa.BufferReader(path.read_bytes())).read_all()
     begin, end = np.searchsorted(table.column("range").to_numpy(), [number, number + 1]).tolist()
     return list(zip(*(column.slice(begin, end - begin).to_pylist() for column in table.columns[1:]), strict=True))

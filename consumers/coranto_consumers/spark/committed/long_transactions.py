@@ -1,7 +1,7 @@
 """Producer transactions with more content than a consumer reads in one transaction.
 
-The messages of an open transaction are read again when its acknowledgement arrives (`columnar.py`, Replay). That may be
-everything that was written to the journal for days. A consumer then continues in three steps:
+The messages of an open transaction are read again when its acknowledgement arrives (`columnar.py`, Replay). If that is
+much, a consumer continues in three steps:
 
 1. It processes the journal up to the acknowledgement, without it.
 2. It **replays parts**: each consumer transaction reads a bounded part of the producer's pending messages, and delivers
@@ -9,8 +9,7 @@ everything that was written to the journal for days. A consumer then continues i
    part, and its last clock is the clock of the part's last message.
 3. The rest, which is small enough, is delivered with the content after the acknowledgement.
 
-So messages are delivered in the order of their commits, any consumer can continue from each checkpoint, and each
-transaction reads a bounded size. Pure.
+So messages are delivered in the order of their commits, and any consumer can continue from each checkpoint. Pure.
 """
 
 from __future__ import annotations

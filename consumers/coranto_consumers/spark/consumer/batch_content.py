@@ -39,7 +39,6 @@ class BatchContent:
     """The digest of the offsets and files, if they are too long to be kept."""
 
     def to_text(self) -> str:
-        """Return the record of the content for a checkpoint."""
         digest = self.digest or self._digest()
         for kept in (
             {"begin": self.begin, "end": self.end, "files": self.files},
@@ -62,7 +61,6 @@ class BatchContent:
             raise CorruptData(f"{text[:100]!r} is not the record of a batch: {error}") from error
 
     def is_same(self, other: BatchContent) -> bool:
-        """Return True if both have the same content."""
         return (self.digest or self._digest()) == (other.digest or other._digest())
 
     def _digest(self) -> str:
@@ -72,8 +70,6 @@ class BatchContent:
 
 @dataclass(frozen=True, slots=True)
 class BatchDifference:
-    """The difference between a batch and the committed content."""
-
     lost: tuple[str, ...] = field(default=())
     """Content of the batch that is not committed. It is lost if the batch is skipped."""
     twice: tuple[str, ...] = field(default=())
@@ -183,7 +179,6 @@ class RunningQuery:
         return cls(found, ends_by_itself, session, execution)
 
     def is_stopped(self) -> bool:
-        """Return True once the query was stopped."""
         return not self._execution.isActive()
 
     def content_of_batch(self, number: int) -> BatchContent:

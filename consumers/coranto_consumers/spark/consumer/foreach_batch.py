@@ -10,11 +10,8 @@
     query = frame.writeStream.foreachBatch(write).option("checkpointLocation", "/srv/checkpoints/delays").start()
 
 Spark repeats the last batch of a query that ended before Spark recorded the batch as done. Here each batch commits in
-one transaction of the store, together with its number and content (`batch_content.py`) and under a fence, as in
-`SparkConsumer`. So a repeated batch is skipped, and a query that still runs after its successor has started cannot
-commit. A batch with a committed number and other content is an error: the query's checkpoint is older
-than the store. While the store or a broker is unavailable, the batch is retried under the same fence (`outages.py`).
-`misfits` decides about rows that the store rejects (`rejected_batches.py`).
+one transaction of the store, together with its number and content (`batch_content.py`) and under a fence. So a repeated
+batch is skipped, and a query that still runs after its successor has started cannot commit.
 
 The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches from 0 again,
 and its offsets do not match the store's. So it is rejected under the same name, instead of skipping batches or adding
@@ -114,7 +111,7 @@ def exactly_once(
 
 
 class _Batches:
-    """The function that `exactly_once` returns, with its state since the first call."""
+    """The function that `exactly_once` returns."""
 
     def __init__(
         self,

@@ -1,14 +1,12 @@
 """The choice of transactions that one job reads and writes.
 
-Normally a transaction takes two jobs. One reads, and Spark keeps the rows; once the committed messages are known,
-another writes the application's outputs of them. Usually all messages are committed. So one job may write
-optimistically, as if all were, and the driver checks the ranges' summaries afterwards. If a single message turns out
-not to be committed, the written rows are never merged, like rows of a failed task, and the transaction takes two jobs.
-So this saves time, and never changes the result.
+Normally a transaction takes two jobs: one reads, and once the committed messages are known, another writes the
+application's outputs of them. Usually all messages are committed. So one job may write optimistically, as if all were,
+and the driver checks the ranges' summaries afterwards. If a message turns out not to be committed, the written rows are
+never merged, and the transaction takes two jobs. Such an attempt adds about half to the cost of a transaction.
 
 It is chosen where it is likely to succeed: no producer has an open transaction, the application writes one table and no
-journal, and the last attempt succeeded. It is not used with an `IcebergStore`, which sweeps unused files only later. A
-failed attempt adds about half to the cost of a transaction.
+journal, and the last attempt succeeded. An `IcebergStore` does without, because it sweeps unused files only later.
 """
 
 from __future__ import annotations
@@ -52,5 +50,4 @@ class OptimisticWrites:
             self._skipped, self._to_skip = 0, min(_MAX_SKIPPED, max(1, 2 * self._to_skip))
 
     def took_one_job(self) -> None:
-        """Record a transaction that one job has written."""
         self._to_skip = 0

@@ -1,10 +1,9 @@
 """Retries of a Spark consumer while a store, broker or fragment store is unavailable.
 
-After a transient failure the consumer waits by its retry policy, and continues from its last commit under its current
-fence. It never raises the fence again: that would fence off another instance that has started in between.
+The consumer continues from its last commit under its current fence. It never raises the fence again: that would fence
+off another instance that has started in between.
 
-A commit may have been applied although its answer was lost. So the consumer remembers the checkpoint that it was
-committing, and compares it with the store's checkpoint when the store answers again (`RunCommits`).
+A commit may have been applied although its answer was lost (`RunCommits`).
 """
 
 from __future__ import annotations

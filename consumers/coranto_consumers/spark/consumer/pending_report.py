@@ -1,8 +1,7 @@
 """Reports of producers' transactions that stay open.
 
-Messages of an open transaction are read now, and again once it is committed, together with everything in the journal
-since its first message. A producer that forgets to commit, or publishes for hours, delays its messages for as long, and
-makes the consumer read more and more again. So the consumer warns when that is a lot, and again at each doubling.
+Once an open transaction is committed, everything in the journal since its first message is read again. So the consumer
+warns when that is a lot, and again at each doubling.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class OldestTransactions:
         self._next: dict[str, tuple[float, float]] = {}  # The bytes and seconds of the next warning.
 
     def observe(self, sources: Mapping[str, Source]) -> tuple[OldestTransaction, ...]:
-        """Record a checkpoint's states, warn of transactions that stay open, and return the oldest of each journal."""
+        """Record a checkpoint's states, and return the oldest open transaction of each journal."""
         now = self._monotonic()
         for journal, source in sources.items():
             if self._states.get(journal) is not source:

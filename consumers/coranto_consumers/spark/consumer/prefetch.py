@@ -1,8 +1,7 @@
 """Prefetch: plan and read the next transaction's input while one transaction commits.
 
 The prefetched input is used only if the next transaction's plan is equal: the same ranges, from the same states of its
-sources. Otherwise it is discarded. So prefetch saves time, and never changes the result. Rows and messages that depend
-on it are written only in their own transaction.
+sources. So prefetch never changes the result.
 
 A run without an end lists the journals again once it has read all that it knew of. Prefetch does that listing, too: its
 *extents* come with the plan that follows from it.
@@ -46,10 +45,7 @@ class NextInput(Generic[T]):
 
 
 class Prefetcher(Generic[T]):
-    """Plans and reads at most one input ahead, in a background thread. Use it from one thread, as a context manager.
-
-    Leaving the context waits for a read in progress, and discards its input.
-    """
+    """Plans and reads at most one input ahead, in a background thread. Leaving the context discards the input."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="coranto-read-ahead")

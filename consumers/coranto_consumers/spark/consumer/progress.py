@@ -80,7 +80,7 @@ class ConsumeReport:
     """The oldest open transaction of each source journal that has one."""
 
     retries: int = 0
-    """The number of failures of stores and brokers that the run has retried."""
+    """Failures of stores and brokers that the run has retried."""
     outage_seconds: float = 0.0
     """The time since the first failure after the last progress. 0 while the run makes progress."""
 

@@ -1,10 +1,8 @@
 """Finds messages whose rows the store rejects, and treats them as the consumer's `misfits` decides.
 
 A database reports that it rejects a row of a transaction, but not the message that the row comes from. So the search
-writes parts of the transaction, in transactions of the store that are rolled back (`outputs.rejections`).
-
-Two columns with places identify messages. Rows of an `exactly_once` batch may come from no message;
-`rejected_batches.py` gives such rows places.
+writes parts of the transaction, in transactions of the store that are rolled back (`outputs.rejections`). Two columns
+with places identify messages; `rejected_batches.py` gives rows that come from no message such places.
 """
 
 from __future__ import annotations
@@ -52,7 +50,6 @@ class PlaceColumns:
     """The advice for a transaction with too many rejected messages."""
 
     def error(self, problem: RejectedRow, place: MessagePlace) -> RejectedRow:
-        """Return an error that names a place."""
         return problem.at(*place, is_row=self.are_rows)
 
 
@@ -66,7 +63,6 @@ class Rejections:
 
     consumer: str
     outputs: Callable[[DataFrame], Outputs]
-    """Makes the outputs of messages."""
     misfits: MisfitPolicy | DeadLetters
     reject: Callable[[Outputs], RejectedRow | None]
     """Writes outputs in a transaction that is rolled back, and returns the store's rejection, if any."""
@@ -149,7 +145,6 @@ class Rejections:
         return [MessagePlace(*each) for each in zip(journals, offsets, strict=True)]
 
     def _before(self, committed: DataFrame, place: MessagePlace) -> DataFrame:
-        """Return the messages before a place, by journal and offset."""
         journal, offset = column_named(self.places.journal), column_named(self.places.offset)
         return committed.where((journal < place.journal) | ((journal == place.journal) & (offset < place.offset)))
 

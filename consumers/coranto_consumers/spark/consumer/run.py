@@ -47,7 +47,6 @@ class RunSettings:
     progress: Callable[[], ConsumeReport]
     """Returns the progress of the run as of its last commit."""
     tell: Callable[[ConsumeReport], None]
-    """Takes the progress of the run."""
 
 
 class Run:
@@ -92,7 +91,6 @@ class Run:
         self.sources = checkpoint.sources
 
     def present(self) -> dict[str, ContentExtent]:
-        """Return the present content of the journals."""
         return self._inputs.present(self._client)
 
     def prefetched(self) -> Mapping[str, ContentExtent] | None:
@@ -163,7 +161,7 @@ class Run:
                     self._settings.tell(self.report)
 
     def _look(self, present: Mapping[str, ContentExtent]) -> None:
-        """Take the present content as the content to read. Skips content that is gone, or raises its error."""
+        """Take content as the content to read. Skips content that is gone, or raises its error."""
         require_unread(self._client, present, self.sources)
         self._unread, self._begins = UnreadContent(present), begins_of(present)
         self._recorded = frozenset(self.sources)
@@ -244,7 +242,6 @@ class Run:
         return transaction, read
 
     def _replay(self, long: LongTransaction) -> bool:
-        """Process one part of a long transaction."""
         transaction = self._transaction()
         with self._inputs.part(long, self.sources, self._unread.heads[long.journal]) as read:
             return self._finish(transaction, read, _prefetch_nothing)

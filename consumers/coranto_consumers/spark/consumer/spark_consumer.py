@@ -1,23 +1,17 @@
 """`SparkConsumer`: exactly-once consumer transactions that run on Spark's executors.
 
-The driver runs each transaction, and executors do the work (`docs/architecture.md`):
+The driver runs each transaction, and executors do the work (`docs/architecture.md` has the details):
 
-1. **Start.** Raise the fence in the store and restore the checkpoint. From now on no earlier instance can commit.
-   Append the checkpoint's acknowledgements again: the earlier instance may have died between its commit and them.
-2. **Plan** byte ranges of the source journals, bounded per transaction, from the checkpoint's offsets.
-3. **Read and sequence.** Tasks read ranges and number their messages by segment. From the ranges' summaries, the driver
-   decides which messages are committed, and computes the next checkpoint's producer states.
+1. **Start.** Raise the fence, restore the checkpoint, and append its acknowledgements again.
+2. **Plan** byte ranges of the source journals.
+3. **Read and sequence.** Tasks read ranges. From their summaries, the driver decides which messages are committed.
 4. **Write.** Task attempts stage rows in the store and publish messages as pending, each under its own identity.
-5. **Commit** in one transaction of the store: check the fence, merge the rows of winning attempts, and write the
-   checkpoint with the acknowledgements of winning attempts.
+5. **Commit** the winning attempts' rows and acknowledgements with the checkpoint, in one transaction of the store.
 6. **Acknowledge.** Append the acknowledgements, only after the commit.
 
 `Run` has steps 1 and 2, and `ConsumerTransaction` has steps 4 to 6. Steps 5 and 6 overlap with reading the next
 transaction's input (`prefetch.py`). Where it is likely to succeed, one job runs steps 3 and 4
-(`optimistic_writes.py`), without prefetch.
-
-After any failure, the next instance continues from the last commit: it deletes staged rows and reads again. Pending
-messages of the failed transaction are never acknowledged.
+(`optimistic_writes.py`), without prefetch. After any failure, the next instance continues from the last commit.
 """
 
 from __future__ import annotations
@@ -112,7 +106,6 @@ class SparkConsumer:
             self._report,
         )
         self._seen = NOTHING
-        """The last progress that `on_progress` got."""
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process the present content of the journals, in at most `max_transactions` transactions.
@@ -193,14 +186,12 @@ class SparkConsumer:
         return outages.run(serve, self._progress, stop) or self._progress()
 
     def _begin_run(self, policy: RetryPolicy) -> Outages:
-        """Begin a run that retries by `policy`."""
         self._owner.commits.forget()
         self._seen = NOTHING
         return Outages(self._owner.name, policy, self._hooks, self._on_progress)
 
     @contextmanager
     def _running(self, outages: Outages) -> Iterator[Run]:
-        """Connect for one attempt of a run."""
         with SyncJournalClient.of(self._config) as client, Prefetcher[Input | FoundLong]() as ahead:
             yield Run(self._settings, outages, client, ahead)
 

@@ -13,9 +13,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 class Stop(Protocol):
     """Decides when a consumer stops."""
 
-    def __call__(self) -> bool:
-        """Return True once the consumer should stop."""
-        ...
+    def __call__(self) -> bool: ...
 
     def wait(self, seconds: float = 1.0) -> bool:
         """Wait for `seconds`, or until the consumer should stop. Return True in the latter case."""
@@ -44,12 +42,10 @@ class StopOnSignals:
         return self
 
     def __call__(self) -> bool:
-        """Return True once a signal was received."""
         self._handle()
         return self._asked.is_set()
 
     def wait(self, seconds: float = 1.0) -> bool:
-        """Wait for `seconds`, or until a signal is received. Return True in the latter case."""
         return self._asked.wait(seconds)
 
     def _handle(self) -> None:

@@ -35,7 +35,6 @@ class MessageBound:
 
     @property
     def max_bytes(self) -> int:
-        """The bytes that the next transaction may read."""
         if self._max_messages is None:
             return self._max_bytes
         return max(1, min(self._max_bytes, int(self._max_messages * self._settled)))
@@ -55,7 +54,6 @@ class MessageBound:
         return True
 
     def settle(self) -> None:
-        """Let plans use the mean length seen last."""
         self._settled = self._seen
 
 
@@ -69,9 +67,7 @@ class Pace:
 
     @property
     def is_due(self) -> bool:
-        """True if it may begin now."""
         return self._monotonic() >= self._due
 
     def took(self) -> None:
-        """Record that it begins now."""
         self._due = self._monotonic() + self._seconds

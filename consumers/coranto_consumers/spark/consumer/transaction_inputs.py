@@ -43,17 +43,14 @@ class TransactionInputs:
         return self._settings.has_session or self._reader is not None
 
     def names(self, client: SyncJournalClient) -> set[str]:
-        """Return the names of the journals."""
         return {each.name for each in self._settings.journals(client, self._sources, field="application sources")}
 
     def present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
-        """Return the present content of the journals."""
         present = contents(client, self._settings.journals(client, self._sources, field="application sources"))
         self._routes = routes_of(present)
         return present
 
     def nothing(self) -> Any:
-        """Return the application's frame for a transaction without messages."""
         return self._input_reader().nothing()
 
     @contextmanager

@@ -151,7 +151,7 @@ class WindowConsumer:
         return report
 
     def _materialize(self, name: str, fences: dict[str, int]) -> WindowReport:
-        """Read a window and replace its rows, in one attempt. `fences` has the fences that earlier attempts raised."""
+        """Run one attempt. `fences` has the fences that earlier attempts raised."""
         known = self.log.load()
         window = find([each.window for each in known], name)
         self._compare(known)
@@ -163,7 +163,6 @@ class WindowConsumer:
             raise self._overtaken(window) from error
 
     def _overtaken(self, window: Window) -> Fenced:
-        """Return the error of a run that another run of its window, or a merge, has overtaken."""
         now = self.window(window.name)
         if now.name != window.name:
             return Fenced(

@@ -75,7 +75,6 @@ def typed_columns(texts: Sequence[Any], kinds: Sequence[DataType], types: Sequen
 
 
 def _typed(text: Any, kind: DataType, to: Any) -> tuple[Any, Any]:
-    """Return a column's values, and the mask of valid ones."""
     if isinstance(kind, StringType):
         return text, pa.array(np.ones(len(text), dtype=np.bool_))
     if isinstance(kind, BooleanType):

@@ -38,7 +38,6 @@ _MAX_DIGITS: Final = 76
 
 
 def is_parsed(kind: T.DataType) -> bool:
-    """Return True if pyarrow parses columns of a type."""
     return any(kind == known for known, _ in TYPES)
 
 
@@ -78,7 +77,6 @@ class ColumnParser(column_parser.LineParser):
         return unlike
 
     def _nulls(self, rows: int) -> Any:
-        """Return a table of the final columns with nulls only."""
         return pa.Table.from_arrays([pa.nulls(rows, each.type) for each in self._final], schema=self._final)
 
     def _settled_table(self, parsed: Any, doubtful: Mask) -> Any:
@@ -137,7 +135,6 @@ def _has_maps(kind: T.DataType) -> bool:
 
 
 def _parsed_as(kind: T.DataType) -> Any:
-    """Return the type that pyarrow parses a column into."""
     match kind:
         case T.ArrayType():
             return pa.list_(_parsed_as(kind.elementType))

@@ -46,7 +46,6 @@ def may_be_beyond(content: Any) -> Mask:
 
 
 def is_deep(text: str) -> bool:
-    """Return True if a text of JSON is nested too deeply."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
     depth = 0

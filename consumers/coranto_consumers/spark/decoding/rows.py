@@ -227,7 +227,6 @@ class BatchBuilder:
             yield whole.slice(start, ROWS_PER_BATCH)
 
     def _summary(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
-        """Return the columns of a range's summary, which is not a message."""
         empty = {name: pa.nulls(len(lines), self._schema.field(name).type) for name in self._layout.message.names}
         return empty, np.zeros(len(lines), dtype=np.bool_)
 

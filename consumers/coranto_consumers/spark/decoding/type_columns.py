@@ -33,7 +33,6 @@ def spark_schema(fields: Sequence[TypeField]) -> T.StructType:
 
 
 def spark_type(kind: Kind) -> T.DataType:
-    """Return Spark's type for a field's type."""
     match kind:
         case DecimalKind(precision, scale):
             return T.DecimalType(precision, scale)

@@ -77,7 +77,6 @@ class PlannedRows(NamedTuple):
     places: tuple[str, ...] = ()
 
     def along(self, routes: Mapping[str, KnownRoute]) -> PlannedRows:
-        """Return the same rows, with tasks that try the given routes of journals first."""
         partitions = tuple(each.along(routes) for each in self.task.partitions)
         return self._replace(task=ReadTask(self.task.reader, partitions))
 
@@ -90,7 +89,6 @@ class PlannedRows(NamedTuple):
         return numbered_partitions(spark, len(self.task.partitions), self.places)
 
     def read_here(self) -> Any:
-        """Return the rows as an Arrow table, read by this process."""
         return pa.Table.from_batches(self.task.read(), arrow_schema(self.schema))
 
 

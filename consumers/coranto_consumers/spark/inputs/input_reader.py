@@ -118,7 +118,6 @@ class InputReader:
         self._places = FragmentPlaces()
 
     def nothing(self) -> DataFrame:
-        """Return the application's frame for a transaction without messages."""
         return nothing_committed(self._spark, self._schema, commits=self._commits)
 
     @contextmanager
@@ -268,7 +267,6 @@ class InputReader:
         }
 
     def _watch(self, results: Mapping[str, Sequenced], sources: Mapping[str, Source], pruning: Pruning) -> None:
-        """Log resets of producers and clock skew."""
         for journal, result in results.items():
             warn_of_resets(journal, result)
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))

@@ -51,7 +51,6 @@ class InputStrategy(ABC):
         return {part: found[number] for part, number in self._plan.numbers.items()}
 
     def close(self) -> None:
-        """Release the frames that Spark caches."""
         if self._kept is not None:
             self._kept.unpersist()
 
@@ -167,7 +166,6 @@ class ExpectedRows(InputStrategy):
         return self._planned.partitions(self._spark), ChooseTask(self._planned.task, columns)
 
     def add_summaries(self, texts: Sequence[str]) -> None:
-        """Record the summaries that tasks of `batches_of` have collected."""
         self._added = list(texts)
 
     def _texts(self) -> Sequence[str]:

@@ -118,7 +118,6 @@ class ContentExtent:
 
 
 def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
-    """Return the begin offsets of journals."""
     return {journal: extent.begin for journal, extent in present.items()}
 
 
@@ -128,7 +127,6 @@ def heads_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
 
 
 def routes_of(present: Mapping[str, ContentExtent]) -> dict[str, KnownRoute]:
-    """Return the known routes of journals."""
     return {journal: extent.route for journal, extent in present.items() if extent.route is not None}
 
 
@@ -192,7 +190,6 @@ def cuts_of(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, lis
 
 
 def _concurrently(call: Callable[[str], T], journals: Sequence[str]) -> list[T]:
-    """Call a function for several journals concurrently."""
     with concurrent.futures.ThreadPoolExecutor(_CONCURRENT_CALLS) as pool:
         return list(pool.map(call, journals))
 

@@ -85,7 +85,6 @@ def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: boo
 
 
 def lost_of(error: JournalRecreated) -> LostContent:
-    """Return the loss of a reader whose journal was recreated during the read."""
     return LostContent(error.journal, error.offset, error.head, True, error.known, error.found)
 
 
@@ -132,7 +131,6 @@ def skip_lost(sources: Mapping[str, Source], lost: LostContent, begin: int = 0) 
 
 
 def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
-    """Log lost content and partly lost transactions."""
     _log.warning(
         "source.content_lost",
         journal=lost.journal,

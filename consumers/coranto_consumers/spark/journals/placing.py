@@ -1,11 +1,9 @@
 """Placement of tasks: tasks that read one fragment run on one executor, which caches its content.
 
-Machines do not share fragments: each machine that reads a part of a fragment fetches it (`fetching.py`). Adjacent
-fragments go to one executor, too: the byte before a task's range shows if a line begins there, and is in the fragment
-before. Executors get about equal shares, and keep their fragments in later transactions.
-
-Large parts of one fragment still go to several executors, because fetching takes less time than parsing. Placement is a
-preference: if an executor is busy for long or gone, Spark runs the task elsewhere, and it fetches the content there.
+Adjacent fragments go to one executor, too: the byte before a task's range shows if a line begins there, and is in the
+fragment before. Executors get about equal shares, and keep their fragments in later transactions. Large parts of one
+fragment go to several executors, because fetching takes less time than parsing. Placement is a preference: if an
+executor is busy for long or gone, Spark runs the task elsewhere.
 """
 
 from __future__ import annotations

@@ -98,7 +98,6 @@ def when_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> 
 
 
 def _streams(present: Mapping[str, ContentExtent]) -> dict[str, dict[int, Segment]]:
-    """Return the present segments, by stream and number."""
     found: dict[str, dict[int, Segment]] = {}
     for extent in present.values():
         if (segment := extent.segment) is not None:

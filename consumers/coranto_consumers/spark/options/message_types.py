@@ -25,7 +25,6 @@ from coranto_consumers.spark.options.source_options import SourceOptions
 
 
 def read_framing(definition: MessageType) -> ReadFraming:
-    """Return Spark's framing for reading messages of a type."""
     match definition.form:
         case JsonForm(uuid_pointer):
             return JsonLines(uuid_pointer)
@@ -47,12 +46,10 @@ class ResolvedType:
 
     @property
     def schema(self) -> StructType:
-        """The columns of its messages."""
         return spark_schema(self.version.definition.fields)
 
     @property
     def framing(self) -> ReadFraming:
-        """The framing of its messages."""
         return read_framing(self.version.definition)
 
     @property
@@ -82,7 +79,6 @@ def find_type(client: SyncJournalClient, options: SourceOptions) -> ResolvedType
 
 
 def with_type(options: SourceOptions, found: ResolvedType) -> SourceOptions:
-    """Return the options of a read of messages of a type."""
     framing = found.framing
     if options.framing.tolerant:
         framing = made_tolerant(framing)

@@ -178,7 +178,6 @@ class SourceOptions:
 
 
 def _registry(given: Mapping[str, str]) -> str | None:
-    """Return the registry that is given, if any."""
     registry = given.get("registry", "")
     if not registry:
         if "registry" in given:

@@ -106,7 +106,6 @@ def partition_number() -> int:
 
 
 def as_stream(batches: Sequence[Any]) -> bytes:
-    """Return record batches, at least one, as one Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as stream:
         for batch in batches:

@@ -41,7 +41,6 @@ def for_selector(
 
 
 def without_keys(config: ClientConfig) -> ClientConfig:
-    """Return a configuration that holds no keys."""
     return replace(config, auth=None) if isinstance(config.auth, Keys) else config
 
 

@@ -1,9 +1,8 @@
 """The archive of classes that halves the processor time of starting local sessions.
 
-Spark's driver loads some ten thousand classes from two hundred archives, and checks each of them, before it runs a
-first job. Java can keep loaded and checked classes in a file, and map that into memory at the next start (class data
-sharing). `new_session` uses the file if it is there; `tools/class_archive.py` makes it. Java itself finds out if a file
-does not suit it, and then starts without. But it crashes over a file that was cut off, so the name tells the size.
+Java can keep the classes that Spark's driver loads and checks in a file, and map that into memory at the next start
+(class data sharing). `new_session` uses the file if it is there; `tools/class_archive.py` makes it. Java starts without
+a file that does not suit it. But it crashes over a file that was cut off, so the name tells the size.
 """
 
 from __future__ import annotations

@@ -22,9 +22,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, rows: Int64s) -> Rows:
-        """Return the rows with these numbers."""
-        ...
+    def take(self, rows: Int64s) -> Rows: ...
 
     def lines(self, framing: JsonLines, producer: ProducerId, first_clock: int, flags: Flags) -> Any:
         """Return an Arrow binary array with the line of each row (see `stamped_lines`). Raises InvalidInput."""

@@ -126,7 +126,6 @@ class SettledIds:
         self._fence = fence
 
     def pool(self) -> IdPool:
-        """Return the copy for tasks."""
         return IdPool(self._name, tuple(self._uses.values()))
 
     def settle(self, uses: Iterable[Use]) -> None:

@@ -158,7 +158,6 @@ class PendingPublisher:
             self._service.append(journal, content)  # The service batches contents.
 
     def _numbers(self, rows: int, keys: Any, names: Any) -> NDArray[np.int64]:
-        """Return the number of each row's journal."""
         if names is not None:
             return self._named(names)
         if self._mapping == "random":

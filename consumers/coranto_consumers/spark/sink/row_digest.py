@@ -50,7 +50,6 @@ class RowDigest:
 
     @classmethod
     def of(cls, parts: Iterable[RowDigest]) -> RowDigest:
-        """Return the digest of all rows of several."""
         all_of_them = list(parts)
         return cls(sum(each.messages for each in all_of_them), sum(each.total for each in all_of_them) % _ALL)
 

@@ -1,8 +1,7 @@
 """Publishing of a task's rows to the segments of a stream, as pending events that the driver commits.
 
-Each attempt of a task is a producer of its own. Its events go to the segments that have their routing keys. A segment
-may be sealed at any time. Then unappended events go to its successors, with new clocks. Appended events stay: the
-driver moves them to the successors when it commits (`coranto.streams.writer.multi_key.bulk`).
+Each attempt of a task is a producer of its own. When a segment is sealed, unappended events go to its successors, with
+new clocks. The driver moves appended events there when it commits (`coranto.streams.writer.multi_key.bulk`).
 
 If the answer to an append is lost, the attempt's part in that segment ends before it. The events of the append are
 published again under another producer id, so that they count once.

@@ -7,10 +7,9 @@ Spark gives the driver the results of the attempts that count, and the driver ma
     happened, in all journals, and cannot be undone.
 2.  **Acknowledge.** The acknowledgements are appended to their journals, and readers see the messages.
 
-If the driver dies before the decision, the messages stay pending, and readers never see them. If it dies after the
-decision, the write has happened, but acknowledgements may be missing. A repeated write finds the decision,
-appends the acknowledgements and adds nothing. Any other batch write with the same ledger appends them, too, before its
-own work, as far as its journals and rights permit: others are logged, and left to the next write.
+If the driver dies before the decision, readers never see the messages. If it dies after it, acknowledgements may be
+missing. A repeated write finds the decision, appends them and adds nothing. Any other batch write with the same ledger
+appends them, too, before its own work, as far as its rights permit.
 
 A batch write is known by the option `writerId`, and cannot be repeated without it. A batch of a streaming query is
 known by the query's id, which its checkpoint holds, and by its number. Of two queries with one checkpoint, one decides
@@ -267,7 +266,6 @@ def outdated(error: BatchChanged, options: SinkOptions, query: str, batch: int, 
 
 
 def written_now(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the number of messages of a batch by journal, from the numbers of its tasks."""
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each)

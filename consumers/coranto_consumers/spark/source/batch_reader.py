@@ -47,7 +47,6 @@ class JournalPartition(InputPartition):
     """The routes of its journals that are tried first."""
 
     def along(self, routes: Mapping[str, KnownRoute]) -> JournalPartition:
-        """Return the partition with the routes of its journals."""
         journals = [part.range.journal for part in self.parts]
         return replace(self, routes={journal: routes[journal] for journal in journals if journal in routes})
 
@@ -176,7 +175,6 @@ class JournalReader(DataSourceReader):
         return reader.read(numbered.number)
 
     def _chosen(self, lines: Lines, span: TimeSpan) -> Lines:
-        """Return the lines that are asked for, and may pass the filters."""
         mask = span.mask(lines.clocks)
         if self._narrowing != Narrowing():
             mask &= self._narrowing.mask(lines.begins, lines.clocks)

@@ -74,7 +74,6 @@ class SequencedRows:
         self._bytes = 0
 
     def _summarized(self) -> Iterator[Any]:
-        """Yield the held rows, and the summaries of the ranges that were read."""
         yield from self._built()
         found: list[tuple[str, RangeSummary]] = [
             (journal, scan.summary(misfits))

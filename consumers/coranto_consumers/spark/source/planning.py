@@ -180,7 +180,6 @@ def _may_pass(part: Range, narrowing: Narrowing) -> bool:
 
 
 def _lost(journal: str, start: int, end: int, extent: ContentExtent) -> LostContent | None:
-    """Return the missing content of a read of [start, end)."""
     if end < start <= extent.head:
         return None  # An empty range.
     lost = lost_before(journal, start, extent.begin, extent.head, is_end=extent.is_end)
@@ -202,7 +201,6 @@ def _split(client: SyncJournalClient, wholes: Sequence[Range], options: SourceOp
 
 
 def _mean_length(client: SyncJournalClient, whole: Range) -> int:
-    """Return about the mean length of a range's first messages, in bytes."""
     end = min(whole.end, whole.begin + _SAMPLE_BYTES)
     sample = client.read_all(whole.journal, whole.begin, end)
     return max(1, len(sample) // max(1, sample.count(b"\n")))

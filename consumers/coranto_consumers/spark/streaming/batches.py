@@ -1,8 +1,7 @@
 """The plan of a micro-batch: the ranges that its tasks read, and their committed messages.
 
 The planning process reads a batch's messages once, only for their UUIDs, and decides which of them are committed
-(`sequencing.py`). Tasks then read them once more, for their values. So a batch has many tasks, however few journals
-there are, and a batch that is planned again after a restart has the same messages.
+(`sequencing.py`). Tasks then read them once more, for their values.
 
 A transaction that began before the batch, and is acknowledged in it, is delivered in this batch: the content since its
 begin is read again, for this producer's messages alone. If that is more than a batch may read, the transaction is

@@ -38,7 +38,6 @@ class QueryJournals:
         return self._client
 
     def ask(self) -> dict[str, ContentExtent]:
-        """Return the extents of the journals."""
         self.heads = contents(self.client, self._options.selected.list(self.client, self._options.labels))
         self._asked = time.monotonic()
         return self.heads

@@ -1,7 +1,6 @@
-"""Planning of a query's micro-batches over all of its journals (`planning.py` plans one journal's part).
+"""Planning of a query's micro-batches over all of its journals (`batches.py` plans one journal's part).
 
-It knows the producers' states at the end of the batch that it planned last. After a restart it restores them from the
-checkpoint's offsets.
+It keeps the producers' states at the end of the last batch. After a restart, the checkpoint's offsets have them.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class QueryPlanner:
         self._lost: set[LostContent] = set()
 
     def keep(self, journal: str, state: ReadState) -> None:
-        """Keep the state behind a batch, for the next one."""
         self._states[journal] = state
 
     def accepted(self, positions: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, Position]:

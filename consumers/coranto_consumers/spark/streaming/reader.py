@@ -1,10 +1,8 @@
 """The reader of `spark.readStream.format("journal")`.
 
-Spark keeps one instance in a process of its own, which plans micro-batches (`planning.py`), and copies of it read them
-in the executors. The offsets between batches are described in `offsets.py`.
-
-The planning process (`query_planner.py`) fetches each batch's content once, as its tasks do. So planning is bounded by
-one process: some hundred megabytes a second.
+Spark keeps one instance in a process of its own, which plans micro-batches (`query_planner.py`), and copies of it read
+them in the executors. Planning fetches each batch's content once, so one process bounds it: some hundred megabytes a
+second.
 """
 
 from __future__ import annotations
@@ -206,7 +204,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- Reading ---------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition."""
         if not isinstance(partition, StreamPartition):
             return
         source = self._options.source
