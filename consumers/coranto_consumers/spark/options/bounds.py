@@ -1,12 +1,24 @@
-"""Options for the first and last offsets of a read, and for its moment."""
+"""Options for the begin and end of a read: offsets, times, or the end as of a moment.
+
+The time of a message is in its UUID. A fragment is stored after all of its messages were published. So fragments that
+were stored before the begin of a read are not read, and of the rest each message is checked.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from coranto.errors import InvalidInput
+import numpy as np
+
+from coranto.client import SyncJournalClient
+from coranto.client.moments import SKEW_SECONDS
+from coranto.errors import InvalidInput, JournalSuspended
+from coranto.messages.columnar import Mask, UInt64s
+from coranto.messages.uuids import clock_from_ns
 from coranto.offsets import vector_of_json
 from coranto_consumers.spark.options.option_values import offsets_option
 
@@ -19,9 +31,11 @@ OPTIONS: Final = {
     "endingOffsets": "latest (default), or JSON as above; -1 is latest",
     "asOf": "the content of a moment: ISO 8601, milliseconds since 1970 UTC, or the journals' ends as JSON (as above)",
     "timestampAsOf": "the same as asOf, as Delta and Iceberg name it: a time",
+    "startingTimestamp": "time in milliseconds since 1970 UTC: messages from then on (instead of startingOffsets)",
+    "endingTimestamp": "time in milliseconds since 1970 UTC: messages before it (instead of endingOffsets)",
+    "startingOffsetsByTimestamp": 'the same by journal, as JSON: {"flights/events/part-000": 1704067200000}',
+    "endingOffsetsByTimestamp": "the same by journal, as JSON",
 }
-
-
 _NOT_BESIDE_A_MOMENT: Final = (
     "asOf",
     "endingOffsets",
@@ -71,3 +85,87 @@ def as_of(given: Mapping[str, str]) -> float | Mapping[str, int] | None:
             field=f"option {name}",
         ) from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """The times of the messages of a read: [begin, end) in milliseconds since 1970 UTC. None: no bound."""
+
+    begin: int | None = None
+    end: int | None = None
+
+    def mask(self, clocks: UInt64s) -> Mask:
+        """Return the mask of messages in the span, by the clocks of their UUIDs. One without a UUID has no time."""
+        mask: Mask = np.ones(len(clocks), dtype=np.bool_)
+        if self.begin is not None:
+            mask &= clocks >= np.uint64(clock_from_ns(self.begin * 1_000_000))
+        if self.end is not None:
+            mask &= clocks < np.uint64(clock_from_ns(self.end * 1_000_000))
+        mask |= clocks == 0
+        return mask
+
+    def first_offset(self, client: SyncJournalClient, journal: str, begin: int, head: int) -> int:
+        """Return the first offset in [begin, head] to read for the span."""
+        if self.begin is None:
+            return begin
+        try:
+            fragments = client.fragments(journal)
+        except JournalSuspended:
+            return head
+        least = self.begin // 1000 - SKEW_SECONDS
+        kept = [each.fragment.begin for each in fragments if not each.persisted or each.fragment.mod_time >= least]
+        return min(max(begin, min(kept, default=head)), head)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOptions:
+    """The parsed options of times."""
+
+    starting: int | Mapping[str, int] | None = None
+    ending: int | Mapping[str, int] | None = None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> TimeOptions:
+        """Parse options with names in lower case. Raises InvalidInput."""
+        return cls(_side(given, "starting"), _side(given, "ending"))
+
+    def of(self, journal: str) -> TimeSpan:
+        """Return the span of a journal. Raises InvalidInput when the options leave it out."""
+        return TimeSpan(_at(self.starting, journal, "starting"), _at(self.ending, journal, "ending"))
+
+    def of_any(self, journal: str) -> TimeSpan:
+        """Return the span of a journal, which has no bounds when the options leave the journal out."""
+        starting, ending = (
+            side.get(journal) if isinstance(side, Mapping) else side for side in (self.starting, self.ending)
+        )
+        return TimeSpan(starting, ending)
+
+
+def _at(times: int | Mapping[str, int] | None, journal: str, side: str) -> int | None:
+    if times is None or isinstance(times, int):
+        return times
+    if journal not in times:
+        raise InvalidInput(
+            f"has no time of {journal}, which is read; name all journals, or set {side}Timestamp",
+            field=f"option {side}OffsetsByTimestamp",
+        )
+    return times[journal]
+
+
+def _side(given: Mapping[str, str], side: str) -> int | Mapping[str, int] | None:
+    names = [f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"]
+    chosen = [name for name in names if name.lower() in given]
+    if len(chosen) > 1:
+        raise InvalidInput(f"{chosen[1]} is given, too; leave one of them out", field=f"option {chosen[0]}")
+    if not chosen or chosen[0] == names[2]:
+        return None
+    text, where = given[chosen[0].lower()], f"option {chosen[0]}"
+    try:
+        times = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"{text!r} is neither a time in milliseconds nor JSON: {error}", field=where) from error
+    wanted = times.values() if chosen[0] == names[1] and isinstance(times, dict) else [times]
+    for time in wanted:
+        if type(time) is not int or not 0 <= time < 1 << 43:
+            raise InvalidInput(f"{time!r} is not a time in milliseconds since 1970, such as 1704067200000", field=where)
+    return times if isinstance(times, dict | int) else None

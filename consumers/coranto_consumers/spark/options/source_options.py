@@ -20,7 +20,8 @@ from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX, Misfits
 from coranto_consumers.spark.journals import framings
 from coranto_consumers.spark.journals.discovery import JournalLabels
 from coranto_consumers.spark.journals.framings import ReadFraming, labels_of
-from coranto_consumers.spark.options import bounds, client_options, selections, times
+from coranto_consumers.spark.options import bounds, client_options, selections
+from coranto_consumers.spark.options.bounds import TimeOptions
 from coranto_consumers.spark.options.option_values import (
     OF_BYTES,
     OF_TASKS,
@@ -29,7 +30,6 @@ from coranto_consumers.spark.options.option_values import (
     require_known,
 )
 from coranto_consumers.spark.options.selections import SelectedJournals
-from coranto_consumers.spark.options.times import TimeOptions
 
 DEFAULT_MAX_BYTES = 64 << 20
 """A task costs some 30 ms of processor time in addition to its content, and committed reads of large parts scan less
@@ -39,7 +39,6 @@ OPTIONS = {
     **client_options.OPTIONS,
     **selections.OPTIONS,
     **bounds.OPTIONS,
-    **times.OPTIONS,
     "isolation": "read_committed (default) or read_uncommitted",
     "fragmentCacheBytes": "bytes of fragments that executors keep on a machine's local disk, to share them",
     "maxBytesPerPartition": "bytes of content that a task reads at most",

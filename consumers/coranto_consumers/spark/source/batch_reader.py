@@ -23,8 +23,8 @@ from coranto_consumers.spark.journals.fetching import machine_folder, shared_cac
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.journals.small_ranges import read_together
+from coranto_consumers.spark.options.bounds import TimeSpan
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
-from coranto_consumers.spark.options.times import TimeSpan
 from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import push_filters
@@ -52,8 +52,6 @@ class JournalPartition(InputPartition):
 
 
 class Shares(NamedTuple):
-    """The plan of a read."""
-
     ranges: Mapping[str, Sequence[Range]]
     """The ranges of each journal, in order, for committed reads: a task needs all ranges of its journal."""
     of_tasks: Sequence[tuple[NumberedRange, ...]]
@@ -84,8 +82,7 @@ class _TakesFilters:
 class JournalReader(DataSourceReader):
     """Plans a read, and reads its parts. Spark calls `partitions` and `read` in different processes.
 
-    Spark gives it the filters if there are any, pickles it, and calls `partitions`. The plan is made once, when it is
-    first needed.
+    The plan is made once, when it is first needed.
     """
 
     def __init__(self, options: SourceOptions, layout: RowLayout, planned: Shares | None = None) -> None:

@@ -1,7 +1,7 @@
 """Batches of the rows of many ranges in sequence.
 
-To parse lines, to make an Arrow batch and to hand it to Spark each cost about as much for one message as for a hundred.
-So messages of small ranges are put together until they are worth a batch, and so are the ranges' summaries.
+A batch costs about as much for one message as for a hundred. So messages of small ranges are put together until they
+are worth a batch, and so are the ranges' summaries.
 """
 
 from __future__ import annotations

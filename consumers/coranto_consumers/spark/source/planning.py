@@ -16,9 +16,8 @@ from coranto_consumers.spark.journals.discovery import ContentExtent, contents, 
 from coranto_consumers.spark.journals.losses import LostContent, lost_before, warn_of
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
 from coranto_consumers.spark.journals.segments import when_sealed
-from coranto_consumers.spark.options.bounds import EARLIEST, LATEST
+from coranto_consumers.spark.options.bounds import EARLIEST, LATEST, TimeSpan
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
-from coranto_consumers.spark.options.times import TimeSpan
 from coranto_consumers.spark.source.filters import Narrowing
 
 _SAMPLE_BYTES: Final = 64 << 10
