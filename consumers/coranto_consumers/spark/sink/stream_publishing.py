@@ -159,8 +159,6 @@ class SegmentPublisher:
                 self._settle(journal, wait=True)
         return tuple(self._part(journal, each) for journal, each in self._all if each.events)
 
-    # -- Segments ------------------------------------------------------------------------------------------------------
-
     def _look(self) -> None:
         """Learn the active segments. Raises StreamSealed, StreamNotFound and CorruptData."""
         active = decode(self._client.list(segments_selector(self._name))).active()
@@ -176,8 +174,6 @@ class SegmentPublisher:
         present, begins = np.unique(numbers[order], return_index=True)
         rows = np.split(order, begins[1:])
         return [(self._journals[number], each) for number, each in zip(present.tolist(), rows, strict=True)]
-
-    # -- Events --------------------------------------------------------------------------------------------------------
 
     def _hold(self, journal: str, content: bytes, first_clock: int, last_clock: int, places: UInt64s) -> None:
         segment = self._segments.get(journal)

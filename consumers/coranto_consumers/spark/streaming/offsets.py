@@ -6,7 +6,7 @@ alone needs:
 ====================  ================================================================================================
 `offset`              everything below this offset was read
 `journal_id`          the journal's id; a journal made again has another one
-`created`             the etcd revision that created the journal, for the same purpose if the id is unknown
+`created`             the etcd revision that created the journal, for the same purpose; 0 or no id: unknown
 `since`               only in the first batch with this journal: the first offset of the batch
 `producers`           states of producers at `offset`: [last acknowledged clock, seen through, first pending offset]
 `from`                the states of the producers that are not listed follow from the content [`from`, `offset`)
@@ -53,12 +53,10 @@ class Position:
 
     offset: int
     created: int = 0
-    """0 means unknown."""
     since: int | None = None
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     rescan: int | None = None
     journal_id: str = ""
-    """Empty means unknown."""
 
     def is_of(self, created: int, journal_id: str) -> bool:
         """Return True if the journal with that creation and id has the content up to here, as far as is known."""

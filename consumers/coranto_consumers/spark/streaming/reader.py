@@ -35,10 +35,9 @@ from coranto_consumers.spark.session.versions import (
     ReadMaxBytes,
     SupportsTriggerAvailableNow,
 )
-from coranto_consumers.spark.streaming.batches import JournalBatch
+from coranto_consumers.spark.streaming.batches import JournalBatch, StreamPart
 from coranto_consumers.spark.streaming.journals import QueryJournals
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
-from coranto_consumers.spark.streaming.parts import StreamPart
 from coranto_consumers.spark.streaming.query_planner import QueryPlanner
 from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
@@ -76,8 +75,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source = replace(self._options.source, client=without_keys(self._options.source.client))
         fresh = JournalStreamReader(replace(self._options, source=source), self._layout)
         return fresh.__dict__
-
-    # -- Offsets ---------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start offsets of a new query. Journals without an offset are read from their beginning."""
@@ -160,8 +157,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = _key(start, found), self._partitions(batches)
         return found
 
-    # -- Planning --------------------------------------------------------------------------------------------------
-
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a batch. A batch from before a restart is planned again."""
         key, planned = self._planned
@@ -200,8 +195,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._waiting_since is None:
             self._waiting_since = now
         return now - self._waiting_since < self._options.max_delay
-
-    # -- Reading ---------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, StreamPartition):

@@ -30,7 +30,6 @@ class StreamOptions:
     max_delay: float
     """The most seconds that a batch waits for `min_messages`."""
     limits: tuple[str, ...] = ()
-    """The options with limits of batches that are given."""
     processing_time: bool = False
     """True if the user says that the query has a processing-time trigger."""
     accepted: frozenset[str] = frozenset()
