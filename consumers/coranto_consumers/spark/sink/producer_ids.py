@@ -150,7 +150,7 @@ def run_of_task() -> str:
 
 
 def settled_pools() -> dict[str, IdPool]:
-    """Return the ids that tasks of the latest runs may use again, by run. For the process that plans a batch."""
+    """Return the ids that tasks of the latest runs may use again, by run."""
     folder = _folder()
     if folder is None:
         return {}
@@ -170,7 +170,7 @@ def pool_of(run: str, pools: Mapping[str, IdPool]) -> IdPool:
 
 
 def settle(run: str, uses: Iterable[Use]) -> None:
-    """Note settled uses of a run. For the process that commits a batch."""
+    """Record settled uses of a run."""
     folder = _folder()
     if folder is None or not run:
         return

@@ -32,7 +32,7 @@ from coranto.labels import label_selector
 from coranto.publication import Decision, Ledger, Mark
 from coranto.security.tokens import Capability
 from coranto.streams.model.stream import Stream
-from coranto.streams.writer.multi_key.bulk import BulkCommitter, KeptBatches
+from coranto.streams.writer.multi_key.bulk import BulkCommitter
 from coranto.streams.writer.multi_key.bulk_parts import BulkPart, roll_back
 from coranto_consumers.spark.session.access import for_selector
 from coranto_consumers.spark.session.task_errors import told_to_driver
@@ -56,7 +56,6 @@ class PublishedPartition(WriterCommitMessage):
     parts: tuple[BulkPart, ...]
     query: str = ""
     digest: RowDigest = field(default_factory=RowDigest)
-    """Of the rows, in a batch of a query."""
     planned_behind: int | None = None
     """The last batch of the query that was in the stream when this one was planned."""
 
@@ -95,29 +94,12 @@ class _ToStream:
                     publisher.add(form.rows(batch), batch.column(form.key))
                 return publisher.finish()
 
-    def _commit(
-        self,
-        messages: Sequence[WriterCommitMessage | None],
-        writer: str = "",
-        batch: int = 0,
-        kept: KeptBatches | None = None,
-        digest: str = "",
-        planned_behind: int | None = None,
-    ) -> bool:
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], **write: Any) -> bool:
+        """Commit the results of attempts. `write` has the parameters of `BulkCommitter.commit` for a named write."""
         parts = [part for each in published(messages) for part in each.parts]
         loss = self._options.accept_loss
         with told_to_driver():
-            return self._with_committer(
-                lambda committer: committer.commit(
-                    parts,
-                    writer=writer,
-                    batch=batch,
-                    accept_loss=loss,
-                    kept=kept,
-                    digest=digest,
-                    planned_behind=planned_behind,
-                )
-            )
+            return self._with_committer(lambda committer: committer.commit(parts, accept_loss=loss, **write))
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         # With a result of each task, the driver has tried to commit, and the write may be decided already.
@@ -214,7 +196,7 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
         async def kept(last: int) -> bool:
             return await asyncio.to_thread(self._keep, last)
 
-        if self._is_known or not self._commit(messages, self._register, self._number, kept):
+        if self._is_known or not self._commit(messages, writer=self._register, batch=self._number, kept=kept):
             _log.info("sink.written_before", writer_id=self._options.writer_id)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -236,7 +218,8 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
         query = query_of(each.query for each in written)
         digest = str(RowDigest.of(each.digest for each in written))
         try:
-            is_new = self._commit(messages, query, batchId, digest=digest, planned_behind=written[0].planned_behind)
+            behind = written[0].planned_behind
+            is_new = self._commit(messages, writer=query, batch=batchId, digest=digest, planned_behind=behind)
         except BatchChanged as error:
             now = written_now({part.journal: part.events} for each in written for part in each.parts)
             with told_to_driver():

@@ -63,7 +63,6 @@ class WrittenPartition(WriterCommitMessage):
     use: Use | None = None
     """The use of a producer id, if the tasks of this run may use it again."""
     digest: RowDigest = field(default_factory=RowDigest)
-    """Of the rows, in a batch of a query."""
     planned_behind: int | None = None
     """The last batch of the query that was decided when this one was planned."""
 
