@@ -72,10 +72,9 @@ class SparkConsumerMetrics:
         open_now = {each.journal: each.bytes_read_again for each in report.open_transactions}
         for journal, size in open_now.items():
             self._open.labels(self._consumer, journal).set(size)
-        for ended in (
-            {each.journal for each in self._before.open_transactions} - open_now.keys() if self._before else ()
-        ):
-            self._open.remove(self._consumer, ended)
-        for gone in (self._before.heads.keys() if self._before else set()) - report.heads.keys():
-            self._lag.remove(self._consumer, gone)
+        if self._before is not None:
+            for ended in {each.journal for each in self._before.open_transactions} - open_now.keys():
+                self._open.remove(self._consumer, ended)
+            for gone in self._before.heads.keys() - report.heads.keys():
+                self._lag.remove(self._consumer, gone)
         self._before = report

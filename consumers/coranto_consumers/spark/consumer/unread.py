@@ -51,9 +51,14 @@ class UnreadContent:
         segments = [self.present[journal].segment for journal in self.present.keys() & set(journals)]
         return any(segment.predecessors for segment in segments if segment is not None)
 
-    def plan(self, sources: Mapping[str, Source], max_bytes: int) -> list[Range]:
+    def plan(self, sources: Mapping[str, Source], max_bytes: int, without: Collection[str] = ()) -> list[Range]:
         """Return the ranges of the next transaction, which continues at the states of `sources`. Empty at the end."""
-        return self._plan(self._behind, sources, max_bytes)
+        ends = self.long.ends(self.holes.ends(self.heads))
+        known = self.known(sources)
+        journals = self._behind.difference(without) & self._open(known)
+        begins = {journal: known[journal].read_through for journal in sorted(journals)}
+        planned = plan_transaction({journal: (begin, ends[journal]) for journal, begin in begins.items()}, max_bytes)
+        return [replace(each, journal_id=known[each.journal].journal_id) for each in planned]
 
     def processed(self, ranges: Sequence[Range], after: Mapping[str, Source]) -> None:
         """Record that a transaction has read ranges, and left the sources in the states `after`."""
@@ -75,14 +80,7 @@ class UnreadContent:
         """
         if not self.is_clear:
             return []
-        return self._plan(self._behind - _unread(ranges, after).keys(), after, max_bytes)
-
-    def _plan(self, journals: set[str], sources: Mapping[str, Source], max_bytes: int) -> list[Range]:
-        ends = self.long.ends(self.holes.ends(self.heads))
-        known = self.known(sources)
-        begins = {journal: known[journal].read_through for journal in sorted(journals & self._open(known))}
-        planned = plan_transaction({journal: (begin, ends[journal]) for journal, begin in begins.items()}, max_bytes)
-        return [replace(each, journal_id=known[each.journal].journal_id) for each in planned]
+        return self.plan(after, max_bytes, _unread(ranges, after))
 
 
 def _unread(ranges: Sequence[Range], after: Mapping[str, Source]) -> dict[str, int]:

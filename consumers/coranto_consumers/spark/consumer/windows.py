@@ -58,13 +58,11 @@ from coranto_consumers.stores.windows import (
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """The result of materializing a window."""
-
     window: Window
     messages: int
     """The messages that the window commits."""
     records_read: int
-    """Records read: these messages, and duplicates, acknowledgements, and pending or rolled back messages."""
+    """These messages, and duplicates, acknowledgements, and pending or rolled back messages."""
     fence: int
     misfits: int = 0
     """Messages of the window that do not fit the application's columns: dead letters, or nulls."""

@@ -1,7 +1,6 @@
 """Column-wise parsing of plain CSV rows.
 
-It handles only rows whose fields are all empty or of a plain form, about ten times faster than parsing row by row. It
-marks the other rows, and `parsers.py` parses these one by one. So the values are the same.
+It handles rows whose fields are all empty or of a plain form. `parsers.py` parses the other rows one by one.
 """
 
 from __future__ import annotations

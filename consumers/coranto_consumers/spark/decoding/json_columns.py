@@ -1,9 +1,8 @@
 """Column-wise parsing of messages' JSON into typed columns, with the same results as Spark's own reader.
 
-pyarrow parses the lines (`coranto.messages.column_parser`). It is fast, but lenient and strict in other places than
-Spark. So its result counts only for lines where both agree. All other lines are *doubtful*, and `json_values.py`
-decides about them. With a MAP column, a type that pyarrow lacks, all lines are doubtful. Dates, times and bytes are
-parsed as texts. Texts of a plain form are converted column-wise, and other texts once for each distinct text.
+pyarrow parses the lines (`coranto.messages.column_parser`). Its result counts only for lines where it agrees with
+Spark. All other lines are *doubtful*, and `json_values.py` decides about them. With a MAP column, a type that pyarrow
+lacks, all lines are doubtful. Dates, times and bytes are parsed as texts (`text_values.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parsers of messages into typed columns, one for each framing.
 
-Lines of JSON are parsed column-wise (`json_columns.py`), and doubtful ones again, one by one. Plain rows of CSV are
-parsed column-wise (`csv_columns.py`), and messages of other framings one by one; they are never doubtful.
+Lines of JSON are parsed column-wise, and doubtful ones again, one by one. Plain rows of CSV are parsed column-wise, and
+messages of other framings one by one; they are never doubtful.
 """
 
 from __future__ import annotations

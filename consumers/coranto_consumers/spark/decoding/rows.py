@@ -87,7 +87,6 @@ class RowLayout:
     """The column with the text of lines that do not fit, if any."""
     misfits: Misfits = Misfits.PERMISSIVE
     framing: ReadFraming = field(default_factory=JsonLines)
-    """The framing of the messages."""
     zone: tzinfo | None = None
     """The time zone of texts without one."""
 
@@ -199,7 +198,7 @@ class BatchBuilder:
     def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
         """Yield record batches of the lines. With pieces, all of them are messages, or all are summaries.
 
-        Raises CorruptMessage for a line that is not UTF-8 or, with `Misfits.FAILFAST`, does not fit the columns.
+        Raises CorruptMessage for a line that is not UTF-8 or, with `Misfits.FAILFAST`, does not fit.
         """
         if not len(lines):
             return

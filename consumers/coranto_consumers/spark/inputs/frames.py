@@ -233,13 +233,11 @@ class CheckedRows(NamedTuple):
     all: DataFrame
     """The application's columns, with nulls for values that do not fit."""
     fitting: DataFrame
-    """The rows of messages that fit."""
     messages: int
     """The number of all rows."""
     dead: DataFrame
     """Journal, offset and line of the messages that do not fit."""
     misfits: int
-    """The number of messages that do not fit."""
 
 
 def check_misfits(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) -> CheckedRows:

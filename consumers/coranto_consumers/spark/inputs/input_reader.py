@@ -53,17 +53,14 @@ class Input:
     committed: DataFrame
     """The application's columns and metadata, persisted."""
     messages: int
-    """The number of rows of `committed`."""
     rows: int
     """The number of messages that were read."""
     sources: dict[str, Source]
-    """The sources' states after this transaction."""
     is_empty: bool = False
     """True if there are no messages, so that the application is not called."""
     dead: DataFrame | None = None
     """Journal, offset and line of misfits that are not in `committed`, if any."""
     misfits: int = 0
-    """The number of messages that do not fit."""
     required: frozenset[str] = frozenset()
     """The application's columns that are declared NOT NULL."""
     lines_at: Callable[[Sequence[tuple[str, int]]], list[bytes]] | None = None

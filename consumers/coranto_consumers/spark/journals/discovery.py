@@ -53,13 +53,6 @@ class JournalLabels:
 _LINES_OF_JSON: Final = JournalLabels()
 
 
-def find_journals(
-    client: SyncJournalClient, wanted: str | Sequence[str], *, field: str, labels: JournalLabels = _LINES_OF_JSON
-) -> tuple[str, ...]:
-    """Return the sorted names of the journals of a label selector or a list of names. Raises as `list_journals`."""
-    return tuple(info.name for info in list_journals(client, wanted, field=field, labels=labels))
-
-
 def list_journals(
     client: SyncJournalClient, wanted: str | Sequence[str], *, field: str, labels: JournalLabels = _LINES_OF_JSON
 ) -> tuple[JournalInfo, ...]:

@@ -1,7 +1,5 @@
 """The framings of messages that Spark reads: lines, rows of CSV and fixed frames (option `framing`).
 
-All reads use them: batch reads, streaming queries and consumers. `parsers.py` parses the messages into columns.
-
 A range of lines may begin anywhere, because the next newline shows where a line begins. Rows of CSV may have newlines
 in their fields, and frames may contain any bytes. So with a *record framing*, a range starts where a message starts.
 """

@@ -1,8 +1,4 @@
-"""Content that is gone before a consumer or a read got it: detection, reports, and where to continue.
-
-Retention may remove content before it was read, or the beginning of a transaction that is acknowledged later. A journal
-may be deleted and recreated.
-"""
+"""Content that is gone before a consumer or a read got it: detection, reports, and where to continue."""
 
 from __future__ import annotations
 
@@ -151,7 +147,7 @@ def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
 
 
 class Holes:
-    """Lost content that a run has found by reading, and has not skipped yet."""
+    """Lost content that reading has found, and that is not skipped yet."""
 
     def __init__(self) -> None:
         self._holes: dict[str, LostContent] = {}

@@ -102,7 +102,7 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0
 
 
 def share(parts: Sequence[Range], max_bytes: int) -> list[list[Range]]:
-    """Group adjacent small parts, up to `max_bytes`: each task costs some tens of milliseconds."""
+    """Group adjacent small parts, up to `max_bytes`."""
     shared: list[list[Range]] = []
     room = 0
     for part in parts:
@@ -124,9 +124,8 @@ def plan_slices(
 ) -> list[Slice]:
     """Distribute ranges to at most `max_slices` tasks of similar size.
 
-    Every task costs some tens of milliseconds. So small journals share a task, and ranges of less than
-    `worthwhile_bytes` are not split. A slice exceeds `max_bytes` only if `max_slices` requires that. With `max_bytes`
-    None, no range is split.
+    Small journals share a task, and ranges of less than `worthwhile_bytes` are not split. A slice exceeds `max_bytes`
+    only if `max_slices` requires that. With `max_bytes` None, no range is split.
     """
     ranges = [found for found in ranges if found.length > 0]
     total = sum(found.length for found in ranges)

@@ -5,8 +5,8 @@ its predecessors have been read to their final offsets (`coranto.streams.model.f
 micro-batch reads only segments that are open at its beginning. So it never has events of two segments of a key: within
 a transaction, commits have the order of their offsets, and later transactions deliver later commits.
 
-A stream is *truncated* by deleting segments. A reader that has read them loses nothing. A checkpoint includes a segment
-only once it is open, so a checkpoint with the first remaining segments needs nothing of the segments before.
+A stream is *truncated* by deleting segments. A checkpoint includes a segment only once it is open, so a checkpoint with
+the first remaining segments needs nothing of the segments before.
 """
 
 from __future__ import annotations

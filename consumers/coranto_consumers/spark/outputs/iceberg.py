@@ -57,7 +57,7 @@ _SWEPT_TRANSACTIONS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Rows of an output: in uncommitted files, or here."""
+    """Rows of an output, in uncommitted files or carried."""
 
     table: str
     plan: MergePlan

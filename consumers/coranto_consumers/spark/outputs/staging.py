@@ -28,7 +28,7 @@ from coranto.messages.uuids import ProducerId
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.application.outputs import JournalOutput, SqlOutput, TableOutput, column_named
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
-from coranto_consumers.spark.journals.discovery import find_journals
+from coranto_consumers.spark.journals.discovery import list_journals
 from coranto_consumers.spark.outputs.tasks import PUBLISHED, STAGED, PublishTask, StageTask
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.sessions import described
@@ -70,7 +70,6 @@ class Staged:
     carried: tuple[bytes, ...] = ()
     """Other rows, as Arrow streams."""
     sql: StagedSql | None = None
-    """The statements that use the rows instead of a merge."""
 
     def merge(self, connection: Connection) -> None:
         """Merge the rows into their table, or run the statements for them. Raises like `merge_staged`.
@@ -110,7 +109,6 @@ class Published:
     rollbacks: dict[str, bytes] = field(default_factory=dict)
     """The acknowledgements that roll the messages back."""
     uses: tuple[Use, ...] = ()
-    """The uses of producer ids by winning attempts."""
 
 
 def stage_sql_output(output: SqlOutput, store: SqlStore, shard: str, fence: int) -> Staged:
@@ -229,7 +227,8 @@ def publish_journal_outputs(
     messages = 0
     pool = (ids or SettledIds()).pool()
     for output in outputs:
-        journals = find_journals(client, output.journals, field="journal output")
+        found = list_journals(client, output.journals, field="journal output")
+        journals = tuple(info.name for info in found)
         messages_of, fields = _keys_and_values(output, keyed=len(journals) > 1)
         access = for_tasks(client.config, Capability.APPEND, journals)
         task = PublishTask(access, journals, output.mapping, pool, fields)

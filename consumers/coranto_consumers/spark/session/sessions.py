@@ -73,7 +73,7 @@ exec {python} "$@"
 
 
 def settings_for(master: str) -> dict[str, str]:
-    """Return the settings for consumers on a master. They leave to Spark what depends on the cluster."""
+    """Return the settings for consumers on a master, without those that depend on the cluster."""
     return {
         **_SETTINGS,
         **(_LOCAL_SETTINGS if _is_local(master) else {}),

@@ -1,10 +1,10 @@
 """The parent of a local session's Python workers.
 
-Spark forks its workers from a daemon, and ends workers that were idle for a minute. This daemon imports the workers'
-modules before it forks, so that only the first worker of a session waits for them. Workers collect garbage after each
-task, except for the daemon's objects, which would take 50 ms. They keep freed memory for the next block of content.
-Spark starts it as a module, in place of `pyspark.daemon` (setting `spark.python.daemon.module`), with the name of the
-workers' module. It has a daemon for each such module: one for tasks, and one for each step of planning a read.
+Spark forks its workers from a daemon. This one imports the workers' modules before it forks, so that only the first
+worker of a session waits for them. Workers collect garbage after each task, except for the daemon's objects, which
+would take 50 ms. They keep freed memory for the next block of content. Spark starts it in place of `pyspark.daemon`
+(setting `spark.python.daemon.module`), with the name of the workers' module: one for tasks, and one for each step of
+planning a read.
 """
 
 from __future__ import annotations
