@@ -207,7 +207,7 @@ def _integer(kind: type[T.DataType]) -> Convert:
     return convert
 
 
-def _double(value: object, _: str = "") -> object:
+def _double(value: object, _: str) -> object:
     if not isinstance(value, str):
         return MISFIT
     if value in _WORDS:
@@ -222,8 +222,8 @@ def _double(value: object, _: str = "") -> object:
         return math.copysign(math.inf, -1.0 if value.startswith("-") else 1.0)
 
 
-def _float(value: object, _: str) -> object:
-    near = _double(value)
+def _float(value: object, text: str) -> object:
+    near = _double(value, text)
     if not isinstance(near, float) or not isinstance(value, Number) or value in _WORDS:
         return near
     return _nearest(value, near)

@@ -142,11 +142,11 @@ def _latest(known: Mapping[ProducerId, Use], uses: Iterable[Use]) -> dict[Produc
     return dict(list(found.items())[-_MAX_SETTLED:])
 
 
-def run_of_task() -> str:
-    """Return the id of the run of a query that this task is part of; empty if there is none."""
+def run_of_task() -> str | None:
+    """Return the id of the run of a query that this task is part of; None if there is none."""
     context = TaskContext.get()
     run = (context.getLocalProperty(_RUN) if context is not None else None) or ""
-    return run if run.replace("-", "").isalnum() else ""  # It names files.
+    return run if run.replace("-", "").isalnum() else None  # It names files.
 
 
 def settled_pools() -> dict[str, IdPool]:
@@ -164,15 +164,15 @@ def settled_pools() -> dict[str, IdPool]:
         return {}
 
 
-def pool_of(run: str, pools: Mapping[str, IdPool]) -> IdPool:
+def pool_of(run: str | None, pools: Mapping[str, IdPool]) -> IdPool:
     """Return the ids of a run. Those of a run that is not known yet are new."""
-    return pools.get(run) or IdPool(run)
+    return pools.get(run or "") or IdPool(run)
 
 
-def settle(run: str, uses: Iterable[Use]) -> None:
+def settle(run: str | None, uses: Iterable[Use]) -> None:
     """Record settled uses of a run."""
     folder = _folder()
-    if folder is None or not run:
+    if folder is None or run is None:
         return
     path = folder / f"{run}.json"
     try:

@@ -54,7 +54,7 @@ class PublishedPartition(WriterCommitMessage):
     """The result of an attempt of a task."""
 
     parts: tuple[BulkPart, ...]
-    query: str = ""
+    query: str | None = None
     digest: RowDigest = field(default_factory=RowDigest)
     planned_behind: int | None = None
     """The last batch of the query that was in the stream when this one was planned."""
@@ -211,7 +211,8 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         query, digest = query_of_task(), RowDigest()
-        return PublishedPartition(self._publish(iterator, digest), query, digest, self._last_batches.get(query))
+        behind = None if query is None else self._last_batches.get(query)
+        return PublishedPartition(self._publish(iterator, digest), query, digest, behind)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = published(messages)

@@ -58,8 +58,8 @@ class WrittenPartition(WriterCommitMessage):
     """The result of an attempt of a task."""
 
     pending: Pending
-    query: str = ""
-    run: str = ""
+    query: str | None = None
+    run: str | None = None
     use: Use | None = None
     """The use of a producer id, if the tasks of this run may use it again."""
     digest: RowDigest = field(default_factory=RowDigest)
@@ -197,7 +197,8 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         run, query, digest = run_of_task(), query_of_task(), RowDigest()
         pending, use = self._publish(iterator, pool_of(run, self._pools), digest)
-        return WrittenPartition(pending, query, run, use, digest, self._last_batches.get(query))
+        behind = None if query is None else self._last_batches.get(query)
+        return WrittenPartition(pending, query, run, use, digest, behind)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)
@@ -230,7 +231,7 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
             if counts is not None and counts.producer == mine.producer:
                 may_repeat = append_intents(client, counts)
                 if ledger.acknowledge(batchId) and not may_repeat:
-                    settle(written[0].run if written else "", [each.use for each in written if each.use is not None])
+                    settle(written[0].run if written else None, [each.use for each in written if each.use is not None])
                 return
             finish_batch(client, ledger, batchId)
         messages_before = None if counts is None else counts.messages
@@ -278,15 +279,15 @@ def refuse_overwriting(overwrite: bool, *, streaming: bool) -> None:
         raise InvalidInput(f"journals are only appended to: use {mode}", field="mode")
 
 
-def query_of_task() -> str:
-    """Return the id of the streaming query that this task is part of; empty if there is none."""
+def query_of_task() -> str | None:
+    """Return the id of the streaming query that this task is part of; None if there is none."""
     context = TaskContext.get()
-    return (context.getLocalProperty(_QUERY) if context is not None else None) or ""
+    return (context.getLocalProperty(_QUERY) if context is not None else None) or None
 
 
-def query_of(told: Iterable[str]) -> str:
+def query_of(told: Iterable[str | None]) -> str:
     """Return the one id that all tasks of a query have told. Raises InvalidInput."""
-    [query] = set(told) or {""}
-    if not query:
+    [query] = set(told) or {None}
+    if query is None:
         raise InvalidInput("Spark did not tell the query's id; this version of Spark is not supported")
     return query
