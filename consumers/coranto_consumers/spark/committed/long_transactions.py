@@ -97,10 +97,7 @@ class LongTransactions:
 
 
 def sequence_part(
-    long: LongTransaction,
-    source: Source,
-    acknowledgement: RangeSummary,
-    parts: Mapping[Range, RangeSummary],
+    long: LongTransaction, source: Source, acknowledgement: RangeSummary, parts: Mapping[Range, RangeSummary]
 ) -> Sequenced:
     """Sequence the ranges of a part. `source` is the state before it. Raises CorruptData as `sequence` does."""
     end = read_end(long.journal, min(part.begin for part in parts), parts)

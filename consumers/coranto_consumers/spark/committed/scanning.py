@@ -19,16 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from coranto.errors import CorruptData
-from coranto.messages.columnar import (
-    ALWAYS,
-    DROPPED,
-    ClockReset,
-    Int32s,
-    Int64s,
-    RangeScanner,
-    RowSegment,
-    replay_mask,
-)
+from coranto.messages.columnar import ALWAYS, DROPPED, ClockReset, Int32s, Int64s, RangeScanner, RowSegment, replay_mask
 from coranto.messages.outlines import BorderSegment, Limit, Outline, SegmentCommit, outline
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.journals.framings import ReadFraming

@@ -52,10 +52,7 @@ class Outages:
         return True
 
     def run(
-        self,
-        attempt: Callable[[], T],
-        known: Callable[[], ConsumeReport],
-        stop: Callable[[], bool] = lambda: False,
+        self, attempt: Callable[[], T], known: Callable[[], ConsumeReport], stop: Callable[[], bool] = lambda: False
     ) -> T | None:
         """Call `attempt` until it succeeds. Return its result, or None if `stop` ends the retries.
 

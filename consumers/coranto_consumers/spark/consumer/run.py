@@ -120,10 +120,7 @@ class Run:
         owner.identity.restored(checkpoint, now, lambda: checkpoint.sources.keys() - self._inputs.names(self._client))
 
     def catch_up(
-        self,
-        present: Mapping[str, ContentExtent],
-        stop: Callable[[], bool] | None = None,
-        most: int | None = None,
+        self, present: Mapping[str, ContentExtent], stop: Callable[[], bool] | None = None, most: int | None = None
     ) -> None:
         """Process the content in `present`, until all is read, `most` transactions are done, or `stop` returns True."""
         self._look(present)

@@ -46,14 +46,7 @@ from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.spark.outputs.window_rows import WindowRows
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import delete_shards, delete_stale
-from coranto_consumers.stores.windows import (
-    WINDOW_COLUMN,
-    KnownWindow,
-    WindowLog,
-    is_merged,
-    shard_of,
-    sources_before,
-)
+from coranto_consumers.stores.windows import WINDOW_COLUMN, KnownWindow, WindowLog, is_merged, shard_of, sources_before
 
 
 @dataclass(frozen=True, slots=True)

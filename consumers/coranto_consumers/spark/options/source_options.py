@@ -22,13 +22,7 @@ from coranto_consumers.spark.journals.discovery import JournalLabels
 from coranto_consumers.spark.journals.framings import ReadFraming, labels_of
 from coranto_consumers.spark.options import bounds, client_options, selections
 from coranto_consumers.spark.options.bounds import TimeOptions
-from coranto_consumers.spark.options.option_values import (
-    OF_BYTES,
-    OF_TASKS,
-    flag_option,
-    number_option,
-    require_known,
-)
+from coranto_consumers.spark.options.option_values import OF_BYTES, OF_TASKS, flag_option, number_option, require_known
 from coranto_consumers.spark.options.selections import SelectedJournals
 
 DEFAULT_MAX_BYTES = 64 << 20

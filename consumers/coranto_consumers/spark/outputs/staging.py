@@ -12,14 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    MapType,
-    StructField,
-    StructType,
-    VariantType,
-)
+from pyspark.sql.types import BinaryType, BooleanType, MapType, StructField, StructType, VariantType
 from sqlalchemy import Connection, Table
 
 from coranto.client import SyncJournalClient

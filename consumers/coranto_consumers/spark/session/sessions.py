@@ -51,10 +51,7 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
 }
 
-_LOCAL_SETTINGS: Mapping[str, str] = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
+_LOCAL_SETTINGS: Mapping[str, str] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 """Settings without executors on other machines, which have to reach the driver."""
 
 _IN_PROCESS_SETTINGS: Mapping[str, str] = {"spark.python.daemon.module": "coranto_consumers.spark.session.workers"}

@@ -44,12 +44,7 @@ else:
 
 
 if TYPE_CHECKING or SPARK >= (4, 2):
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        SupportsTriggerAvailableNow,
-    )
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 else:
 
     class ReadLimit:
@@ -69,18 +64,11 @@ else:
 
 
 __all__ = [
-    "SPARK",
     "DataSourceStreamArrowWriter",
-    "PositionedReader",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxBytes",
     "SupportsTriggerAvailableNow",
-    "arrow_schema",
-    "push_filters",
-    "register_source",
-    "require_spark",
-    "stream_reader",
 ]
 
 

@@ -13,11 +13,11 @@ from pyspark.sql import types as T
 
 from coranto.errors import InvalidInput
 
-_PLAIN: Final = (T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DecimalType)
-_FRACTIONS: Final = (T.FloatType, T.DoubleType)
 _TEXTS: Final = (T.StringType, T.CharType, T.VarcharType)
-_NESTED: Final = (T.StructType, T.ArrayType, T.MapType)
-_QUOTED: Final = (T.DateType, T.TimestampType, T.TimestampNTZType)
+_ENCODABLE: Final = (
+    *(T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DecimalType, T.FloatType, T.DoubleType),
+    *(*_TEXTS, T.DateType, T.TimestampType, T.TimestampNTZType, T.BinaryType, T.ArrayType, T.MapType, T.NullType),
+)
 
 
 def require_encodable(kind: T.DataType, place: str) -> None:
@@ -27,7 +27,7 @@ def require_encodable(kind: T.DataType, place: str) -> None:
         if isinstance(part, T.StructType):
             if repeated := sorted({name for name in part.names if part.names.count(name) > 1}):
                 raise InvalidInput(f"{where or 'the row'} has two fields {repeated[0]!r}; rename one", field="schema")
-        elif not isinstance(part, (*_NESTED, *_PLAIN, *_FRACTIONS, *_TEXTS, *_QUOTED, T.BinaryType, T.NullType)):
+        elif not isinstance(part, _ENCODABLE):
             raise InvalidInput(
                 f"{where} is {part.simpleString()}, which JSON has no form for: cast it, or write texts of to_json",
                 field="schema",

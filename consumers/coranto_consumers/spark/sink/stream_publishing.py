@@ -87,11 +87,7 @@ class SegmentPublisher:
     """
 
     def __init__(
-        self,
-        client: SyncJournalClient,
-        stream: str,
-        prepared: Iterable[str] = (),
-        digest: RowDigest | None = None,
+        self, client: SyncJournalClient, stream: str, prepared: Iterable[str] = (), digest: RowDigest | None = None
     ) -> None:
         self._digest = digest
         self._client = client
@@ -286,11 +282,5 @@ class SegmentPublisher:
     def _part(self, journal: str, segment: _Segment) -> BulkPart:
         places = b"".join(each.tobytes() for each in segment.places) if self._events <= KEPT_PLACES else None
         return BulkPart(
-            journal,
-            segment.producer,
-            segment.begin,
-            segment.first_clock,
-            segment.durable_clock,
-            segment.events,
-            places,
+            journal, segment.producer, segment.begin, segment.first_clock, segment.durable_clock, segment.events, places
         )
