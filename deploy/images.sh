@@ -66,8 +66,8 @@ bud() { # bud EXTRAS
 
 [ -n "${PYTHON_IMAGE:-}" ] || [ -n "$(buildah images --quiet "$python" 2> /dev/null)" ] || tag "$python" base
 tag localhost/coranto-etcd:$suite etcd
-tag "localhost/coranto-broker:$version" bud broker,oidc
-tag "localhost/coranto:$version" bud broker,oidc,spark,dagster
+tag "localhost/coranto-broker:$version" bud broker,oidc,traces
+tag "localhost/coranto:$version" bud broker,oidc,traces,spark,dagster
 buildah images --format '{{.Name}}:{{.Tag}}  {{.Size}}' | grep '^localhost/coranto'
 [ "${1:-}" != --try ] || \
     CORANTO_TEST_IMAGES=1 "${PYTHON:-python3}" -m pytest -v --log-cli-level=INFO \

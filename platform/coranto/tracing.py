@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _OTLP: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 """The names of OTLP's exporters, by protocol."""
-_PACKAGES: Final = "pip install opentelemetry-sdk opentelemetry-exporter-otlp"
+_INSTALL: Final = "pip install 'coranto[traces]'"
 
 
 class TraceSpan:
@@ -206,7 +206,9 @@ def export(service: str, instance: str = "") -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        raise InvalidInput(f"{error.name} is not installed: {_PACKAGES}", field="traces") from error
+        raise InvalidInput(
+            f"{error.name} is not installed; it comes with an extra: {_INSTALL}", field="traces"
+        ) from error
     facts = {"service.name": service} | ({"service.instance.id": instance} if instance else {})
     provider = TracerProvider(resource=Resource.create(facts).merge(OTELResourceDetector().detect()))
     for name in names:
@@ -228,7 +230,5 @@ def _exporter(name: str) -> EntryPoint:
     for each in names:
         if each in installed:
             return installed[each]
-    raise InvalidInput(
-        f"the exporter {' or '.join(names) or f'{name} with {protocol}'} is not installed. For OTLP: {_PACKAGES}",
-        field="traces",
-    )
+    wanted = " or ".join(names) or f"{name} with {protocol}"
+    raise InvalidInput(f"the exporter {wanted} is not installed. For OTLP over HTTP: {_INSTALL}", field="traces")

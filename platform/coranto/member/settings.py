@@ -72,7 +72,7 @@ class MemberSettings(BaseSettings):
     log_level: str = Field(default="info", description="debug, info, warning or error.")
     log_json: bool = Field(default=False, description="Log lines as JSON.")
     traces: bool = Field(
-        default=False, description="Export traces as the OTEL_* variables say; takes opentelemetry-sdk and an exporter."
+        default=False, description="Export traces as the OTEL_* variables say; takes the extra `traces`."
     )
 
     @classmethod
