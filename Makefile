@@ -14,6 +14,10 @@ WORKERS ?= 2
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests of words, names and pages, which `make lint` runs.
 LINT_TESTS := tests/test_words.py tests/test_mirror.py tests/test_log_events.py tests/test_architecture_page.py tests/test_links.py
+# Tests that kill the processes of each source of an ingest. `make test-ingest` kills thirty of each.
+KILL_TESTS := tests/platform/ingest/test_engine_kill.py tests/platform/ingest/kafka/test_source_kill.py \
+    tests/platform/ingest/postgres/test_source_kill.py tests/platform/ingest/gateway/test_gateway_kill.py \
+    tests/platform/destinations/test_client_kill.py tests/consumers/tables/test_default_path_killed.py
 DIST ?= dist
 SEED ?= 1
 # Tests whose result may depend on the interpreter: regular expressions, numbers, times, texts and their parsers.
@@ -106,9 +110,11 @@ test-airflow-oldest: ## The same with the oldest supported Airflow
 	@$(MAKE) --no-print-directory test-airflow AIRFLOW_VENV=.venv-airflow-oldest \
 	    AIRFLOW_CONSTRAINTS=constraints-airflow-oldest.txt
 
-test-ingest: setup ## Ingests of a real Kafka (fetched by Maven), and dlt, with their packages installed
+test-ingest: setup ## Ingests of a real Kafka (fetched by Maven), and dlt; thirty kills for each source (half an hour)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[kafka,dlt]' dagster-dlt
-	@CORANTO_TEST_INGEST=1 $(BIN)/python -m pytest -m 'not exhaustive' tests/platform/ingest/kafka tests/platform/destinations
+	@CORANTO_TEST_INGEST=1 $(BIN)/python -m pytest -m 'not exhaustive' $(addprefix --ignore=,$(KILL_TESTS)) \
+	    tests/platform/ingest/kafka tests/platform/destinations
+	@CORANTO_TEST_INGEST=1 CORANTO_INGEST_KILLS=30 $(BIN)/python -m pytest $(KILL_TESTS)
 
 test-install: setup ## Wheel, extras on every Python here, deployment files, backups, upgrades (half an hour)
 	@CORANTO_TEST_INSTALL=1 $(BIN)/python -m pytest tests/installation

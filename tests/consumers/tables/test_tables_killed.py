@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from coranto.cluster import EmbeddedCluster
 from coranto.streams import Split, SyncStreams, SyncStreamWriter, default_template
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.tables import read_table
+from tests.consumers.tables.killed import process
 from tests.consumers.tables.shop import message, model, ordered, rows_in, table_file
 from tests.sampling import sampled
 
@@ -30,7 +29,6 @@ pytestmark = pytest.mark.timeout(900)
 KILLS = int(os.environ.get("CORANTO_TABLE_KILLS", "4"))
 """The number of processes to kill."""
 STREAM = "kill/items"
-COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 
 
 class Writer:
@@ -66,16 +64,6 @@ def count(store: SqlStore) -> int:
     with contextlib.suppress(SQLAlchemyError), store.engine.connect() as connection:
         return int(connection.execute(select(func.count()).select_from(Table("items", MetaData()))).scalar_one())
     return 0
-
-
-@contextlib.contextmanager
-def process(file: Path, endpoint: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    command = [*COMMAND, "table", "run", str(file), "--endpoint", endpoint, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as made:
-        try:
-            yield made
-        finally:
-            made.kill()
 
 
 @pytest.mark.integration

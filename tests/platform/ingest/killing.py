@@ -5,50 +5,110 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from coranto.client import JournalClient
+from coranto.cluster import EmbeddedCluster
 from coranto.streams.model.stream import transactions_journal
 from tests.platform.ingest.lists import until
 
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
+_GROWN_SECONDS = 240.0
+"""The time for a batch, while servers of the source and of the stream start again."""
 
 
-async def grown(client: JournalClient, stream: str) -> None:
-    """Return once another batch is decided."""
-    journal = transactions_journal(stream)
-    before = await client.head(journal)
-
-    async def has_grown() -> bool:
-        return await client.head(journal) > before
-
-    await until(has_grown)
+@contextmanager
+def two_brokers(folder: Path) -> Iterator[EmbeddedCluster]:
+    """Run a cluster that outlives the death of its second broker, which it starts again."""
+    with EmbeddedCluster(folder / "cluster", brokers=2, lease_seconds=60, etcd_fsync=False) as cluster:
+        yield cluster
 
 
-async def live(file: Path, endpoint: str, moment: Awaitable[object] | None, *options: str) -> int | None:
+class Killing:
+    """Runs processes of an ingest, one or two at a time, and kills each at a random moment.
+
+    In every second turn one of `outages` begins, such as the death of a broker.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        stream: str,
+        file: Path,
+        chance: random.Random,
+        outages: Sequence[Callable[[], object]],
+        *options: str,
+    ) -> None:
+        self._client = client
+        self._stream = stream
+        self._file = file
+        self._chance = chance
+        self._outages = outages
+        self._options = options
+        self._turns = self._killed = 0
+
+    def is_over(self, kills: int) -> bool:
+        """Return True once so many processes are killed, and each outage was there."""
+        return self._killed >= kills and self._turns >= 2 * len(self._outages)
+
+    async def turn(self) -> None:
+        """Run processes until they are killed, or have nothing more to read."""
+        outage = self._outages[self._turns // 2 % len(self._outages)] if self._turns % 2 else None
+        self._turns += 1
+        # Some die while they start, most while they commit; two at a time compete.
+        lives = [
+            live(self._file, self._client, self._moment(), *self._options) for _ in range(self._chance.choice((1, 2)))
+        ]
+        ends, _ = await asyncio.gather(asyncio.gather(*lives), self._later(outage))
+        self._killed += ends.count(None)
+
+    async def complete(self) -> None:
+        """Run a process until all is in the stream."""
+        await live(self._file, self._client, None)
+
+    async def _later(self, outage: Callable[[], object] | None) -> None:
+        if outage is not None:
+            await asyncio.sleep(self._chance.uniform(0, 2))
+            await asyncio.to_thread(outage)
+
+    async def _moment(self) -> None:
+        """Return at a random moment: while a process starts, or after a batch was decided."""
+        seconds = self._chance.uniform(0, 0.5)
+        if self._chance.random() < 0.75:
+            await self._grown()
+        await asyncio.sleep(seconds)
+
+    async def _grown(self) -> None:
+        """Return once another batch is decided."""
+        journal = transactions_journal(self._stream)
+        before = await self._client.head(journal)
+
+        async def has_grown() -> bool:
+            return await self._client.head(journal) > before
+
+        await until(has_grown, _GROWN_SECONDS)
+
+
+async def live(file: Path, client: JournalClient, moment: Awaitable[object] | None, *options: str) -> int | None:
     """Run a process of the ingest, and kill it at a moment. Returns its exit code, or None if it was killed."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
-        *("ingest", "run", str(file), "--endpoint", endpoint, *options),
+        *("ingest", "run", str(file), "--endpoint", client.config.endpoint, *options),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
     ended = asyncio.ensure_future(process.communicate())
     if moment is not None:
-        await asyncio.wait([ended, asyncio.ensure_future(moment)], return_when=asyncio.FIRST_COMPLETED)
+        waited = asyncio.ensure_future(moment)
+        await asyncio.wait([ended, waited], return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
+            await waited
             process.kill()
             await ended
             return None
+        waited.cancel()
     _, errors = await ended
     assert process.returncode == 0, errors.decode()
     return process.returncode
-
-
-async def moment(client: JournalClient, stream: str, chance: random.Random) -> None:
-    """Return at a random moment: while a process starts, or after a batch was decided."""
-    seconds = chance.uniform(0, 0.5)
-    if chance.random() < 0.75:
-        await grown(client, stream)
-    await asyncio.sleep(seconds)

@@ -1,4 +1,7 @@
-"""Gateways and brokers are killed with SIGKILL under load. The stream has the acknowledged requests, once each."""
+"""Gateways, tables and brokers are killed with SIGKILL under load. Each acknowledged request is there once.
+
+DuckDB compares the table of the stream with the acknowledged requests, row by row.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,21 @@ import hmac
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pyarrow as pa
 import pytest
 
 from coranto.client import JournalClient
-from coranto.cluster import EmbeddedCluster
 from coranto.cluster.processes import free_port
 from coranto.streams.control.lifecycle import Streams, default_template
+from tests.consumers.tables.killed import KilledTables, differences, rows_of
+from tests.consumers.tables.shop import table_file
 from tests.platform.ingest.gateway.posting import post
-from tests.platform.ingest.killing import COMMAND
+from tests.platform.ingest.killing import COMMAND, two_brokers
 from tests.platform.ingest.lists import events, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -120,13 +125,7 @@ class Sender:
             number += 8
 
 
-@contextlib.contextmanager
-def two_brokers(folder: Path) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(folder / "cluster", brokers=2, lease_seconds=60, etcd_fsync=False) as cluster:
-        yield cluster
-
-
-async def rows_of(client: JournalClient) -> list[tuple[str, int]]:
+async def stream_rows(client: JournalClient) -> list[tuple[str, int]]:
     return [(each["key"], each["n"]) for each in await events(client, STREAM)]
 
 
@@ -135,8 +134,8 @@ def expected_of(senders: list[Sender]) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("seed", [int(os.environ.get("CORANTO_INGEST_SEED", "11"))])
-async def test_the_stream_is_what_was_acknowledged(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
+async def test_the_stream_and_its_table_are_what_was_acknowledged(tmp_path: Path, seed: int) -> None:
+    chance, file = random.Random(seed), tmp_path / "table.yaml"
     with two_brokers(tmp_path) as cluster:
         endpoint = ",".join(cluster.info.endpoints)
         async with JournalClient(endpoint, retry_timeout=120) as client, aiohttp.ClientSession() as session:
@@ -144,29 +143,36 @@ async def test_the_stream_is_what_was_acknowledged(tmp_path: Path, seed: int) ->
             gateways = [Gateway(tmp_path, endpoint) for _ in range(2)]
             await asyncio.gather(*(each.start() for each in gateways))
             await asyncio.gather(*(each.ready(session) for each in gateways))
+            columns = "key STRING, n BIGINT"
+            file.write_text(table_file(f"{{stream: {STREAM}}}", f"sqlite:///{tmp_path}/store.db", columns=columns))
+            tables = KilledTables(endpoint, chance, file)
             over = False
             urls = [each.url for each in gateways]
             senders = [Sender(f"s{n}", urls, random.Random(seed + n)) for n in range(2)]
             sending = [asyncio.create_task(each.send_until(session, lambda: over)) for each in senders]
             for kill in range(KILLS):
-                seen = sum(len(each.acknowledged) for each in senders)
-                await until(lambda seen=seen: sum(len(each.acknowledged) for each in senders) > seen, 120)
-                await asyncio.sleep(chance.uniform(0, 0.3))
-                killed = chance.choice(gateways)
-                await killed.kill()
-                if kill == KILLS // 2:
-                    await asyncio.to_thread(cluster.kill_broker, 1)
-                await killed.start()
-                if chance.random() < 0.7:
-                    await killed.ready(session)
+                with tables.running():
+                    seen = sum(len(each.acknowledged) for each in senders)
+                    await until(lambda seen=seen: sum(len(each.acknowledged) for each in senders) > seen, 120)
+                    await asyncio.sleep(chance.uniform(0, 0.3))
+                    killed = chance.choice(gateways)
+                    await killed.kill()
+                    if kill == KILLS // 2:
+                        await asyncio.to_thread(cluster.kill_broker, 1)
+                    await killed.start()
+                    if chance.random() < 0.7:
+                        await killed.ready(session)
             over = True
             await asyncio.gather(*sending)
             await asyncio.to_thread(cluster.wait_ready)
             await asyncio.gather(*(each.ready(session) for each in gateways))
             await asyncio.gather(*(each.end() for each in gateways))
-            found = await rows_of(client)
-    assert len(expected_of(senders)) > 5 * KILLS
-    assert sorted(found) == expected_of(senders)
+            await tables.complete()
+            found = await stream_rows(client)
+    expected = expected_of(senders)
+    assert len(expected) > 5 * KILLS
+    assert sorted(found) == expected
+    assert differences(pa.Table.from_pylist([{"key": key, "n": n} for key, n in expected]), rows_of(file)) == []
 
 
 async def test_hostile_senders_do_not_affect_others(tmp_path: Path) -> None:
@@ -191,7 +197,7 @@ async def test_hostile_senders_do_not_affect_others(tmp_path: Path) -> None:
                 await asyncio.gather(*attacks, return_exceptions=True)
             peak = _peak_bytes(gateway.process)
             await gateway.end()
-            assert sorted(await rows_of(client)) == expected_of([sender])
+            assert sorted(await stream_rows(client)) == expected_of([sender])
     assert peak < 400 << 20
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.platform.ingest.kafka.registry import Registry, running
+
+if TYPE_CHECKING:
+    from benchmarks.kafka import KafkaServer
 
 WITH_CLIENT = [
     "test_cluster.py",
@@ -27,6 +31,15 @@ def kafka() -> Iterator[str]:
 
     with KafkaServer(fetched(), partitions=1) as server:
         yield server.address
+
+
+@pytest.fixture
+def server() -> Iterator[KafkaServer]:
+    """A broker of Kafka of a test's own, which may be killed."""
+    from benchmarks.kafka import KafkaServer, fetched
+
+    with KafkaServer(fetched(), partitions=1) as server:
+        yield server
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from benchmarks.kafka import KafkaServer, fetched
+from benchmarks.kafka import KafkaServer
 from coranto.errors import SourceChanged
 from coranto.ingest.kafka.source import KafkaSource
 from coranto.streams.control.lifecycle import Streams, default_template
@@ -22,12 +21,6 @@ from tests.platform.ingest.lists import STREAM, events, ingest, spec, until
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 PARTITIONS, ROUNDS, ROWS = 4, 4, 600
-
-
-@pytest.fixture
-def server() -> Iterator[KafkaServer]:
-    with KafkaServer(fetched(), partitions=1) as server:
-        yield server
 
 
 async def test_brokers_of_both_are_killed(server: KafkaServer) -> None:

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
@@ -86,15 +86,21 @@ class Topics:
         self.producer.produce(name, value, key, partition=partition, on_delivery=delivered, **more)
         assert self.producer.flush(SECONDS) == 0
 
-    def transaction(self, name: str, numbers: Iterable[int], *, commits: bool | None, partition: int = 0) -> Producer:
+    def transaction(
+        self,
+        name: str,
+        numbers: Iterable[int],
+        *,
+        commits: bool | None,
+        partition: int = 0,
+        row: Callable[[int], Mapping[str, Any]] = lambda number: {"n": number},
+    ) -> Producer:
         """Write a transaction, and commit or abort it, or leave it open (None)."""
         producer = Producer(self.settings(transactional_id=f"test-{os.getpid()}-{next(_numbers)}"))
         producer.init_transactions(SECONDS)
         producer.begin_transaction()
         for number in numbers:
-            producer.produce(
-                name, json.dumps({"n": number}).encode(), f"key-{number % 5}".encode(), partition=partition
-            )
+            producer.produce(name, json.dumps(row(number)).encode(), f"key-{number % 5}".encode(), partition=partition)
         producer.flush(SECONDS)
         if commits is True:
             producer.commit_transaction(SECONDS)

@@ -1,4 +1,7 @@
-"""Processes that read tables are killed while others write, and copies of the stream are equal to the tables."""
+"""Processes that read and copy a table are killed while others write, and its copies are equal to it.
+
+DuckDB compares the table with its copy, row by row.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import asyncio
 import os
 import random
 import threading
+from functools import partial
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from coranto.client import JournalClient
-from coranto.cluster import EmbeddedCluster
 from coranto.streams.control.lifecycle import Streams, default_template
-from tests.platform.ingest.killing import live, moment
+from tests.consumers.tables.killed import KilledTables, differences, rows_of
+from tests.consumers.tables.shop import table_file
+from tests.platform.ingest.killing import Killing, two_brokers
 from tests.platform.ingest.lists import events
 from tests.platform.ingest.postgres.database import ORDERS, SETTINGS, Copies, Database
 from tests.servers.sql import PostgresServer
@@ -27,7 +33,7 @@ SPEC = """
 name: killed
 stream: {stream}
 source:
-  postgres: {{url: "{url}", publication: shop, look: 0.5}}
+  postgres: {{url: "{url}", publication: shop, look: 0.5, operation: op}}
 batch: {{bytes: 20000, seconds: 0.2}}
 """
 
@@ -63,42 +69,46 @@ def _change(connection: psycopg.Connection[tuple[object, ...]], chance: random.R
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [int(os.environ.get("CORANTO_INGEST_SEED", "7"))])
-async def test_a_copy_is_equal_to_the_table(tmp_path: Path, seed: int) -> None:
+async def test_copies_are_equal_to_the_table(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    with (
-        PostgresServer(*SETTINGS) as server,
-        Database(server) as database,
-        EmbeddedCluster(tmp_path / "cluster", brokers=2, lease_seconds=60, etcd_fsync=False) as cluster,
-    ):
+    file, copy = tmp_path / "killed.yaml", tmp_path / "copy.yaml"
+    with PostgresServer(*SETTINGS) as server, Database(server) as database, two_brokers(tmp_path) as cluster:
         database.execute(ORDERS)
         database.execute("INSERT INTO orders SELECT n, repeat('y', 200), n FROM generate_series(1, 5000) n")
-        file = tmp_path / "killed.yaml"
         file.write_text(SPEC.format(stream=STREAM, url=database.url))
+        columns = "id BIGINT, customer STRING, cents BIGINT, version INT, op STRING"
+        operation = "{column: op, deletes: [delete]}"
+        copy.write_text(
+            table_file(f"{{stream: {STREAM}}}", server.new_database(), "changes", columns=columns, operation=operation)
+        )
+
+        def crash() -> None:
+            server.restart(crash=True)
+            database.reconnect()
+
         endpoint = ",".join(cluster.info.endpoints)
         async with JournalClient(endpoint, retry_timeout=120) as client:
             await Streams(client).create(STREAM, 2, template=default_template(replication=2))
+            outages = [partial(cluster.kill_broker, 1), crash]
+            killing = Killing(client, STREAM, file, chance, outages, "--follow")
+            copies = KilledTables(endpoint, chance, copy)
             end = threading.Event()
             writer = threading.Thread(target=write, args=(database, end, random.Random(seed + 1)))
             writer.start()
             try:
-                killed, has_crashed = 0, False
-                while killed < KILLS:
-                    # Some die while they start, most while they commit; two at a time compete.
-                    count = chance.choice((1, 2))
-                    ends = await asyncio.gather(
-                        *(live(file, endpoint, moment(client, STREAM, chance), "--follow") for _ in range(count))
-                    )
-                    killed += ends.count(None)
-                    if killed >= KILLS // 2 and not has_crashed:
-                        has_crashed = True
-                        await asyncio.to_thread(cluster.kill_broker, 1)
-                        await asyncio.to_thread(server.restart, crash=True)
-                        database.reconnect()
+                while not killing.is_over(KILLS):
+                    with copies.running():
+                        await killing.turn()
             finally:
                 end.set()
                 await asyncio.to_thread(writer.join)
             await asyncio.to_thread(cluster.wait_ready)
-            assert await live(file, endpoint, None) == 0
+            await killing.complete()
+            await copies.complete()
             found = await events(client, STREAM)
-        assert Copies(found)["public.orders"] == database.rows()
+        expected = database.rows()
+        rows = [{name: each[name] for name in each if name != "op"} for each in found]
+        assert Copies(rows)["public.orders"] == expected
         assert sum(each["_meta"]["op"] == "read" for each in found) >= 4000
+        assert differences(pa.Table.from_pylist(list(expected.values())), rows_of(copy)) == []
+        assert copies.killed >= KILLS // 2
