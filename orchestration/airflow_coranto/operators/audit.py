@@ -32,7 +32,7 @@ _MAX_FINDINGS: Final = 1000
 class AuditOperator(BaseOperator):
     """Audit the journals of a group, as `coranto audit` does, and fail on a finding.
 
-    A `cheap` audit compares stored content with brokers' answers and with the last audit. A `deep` one also reads
+    With the `depth` `cheap` it compares stored content with brokers' answers and with the last audit. `deep` also reads
     content up to `budget`, the longest unread first: a number of bytes, a text such as 64M or `all`, or None for all.
     Empty is the command's default. `memory` is the URL of the store with the records of audits, by default each
     journal's first store. `checks` makes further checks, such as checks of consumers, from a client and the stores. A

@@ -31,7 +31,8 @@ class PublishOperator(BaseOperator):
     publish to the same group need different `namespace`s.
 
     `ledger` is the journal that remembers publications (see `coranto.publication`), by default `GROUP-publications`.
-    It is created if it is missing, which needs the right to apply specs.
+    It is created if it is missing, which needs the right to apply specs. With `accept_lost_ledger` the task publishes
+    although the ledger has lost content: rows may be there twice.
 
     The group's asset `journal://CLUSTER/GROUP` is the task's outlet, unless you give `outlets`: DAGs that have it as
     their schedule start when the task has succeeded. Give `outlets=[]` if a DAG watches the asset: otherwise it starts

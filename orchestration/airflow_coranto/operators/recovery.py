@@ -81,11 +81,11 @@ class PlanRecoveryOperator(_RecoveryOperator):
 
 
 class ApproveRecoveryOperator(HITLOperator):
-    """Show the plan of a PlanRecoveryOperator to a person, and wait for an approval, without a worker.
+    """Show a plan to a person, and wait for an approval, without a worker.
 
-    The button names the plan's hash, so the approval is of the plan that was shown, even if the planning task was
-    cleared. After a rejection, the task and its downstream tasks are skipped. Returns `{"approved": hash, "by": user}`.
-    Further arguments go to HITLOperator.
+    `plan` is the output of a PlanRecoveryOperator, and `subject` the title. The button names the plan's hash, so the
+    approval is of the plan that was shown, even if the planning task was cleared. After a rejection, the task and its
+    downstream tasks are skipped. Returns `{"approved": hash, "by": user}`. Further arguments go to HITLOperator.
     """
 
     template_fields: Sequence[str] = ("subject", "body", "plan")
@@ -120,9 +120,10 @@ class ApproveRecoveryOperator(HITLOperator):
 class RecoverOperator(_RecoveryOperator):
     """Carry out the plan whose hash is `approved`, and audit.
 
-    It diagnoses again. If the plan has changed since the approval, it changes nothing and fails, with the present plan
-    as its result. Each step is safe to repeat, so a task that was killed may be retried. It fails if a step fails or
-    the audit finds an error. Returns `{"done", "remaining", "audit", "errors"}`.
+    `approved` may also be the output of an ApproveRecoveryOperator. The other arguments are as for the plan: `group`,
+    `memory`, `doctors` and `audits`. It diagnoses again. If the plan has changed since the approval, it changes nothing
+    and fails, with the present plan as its result. Each step is safe to repeat, so a task that was killed may be
+    retried. It fails if a step fails or the audit finds an error. Returns `{"done", "remaining", "audit", "errors"}`.
     """
 
     template_fields: Sequence[str] = (*_RecoveryOperator.template_fields, "approved")

@@ -40,7 +40,7 @@ class SparkConsumerOperator(BaseOperator):
     fails and is not retried. So only one instance of this task runs at a time, unless you set `max_active_tis_per_dag`.
 
     With `wait_for`, the name of the group that the application reads, the task first waits in the triggerer until there
-    is something to consume.
+    is something to consume, and looks every `wait_interval` seconds.
 
     `inputs` and `outputs` are the groups that the application reads and publishes to. Their assets
     `journal://CLUSTER/GROUP` are the task's inlets and outlets, unless you give these. `cluster` is the name in their
