@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+from settings_table import SETTINGS, table  # mkdocs does not find the modules next to a hook
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
@@ -24,7 +28,8 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     for page in sorted(set(_reference(config["nav"]))):
         package = posixpath.basename(page).removesuffix(".md")
-        files.append(File.generated(config, page, content=f"# {package}\n\n::: {package}\n"))
+        content = table(package) if package in SETTINGS else f"::: {package}"
+        files.append(File.generated(config, page, content=f"# {package}\n\n{content}\n"))
     return files
 
 

@@ -12,7 +12,9 @@ import yaml
 
 from coranto.labels import CONTENT_TYPE, JSON_LINES
 from coranto.testing import Cluster
+from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from coranto_consumers.runtime.testing import running_shard, shard_spec
+from tools.settings_table import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "consumers.md"
 
@@ -42,3 +44,8 @@ async def test_the_first_consumer_keeps_totals_and_publishes(tmp_path: Path) -> 
         alerts = await client.read_all("alerts/large-customers", 0, await client.head("alerts/large-customers"))
         assert alerts.count(b'"customer":"bob"') == 1
         assert b"ada" not in alerts
+
+
+def test_the_sites_table_has_every_setting() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.+) \|$", table("coranto_consumers.runtime.settings"), re.MULTILINE)
+    assert dict(rows) == {name: field.description for name, field in ConsumerProcessSettings.model_fields.items()}
