@@ -67,7 +67,7 @@ LINK_TARGET = re.compile(r"\]\([^)]*\)")
 BUDGETS = {
     "broker/coranto_broker/fragments": 1,
     "consumers/coranto_consumers/recovery": 2,
-    "docs": 4,
+    "docs": 1,
     "platform/coranto/fragments": 1,
 }
 """The most lines with such phrases in each package. A package without an entry has none. Budgets only fall: lower
