@@ -26,9 +26,14 @@ def section(title: str) -> str:
     return PAGE.read_text().partition(f"{title}\n")[2].partition("\n##")[0]
 
 
+def layers_of(title: str) -> list[list[str]]:
+    """Return the packages of a section's list, from the bottom up."""
+    (listed,) = re.findall(r"^> .*(?:\n> .*)*", section(title), re.MULTILINE)
+    return [re.findall(r"`([^`]+)`", layer) for layer in listed.split("→")]
+
+
 def packages_of(title: str) -> set[str]:
-    rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    return {name for layer in layers_of(title) for name in layer}
 
 
 def test_every_link_leads_to_a_file_and_every_named_thing_is_in_it() -> None:
@@ -48,6 +53,9 @@ def test_every_package_is_described() -> None:
         assert present <= named, f"{title}: {sorted(present - named)} are not described"
         for name in named:
             assert (folder / name).is_dir() or (folder / f"{name}.py").is_file(), f"{title}: there is no {name}"
+        for name in present - {"wire"}:
+            text = ast.get_docstring(ast.parse((folder / name / "__init__.py").read_text()))
+            assert text, f"{title}: {name} has no docstring"
 
 
 def imported_packages(package: Path, folder: Path) -> set[str]:
@@ -66,16 +74,15 @@ def imported_packages(package: Path, folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("title", PACKAGES)
 def test_packages_are_listed_bottom_up(title: str) -> None:
-    """Each package imports packages of its own row and of those above it only."""
-    rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
-    rank = {name: number for number, row in enumerate(rows) for name in re.findall(r"`([^`]+)`", row)}
+    """Each package imports packages of its own layer and of those before it only."""
+    rank = {name: number for number, layer in enumerate(layers_of(title)) for name in layer}
     upwards = [
         (name, other)
         for name, number in rank.items()
         for other in imported_packages(PACKAGES[title] / name, PACKAGES[title])
         if rank.get(other, 0) > number
     ]
-    assert not upwards, f"{title}: these import packages that are listed below them"
+    assert not upwards, f"{title}: these import packages that are listed after them"
 
 
 OF_THEIR_ORCHESTRATOR = {
