@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import structlog
@@ -18,6 +18,7 @@ from coranto.checkup.brokers import NONE, advice_for
 from coranto.checkup.clock import clock_result
 from coranto.checkup.results import Condition, Examination, good, problem, warning
 from coranto.checkup.status.etcd_members import ask_members
+from coranto.checkup.status.first_answer import first_answer
 from coranto.checkup.status.values import BrokerState
 from coranto.client import ClientConfig, JournalClient, Listing
 from coranto.client.config import parse_endpoint
@@ -28,8 +29,6 @@ from coranto.security.tls import ClientTls
 from coranto.wire import protocol_pb2 as pb
 
 _AT_ONCE: Final = 64
-_NEXT_SECONDS: Final = 1.0
-"""The wait for a broker's list before the next broker is asked."""
 _MAX_QUOTAS: Final = 10
 _log = structlog.get_logger(__name__)
 
@@ -90,42 +89,12 @@ def _announced(name: str, value: bytes, revision: int) -> AnnouncedBroker:
 
 
 async def list_journals(config: ClientConfig, endpoints: Sequence[str], timeout: float) -> tuple[str, Listing]:
-    """Return the journals as one broker lists them, and its endpoint.
+    """Return the journals as the first broker that answers lists them, and its endpoint.
 
-    The next broker is asked, too, when the ones before have failed or not answered for a second. Raises the error of
-    the last broker, and Unavailable if none answers within `timeout` seconds.
+    Raises the error of the last broker, and Unavailable if none answers within `timeout` seconds.
     """
-    failure: CorantoError = Unavailable(f"no broker listed the journals within {timeout:g} s")
-    asked: set[asyncio.Task[tuple[str, Listing]]] = set()
-
-    async def first(wait: float | None) -> tuple[str, Listing] | None:
-        """Return the first list. None if all have failed, or none came within `wait` seconds."""
-        nonlocal asked, failure
-        while asked:
-            done, asked = await asyncio.wait(asked, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                try:
-                    return task.result()
-                except CorantoError as error:
-                    failure = error
-            if not done:
-                break
-        return None
-
-    try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                for endpoint in endpoints:
-                    asked.add(asyncio.create_task(_list(config, endpoint)))
-                    if (found := await first(_NEXT_SECONDS)) is not None:
-                        return found
-                if (found := await first(None)) is not None:
-                    return found
-    finally:
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-    raise failure
+    silence = Unavailable(f"no broker listed the journals within {timeout:g} s")
+    return await first_answer([partial(_list, config, endpoint) for endpoint in endpoints], timeout, silence)
 
 
 async def _list(config: ClientConfig, endpoint: str) -> tuple[str, Listing]:
