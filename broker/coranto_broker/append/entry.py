@@ -11,7 +11,6 @@ from collections import deque
 
 from coranto.errors import CorantoError
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import registers as of_registers
 from coranto_broker.append.decision import is_plain
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.host import AppendHost
@@ -27,19 +26,10 @@ def recognize(host: AppendHost, append: QueuedAppend) -> bool:
     if (append.claims is not UNRESTRICTED and not append.claims.covers_all) or request.HasField("header"):
         return False
     resolution = host.resolver.known(request.journal, request.min_etcd_revision)
-    if resolution is None or resolution.replica is None or resolution.status != pb.OK:
-        return False
-    pipeline = resolution.replica.pipeline.at_rest
-    if pipeline is None or not pipeline.fits(resolution):
-        if resolution.is_local:
-            append.resolution = resolution
+    if resolution is None or resolution.replica is None or resolution.status != pb.OK or not resolution.is_local:
         return False
     append.resolution = resolution
-    if request.offset or request.at_start or request.suspend:
-        return False
-    before = append.expected_before = pipeline.spool.registers
-    append.expected_registers = before if is_plain(request) else of_registers.replaced(request, before)
-    return append.expected_registers is not None
+    return is_plain(request)
 
 
 async def resolve(host: AppendHost, append: QueuedAppend) -> AppendOutcome | CorantoError | None:

@@ -64,23 +64,16 @@ class BatchPlan:
         self.registers = snapshot.committed.registers
         """The registers after all of them."""
 
-    def admit(
-        self,
-        request: pb.AppendRequest,
-        length: int,
-        *,
-        torn: bool = False,
-        expected: pb.LabelSet | None = None,
-    ) -> AppendRange | Refusal | None:
+    def admit(self, request: pb.AppendRequest, length: int, *, torn: bool = False) -> AppendRange | Refusal | None:
         """Admit or refuse an append of `length` bytes. Return None if it needs more than a decision.
 
-        `torn` is as in `decide`. `expected` are the registers after it, if already computed from `registers`.
+        `torn` is as in `decide`.
         """
         if not length and request.HasField("durability"):
             return None  # The replicas have to answer.
         try:
             if length and not torn and self._is_steady():
-                registers = expected if expected is not None else apply_registers(request, self.registers)
+                registers = apply_registers(request, self.registers)
                 if registers is not None:
                     return self.commit(length, registers)
             found = decide(request, self._snapshot(), length, torn=torn)

@@ -108,12 +108,10 @@ class JournalQueue:
             return False
         if steady_range(self._host, resolution, pipeline) is None or is_torn(content.content, pipeline.whole_lines):
             return False
-        before, registers = pipeline.spool.committed, append.expected_registers
-        # Registers are never modified in place, so identity says that they are the expected ones.
-        if registers is None or before.registers is not append.expected_before:
-            registers = apply_registers(append.request, before.registers)
-            if registers is None:
-                return False
+        before = pipeline.spool.committed
+        registers = apply_registers(append.request, before.registers)
+        if registers is None:
+            return False
         after = pipeline.commit(content.content, registers)
         self._host.proposed(ProposalPath.INLINE, 1)
         digest = hashlib.sha1(content.content, usedforsecurity=False).digest()
@@ -228,9 +226,8 @@ class JournalQueue:
                 break
             if tokens is not None and not tokens.affords(length):
                 break
-            expected = append.expected_registers if append.expected_before is plan.registers else None
             torn = is_torn(content.content, whole_lines)
-            found = plan.admit(append.request, length, torn=torn, expected=expected)
+            found = plan.admit(append.request, length, torn=torn)
             if found is None or (not members and isinstance(found, Refusal)):
                 break
             if isinstance(found, Refusal):

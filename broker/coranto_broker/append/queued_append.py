@@ -60,9 +60,6 @@ class QueuedAppend:
     """An append. It gets one outcome or error, unless its client leaves first."""
 
     resolution: Resolution | None = None
-    expected_registers: pb.LabelSet | None = None
-    """The registers after it, if it is applied to the registers `expected_before`."""
-    expected_before: pb.LabelSet | None = None
     state = State.RESOLVE
     queue: JournalQueue | None = None
     caller = ""

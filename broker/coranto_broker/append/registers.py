@@ -48,54 +48,11 @@ def after(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
         result = labels.subtract(result, request.subtract_registers)
     if request.HasField("union_registers"):
         result = labels.union(request.union_registers, result)
-    if result is not registers:
-        _require_bounded(registers, result)
+    size = result.ByteSize() if result is not registers else 0
+    if size > MAX_REGISTERS_BYTES and size > registers.ByteSize():
+        raise InvalidInput(
+            f"the journal's registers would take {size} bytes, which is more than {MAX_REGISTERS_BYTES}; "
+            "subtract registers that are no longer needed, or keep such data in the journal's content",
+            field="union_registers",
+        )
     return result
-
-
-def replaced(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | None:
-    """Return the registers after an append that checks some of them by name and value, and replaces one value.
-
-    This is a fast path for writers of streams: one pass validates the append, matches the registers, and computes the
-    new ones. None means that the append has another form or does not match; it may still be valid.
-    """
-    check, replacements = request.check_registers, request.union_registers.labels
-    if len(replacements) != 1 or check.exclude.labels or request.content or request.HasField("subtract_registers"):
-        return None
-    new = replacements[0]
-    name_replaced, position, last = new.name, -1, ""
-    asked = iter(check.include.labels)
-    wanted = next(asked, None)
-    for index, label in enumerate(registers.labels):
-        name = label.name
-        if name == last:
-            return None  # It has several values.
-        last = name
-        if wanted is not None and name == wanted.name:
-            if wanted.value and wanted.value != label.value:
-                return None
-            wanted = next(asked, None)
-        if name == name_replaced:
-            position = index
-    if wanted is not None or position < 0 or new.prefix or not labels.is_plain_value(new.value):
-        return None
-    result = pb.LabelSet()
-    result.CopyFrom(registers)
-    result.labels[position].value = new.value
-    if len(new.value) > len(registers.labels[position].value):
-        try:
-            _require_bounded(registers, result)
-        except InvalidInput:
-            return None
-    return result
-
-
-def _require_bounded(before: pb.LabelSet, result: pb.LabelSet) -> None:
-    size = result.ByteSize()
-    if size <= MAX_REGISTERS_BYTES or size <= before.ByteSize():
-        return
-    raise InvalidInput(
-        f"the journal's registers would take {size} bytes, which is more than {MAX_REGISTERS_BYTES}; "
-        "subtract registers that are no longer needed, or keep such data in the journal's content",
-        field="union_registers",
-    )

@@ -12,7 +12,6 @@ from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import registers as of_registers
 from coranto_broker.append.decision import (
     AppendDecision,
     ChangeSuspension,
@@ -376,15 +375,6 @@ def test_a_steady_range_ends_with_the_flush_interval(snapshot: JournalSnapshot, 
     found = steady(snapshot)
     if found is not None and found.holds(snapshot.committed.fragment, NOW + seconds):
         assert decide(request(), replace(snapshot, now=NOW + seconds), 1) == Commit(snapshot.committed.registers)
-
-
-@given(requests(), snapshots())
-@settings(max_examples=200, deadline=None)
-def test_an_entry_that_is_replaced_ahead_is_decided_alike(asked: pb.AppendRequest, snapshot: JournalSnapshot) -> None:
-    """Some registers are computed when an append begins."""
-    expected = of_registers.replaced(asked, snapshot.committed.registers)
-    if expected is not None and not asked.offset and not asked.suspend:
-        assert apply_registers(asked, snapshot.committed.registers) == expected
 
 
 @given(st.lists(st.tuples(requests(), st.integers(0, 20)), min_size=1, max_size=6), snapshots())
