@@ -12,9 +12,10 @@ from coranto.errors import CorantoError, Unavailable
 from coranto.specs.durability import NO_DEMAND, Durability
 from coranto.tracing import Tracer, TraceSpan
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.decision import Refuse
 from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
-from coranto_broker.append.plan import AppendRange, Refusal
+from coranto_broker.append.plan import AppendRange
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import AppendEvent, ProposalPath
 from coranto_broker.append.streaming import ContentStream
@@ -35,7 +36,7 @@ class Batch:
         self._held = held
         self.pipeline = held.pipeline
         self.members: list[tuple[QueuedAppend, AppendRange]] = []
-        self.refused: list[tuple[QueuedAppend, Refusal]] = []
+        self.refused: list[tuple[QueuedAppend, Refuse]] = []
         self.size = 0
         """The bytes of the members' content."""
         self._proposal = self.pipeline.spool.fragment
@@ -193,7 +194,7 @@ class Batch:
                 chunks = content.chunks
             place = self._proposal, begin, end, digest, chunks, append.delayed_chunks, durability, self._stored_end
             outcomes.append((append, AppendOutcome(append.state, append.resolved, pb.OK, registers, *place)))
-        for append, (status, registers) in self.refused:
+        for append, refusal in self.refused:
             append.on(AppendEvent.REFUSED)
-            outcomes.append((append, AppendOutcome(append.state, append.resolved, status, registers)))
+            outcomes.append((append, append.refused(refusal)))
         return outcomes

@@ -54,6 +54,8 @@ class JournalSnapshot:
     loss_confirmed: bool = False
     refusal: str = ""
     """The reason for refusing content whose acknowledgements cannot meet the demand of the journal's labels, or ""."""
+    whole_lines: bool = False
+    """`labels.takes_whole_lines` of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +76,12 @@ class Refuse:
 
 
 class Need(enum.Enum):
-    """The missing part of a snapshot."""
+    """The decision needs this missing part of the snapshot first. Then decide again."""
 
     STORE = "the health of the fragment store"
     LISTING = "a first listing of all fragment stores"
     EMPTY_APPEND = "the end of an append without content, which confirms a loss"
     RECORD = "an in-sync record of the replicas that continue after a confirmed loss"
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """The decision needs this first. Then decide again."""
-
-    need: Need
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +99,22 @@ class ChangeSuspension:
     roll: Fragment | None = None
 
 
-AppendDecision = Commit | Refuse | Wait | Synchronize | ChangeSuspension
+AppendDecision = Commit | Refuse | Need | Synchronize | ChangeSuspension
 
 
-def decide(
-    request: pb.AppendRequest, snapshot: JournalSnapshot, length: int | None = None, *, torn: bool = False
-) -> AppendDecision:
-    """Decide an append of `length` bytes (None if unknown: then `judge_content` judges each part of its content).
+def decide(request: pb.AppendRequest, snapshot: JournalSnapshot, content: Bytes | None = None) -> AppendDecision:
+    """Decide an append with this content (None if unknown: then `judge_content` judges each part of it).
 
-    `torn` is True if `is_torn` holds for its content. Raises InvalidInput if the append is invalid for any journal.
+    Raises InvalidInput if the append is invalid for any journal.
     """
     spec, present = snapshot.spec, snapshot.committed.registers
     if spec.fragment.stores:
         if snapshot.store_problem is None:
-            return Wait(Need.STORE)
+            return Need.STORE
         if snapshot.store_problem:
             return Refuse(pb.FRAGMENT_STORE_UNHEALTHY, present, snapshot.store_problem)
     if not snapshot.listed:
-        return Wait(Need.LISTING)
+        return Need.LISTING
     found = _check(request, snapshot)
     # A strict check demands all acknowledged content, even of a journal that cannot be written to.
     lost = not snapshot.recorded and (may_write(spec) or of_registers.is_strict(request))
@@ -134,35 +127,33 @@ def decide(
     after = of_registers.after(request, present)
     if lost and not snapshot.loss_confirmed:
         # An operator confirms the loss by an empty append at an explicit offset, or at the start.
-        return Refuse(pb.INDEX_HAS_GREATER_OFFSET, present) if length else Wait(Need.EMPTY_APPEND)
+        return Refuse(pb.INDEX_HAS_GREATER_OFFSET, present) if content else Need.EMPTY_APPEND
     if isinstance(found, Synchronize):
         return found
     if lost:
-        return Wait(Need.RECORD)
+        return Need.RECORD
     if isinstance(found, ChangeSuspension):
         return found
-    if length is not None and (status := judge_content(request, spec, length, snapshot.refusal)) is not None:
-        return Refuse(status, present, snapshot.refusal if status == pb.INSUFFICIENT_JOURNAL_BROKERS else "")
-    if torn:
-        return Refuse(pb.NOT_ALLOWED, present, TORN_LINE)
-    return Commit(after, _roll(snapshot, found))
+    refusal = None
+    if content is not None:
+        refusal = judge_content(request, spec, len(content), present, snapshot.refusal)
+        if refusal is None and is_torn(content, snapshot.whole_lines):
+            refusal = Refuse(pb.NOT_ALLOWED, present, TORN_LINE)
+    return refusal or Commit(after, _roll(snapshot, found))
 
 
 def is_torn(content: Bytes, whole_lines: bool) -> bool:
-    """Return True if content, or its last part, ends within a line of a journal of whole lines.
-
-    `whole_lines` is `labels.takes_whole_lines` of the journal.
-    """
+    """Return True if content, or its last part, ends within a line of a journal of whole lines."""
     return whole_lines and len(content) > 0 and content[-1] != _NEWLINE
 
 
 def judge_content(
-    request: pb.AppendRequest, spec: pb.JournalSpec, length: int, refusal: str = ""
-) -> pb.Status.ValueType | None:
-    """Return the status that refuses content of this append to this journal, or None.
+    request: pb.AppendRequest, spec: pb.JournalSpec, length: int, registers: pb.LabelSet, refusal: str = ""
+) -> Refuse | None:
+    """Refuse content of this append to this journal, or return None.
 
-    `length` is the length of the whole append or of a non-empty part. `refusal` is the snapshot's. Raises InvalidInput
-    for an append without content that changes registers.
+    `length` is the length of the whole append or of a non-empty part. `registers` and `refusal` are the snapshot's.
+    Raises InvalidInput for an append without content that changes registers.
     """
     if not length:
         if of_registers.change(request):
@@ -171,8 +162,8 @@ def judge_content(
     # Appends that suspend, or keep a suspension, must be empty.
     resumes = request.suspend in (pb.AppendRequest.SUSPEND_RESUME, pb.AppendRequest.SUSPEND_NO_RESUME)
     if not resumes or not may_write(spec):
-        return pb.NOT_ALLOWED
-    return pb.INSUFFICIENT_JOURNAL_BROKERS if refusal else None
+        return Refuse(pb.NOT_ALLOWED, registers)
+    return Refuse(pb.INSUFFICIENT_JOURNAL_BROKERS, registers, refusal) if refusal else None
 
 
 def next_fragment(committed: CommittedState, roll_to: int, spec: pb.JournalSpec.Fragment, now: float) -> Fragment:
@@ -205,7 +196,7 @@ def steady(snapshot: JournalSnapshot) -> Steady | None:
     spec, fragment, known, now = snapshot.spec, snapshot.committed.fragment, snapshot.known, snapshot.now
     if not fragment.length or known.empty:
         return None  # The next append may roll, as the first known content.
-    if decide(_PLAIN, snapshot, 1) != Commit(snapshot.committed.registers):
+    if decide(_PLAIN, snapshot, b"\n") != Commit(snapshot.committed.registers):
         return None
     interval = spec.fragment.flush_interval.ToSeconds()
     until = (int(now) // interval + 1) * interval if interval > 0 else math.inf

@@ -23,7 +23,6 @@ from coranto_broker.append.decision import (
     Refuse,
     Synchronize,
     decide,
-    is_torn,
     next_fragment,
 )
 from coranto_broker.append.held_pipeline import HeldPipeline
@@ -248,15 +247,13 @@ class AppendFsm:
         """Decide the append, and carry out the decision or wait for its need."""
         resolution, content, pipeline = self.append.resolved, self.append.content, self._pipeline
         replica = resolution.require_replica
-        length = len(content.content) if content is not None else None
-        torn = content is not None and is_torn(content.content, pipeline.whole_lines)
         store_problem: str | None = None
         while True:
             now = self._host.clock.now()
             replica.demand_unmet, replica.refusal = pipeline.demand_unmet, pipeline.refusal
             replica.recorded = pipeline.recorded
             snapshot = snapshot_of(resolution, pipeline, now, store_problem, loss_confirmed=self._loss_confirmed)
-            found = decide(self.append.request, snapshot, length, torn=torn)
+            found = decide(self.append.request, snapshot, None if content is None else content.content)
             match found:
                 case Commit():
                     self.decided = found
@@ -272,7 +269,7 @@ class AppendFsm:
                     self._suspend = found.suspend
                     return AppendEvent.SUSPENSION_MUST_CHANGE
             try:
-                match found.need:
+                match found:
                     case Need.STORE:
                         url = resolution.spec.fragment.stores[0]  # New fragments go to the first store.
                         name, until = resolution.spec.name, resolution.invalidated

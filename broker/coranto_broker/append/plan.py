@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from coranto.effects import Bytes
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, apply_registers, decide, steady
+from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, apply_registers, decide, is_torn, steady
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.replication.pipeline import Pipeline, SteadyPipeline
 from coranto_broker.replication.resolver import Resolution
@@ -44,13 +45,6 @@ class AppendRange(NamedTuple):
     registers: pb.LabelSet
 
 
-class Refusal(NamedTuple):
-    """The status that refuses an append, and the journal's registers."""
-
-    status: pb.Status.ValueType
-    registers: pb.LabelSet
-
-
 class BatchPlan:
     """The journal's state after all admitted appends."""
 
@@ -64,23 +58,21 @@ class BatchPlan:
         self.registers = snapshot.committed.registers
         """The registers after all of them."""
 
-    def admit(self, request: pb.AppendRequest, length: int, *, torn: bool = False) -> AppendRange | Refusal | None:
-        """Admit or refuse an append of `length` bytes. Return None if it needs more than a decision.
-
-        `torn` is as in `decide`.
-        """
+    def admit(self, request: pb.AppendRequest, content: Bytes) -> AppendRange | Refuse | None:
+        """Admit or refuse an append. Return None if it needs more than a decision."""
+        length = len(content)
         if not length and request.HasField("durability"):
             return None  # The replicas have to answer.
         try:
-            if length and not torn and self._is_steady():
+            if length and self._is_steady() and not is_torn(content, self._first.whole_lines):
                 registers = apply_registers(request, self.registers)
                 if registers is not None:
                     return self.commit(length, registers)
-            found = decide(request, self._snapshot(), length, torn=torn)
+            found = decide(request, self._snapshot(), content)
         except Exception:  # noqa: BLE001  # The state machine raises it again, for this append only.
             return None
         if isinstance(found, Refuse) and found.status in _FINAL_REFUSALS:
-            return Refusal(found.status, found.registers)
+            return found
         if not isinstance(found, Commit) or found.roll is not None:
             return None
         return self.commit(length, found.registers)
@@ -132,6 +124,7 @@ def snapshot_of(
         pipeline.recorded,
         loss_confirmed,
         pipeline.refusal,
+        pipeline.whole_lines,
     )
 
 

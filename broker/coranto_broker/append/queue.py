@@ -24,7 +24,7 @@ from coranto.errors import Unavailable
 from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.batch import SHUTTING_DOWN, Batch
-from coranto_broker.append.decision import apply_registers, is_torn
+from coranto_broker.append.decision import Refuse, apply_registers, is_torn
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
@@ -33,7 +33,6 @@ from coranto_broker.append.plan import (
     MAX_BATCH_BYTES,
     PROPOSALS_IN_FLIGHT,
     BatchPlan,
-    Refusal,
     snapshot_of,
     steady_range,
 )
@@ -216,7 +215,7 @@ class JournalQueue:
 
     def _take(self, batch: Batch, plan: BatchPlan, resolution: Resolution, tokens: FlowControl | None = None) -> None:
         """Move appends from the head of the queue to the end of the batch, as far as limits and decisions allow."""
-        whole_lines, members, taken = batch.pipeline.whole_lines, batch.members, len(batch.members)
+        members, taken = batch.members, len(batch.members)
         for append in self._waiting:
             content = append.content
             if content is None or not _is_alike(append.resolved, resolution):
@@ -226,11 +225,10 @@ class JournalQueue:
                 break
             if tokens is not None and not tokens.affords(length):
                 break
-            torn = is_torn(content.content, whole_lines)
-            found = plan.admit(append.request, length, torn=torn)
-            if found is None or (not members and isinstance(found, Refusal)):
+            found = plan.admit(append.request, content.content)
+            if found is None or (not members and isinstance(found, Refuse)):
                 break
-            if isinstance(found, Refusal):
+            if isinstance(found, Refuse):
                 batch.refused.append((append, found))
                 continue
             batch.add(append, found)

@@ -12,6 +12,7 @@ from coranto.security.tokens import Claims
 from coranto.specs.durability import Durability
 from coranto.tracing import TraceSpan
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.decision import Refuse
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.replication.resolver import Resolution
@@ -97,6 +98,10 @@ class QueuedAppend:
         if following is None:
             raise RuntimeError(f"append state machine: {event.name} must not occur in state {self.state.name}")
         self.state = following
+
+    def refused(self, refusal: Refuse) -> AppendOutcome:
+        """Return the outcome of a refusal."""
+        return AppendOutcome(State.ERROR, self.resolved, refusal.status, refusal.registers, reason=refusal.reason)
 
     @property
     def resolved(self) -> Resolution:

@@ -10,12 +10,12 @@ from coranto.effects import Bytes
 from coranto.errors import CorantoError, InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.decision import TORN_LINE, is_torn, judge_content
+from coranto_broker.append.decision import TORN_LINE, Refuse, is_torn, judge_content
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.receiving import Inbox, MinRateGuard, has_parameters
-from coranto_broker.append.states import AppendEvent, State
+from coranto_broker.append.states import AppendEvent
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.replication.resolver import Resolution
@@ -82,12 +82,11 @@ class ContentStream:
         elif self.fsm.decided is None:
             self._refuse(pb.INDEX_HAS_GREATER_OFFSET)
         else:
-            refusal = self.pipeline.refusal
-            status = judge_content(self.append.request, self.append.resolved.spec, len(content), refusal)
-            if status is None:
+            refusal = self._judge(len(content))
+            if refusal is None:
                 self._write(content)
             else:
-                self._refuse(status, refusal if status == pb.INSUFFICIENT_JOURNAL_BROKERS else "")
+                self.problem = self.append.refused(refusal)
         if self.problem is not None or self.pipeline.error is not None:
             return False
         self.append.on(AppendEvent.CLIENT_SENT)
@@ -98,7 +97,7 @@ class ContentStream:
         if not self._is_committing:
             raise InvalidInput("unexpected EOF: an empty message commits, and none was sent")
         if self.end == self.begin:
-            judge_content(self.append.request, self.append.resolved.spec, 0)
+            self._judge(0)
         if self._is_torn:
             self._refuse(pb.NOT_ALLOWED, TORN_LINE)
         else:
@@ -118,8 +117,11 @@ class ContentStream:
         self._is_torn = is_torn(content, self.pipeline.whole_lines)
 
     def _refuse(self, status: pb.Status.ValueType, reason: str = "") -> None:
-        registers = self.pipeline.spool.registers
-        self.problem = AppendOutcome(State.ERROR, self.append.resolved, status, registers, reason=reason)
+        self.problem = self.append.refused(Refuse(status, self.pipeline.spool.registers, reason))
+
+    def _judge(self, length: int) -> Refuse | None:
+        spec, pipeline = self.append.resolved.spec, self.pipeline
+        return judge_content(self.append.request, spec, length, pipeline.spool.registers, pipeline.refusal)
 
 
 def start_flow(host: AppendHost, resolution: Resolution, min_rate: int) -> FlowControl:

@@ -11,7 +11,7 @@ from coranto import labels
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, decide, next_fragment
-from coranto_broker.append.plan import BatchPlan, Refusal
+from coranto_broker.append.plan import BatchPlan
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.spool.spool import CommittedState, ProposalEffect, Spool, new_sum
 
@@ -69,7 +69,7 @@ def one_by_one(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) 
     """Each append is checked, rolls the fragment if that is due, and commits under a proposal of its own."""
     answers = []
     for request, content in appends:
-        found = decide(request, journal.snapshot, len(content))
+        found = decide(request, journal.snapshot, content)
         if isinstance(found, Refuse):
             answers.append(answered(pb.Status.Name(found.status), 0, 0, found.registers))
             continue
@@ -86,7 +86,7 @@ def in_batches(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) 
     answers: list[Answer] = []
     while len(answers) < len(appends):
         request, content = appends[len(answers)]
-        found = decide(request, journal.snapshot, len(content))
+        found = decide(request, journal.snapshot, content)
         if isinstance(found, Refuse):
             answers.append(answered(pb.Status.Name(found.status), 0, 0, found.registers))
             continue
@@ -97,10 +97,10 @@ def in_batches(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) 
         answers.append(answered("OK", place.begin, place.end, found.registers))
         contents = [content]
         for following, more in appends[len(answers) :]:
-            admitted = plan.admit(following, len(more))
+            admitted = plan.admit(following, more)
             if admitted is None:
                 break
-            if isinstance(admitted, Refusal):
+            if isinstance(admitted, Refuse):
                 answers.append(answered(pb.Status.Name(admitted.status), 0, 0, admitted.registers))
             else:
                 answers.append(answered("OK", *admitted))
@@ -195,4 +195,4 @@ def test_a_steady_range_admits_the_same_appends_as_full_decisions(
     snapshot = JournalSnapshot(spec, committed, known, NOW)
     plan, other = BatchPlan(snapshot), Forgetful(snapshot)
     for request, size in appends:
-        assert plan.admit(request, size) == other.admit(request, size)
+        assert plan.admit(request, bytes(size)) == other.admit(request, bytes(size))
