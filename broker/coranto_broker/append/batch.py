@@ -55,19 +55,31 @@ class Batch:
     def propose(self, registers: pb.LabelSet, stream: ContentStream | None = None) -> None:
         """Send all replicas a proposal that commits the members with these registers. Hand the pipeline over.
 
-        Buffered content is sent with it. The content of `stream` was sent before: its append becomes the only member,
-        or is rolled back if it has a problem. Does not raise: each append gets its outcome now or with the answers.
+        Buffered content is sent with it. The content of `stream`, the only member, was sent before.
+        Does not raise: each append gets its outcome now or with the answers.
         """
         pipeline = self.pipeline
         try:
+            if self.pipeline.error is not None:
+                raise rolled_back(self.pipeline.error)
             for append, _ in self.members:
                 append.on(AppendEvent.PROPOSED)
             if self._host.tracer is not None:
-                self._begin_span(self._host.tracer, [stream.append] if stream is not None else None)
-            appends = self._end(stream, registers) if stream is not None else self._write(registers)
+                self._begin_span(self._host.tracer)
+            if stream is not None:
+                self._proposal = pipeline.spool.next_fragment()
+                self._sum = stream.sum_in(self._proposal)
+            contents = [append.content.content for append, _ in self.members if append.content is not None]
+            if self.size and contents:
+                content = contents[0] if len(contents) == 1 else b"".join(contents)
+                self._proposal = pipeline.extend(content, registers, self._question(), self._traceparent)
+            else:
+                pipeline.propose(
+                    self._proposal, registers, acknowledge=True, ask=self._question(), traceparent=self._traceparent
+                )
             if pipeline.error is not None and pipeline.local_only:
                 self._undone = rolled_back(pipeline.error)
-            if appends:
+            if appends := sum(not append.is_pulse for append, _ in self.members):
                 batch = ProposalPath.BATCH if appends > 1 else ProposalPath.ALONE
                 self._host.proposed(batch if stream is None else ProposalPath.STREAMED, appends)
             turn, is_broken = self._held.hand_over()
@@ -80,49 +92,13 @@ class Batch:
         else:
             self._host.spawn(self._await_acks(turn, is_broken))
 
-    def _write(self, registers: pb.LabelSet) -> int:
-        """Send the members' buffered content with the proposal. Return the number of members, without pulses."""
-        pipeline = self.pipeline
-        contents = [append.content.content for append, _ in self.members if append.content is not None]
-        if pipeline.error is not None:
-            raise rolled_back(pipeline.error)
-        if self.size:
-            content = contents[0] if len(contents) == 1 else b"".join(contents)
-            self._proposal = pipeline.extend(content, registers, self._question(), self._traceparent)
-        else:
-            self._ask_replicas(registers)
-        return sum(not append.is_pulse for append, _ in self.members)
-
-    def _end(self, stream: ContentStream, registers: pb.LabelSet) -> int:
-        """Propose to commit streamed content, or to roll it back. Return the number of members."""
-        append, pipeline, spool = stream.append, self.pipeline, self.pipeline.spool
-        append.on(AppendEvent.PROPOSED)
-        pipeline.join()
-        problem = stream.problem or (rolled_back(pipeline.error) if pipeline.error is not None else None)
-        if problem is not None:
-            append.settle(problem)
-            pipeline.propose(self._proposal, spool.registers, acknowledge=True)
-            return 0
-        self.add(append, AppendRange(stream.begin, stream.end, registers))
-        self._proposal = spool.next_fragment()
-        self._sum = stream.sum_in(self._proposal)
-        self._ask_replicas(registers)
-        return 1
-
-    def _ask_replicas(self, registers: pb.LabelSet) -> None:
-        """Propose without content, or with content that was sent before."""
-        self.pipeline.propose(
-            self._proposal, registers, acknowledge=True, ask=self._question(), traceparent=self._traceparent
-        )
-
-    def _begin_span(self, tracer: Tracer, streamed: list[QueuedAppend] | None) -> None:
+    def _begin_span(self, tracer: Tracer) -> None:
         """Begin the span of the proposal inside the first traced append's, and link it with the others."""
-        appends = [append for append, _ in self.members] if streamed is None else streamed
-        spans = [append.span for append in appends if append.span is not None]
+        spans = [append.span for append, _ in self.members if append.span is not None]
         if spans:
             journal, replicas = self._proposal.journal, len(self.pipeline.names)
             self._span = tracer.span(
-                "commit", journal, within=spans[0], links=spans[1:], appends=len(appends), replicas=replicas
+                "commit", journal, within=spans[0], links=spans[1:], appends=len(self.members), replicas=replicas
             )
             for each in spans:
                 each.link(self._span)

@@ -6,8 +6,8 @@ range commits *inline*. Otherwise waiting appends are proposed in batches (`cora
 one message to each replica, and one round trip for all of its appends.
 
 The *committer* runs while appends wait. It waits for room for another proposal. If the append at the head needs more
-than a decision, the state machine (`coranto_broker.append.fsm`) *prepares* it. If its content is streamed, its client's
-task owns the pipeline until the content is proposed.
+than a decision, the state machine (`coranto_broker.append.fsm`) *prepares* it, and content that is not buffered is
+streamed (`coranto_broker.append.streaming`).
 
 Planning, writing and proposing a batch do not suspend. So an append whose client disconnects either still waits and is
 dropped, or is proposed and no longer depends on its client.
@@ -32,6 +32,7 @@ from coranto_broker.append.plan import (
     MAX_BATCH_APPENDS,
     MAX_BATCH_BYTES,
     PROPOSALS_IN_FLIGHT,
+    AppendRange,
     BatchPlan,
     snapshot_of,
     steady_range,
@@ -59,7 +60,6 @@ class JournalQueue:
         self._replica = replica
         self._waiting: dict[QueuedAppend, None] = {}
         self._preparing: QueuedAppend | None = None
-        self._streaming: asyncio.Future[None] | None = None  # Done once `_preparing` has streamed its content or left.
         self._committer: asyncio.Task[None] | None = None
         self._is_due = False  # `_run` will be called.
         self.arrivals = Arrivals(self)
@@ -90,11 +90,9 @@ class JournalQueue:
         """Drop an append whose client has left, unless it is proposed."""
         if append in self._waiting:
             del self._waiting[append]
-        elif self._preparing is append and self._streaming is None:
+        elif self._preparing is append:
             assert self._committer is not None
             self._committer.cancel()
-        else:
-            self._end_turn(append)
 
     # -- Inline --------------------------------------------------------------------------------------------------------
 
@@ -248,18 +246,24 @@ class JournalQueue:
         self._preparing = append
         fsm = AppendFsm(self._host, append)
         try:
-            while not append.has_left and append.outcome is None and await self._reach_content(fsm):
+            while append.outcome is None and await self._reach_content(fsm):
                 if fsm.decided is not None:
                     await fsm.begin_fragment(fsm.decided.roll)
                 if append.content is not None:
                     await self._propose_prepared(fsm, append.content.content)
                     break
-                self._streaming = asyncio.get_running_loop().create_future()
-                append.give_turn(fsm)
-                await self._streaming
-                self._streaming = None
-                if append.content is None:
-                    break  # Its content was proposed or rolled back, or its client has left.
+                stream = ContentStream(fsm)
+                problem = await stream.receive(self._host)
+                if problem is not None:
+                    append.settle(problem)
+                elif fsm.decided is not None:
+                    batch, registers = Batch(self._host, self._replica, fsm.held), fsm.decided.registers
+                    batch.add(append, AppendRange(stream.begin, stream.end, registers))
+                    batch.propose(registers, stream)
+                    break
+                else:
+                    append.content, fsm.is_streaming = BufferedContent(b"", 0), False
+                    append.on(AppendEvent.LOSS_CONFIRMED)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if append.has_left and task is not None and task.uncancel() == 0:
@@ -269,7 +273,7 @@ class JournalQueue:
         except Exception as error:  # noqa: BLE001  # The append fails, and no other.
             append.settle(error)
         finally:
-            self._preparing = self._streaming = None
+            self._preparing = None
             fsm.release()
 
     async def _reach_content(self, fsm: AppendFsm) -> bool:
@@ -290,7 +294,7 @@ class JournalQueue:
         append, decided, length = fsm.append, fsm.decided, len(content)
         assert decided is not None
         resolution = append.resolved
-        flow = start_flow(self._host, resolution, 0)
+        flow = start_flow(self._host, resolution)
         if length:
             await charge(self._host, append, flow, length)
         await self.arrivals.gathered()
@@ -300,26 +304,6 @@ class JournalQueue:
         if length or not append.request.HasField("durability"):  # A question of durability has a batch of its own.
             self._take(batch, plan, resolution, flow)
         batch.propose(plan.registers)
-
-    def end_stream(self, stream: ContentStream) -> None:
-        """Propose to commit an append's streamed content, or to roll it back. The append's turn ends."""
-        fsm, append = stream.fsm, stream.append
-        try:
-            if append.outcome is None and stream.confirms_loss:
-                append.content, fsm.is_streaming = BufferedContent(b"", 0), False
-                append.on(AppendEvent.LOSS_CONFIRMED)
-            elif append.outcome is None:
-                registers = fsm.decided.registers if fsm.decided is not None else stream.pipeline.spool.registers
-                Batch(self._host, self._replica, fsm.held).propose(registers, stream)
-        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
-            append.settle(error)
-        finally:
-            self._end_turn(append)
-
-    def _end_turn(self, append: QueuedAppend) -> None:
-        """Let the committer continue if it waits for this append's streamed content."""
-        if self._preparing is append and self._streaming is not None and not self._streaming.done():
-            self._streaming.set_result(None)
 
 
 def queue_of(replica: Replica) -> JournalQueue:

@@ -18,8 +18,8 @@ from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.replication.resolver import Resolution
 
 if TYPE_CHECKING:
-    from coranto_broker.append.fsm import AppendFsm
     from coranto_broker.append.queue import JournalQueue
+    from coranto_broker.append.receiving import Inbox
 
 NO_DURABILITY: Final = Durability(0, 0)
 NO_REGISTERS: Final = pb.LabelSet()
@@ -70,7 +70,8 @@ class QueuedAppend:
     is_pulse = has_left = False
     span: TraceSpan | None = None
     """The span of the append, if its caller is traced."""
-    _turn: AppendFsm | None = None
+    inbox: Inbox | None = None
+    """The source of content that is not buffered."""
     _waiter: asyncio.Future[None] | None = None
 
     def __init__(
@@ -118,35 +119,18 @@ class QueuedAppend:
             self.state = State.ERROR if isinstance(outcome, Exception) else outcome.state
         if self.on_settled is not None:
             self.on_settled(self)
-        if self._waiter is not None:
-            self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def settled(self) -> AppendOutcome:
-        """Wait for the outcome. Raises the append's error."""
-        while self.outcome is None:
-            await self._changed()
+        """Wait for the outcome. Raises the append's error. For one caller."""
+        if self.outcome is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        assert self.outcome is not None
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
-
-    def give_turn(self, fsm: AppendFsm) -> None:
-        """Let the append stream its content: `fsm` owns the pipeline."""
-        self._turn = fsm
-        self._wake()
-
-    async def may_stream(self) -> AppendFsm | None:
-        """Wait until the append may stream its content. Return None if it is settled instead."""
-        while self._turn is None and self.outcome is None:
-            await self._changed()
-        return self._turn
-
-    async def _changed(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     def leave(self) -> None:
         """Drop the append, because its client has left. No effect once it is proposed or settled."""

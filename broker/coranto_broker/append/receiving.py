@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sized
+from collections.abc import Awaitable, Callable, Sized
 
 from coranto.effects import Bytes, Clock
 from coranto.errors import CorantoError
@@ -21,7 +21,7 @@ from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
 from coranto_broker.rpc.deadlines import DeadlineQueue
 from coranto_broker.rpc.rolled_back import AppendUnderflow
-from coranto_broker.rpc.source import MessageSource, next_message, require_readable
+from coranto_broker.rpc.source import MessageSource, next_message
 
 LATE_SECONDS = 0.25
 """The lateness of a timer that shows that this process was busy, so that its client is not charged."""
@@ -35,8 +35,6 @@ MAX_FRUITLESS = 6
 MAX_BUFFERED_BYTES = 64 << 20
 """The most content that a broker receives ahead. Beyond it, appends first wait for the pipeline."""
 
-_MESSAGES = (ContentMessage, pb.AppendRequest)
-
 
 class ReceiveBudget:
     """The budget of one broker for content that is received ahead, and its use."""
@@ -49,9 +47,6 @@ class ReceiveBudget:
         """The deadlines of streams without a first message."""
         self.held = 0
         """Bytes held or reserved."""
-
-    def open(self, context: MessageSource) -> Inbox:
-        return Inbox(context, self)
 
 
 class Arrivals:
@@ -103,14 +98,16 @@ class Arrivals:
 
 
 class Inbox:
-    """A `MessageSource` of an append's messages after the first. `close` it at the end."""
+    """The messages of an append after the first. `close` it at the end."""
 
-    def __init__(self, context: MessageSource, budget: ReceiveBudget) -> None:
+    def __init__(self, context: MessageSource, budget: ReceiveBudget, min_rate: int, clock: Clock) -> None:
+        """`min_rate` is the client's minimum rate in bytes per second, or 0."""
         self._context = context
         self._budget = budget
+        self._min_rate = min_rate
+        self._clock = clock
         self._held = 0
-        self.deadlines = budget.deadlines
-        self._messages: deque[AppendMessage | CorantoError | None] = deque()
+        self._messages: deque[AppendMessage | CorantoError | None] = deque()  # Received, and to be replayed.
 
     async def read(self) -> AppendMessage | None:
         """Return the next message, or None at the end. Raises the error of receiving it."""
@@ -121,63 +118,45 @@ class Inbox:
             raise found
         return found
 
-    async def receive(
-        self, request: pb.AppendRequest, arrivals: Arrivals, min_rate: int, clock: Clock
-    ) -> BufferedContent | None:
+    def guard(self) -> MinRateGuard:
+        """Begin to require the minimum rate."""
+        return MinRateGuard(self.read, self._min_rate, self._clock, self._budget.deadlines)
+
+    async def receive(self, request: pb.AppendRequest, arrivals: Arrivals) -> BufferedContent | None:
         """Receive the append's messages before it is enqueued in the queue of `arrivals`.
 
         Returns its content if that is complete and valid for any journal; otherwise None.
         """
-        budget, messages, read = self._budget, self._messages, self._context.read
-        each = budget.bytes_per_append
-        if not 0 < each <= MAX_BUFFERED_BYTES - budget.held:
+        budget, most = self._budget, self._budget.bytes_per_append
+        if not 0 < most <= MAX_BUFFERED_BYTES - budget.held:
             return None
-        self._held = each
-        budget.held += each
+        self._held = most
+        budget.held += most
         arrivals.expect()
-        guard = MinRateGuard(min_rate, clock, budget.deadlines)
-        contents: list[Bytes] = []
-        size = 0
+        guard, messages, contents, size = self.guard(), list[AppendMessage | CorantoError | None](), list[Bytes](), 0
         try:
-            while size <= each:
-                message = await read()
-                if type(message) is not ContentMessage:
-                    message = _message(message)
-                    messages.append(message)
-                    if message is None or has_parameters(message):
-                        return None
-                else:
-                    messages.append(message)
-                content = message.content
-                if not content:
+            while size <= most:
+                messages.append(message := await guard.read())
+                if message is None or has_parameters(message):
+                    return None
+                if not message.content:
                     break
-                guard.earn(len(content))
-                contents.append(content)
-                size += len(content)
+                contents.append(message.content)
+                size += len(message.content)
             else:
-                self._held = size
-                budget.held += size - each
                 return None
-            message = _message(await read())
-            messages.append(message)
-            if message is not None:
+            messages.append(message := await guard.read())
+            if message is not None or (not size and of_registers.change(request)):
                 return None
-        except asyncio.CancelledError:
-            underflow = guard.underflow()
-            if underflow is None:
-                raise
-            messages.append(underflow)  # Its journal may have a more important reason to refuse it.
-            return None
         except AppendUnderflow as problem:
-            messages.append(problem)
+            messages.append(problem)  # Its journal may have a more important reason to refuse it.
             return None
         finally:
-            arrivals.came()
             guard.close()
-        self._held = size
-        budget.held += size - each
-        if not size and of_registers.change(request):
-            return None
+            self._messages.extend(messages)
+            self._held = size
+            budget.held += size - most
+            arrivals.came()
         return BufferedContent(contents[0] if len(contents) == 1 else b"".join(contents), len(contents))
 
     def close(self) -> None:
@@ -191,18 +170,11 @@ def has_parameters(message: AppendMessage) -> bool:
     return not isinstance(message, ContentMessage) and len(message.ListFields()) > bool(message.content)
 
 
-def _message(message: object) -> AppendMessage | None:
-    """Return a message that was read, or None at the end. Raises InvalidInput for bytes that are not a message."""
-    if isinstance(message, _MESSAGES):
-        return message
-    require_readable(message)
-    return None
-
-
 class MinRateGuard:
-    """Raises AppendUnderflow, or cancels the current task, if its client sends too slowly.
+    """Reads messages of a client, and raises AppendUnderflow if it sends too slowly.
 
-    Nearly all clients complete within their initial credit. A slower one then gets a timer of its own.
+    Nearly all clients complete within their initial credit. So reads are only recorded, until the first check when the
+    credit may be used up. A slower client then gets a timer of its own. Only the time of reads is charged.
     """
 
     closed = False
@@ -211,68 +183,44 @@ class MinRateGuard:
     _timer: asyncio.TimerHandle | None = None
     _task: asyncio.Task[object] | None = None
 
-    def __init__(self, min_rate: int, clock: Clock, deadlines: DeadlineQueue, flow: FlowControl | None = None) -> None:
-        """`flow` accounts for the client's bytes, and was started with `min_rate`.
-
-        Without it, times and sizes are only collected until the first check, which costs less.
-        """
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[AppendMessage | None]],
+        min_rate: int,
+        clock: Clock,
+        deadlines: DeadlineQueue,
+    ) -> None:
+        self._read = read
         self._min_rate = min_rate
         self._clock = clock
-        self._flow = flow
+        self._flow: FlowControl | None = None
+        self._reads: list[tuple[float, float, int]] = []  # Begin, end and bytes of reads since the last check.
         self._begun = clock.monotonic()
-        self._earned: list[tuple[float, int]] = []  # While there is no flow.
-        self.reading = flow is None
-        """True while the client is awaited. Without a flow, processing between messages takes no time."""
+        self._reading_since: float | None = None
         if min_rate:
             self._loop = asyncio.get_running_loop()
             self._task = asyncio.current_task()
             self.due = self._loop.time() + BURST_SECONDS
             deadlines.add(self)
 
-    async def read(self, source: MessageSource) -> AppendMessage | None:
+    async def read(self) -> AppendMessage | None:
         """Return the client's next message, or None at the end of its stream. Raises AppendUnderflow."""
-        self.reading = True
+        if not self._min_rate:
+            return await self._read()
+        if (underflow := self._underflow) is not None:
+            raise underflow
+        begin = self._reading_since = self._clock.monotonic()
         try:
-            message = await source.read()
+            message = await self._read()
         except asyncio.CancelledError:
-            underflow = self.underflow()
-            if underflow is None:
+            if self._underflow is None or self._task is None or self._task.uncancel() > 0:
                 raise
-            raise underflow from None
+            raise self._underflow from None
         finally:
-            self.reading = False
-        if isinstance(message, _MESSAGES):
-            if message.content:  # The timer covers the wait for the empty message at the end.
-                self._tick()
-            return message
-        self._tick()
-        require_readable(message)
-        return None
-
-    def earn(self, size: int) -> None:
-        """Credit the client with `size` bytes. Raises AppendUnderflow."""
-        if self._flow is None:
-            self._earned.append((self._clock.monotonic(), size))
-        else:
-            self._tick()
-            self._flow.chunk(size)
-
-    def _tick(self) -> None:
-        """Charge the client for the elapsed time, unless this check is late. Raises AppendUnderflow."""
-        assert self._flow is not None
-        now = self._clock.monotonic()
-        if self._is_late():
-            self._flow.forgive(now)
-        self._flow.tick(now)
-
-    def _is_late(self) -> bool:
-        return self._task is not None and self._loop.time() - self.due > LATE_SECONDS
-
-    def underflow(self) -> AppendUnderflow | None:
-        """Return the underflow that caused the cancellation that the caller handles, or None for another cause."""
-        if self._underflow is None or self._task is None or self._task.uncancel() > 0:
-            return None
-        return self._underflow
+            self._reading_since = None
+        if message is not None and message.content:  # The timer covers the wait for the empty message at the end.
+            self._reads.append((begin, self._clock.monotonic(), len(message.content)))
+        return message
 
     def close(self) -> None:
         self.closed = True
@@ -282,22 +230,22 @@ class MinRateGuard:
 
     def check(self) -> None:
         """Cancel the task if the client has used up its credit. Otherwise schedule the next check."""
-        flow, now, busy = self._flow, self._clock.monotonic(), not self.reading or self._is_late()
+        now, since, flow = self._clock.monotonic(), self._reading_since, self._flow
+        is_late = self._loop.time() - self.due > LATE_SECONDS
         if flow is None:
             flow = self._flow = FlowControl()
             flow.start(self._min_rate, 0, self._begun)
-        earned, self._earned = self._earned, []
+        reads, self._reads = self._reads, []
         try:
-            for at, size in (*earned, (now, 0)):
-                if busy:
-                    flow.forgive(at)
-                flow.tick(at)
+            for begin, end, size in (*reads, (now if since is None else since, now, 0)):
+                flow.forgive(end if is_late else begin)
+                flow.tick(end)
                 if size:
                     flow.chunk(size)
         except AppendUnderflow as underflow:
             self._underflow = underflow
-            assert self._task is not None
-            self._task.cancel()
+            if since is not None and self._task is not None:
+                self._task.cancel()
             return
         self.due = self._loop.time() + flow.seconds_until_underflow()
         self._timer = self._loop.call_at(self.due, self.check)

@@ -14,10 +14,10 @@ from coranto_broker.append.decision import TORN_LINE, Refuse, is_torn, judge_con
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
-from coranto_broker.append.receiving import Inbox, MinRateGuard, has_parameters
+from coranto_broker.append.receiving import has_parameters
 from coranto_broker.append.states import AppendEvent
 from coranto_broker.replication.flow_control import FlowControl
-from coranto_broker.replication.pipeline import Pipeline
+from coranto_broker.replication.pipeline import Pipeline, rolled_back
 from coranto_broker.replication.resolver import Resolution
 from coranto_broker.rpc.content import AppendMessage
 from coranto_broker.spool.spool import Hash, new_sum
@@ -38,40 +38,36 @@ class ContentStream:
         self.begin = self.end = self.pipeline.spool.end
         self.problem: AppendOutcome | CorantoError | None = None
         """The client's answer if the content must be rolled back; None to commit."""
-        self.confirms_loss = False
-        """True if the append is empty, which confirms a loss."""
         # In an empty fragment, the spool's sum of the fragment is also the append's sum.
         self._sum: Hash | None = new_sum() if self.pipeline.spool.fragment.length else None
         self._is_committing = self._is_torn = False
 
-    async def receive(self, host: AppendHost, inbox: Inbox, min_rate: int) -> None:
-        """Send the client's messages to all replicas, until the content is complete or invalid."""
-        flow = start_flow(host, self.append.resolved, min_rate)
-        guard = MinRateGuard(min_rate, host.clock, inbox.deadlines, flow)
+    async def receive(self, host: AppendHost) -> AppendOutcome | CorantoError | None:
+        """Send the client's messages to all replicas. Return None at a commit, or the outcome if it is rolled back."""
+        inbox = self.append.inbox
+        assert inbox is not None
+        flow, guard = start_flow(host, self.append.resolved), inbox.guard()
         try:
-            while True:
-                message = await guard.read(inbox)
-                if message is None:
-                    await self.pipeline.written()
-                    self.client_ended()
-                    return
+            while (message := await guard.read()) is not None:
                 if size := len(message.content):
                     await host.quotas.pace_append(self.append.caller, size)
                     await charge(host, self.append, flow, size)
                 if not self.client_sent(message):
-                    return
+                    break
                 await self.pipeline.drain()  # Slow replicas, the local one included, catch up.
-                flow.forgive(host.clock.monotonic())
+            else:
+                await self.pipeline.written()
+                self.client_ended()
         except CorantoError as problem:
             self.problem = self.problem or problem
         finally:
             guard.close()
+        error = self.pipeline.error
+        return self.problem or (None if error is None else rolled_back(error))
 
     def client_sent(self, message: AppendMessage) -> bool:
         """Handle a message of the client. Return False if the append has ended."""
         content = message.content
-        if self.append.outcome is not None:
-            return False  # It lost the pipeline.
         if self._is_committing:
             self.problem = InvalidInput("expected the end of the stream after the empty message that commits")
         elif has_parameters(message):
@@ -100,8 +96,6 @@ class ContentStream:
             self._judge(0)
         if self._is_torn:
             self._refuse(pb.NOT_ALLOWED, TORN_LINE)
-        else:
-            self.confirms_loss = self.fsm.decided is None
 
     def sum_in(self, proposal: Fragment) -> bytes:
         """Return the SHA-1 of the content that `proposal` commits."""
@@ -124,19 +118,20 @@ class ContentStream:
         return judge_content(self.append.request, spec, length, pipeline.spool.registers, pipeline.refusal)
 
 
-def start_flow(host: AppendHost, resolution: Resolution, min_rate: int) -> FlowControl:
-    """Start the flow control of an append, with its client's minimum rate and its journal's maximum rate."""
+def start_flow(host: AppendHost, resolution: Resolution) -> FlowControl:
+    """Start the flow control of an append, with its journal's maximum rate."""
     max_rate = resolution.spec.max_append_rate
     if host.max_append_rate:
         max_rate = min(max_rate or host.max_append_rate, host.max_append_rate)
     flow = resolution.require_replica.flow_control
-    flow.start(min_rate, max_rate, host.clock.monotonic())
+    flow.start(0, max_rate, host.clock.monotonic())
     return flow
 
 
 async def charge(host: AppendHost, append: QueuedAppend, flow: FlowControl, size: int) -> None:
     """Account for a chunk, and wait while the journal exceeds its rate."""
     invalidated = append.resolved.invalidated
+    flow.tick(host.clock.monotonic())
     flow.chunk(size)
     while flow.throttled:
         await host.clock.sleep(min(flow.seconds_until_paid(), THROTTLE_QUANTUM_SECONDS))

@@ -12,9 +12,9 @@ from coranto_broker.append.entry import recognize, resolve
 from coranto_broker.append.forwarding import forward
 from coranto_broker.append.queue import queue_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.receiving import Inbox
 from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.append.states import State
-from coranto_broker.append.streaming import ContentStream
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.rpc.content import ContentMessage
@@ -51,21 +51,17 @@ async def serve_encoded(
     append.caller = caller
     if broker.tracer is not None:
         append.span = broker.tracer.continued("append", request.journal, carried_by(context))
-    host, inbox, min_rate = broker.appends, broker.receive_budget.open(context), broker.settings.min_append_rate
+    host, inbox = broker.appends, Inbox(context, broker.receive_budget, broker.settings.min_append_rate, broker.clock)
+    append.inbox = inbox
     try:
         if append.resolution is None and (refusal := await resolve(host, append)) is not None:
             append.settle(refusal)
         else:
             queue = queue_of(append.resolved.require_replica)
-            append.content = await inbox.receive(request, queue.arrivals, min_rate, broker.clock)
+            append.content = await inbox.receive(request, queue.arrivals)
             if append.content is not None:
                 broker.quotas.count(caller, len(append.content.content))
             queue.enqueue(append)
-            if append.content is None and (fsm := await append.may_stream()) is not None:
-                stream = ContentStream(fsm)
-                await stream.receive(host, inbox, min_rate)
-                assert append.queue is not None
-                append.queue.end_stream(stream)
         outcome = append.outcome if isinstance(append.outcome, AppendOutcome) else await append.settled()
         if outcome.state is State.PROXY:
             return await forward(broker, append, inbox)

@@ -19,7 +19,7 @@ from coranto.coordination.etcd import Compare, CompareTarget, EtcdHeader, KeyVal
 from coranto.coordination.keyspace_state import Assignment, Item
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.effects import LocalDisk
-from coranto.errors import CorantoError, InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
+from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.journal_ids import shared_through
 from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, Durability
@@ -29,8 +29,8 @@ from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT
 from coranto_broker.append.queue import JournalQueue, queue_of
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
+from coranto_broker.append.receiving import Inbox, ReceiveBudget
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, ProposalPath, State
-from coranto_broker.append.streaming import ContentStream
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
@@ -108,6 +108,23 @@ class Peer:
         self.gate.set()
 
 
+class Client:
+    """Streams messages, or fails with an error. After the last, nothing comes."""
+
+    def __init__(self, *messages: object) -> None:
+        self._messages = deque(messages)
+        self.silent = asyncio.Event()
+
+    async def read(self) -> Any:
+        if not self._messages:
+            self.silent.set()
+            await asyncio.Event().wait()
+        found = self._messages.popleft()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
 class Result:
     """The end of an append."""
 
@@ -149,6 +166,7 @@ class World:
         environment: Any = self
         self.replica.queue = JournalQueue(environment, self.replica)  # type: ignore[arg-type]
         self.max_append_rate = 0
+        self.quotas = SimpleNamespace(pace_append=self._pace_append)
         self.tracer = None
         self.health = ""
         self.on_txn: Callable[[], None] = lambda: None
@@ -278,17 +296,22 @@ class World:
     def spool_readable(self, end: int) -> None:
         self.index.spool_readable(end)
 
+    async def _pace_append(self, caller: str, size: int) -> None:
+        return
+
     async def _wait_refreshed(self, until: Signal) -> None:
         await self.index.wait_refreshed()
 
     # -- For tests
 
-    def queued(self, content: bytes | None = None, **request: Any) -> QueuedAppend:
+    def queued(self, content: bytes | None = None, client: Client | None = None, **request: Any) -> QueuedAppend:
         buffered = BufferedContent(content, 1) if content is not None else None
-        return QueuedAppend(pb.AppendRequest(journal=JOURNAL, **request), content=buffered)
+        append = QueuedAppend(pb.AppendRequest(journal=JOURNAL, **request), content=buffered)
+        append.inbox = Inbox(client or Client(), ReceiveBudget(0), 0, self.clock)
+        return append
 
-    async def run(self, append: QueuedAppend, *contents: bytes) -> Result:
-        """Take an append to its outcome. `contents` are streamed, if its content is not buffered."""
+    async def run(self, append: QueuedAppend) -> Result:
+        """Take an append to its outcome."""
         environment: Any = self
         try:
             outcome = await resolve(environment, append)
@@ -296,28 +319,16 @@ class World:
                 append.settle(outcome)
             else:
                 queue_of(append.resolved.require_replica).enqueue(append)
-            if append.content is None and (fsm := await append.may_stream()) is not None:
-                await self.stream(ContentStream(fsm), *contents)
             with contextlib.suppress(Exception):
                 await append.settled()
         finally:
             append.leave()
         return Result(append)
 
-    async def stream(self, stream: ContentStream, *contents: bytes) -> None:
-        try:
-            for content in (*contents, b""):
-                if not stream.client_sent(pb.AppendRequest(content=content)):
-                    break
-            else:
-                stream.client_ended()
-        except CorantoError as problem:
-            stream.problem = problem
-        self.replica.queue.end_stream(stream)
-
     async def append(self, *contents: bytes, **request: Any) -> Result:
         """An append whose content is streamed."""
-        return await self.run(self.queued(None, **request), *contents)
+        messages = [pb.AppendRequest(content=content) for content in (*contents, b"")]
+        return await self.run(self.queued(client=Client(*messages, object()), **request))
 
     async def whole(self, content: bytes = b"", **request: Any) -> Result:
         """An append that was received before it asks for the pipeline."""
@@ -758,36 +769,32 @@ async def test_content_that_resolved_before_the_flags_changed_commits_ahead_of_a
     assert await world.is_free()
 
 
-async def streaming(world: World, **request: Any) -> ContentStream:
-    """An append that may stream its content now."""
-    append = world.queued(None, **request)
+async def streaming(world: World, *messages: object, **request: Any) -> QueuedAppend:
+    """An append that streams these messages, and then waits for its client."""
+    client = Client(*messages)
+    append = world.queued(client=client, **request)
     environment: Any = world
     assert await resolve(environment, append) is None
     queue_of(append.resolved.require_replica).enqueue(append)
-    fsm = await append.may_stream()
-    assert fsm is not None
-    return ContentStream(fsm)
+    await client.silent.wait()
+    return append
 
 
 async def test_a_client_that_fails_is_rolled_back(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
-    stream = await streaming(world)
-    assert stream.client_sent(pb.AppendRequest(content=b"abc"))
-    stream.problem = Unavailable("too slow")
-    world.replica.queue.end_stream(stream)
-    with pytest.raises(Unavailable, match="too slow"):
-        await stream.append.settled()
-    assert stream.append.state is State.ERROR
-    assert world.peers[0].sent[-2:] == ["abc", "[0,0)?"]
-    assert (world.spool.end, world.spool.delta) == (0, 0)
+    append = world.queued(client=Client(pb.AppendRequest(content=b"abc"), Unavailable("too slow")))
+    failed = await world.run(append)
+    assert failed.state is State.ERROR
+    assert "too slow" in str(failed.error)
     assert await world.is_free()
+    assert world.peers[0].sent[-2:] == ["abc", "[0,0)"]
+    assert (world.spool.end, world.spool.delta) == (0, 0)
 
 
-async def test_releasing_in_the_middle_of_a_stream_rolls_back(world: World) -> None:
+async def test_a_client_that_leaves_in_the_middle_of_a_stream_is_rolled_back(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
-    stream = await streaming(world)
-    assert stream.client_sent(pb.AppendRequest(content=b"abc"))
-    stream.append.leave()
+    append = await streaming(world, pb.AppendRequest(content=b"abc"))
+    append.leave()
     assert await world.is_free()
     assert world.peers[0].sent[-2:] == ["abc", "[0,0)"]
     assert world.spool.delta == 0
@@ -1157,6 +1164,7 @@ async def test_a_batch_ends_where_the_journal_s_rate_does(replicated: World, mon
 
     monkeypatch.setattr(replicated.clock, "sleep", sleep)
     replicated.spec.max_append_rate = 1000
+    replicated.clock.advance(1)  # There are tokens for 1000 bytes.
     content = b"x" * 400
     await replicated.together(*((content, {}) for _ in range(5)))
     assert replicated.groups == [2, 1, 1, 1]
@@ -1262,15 +1270,13 @@ async def test_a_queue_that_is_shut_down_answers_what_waits(steady: World) -> No
     assert (await steady.whole(b"C")).state is State.FINISHED
 
 
-async def test_a_stream_whose_pipeline_is_taken_away_sends_nothing_more(steady: World) -> None:
-    stream = await streaming(steady)
-    assert stream.client_sent(pb.AppendRequest(content=b"abc"))
+async def test_a_stream_that_is_shut_down_is_rolled_back(steady: World) -> None:
+    append = await streaming(steady, pb.AppendRequest(content=b"abc"))
     for task in list(steady.tasks):
         task.cancel()
     with pytest.raises(RolledBack):
-        await stream.append.settled()
-    assert not stream.client_sent(pb.AppendRequest(content=b"def"))
-    steady.replica.queue.end_stream(stream)
+        await append.settled()
+    assert await steady.is_free()
     assert steady.spool.delta == 0
     assert (await steady.whole(b"C")).state is State.FINISHED
     assert await steady.is_free()
@@ -1391,19 +1397,6 @@ async def test_after_a_confirmed_loss_another_pipeline_takes_content(world: Worl
     assert world.built == 2
     assert (await world.append(b"abc")).state is State.FINISHED
     assert (record_of(world).journal_id, world.built) == (record.journal_id, 2)
-    assert await world.is_free()
-
-
-async def test_a_client_that_leaves_once_its_stream_has_confirmed_a_loss_holds_nothing_up(world: World) -> None:
-    keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
-    stream = await streaming(world, offset=70)
-    assert stream.client_sent(pb.AppendRequest())
-    stream.client_ended()
-    world.replica.queue.end_stream(stream)
-    stream.append.leave()
-    assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
-    assert stream.append.outcome is None
-    assert (await world.append(offset=70)).state is State.FINISHED
     assert await world.is_free()
 
 

@@ -1,4 +1,4 @@
-"""An append on its way: one outcome, a turn to stream, and a client that leaves."""
+"""An append on its way: one outcome, and a client that leaves."""
 
 from __future__ import annotations
 
@@ -40,15 +40,6 @@ async def test_an_error_is_raised_to_those_who_wait() -> None:
     with pytest.raises(Unavailable, match="gone"):
         await waiting
     assert made.state is State.ERROR
-
-
-async def test_an_append_may_stream_in_its_turn_unless_it_is_settled_before() -> None:
-    made, other, turn = append(), append(), NOTHING or object()
-    waiting = [asyncio.create_task(each.may_stream()) for each in (made, other)]
-    await asyncio.sleep(0)
-    made.give_turn(turn)  # type: ignore[arg-type]
-    other.settle(Unavailable("gone"))
-    assert await asyncio.gather(*waiting) == [turn, None]
 
 
 def test_only_events_of_the_table_change_its_state() -> None:

@@ -13,10 +13,9 @@ from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import receiving
-from coranto_broker.append.receiving import Arrivals, MinRateGuard, ReceiveBudget
-from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
+from coranto_broker.append.receiving import Arrivals, Inbox, ReceiveBudget
+from coranto_broker.replication.flow_control import BURST_SECONDS
 from coranto_broker.rpc.content import ContentMessage
-from coranto_broker.rpc.deadlines import DeadlineQueue
 from coranto_broker.rpc.rolled_back import AppendUnderflow
 from tests.broker.virtual import virtually
 
@@ -41,8 +40,8 @@ def test_a_silent_client_is_cut_off_and_its_messages_are_replayed() -> None:
     async def main(loop: SimLoop) -> None:
         budget, arrivals = ReceiveBudget(100), Arrivals([])
         client = Client(ContentMessage(b"some"))
-        inbox = budget.open(client)
-        waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), arrivals, 1 << 20, SimClock(loop)))
+        inbox = Inbox(client, budget, 1 << 20, SimClock(loop))
+        waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), arrivals))
         await client.silent.wait()
         assert arrivals.coming == 1
         assert await waiting is None
@@ -60,41 +59,68 @@ def test_a_silent_client_is_cut_off_and_its_messages_are_replayed() -> None:
 async def test_each_message_is_replayed_once_whatever_its_kind() -> None:
     budget, arrivals = ReceiveBudget(100), Arrivals([])
     sent = [ContentMessage(b"some"), pb.AppendRequest(content=b"more"), pb.AppendRequest(), pb.AppendRequest(offset=7)]
-    inbox = budget.open(Client(*sent, EOF))
-    assert await inbox.receive(pb.AppendRequest(), arrivals, 0, SystemClock()) is None  # Something follows the commit.
+    inbox = Inbox(Client(*sent, EOF), budget, 0, SystemClock())
+    assert await inbox.receive(pb.AppendRequest(), arrivals) is None  # Something follows the commit.
     assert [await inbox.read() for _ in sent] == sent
     assert await inbox.read() is None
 
 
 async def test_a_small_append_is_whole() -> None:
     budget, arrivals = ReceiveBudget(100), Arrivals([])
-    inbox = budget.open(Client(ContentMessage(b"some"), pb.AppendRequest(content=b"more"), ContentMessage(b""), EOF))
-    whole = await inbox.receive(pb.AppendRequest(), arrivals, 0, SystemClock())
+    sent = [ContentMessage(b"some"), pb.AppendRequest(content=b"more"), ContentMessage(b""), EOF]
+    inbox = Inbox(Client(*sent), budget, 0, SystemClock())
+    whole = await inbox.receive(pb.AppendRequest(), arrivals)
     assert whole is not None
     assert (whole.content, whole.chunks, arrivals.coming) == (b"somemore", 2, 0)
 
 
-async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -> None:
-    flow, clock = FlowControl(), SystemClock()
-    flow.start(1 << 20, 0, clock.monotonic() - 3)  # As if the broker, or its machine, had stood still since.
-    guard = MinRateGuard(1 << 20, clock, DeadlineQueue(), flow)
-    guard.due = asyncio.get_running_loop().time() - 2
-    content = ContentMessage(b"some")
-    assert await guard.read(Client(content)) is content
-    guard.earn(4)
-    assert await guard.read(Client(EOF)) is None
+class Sometimes(Client):
+    """Sends each message some seconds after it is awaited."""
+
+    async def read(self) -> Any:
+        await asyncio.sleep(self._messages.popleft())  # type: ignore[arg-type]
+        return await super().read()
 
 
-def test_a_client_that_comes_a_moment_before_the_look_at_it_is_charged() -> None:
+def test_only_the_time_of_reads_is_charged() -> None:
     async def main(loop: SimLoop) -> None:
-        flow, clock = FlowControl(), SimClock(loop)
-        flow.start(1 << 20, 0, clock.monotonic() - 3)
-        guard = MinRateGuard(1 << 20, clock, DeadlineQueue(), flow)
-        guard.due = loop.time()
+        client = Sometimes(0.4, ContentMessage(b"some"), 0.4, ContentMessage(b"more"), 0.4, EOF)
+        guard = Inbox(client, ReceiveBudget(100), 1 << 20, SimClock(loop)).guard()
+        for content in (b"some", b"more"):
+            message = await guard.read()
+            assert message is not None
+            assert message.content == content
+            await asyncio.sleep(5)  # For example for slow replicas.
         with pytest.raises(AppendUnderflow):
-            await guard.read(Client(ContentMessage(b"late")))
+            await guard.read()
+        assert loop.time() == pytest.approx(10 + BURST_SECONDS)
 
     virtually(main)
+
+
+def test_a_client_earns_credit_by_its_bytes() -> None:
+    async def main(loop: SimLoop) -> None:
+        messages: list[object] = []
+        for _ in range(8):
+            messages += [0.6, ContentMessage(b"x" * 60)]
+        guard = Inbox(Sometimes(*messages, 1.5, EOF), ReceiveBudget(100), 100, SimClock(loop)).guard()
+        for _ in range(8):
+            assert await guard.read() is not None
+        with pytest.raises(AppendUnderflow):
+            await guard.read()
+        assert loop.time() == pytest.approx(8 * 0.6 + BURST_SECONDS, abs=0.01)
+
+    virtually(main)
+
+
+async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -> None:
+    guard = Inbox(Client(ContentMessage(b"some"), EOF), ReceiveBudget(100), 1 << 20, SystemClock()).guard()
+    guard.due -= 3  # As if the broker, or its machine, had stood still since.
+    guard._begun -= 3
+    guard.check()
+    assert await guard.read() is not None
+    assert await guard.read() is None
+    guard.close()
 
 
 class Waiting:

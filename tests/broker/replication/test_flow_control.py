@@ -76,7 +76,7 @@ def test_the_broker_s_cap_holds_for_every_journal(cap: int, own: int, expected: 
     resolution: Any = SimpleNamespace(
         spec=pb.JournalSpec(max_append_rate=own), require_replica=SimpleNamespace(flow_control=flow)
     )
-    assert start_flow(broker, resolution, 0) is flow
+    assert start_flow(broker, resolution) is flow
     flow.chunk(1000)
     assert flow.throttled == bool(expected)
     assert flow.seconds_until_paid() == ((1000 - expected) / expected if expected else 0)

@@ -6,21 +6,22 @@ import asyncio
 
 import pytest
 
-from coranto.effects import SystemClock
 from coranto.testing.sim.loop import SimLoop
-from coranto_broker.append.receiving import MinRateGuard
 from coranto_broker.rpc.deadlines import DeadlineQueue
 from tests.broker.virtual import virtually
 
 
-class Checked(MinRateGuard):
+class Checked:
     """Looks at its client at a time of the test's choice, and says that it did."""
 
     def __init__(self, after: float, deadlines: DeadlineQueue) -> None:
-        super().__init__(0, SystemClock(), deadlines)  # No minimum rate: it asks for no look.
         self.looks: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.due = asyncio.get_running_loop().time() + after
+        self.closed = False
         deadlines.add(self)
+
+    def close(self) -> None:
+        self.closed = True
 
     def check(self) -> None:
         self.looks.set_result(None)
