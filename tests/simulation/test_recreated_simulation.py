@@ -9,7 +9,7 @@ import pytest
 
 from coranto.client.read_progress import ReadProgress
 from coranto.messages.checkpoints import Source
-from coranto_broker.append import in_sync_update
+from coranto_broker.append import fsm
 from coranto_broker.recovery import in_sync_records
 from coranto_consumers.runtime import recreated
 
@@ -78,7 +78,7 @@ def test_a_shard_that_compares_ids_only_when_it_starts_is_caught(monkeypatch: py
 
 def test_a_journal_that_keeps_its_id_when_its_head_falls_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard then passes over what is written between where the head fell to and its own offset."""
-    monkeypatch.setattr(in_sync_update, "fallen_id", lambda journal_id, offset, revision: journal_id)
+    monkeypatch.setattr(fsm, "fallen_id", lambda journal_id, offset, revision: journal_id)
     assert is_caught()
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from coranto.coordination.etcd import KeyValue, Put, unmodified
 from coranto.errors import CorantoError, StoreError, Unavailable
 from coranto.fragments.fragment import Fragment
+from coranto.journal_ids import fallen_id
 from coranto.specs.validation import routes_equivalent
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import (
@@ -27,7 +28,6 @@ from coranto_broker.append.decision import (
 )
 from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
-from coranto_broker.append.in_sync_update import find_takeover, record_replicas
 from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT, snapshot_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import TERMINAL, AppendEvent, State
@@ -206,7 +206,7 @@ class AppendFsm:
         advertise = [Put(kv.key, route.SerializeToString(deterministic=True), keep_lease=True) for kv in stale]
         may_record = not pipeline.recorded and len(route.members) >= resolution.replication
         if may_record:
-            found = await find_takeover(self._host.in_sync, resolution, pipeline)
+            found = await self._takeover(pipeline)
             if found is Takeover.ROLL:
                 record = pipeline.reading.record if pipeline.reading is not None else None
                 assert record is not None
@@ -325,12 +325,51 @@ class AppendFsm:
         self._status = status
         return AppendEvent.REFUSED
 
+    async def _takeover(self, pipeline: Pipeline) -> Takeover:
+        """Decide whether the pipeline's synchronized replicas may continue the journal."""
+        resolution, spool, reading, found = self.append.resolved, pipeline.spool, pipeline.reading, Takeover.LOST
+        assert resolution.item is not None
+        if reading is not None:
+            found = in_sync.takeover(reading.record, pipeline.names, spool.stamp, spool.end)
+        if reading is None or found is not Takeover.CLEAN:  # The record may have changed.
+            reading = await self._host.in_sync.read(resolution.item.id, resolution.item.create_revision)
+            pipeline.reading = reading
+            found = in_sync.takeover(reading.record, pipeline.names, spool.stamp, spool.end)
+            if found is Takeover.LOST and reading.record is not None:
+                resolution.require_replica.index.note_head(reading.record.floor)
+        record = reading.record
+        if found is Takeover.CLEAN and record is not None and record.closed and spool.end > record.floor:
+            # If it was closed after the replicas had checked their spools, content above was never acknowledged, and
+            # perhaps no replica has it. Continuing after it could leave a gap.
+            return found if pipeline.checked_record == record else Takeover.VERIFY
+        return found
+
     async def _record(self, pipeline: Pipeline, advertise: Sequence[Put] = (), *, fell: bool = False) -> bool:
-        """Record the pipeline's replicas as in sync. Return False if another change was faster."""
-        records, resolution = self._host.in_sync, self.append.resolved
-        succeeded, read_through = await record_replicas(records, resolution, pipeline, advertise, fell=fell)
-        self._read_through = read_through or self._read_through
-        return succeeded
+        """Record the pipeline's replicas as in sync, in one transaction with `advertise`.
+
+        If the journal's head `fell`, it gets another id, since offsets after the replicas' end are written again.
+        Returns False if another change was faster. Raises ReplicationFailed if a later Route was recorded.
+        """
+        records, resolution, reading, spool = self._host.in_sync, self.append.resolved, pipeline.reading, pipeline.spool
+        assert reading is not None
+        revision = pipeline.header.etcd.revision + resolution.require_replica.folder.base
+        if reading.record is not None and reading.record.revision > revision:
+            raise ReplicationFailed("a pipeline of a later Route than this one's was recorded")
+        name = fallen_id(reading.journal_id, spool.end, revision) if fell else reading.journal_id
+        record = in_sync.recorded(reading.record, reading.create_revision, revision, pipeline.names, spool.end, name)
+        if advertise or record != reading.record:
+            compares = [unmodified(each.kv) for each in resolution.assignments]
+            result, pipeline.reading = await records.write(reading, record, compares, advertise)
+            if advertise or not result.succeeded:
+                self._read_through = result.header.revision
+            if not result.succeeded:
+                return False
+        else:
+            records.keep(reading)  # An earlier attempt may have written it without an answer.
+        pipeline.recorded = True
+        spool.settle(spool.end)
+        pipeline.show()
+        return True
 
     async def begin_fragment(self, fragment: Fragment | None) -> None:
         """Have all replicas complete the current fragment and begin this empty one. None does nothing."""
