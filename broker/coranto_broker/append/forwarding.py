@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import grpc
@@ -16,13 +17,14 @@ from coranto.client.peer_status import PeerStatus
 from coranto.security.tokens import Capability
 from coranto.tracing import carried
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
+from coranto_broker.append.queued_append import QueuedAppend
 from coranto_broker.quotas import Quotas
 from coranto_broker.replication.peers import Peers
 from coranto_broker.replication.resolver import JournalKeySpace, JournalState, Resolution
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
 
 _log = structlog.get_logger(__name__)
+ReadMessage = Callable[[], Awaitable[AppendMessage | None]]
 
 
 class ForwardingEnvironment(Protocol):
@@ -35,25 +37,6 @@ class ForwardingEnvironment(Protocol):
     def unrouted_header(self, state: JournalState) -> pb.Header:
         """Return the header for a response without a Route."""
         ...
-
-
-class Messages(Protocol):
-    """An append's messages after the first."""
-
-    async def read(self) -> AppendMessage | None:
-        """Return the next message, or None at the end."""
-        ...
-
-
-class _BufferedMessages:
-    """The messages of an append with buffered content."""
-
-    def __init__(self, found: BufferedContent) -> None:
-        messages = (found.content, b"") if found.content else (b"",)
-        self._messages = deque(ContentMessage(content) for content in messages)
-
-    async def read(self) -> AppendMessage | None:
-        return self._messages.popleft() if self._messages else None
 
 
 async def forward_buffered(environment: ForwardingEnvironment, append: QueuedAppend) -> bytes:
@@ -77,7 +60,12 @@ async def forward_buffered(environment: ForwardingEnvironment, append: QueuedApp
                     return await stream.append(forwarded, bytes(found.content), metadata, traceparent)
                 except NotSent as error:
                     return _unreachable(environment, request.journal, resolution, str(error))
-    return await forward(environment, append, _BufferedMessages(found))
+    messages = deque(ContentMessage(content) for content in ((found.content, b"") if found.content else (b"",)))
+
+    async def read() -> AppendMessage | None:
+        return messages.popleft() if messages else None
+
+    return await forward(environment, append, read)
 
 
 def _forwarded(request: pb.AppendRequest, resolution: Resolution) -> pb.AppendRequest:
@@ -96,12 +84,10 @@ def _unreachable(environment: ForwardingEnvironment, journal: str, resolution: R
     return pb.AppendResponse(status=pb.NO_JOURNAL_PRIMARY_BROKER, header=header).SerializeToString()
 
 
-def _protobuf(message: AppendMessage) -> pb.AppendRequest:
-    return pb.AppendRequest(content=bytes(message.content)) if isinstance(message, ContentMessage) else message
-
-
-async def forward(environment: ForwardingEnvironment, append: QueuedAppend, source: Messages) -> bytes:
+async def forward(environment: ForwardingEnvironment, append: QueuedAppend, read: ReadMessage) -> bytes:
     """Forward an append to the primary with this broker's resolution, and return the primary's encoded response.
+
+    `read` returns its messages after the first, then None.
 
     If the primary becomes unavailable before the commit was forwarded, it has not applied the append. The response then
     has the status NO_JOURNAL_PRIMARY_BROKER, as usual between a primary's death and its replacement.
@@ -118,12 +104,13 @@ async def forward(environment: ForwardingEnvironment, append: QueuedAppend, sour
             # sending the rest.
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
                 await call.write(request)
-                while (message := await source.read()) is not None:
+                while (message := await read()) is not None:
                     if append.content is None:  # Otherwise the quota has counted it.
                         await environment.quotas.pace_append(append.caller, len(message.content))
-                    forwarded = _protobuf(message)
-                    may_commit = may_commit or not forwarded.content
-                    await call.write(forwarded)
+                    may_commit = may_commit or not message.content
+                    if isinstance(message, ContentMessage):
+                        message = pb.AppendRequest(content=bytes(message.content))
+                    await call.write(message)
                 await call.done_writing()
             response: pb.AppendResponse = await call
             return response.SerializeToString()

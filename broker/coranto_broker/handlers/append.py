@@ -64,7 +64,7 @@ async def serve_encoded(
             queue.enqueue(append)
         outcome = append.outcome if isinstance(append.outcome, AppendOutcome) else await append.settled()
         if outcome.state is State.PROXY:
-            return await forward(broker, append, inbox)
+            return await forward(broker, append, inbox.read)
         return encoder.encode(outcome)
     except BaseException as error:
         if append.span is not None:

@@ -77,9 +77,8 @@ async def _forward(port: int, *messages: pb.AppendRequest) -> pb.AppendResponse:
     append = QueuedAppend(pb.AppendRequest(journal=J))
     resolution: Any = SimpleNamespace(header=header)
     append.resolution = resolution
-    inbox: Any = SimpleNamespace(read=read)
     try:
-        return pb.AppendResponse.FromString(await forward(broker, append, inbox))
+        return pb.AppendResponse.FromString(await forward(broker, append, read))
     finally:
         await peers.close()
 
