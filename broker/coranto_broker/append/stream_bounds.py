@@ -29,42 +29,20 @@ SHORT_ANSWER_TIMEOUT_SECONDS: Final = 1.0
 _CHECK_SECONDS: Final = 0.5
 
 
+ANSWERS_UNREAD: Final = "answers unread"
+TOO_MANY_BYTES: Final = "too many bytes"
+REASONS: Final = (ANSWERS_UNREAD, TOO_MANY_BYTES)
+"""The reasons for ending streams, as labels of a metric."""
+
+
 class StreamOverloaded(CorantoError):
     """A stream of appends was ended because it holds too much memory of the broker."""
 
     retriable = True
-    reason: str
 
-
-_UNKNOWN: Final = "The outcome of appends without an answer is unknown."
-
-
-class AnswersUnread(StreamOverloaded):
-    """A client does not read the answers to its appends."""
-
-    reason = "answers unread"
-
-    def __init__(self, seconds: float, held: int) -> None:
-        super().__init__(
-            f"the client has read no answers for {seconds:g} seconds, while this broker holds {held} bytes for its "
-            f"stream of appends, so the stream was ended. Read answers while you append. {_UNKNOWN}"
-        )
-
-
-class StreamBudgetExceeded(StreamOverloaded):
-    """The streams of a broker together hold too much, and this one holds a part of it."""
-
-    reason = "too many bytes"
-
-    def __init__(self, held: int, total: int) -> None:
-        super().__init__(
-            f"streams of appends hold {total} bytes of this broker, more than {MAX_HELD_BYTES}, and {held} of them are "
-            f"this stream's, so it was ended. Slow down, read answers, and try again later. {_UNKNOWN}"
-        )
-
-
-REASONS: Final = (AnswersUnread.reason, StreamBudgetExceeded.reason)
-"""The reasons for ending streams, as labels of a metric."""
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(f"{text} The outcome of appends without an answer is unknown.")
+        self.reason = reason
 
 
 class BoundedStream(Protocol):
@@ -107,9 +85,14 @@ class AnswerWatch:
         self._waiting.pop(stream, None)
 
     def require_room(self, stream: BoundedStream) -> None:
-        """Raise StreamBudgetExceeded if a stream must end because all streams hold too much."""
+        """Raise StreamOverloaded if a stream must end because all streams hold too much."""
         if self._budget.held > MAX_HELD_BYTES and stream.held > SMALL_BYTES:
-            raise StreamBudgetExceeded(stream.held, self._budget.held)
+            raise StreamOverloaded(
+                TOO_MANY_BYTES,
+                f"streams of appends hold {self._budget.held} bytes of this broker, more than {MAX_HELD_BYTES}, and "
+                f"{stream.held} of them are this stream's, so it was ended. Slow down, read answers, and try again "
+                "later.",
+            )
 
     def _check(self) -> None:
         loop = asyncio.get_running_loop()
@@ -120,6 +103,11 @@ class AnswerWatch:
             if waits < limit:
                 break
             del self._waiting[stream]
-            stream.give_up(AnswersUnread(round(waits, 1), stream.held))
+            text = (
+                f"the client has read no answers for {round(waits, 1):g} seconds, while this broker holds "
+                f"{stream.held} bytes for its stream of appends, so the stream was ended. Read answers while you "
+                "append."
+            )
+            stream.give_up(StreamOverloaded(ANSWERS_UNREAD, text))
         if self._waiting:
             self._timer = loop.call_later(_CHECK_SECONDS, self._check)

@@ -24,7 +24,6 @@ from coranto_broker.append.stream_bounds import (
     ITEM_BYTES,
     STREAM_APPENDS,
     STREAM_BYTES,
-    StreamBudgetExceeded,
     StreamOverloaded,
 )
 from coranto_broker.authorization import UNRESTRICTED
@@ -161,7 +160,7 @@ class _Stream:
     async def take_all(self, batch: AppendBatch) -> None:
         """Begin the appends of a message as the bounds allow, and return when there is room for more.
 
-        Raises InvalidInput for an id that is in use, and StreamBudgetExceeded.
+        Raises InvalidInput for an id that is in use, and StreamOverloaded.
         """
         sizes = [len(append.content) + ITEM_BYTES for append in batch.appends]
         self._hold(sum(sizes))
@@ -281,7 +280,7 @@ class _Stream:
         self._room.set()
         try:
             self._broker.answer_watch.require_room(self)
-        except StreamBudgetExceeded as error:
+        except StreamOverloaded as error:
             self.give_up(error)
 
     async def _wait_for_turn(self) -> None:
