@@ -72,6 +72,7 @@ class ProposalPath(enum.Enum):
 
 TERMINAL = frozenset({State.ERROR, State.PROXY, State.FINISHED})
 
+# Besides, each state but STREAM_CONTENT ends in ERROR if it fails.
 _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
     # Find the primary in a sufficiently recent key space.
     State.RESOLVE: {
@@ -80,7 +81,6 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
         AppendEvent.PRIMARY_IS_ELSEWHERE: State.AWAIT_DESIRED_REPLICAS,  # Before forwarding to it.
         AppendEvent.SUSPENSION_MUST_CHANGE: State.UPDATE_SUSPEND,  # The journal is fully suspended: wake it.
         AppendEvent.REFUSED: State.ERROR,
-        AppendEvent.FAILED: State.ERROR,
     },
     # The append waits in the journal's queue, whose order is the journal's order.
     State.ACQUIRE_PIPELINE: {
@@ -88,32 +88,27 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
         AppendEvent.PROPOSED: State.READ_ACKNOWLEDGEMENTS,  # In a batch, by a decision alone.
         AppendEvent.INVALIDATED: State.RESOLVE,
         AppendEvent.REFUSED: State.ERROR,  # In a batch.
-        AppendEvent.FAILED: State.ERROR,
     },
     State.START_PIPELINE: {
         AppendEvent.PIPELINE_FITS: State.VALIDATE_PRECONDITIONS,
         AppendEvent.PIPELINE_FOLLOWS_ROUTE: State.UPDATE_ASSIGNMENTS,
         AppendEvent.PIPELINE_BUILT: State.SEND_PIPELINE_SYNC,
         AppendEvent.INVALIDATED: State.RESOLVE,
-        AppendEvent.FAILED: State.ERROR,
     },
     # Replicas of a new pipeline may hold different content, and must agree before an append.
     State.SEND_PIPELINE_SYNC: {
         AppendEvent.PROPOSED: State.RECV_PIPELINE_SYNC,
-        AppendEvent.FAILED: State.ERROR,
     },
     State.RECV_PIPELINE_SYNC: {
         AppendEvent.REPLICAS_AGREE: State.UPDATE_ASSIGNMENTS,
         AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # A replica is ahead, or cannot extend the fragment.
         AppendEvent.ROUTE_IS_OLD: State.RESOLVE,
-        AppendEvent.FAILED: State.ERROR,
     },
     # The allocator removes a replica only after the others are recorded to continue without it.
     State.UPDATE_ASSIGNMENTS: {
         AppendEvent.ETCD_IS_CURRENT: State.AWAIT_DESIRED_REPLICAS,
         AppendEvent.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset.
         AppendEvent.ETCD_CHANGED: State.RESOLVE,
-        AppendEvent.FAILED: State.ERROR,
     },
     # With fewer replicas, a commit would be less durable than the journal's spec demands.
     State.AWAIT_DESIRED_REPLICAS: {
@@ -121,7 +116,6 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
         AppendEvent.PRIMARY_IS_ELSEWHERE: State.PROXY,
         AppendEvent.TOO_MANY_REPLICAS: State.RESOLVE,
         AppendEvent.REFUSED: State.ERROR,  # Too few.
-        AppendEvent.FAILED: State.ERROR,
     },
     # `coranto_broker.append.decision` decides.
     State.VALIDATE_PRECONDITIONS: {
@@ -131,11 +125,9 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
         AppendEvent.ETCD_CHANGED: State.RESOLVE,  # While the replicas were being recorded.
         AppendEvent.INVALIDATED: State.RESOLVE,  # While the stores were being probed or listed.
         AppendEvent.REFUSED: State.ERROR,
-        AppendEvent.FAILED: State.ERROR,
     },
     State.UPDATE_SUSPEND: {
         AppendEvent.ETCD_CHANGED: State.RESOLVE,
-        AppendEvent.FAILED: State.ERROR,
     },
     State.STREAM_CONTENT: {
         AppendEvent.CLIENT_SENT: State.STREAM_CONTENT,
@@ -146,11 +138,10 @@ _EVENTS: Mapping[State, Mapping[AppendEvent, State]] = {
     State.READ_ACKNOWLEDGEMENTS: {
         AppendEvent.COMMITTED: State.FINISHED,
         AppendEvent.REFUSED: State.ERROR,
-        AppendEvent.FAILED: State.ERROR,
     },
 }
 
 TRANSITIONS: Mapping[tuple[State, AppendEvent], State] = {
     (state, event): following for state, events in _EVENTS.items() for event, following in events.items()
-}
+} | {(state, AppendEvent.FAILED): State.ERROR for state in _EVENTS if state is not State.STREAM_CONTENT}
 """The state machine of an append: the state that follows a state and an event."""
