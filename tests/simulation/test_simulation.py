@@ -221,13 +221,13 @@ STREAMS: dict[str, Any] = {"append_streams": True, "shuffle": False, "brokers": 
 
 
 def test_a_queue_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = JournalQueue._run
+    real = JournalQueue._commit_next
 
-    def run_reversed(queue: JournalQueue) -> None:
+    async def commit_reversed(queue: JournalQueue, head: QueuedAppend) -> None:
         queue._waiting = dict(reversed(queue._waiting.items()))
-        real(queue)
+        await real(queue, next(iter(queue._waiting)))
 
-    monkeypatch.setattr(JournalQueue, "_run", run_reversed)
+    monkeypatch.setattr(JournalQueue, "_commit_next", commit_reversed)
     assert is_caught("out-of-order", faults=(), **STREAMS)
 
 

@@ -5,22 +5,20 @@ A batch does not depend on its members' clients. If its proposal fails, the outc
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final
 
 from coranto.errors import CorantoError, Unavailable
 from coranto.specs.durability import NO_DEMAND, Durability
 from coranto.tracing import Tracer, TraceSpan
-from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import Refuse
-from coranto_broker.append.held_pipeline import HeldPipeline
+from coranto_broker.append.fsm import HeldPipeline
 from coranto_broker.append.host import AppendHost
-from coranto_broker.append.plan import AppendRange
+from coranto_broker.append.plan import AppendRange, BatchPlan, snapshot_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import AppendEvent, ProposalPath
 from coranto_broker.append.streaming import ContentStream
 from coranto_broker.replication.pipeline import Ask, Turn, rolled_back
-from coranto_broker.replication.replica import Replica
+from coranto_broker.spool.steady import Steady
 
 SHUTTING_DOWN: Final = "this broker is shutting down"
 
@@ -28,13 +26,15 @@ SHUTTING_DOWN: Final = "this broker is shutting down"
 class Batch:
     """Appends that commit with one proposal, and appends that are refused when it commits."""
 
-    def __init__(self, host: AppendHost, replica: Replica, held: HeldPipeline) -> None:
-        """`held` owns the pipeline. `propose` hands it over."""
+    def __init__(self, host: AppendHost, held: HeldPipeline, steady: Steady | None = None) -> None:
+        """`held` owns the pipeline, whose steady range is `steady`, if known. `propose` hands it over."""
         assert held.pipeline is not None
+        assert held.owner is not None
         self._host = host
-        self._replica = replica
         self._held = held
+        self.resolution = held.owner
         self.pipeline = held.pipeline
+        self.plan = BatchPlan(snapshot_of(held.owner, held.pipeline, host.clock.now()), steady)
         self.members: list[tuple[QueuedAppend, AppendRange]] = []
         self.refused: list[tuple[QueuedAppend, Refuse]] = []
         self.size = 0
@@ -43,7 +43,6 @@ class Batch:
         self._demand = self.pipeline.demand  # The demand at the time of the proposal.
         self._since: int | None = None  # The only member asks for the durability of content from this offset on.
         self._stored_end = 0
-        self._sum = b""  # The SHA-1 of streamed content.
         self._undone: CorantoError | None = None  # The error that kept the proposal from all replicas.
         self._span: TraceSpan | None = None  # If a member is traced.
 
@@ -52,13 +51,13 @@ class Batch:
         self.members.append((append, place))
         self.size += place.end - place.begin
 
-    def propose(self, registers: pb.LabelSet, stream: ContentStream | None = None) -> None:
-        """Send all replicas a proposal that commits the members with these registers. Hand the pipeline over.
+    def propose(self, stream: ContentStream | None = None) -> None:
+        """Send all replicas a proposal that commits the members. Hand the pipeline over.
 
         Buffered content is sent with it. The content of `stream`, the only member, was sent before.
         Does not raise: each append gets its outcome now or with the answers.
         """
-        pipeline = self.pipeline
+        pipeline, registers = self.pipeline, self.plan.registers
         try:
             if self.pipeline.error is not None:
                 raise rolled_back(self.pipeline.error)
@@ -68,7 +67,7 @@ class Batch:
                 self._begin_span(self._host.tracer)
             if stream is not None:
                 self._proposal = pipeline.spool.next_fragment()
-                self._sum = stream.sum_in(self._proposal)
+                stream.append.sum = stream.sum_in(self._proposal)
             contents = [append.content.content for append, _ in self.members if append.content is not None]
             if self.size and contents:
                 content = contents[0] if len(contents) == 1 else b"".join(contents)
@@ -114,7 +113,7 @@ class Batch:
             return Ask.SYNC if self._demand.synced else Ask.NOTHING
         question = request.durability
         self._since = question.since
-        self._stored_end = self._replica.index.stored_through(question.since)
+        self._stored_end = self.resolution.require_replica.index.stored_through(question.since)
         return Ask.SYNC if question.sync else Ask.HELD
 
     async def _await_acks(self, turn: Turn, is_broken: bool) -> None:
@@ -146,7 +145,7 @@ class Batch:
         appends = sum(place.end > place.begin for _, place in self.members)
         if self._demand is NO_DEMAND or not appends or durability.meets(self._demand):
             return None
-        self._replica.acknowledged_below_demand += appends
+        self.resolution.require_replica.acknowledged_below_demand += appends
         self._host.acknowledged_below_demand(appends)
         if not self._demand.refuses:
             return None
@@ -162,14 +161,9 @@ class Batch:
     def _outcomes(self, durability: Durability) -> list[tuple[QueuedAppend, AppendOutcome]]:
         """Return the appends with their outcomes, after the commit of the members."""
         outcomes = []
-        for append, (begin, end, registers) in self.members:
+        for append, place in self.members:
             append.on(AppendEvent.COMMITTED)
-            content, digest, chunks = append.content, self._sum, append.total_chunks
-            if content is not None:
-                digest = hashlib.sha1(content.content, usedforsecurity=False).digest()
-                chunks = content.chunks
-            place = self._proposal, begin, end, digest, chunks, append.delayed_chunks, durability, self._stored_end
-            outcomes.append((append, AppendOutcome(append.state, append.resolved, pb.OK, registers, *place)))
+            outcomes.append((append, append.committed(self._proposal, place, durability, self._stored_end)))
         for append, refusal in self.refused:
             append.on(AppendEvent.REFUSED)
             outcomes.append((append, append.refused(refusal)))

@@ -34,11 +34,7 @@ def recognize(host: AppendHost, append: QueuedAppend) -> bool:
 
 async def resolve(host: AppendHost, append: QueuedAppend) -> AppendOutcome | CorantoError | None:
     """Resolve an append that is in no queue. Return its outcome if it is refused or must be forwarded."""
-    if append.resolution is None:
-        fsm = AppendFsm(host, append)
-        if not await fsm.run(State.ACQUIRE_PIPELINE):
-            return fsm.outcome
-    return None
+    return None if append.resolution is not None else await AppendFsm(host, append).run()
 
 
 class StreamOrder:

@@ -9,7 +9,9 @@ Each state here also ends in ERROR if it fails, or if the client leaves (which c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from coranto.coordination.etcd import KeyValue, Put, unmodified
 from coranto.errors import CorantoError, StoreError, Unavailable
@@ -26,15 +28,71 @@ from coranto_broker.append.decision import (
     decide,
     next_fragment,
 )
-from coranto_broker.append.held_pipeline import HeldPipeline
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT, snapshot_of
-from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.queued_append import NO_REGISTERS, AppendOutcome, QueuedAppend
 from coranto_broker.append.states import TERMINAL, AppendEvent, State
 from coranto_broker.ownership import Invalidated
-from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed, rolled_back
+from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed, Turn, rolled_back
+from coranto_broker.replication.replica import Replica
+from coranto_broker.replication.resolver import Resolution
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.in_sync import Takeover
+
+
+class HeldPipeline:
+    """Ownership of a replica's pipeline, or of the right to build one.
+
+    An append owns the pipeline while it synchronizes and streams. With its proposal it hands the pipeline over to the
+    next append, and keeps only its turn to read acknowledgements.
+    """
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        """`spawn` starts tasks that outlive the append."""
+        self._spawn = spawn
+        self.pipeline: Pipeline | None = None
+        self.owner: Resolution | None = None
+        """The owner's latest resolution to the replica; None without ownership."""
+
+    def acquired(self, pipeline: Pipeline | None, owner: Resolution) -> None:
+        self.pipeline, self.owner = pipeline, owner
+
+    def _close(self) -> tuple[Pipeline, Turn]:
+        """Close the pipeline, and return its spool. Keep the right to build another pipeline."""
+        pipeline, self.pipeline = self.pipeline, None
+        assert pipeline is not None
+        assert self.owner is not None
+        turn = pipeline.turn()
+        self.owner.require_replica.spool.put(pipeline.close_send())
+        return pipeline, turn
+
+    def shut_down(self) -> None:
+        """Close the pipeline, if any. A background task reads the replicas' streams to their ends."""
+        if self.pipeline is None:
+            return
+        pipeline, turn = self._close()
+        if pipeline.local_only:
+            turn.done()
+        else:
+            self._spawn(pipeline.shut_down(turn))
+
+    def hand_over(self) -> tuple[Turn, bool]:
+        """Hand the pipeline over to the next append. Return the turn to read, and True if the pipeline is broken.
+
+        A broken pipeline is closed instead, and its replicas' streams end after that turn.
+        """
+        assert self.pipeline is not None
+        is_broken = self.pipeline.error is not None
+        turn = self._close()[1] if is_broken else self.pipeline.turn()
+        self.release()
+        return turn, is_broken
+
+    def release(self) -> None:
+        """Give up the ownership, if any."""
+        pipeline, owner = self.pipeline, self.owner
+        self.pipeline = self.owner = None
+        if owner is not None:
+            owner.require_replica.pipeline.put(pipeline)
 
 
 class AppendFsm:
@@ -45,53 +103,42 @@ class AppendFsm:
         self.append = append
         self.held = HeldPipeline(host.spawn)
         self.registers = pb.LabelSet()
-        """The journal's registers when the pipeline starts or the append is refused."""
+        """The journal's registers when the pipeline starts."""
         self.decided: Commit | None = None
         """The decision on content. None if the append confirms a loss, which holds only if it is empty."""
         self._loss_confirmed = False
         self.is_streaming = False
         """True once the replicas may have content that is not proposed."""
-        self._error: CorantoError | None = None
-        self._status: pb.Status.ValueType = pb.OK
-        self._reason = ""
+        self._outcome: AppendOutcome | CorantoError | None = None
         self._read_through = append.request.min_etcd_revision
         self._await_change = False  # Resolve next from a later key space.
         self._synchronizing = False
         self._roll_to = 0  # The offset that the next synchronizing proposal rolls to; 0 for none.
         self._suspend: pb.JournalSpec.Suspend | None = None  # The suspension that UPDATE_SUSPEND writes.
 
-    async def run(self, *until: State) -> bool:
-        """Run until a state of `until`, by default STREAM_CONTENT. Return False if a terminal state comes first."""
-        ends = until or (State.STREAM_CONTENT,)
-        while self.append.state not in ends:
-            if self.append.state in TERMINAL:
-                return False
-            await self.step()
-        return True
+    async def run(self, replica: Replica | None = None) -> AppendOutcome | CorantoError | None:
+        """Run until content may be proposed, or until the append belongs in the queue of another replica than this.
 
-    async def step(self) -> None:
-        """Do the work of the current state."""
+        Returns the outcome of a terminal state.
+        """
         append = self.append
-        try:
-            event: AppendEvent = await getattr(self, f"_{append.state.name.lower()}")()
-        except Invalidated:
-            event = AppendEvent.INVALIDATED
-        except CorantoError as error:
-            self._error, event = error, AppendEvent.FAILED
-        append.on(event)
-
-    @property
-    def outcome(self) -> AppendOutcome | CorantoError:
-        """The outcome in a terminal state."""
-        append = self.append
-        if self._error is not None:
-            return self._error
-        return AppendOutcome(append.state, append.resolved, self._status, self.registers, reason=self._reason)
+        while append.state not in TERMINAL:
+            is_elsewhere = append.state is State.ACQUIRE_PIPELINE and append.resolved.replica is not replica
+            if is_elsewhere or append.state is State.STREAM_CONTENT:
+                return None
+            try:
+                event: AppendEvent = await getattr(self, f"_{append.state.name.lower()}")()
+            except Invalidated:
+                event = AppendEvent.INVALIDATED
+            except CorantoError as error:
+                self._outcome, event = error, AppendEvent.FAILED
+            append.on(event)
+        return self._outcome or AppendOutcome(append.state, append.resolved)
 
     def release(self) -> None:
         """Release the pipeline if the append still owns it, and roll back streamed content without a proposal."""
         pipeline = self.held.pipeline
-        if pipeline is not None and (self._synchronizing or isinstance(self._error, ReplicationFailed)):
+        if pipeline is not None and (self._synchronizing or isinstance(self._outcome, ReplicationFailed)):
             self.held.shut_down()
         elif pipeline is not None and self.is_streaming:
             pipeline.propose(pipeline.spool.fragment, pipeline.spool.registers, acknowledge=False)
@@ -130,7 +177,10 @@ class AppendFsm:
             return AppendEvent.PRIMARY_IS_ELSEWHERE
         if self.held.owner is not None and self.held.owner.replica is not resolution.replica:
             self.release()
-        return AppendEvent.PRIMARY_IS_HERE if self.held.owner is None else AppendEvent.PIPELINE_IS_OWNED
+        if self.held.owner is None:
+            return AppendEvent.PRIMARY_IS_HERE
+        self.held.owner = resolution
+        return AppendEvent.PIPELINE_IS_OWNED
 
     async def _acquire_pipeline(self) -> AppendEvent:
         """Wait for exclusive ownership of the replica's pipeline."""
@@ -259,8 +309,7 @@ class AppendFsm:
                     self.decided = found
                     return AppendEvent.MAY_STREAM
                 case Refuse():
-                    self._reason, self.registers = found.reason, found.registers
-                    return self._refused(found.status)
+                    return self._refused(found.status, found.registers, found.reason)
                 case Synchronize():
                     self._roll_to = found.offset
                     return AppendEvent.MUST_ROLL
@@ -287,8 +336,7 @@ class AppendFsm:
                             self.held.shut_down()
                         return AppendEvent.ETCD_CHANGED
             except StoreError as error:
-                self._reason = error.public_text
-                return self._refused(pb.FRAGMENT_STORE_UNHEALTHY)
+                return self._refused(pb.FRAGMENT_STORE_UNHEALTHY, self.registers, error.public_text)
 
     async def _update_suspend(self) -> AppendEvent:
         """Change the suspension in the journal's spec, then resolve again at the resulting revision.
@@ -321,8 +369,10 @@ class AppendFsm:
         assert self.held.pipeline is not None  # Earlier states acquired it.
         return self.held.pipeline
 
-    def _refused(self, status: pb.Status.ValueType) -> AppendEvent:
-        self._status = status
+    def _refused(
+        self, status: pb.Status.ValueType, registers: pb.LabelSet = NO_REGISTERS, reason: str = ""
+    ) -> AppendEvent:
+        self._outcome = self.append.refused(Refuse(status, registers, reason))
         return AppendEvent.REFUSED
 
     async def _takeover(self, pipeline: Pipeline) -> Takeover:

@@ -48,13 +48,12 @@ class AppendRange(NamedTuple):
 class BatchPlan:
     """The journal's state after all admitted appends."""
 
-    def __init__(self, snapshot: JournalSnapshot, known_steady: Steady | None = None) -> None:
-        """`known_steady` is the steady range of the snapshot, if known."""
+    def __init__(self, snapshot: JournalSnapshot, steady: Steady | None = None) -> None:
+        """`steady` is the steady range of the snapshot, if known."""
         self._first = snapshot
         self._fragment = snapshot.committed.fragment
         self._end = self._fragment.end
-        self._steady = known_steady
-        self._is_steadiness_known = known_steady is not None
+        self._steady = steady
         self.registers = snapshot.committed.registers
         """The registers after all of them."""
 
@@ -64,7 +63,8 @@ class BatchPlan:
         if not length and request.HasField("durability"):
             return None  # The replicas have to answer.
         try:
-            if length and self._is_steady() and not is_torn(content, self._first.whole_lines):
+            is_steady = length and self._steady is not None and self._end <= self._steady.end
+            if is_steady and not is_torn(content, self._first.whole_lines):
                 registers = apply_registers(request, self.registers)
                 if registers is not None:
                     return self.commit(length, registers)
@@ -83,15 +83,6 @@ class BatchPlan:
         if length:
             self.registers = registers
         return AppendRange(begin, self._end, registers)
-
-    def _is_steady(self) -> bool:
-        """Return True if appends with content may follow without a roll. Computed once for all of them."""
-        begin = self._fragment.begin
-        if not self._is_steadiness_known and self._end > begin:
-            self._is_steadiness_known = True
-            self._steady = steady(self._snapshot())
-        found = self._steady
-        return found is not None and found.begin == begin and self._end <= found.end and self._first.now < found.until
 
     def _snapshot(self) -> JournalSnapshot:
         before, known, fragment, end = self._first.committed, self._first.known, self._fragment, self._end

@@ -16,25 +16,19 @@ dropped, or is proposed and no longer depends on its client.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import Final
 
-from coranto.effects import Bytes
 from coranto.errors import Unavailable
 from coranto.specs.durability import Durability
-from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.batch import SHUTTING_DOWN, Batch
 from coranto_broker.append.decision import Refuse, apply_registers, is_torn
-from coranto_broker.append.fsm import AppendFsm
-from coranto_broker.append.held_pipeline import HeldPipeline
+from coranto_broker.append.fsm import AppendFsm, HeldPipeline
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import (
     MAX_BATCH_APPENDS,
     MAX_BATCH_BYTES,
     PROPOSALS_IN_FLIGHT,
     AppendRange,
-    BatchPlan,
-    snapshot_of,
     steady_range,
 )
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
@@ -59,14 +53,13 @@ class JournalQueue:
         self._host = host
         self._replica = replica
         self._waiting: dict[QueuedAppend, None] = {}
-        self._preparing: QueuedAppend | None = None
+        self._preparing: QueuedAppend | None = None  # The head, once it needs more than a decision.
         self._committer: asyncio.Task[None] | None = None
-        self._is_due = False  # `_run` will be called.
         self.arrivals = Arrivals(self)
         """The appends that are being received."""
 
     def __len__(self) -> int:
-        return len(self._waiting) + (self._preparing is not None)
+        return len(self._waiting)
 
     def enqueue(self, append: QueuedAppend) -> None:
         """Add an append at the end. Its resolution has this queue's replica."""
@@ -81,149 +74,112 @@ class JournalQueue:
         if append.state is State.RESOLVE:
             append.on(AppendEvent.PRIMARY_IS_HERE)
         self._waiting[append] = None
-        if self._committer is None and not self._is_due:
-            # At the end of this turn of the event loop, appends that arrived together wait together.
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._run)
+        if self._committer is None:
+            # It begins at the end of this turn of the event loop, so appends that arrive together wait together.
+            self._committer = self._host.spawn(self._commit())
 
     def discard(self, append: QueuedAppend) -> None:
         """Drop an append whose client has left, unless it is proposed."""
-        if append in self._waiting:
-            del self._waiting[append]
-        elif self._preparing is append:
+        self._waiting.pop(append, None)
+        if self._preparing is append:
             assert self._committer is not None
             self._committer.cancel()
 
-    # -- Inline --------------------------------------------------------------------------------------------------------
-
     def _commit_inline(self, append: QueuedAppend) -> bool:
         """Commit an append immediately and return True, or return False. Raises RolledBack if writing fails."""
-        resolution, content, pipeline = append.resolution, append.content, self._replica.pipeline.at_rest
-        if resolution is None or content is None or not content.content or pipeline is None:
+        content, pipeline = append.content, self._replica.pipeline.at_rest
+        if content is None or not content.content or pipeline is None:
             return False
-        if not pipeline.answers_at_once or not pipeline.is_idle or not self._is_ready(pipeline, resolution):
-            return False
-        if steady_range(self._host, resolution, pipeline) is None or is_torn(content.content, pipeline.whole_lines):
+        if not pipeline.answers_at_once or not pipeline.is_idle or self._steady(append, pipeline) is None:
             return False
         before = pipeline.spool.committed
         registers = apply_registers(append.request, before.registers)
-        if registers is None:
+        if registers is None or is_torn(content.content, pipeline.whole_lines):
             return False
         after = pipeline.commit(content.content, registers)
         self._host.proposed(ProposalPath.INLINE, 1)
-        digest = hashlib.sha1(content.content, usedforsecurity=False).digest()
-        begin, finished = before.fragment.end, State.FINISHED
-        append.state = finished
-        append.settle(
-            AppendOutcome(
-                finished, resolution, pb.OK, registers, after, begin, after.end, digest, content.chunks, 0, ALONE
-            )
-        )
+        append.state = State.FINISHED
+        append.settle(append.committed(after, AppendRange(before.fragment.end, after.end, registers), ALONE))
         return True
 
-    def _is_ready(self, pipeline: Pipeline, resolution: Resolution) -> bool:
-        """Return True if Route and replicas of a pipeline at rest allow content by a resolution."""
+    def _steady(self, append: QueuedAppend, pipeline: Pipeline) -> Steady | None:
+        """Return the steady range of a pipeline at rest if Route and replicas allow content of this append."""
+        resolution, resolver = append.resolved, self._host.resolver
+        if not resolver.is_current(resolution):
+            known = resolver.known(self._replica.journal)
+            if known is None or not _is_alike(resolution, known):
+                return None
+            append.resolution = resolution = known
         invalidated = resolution.invalidated
         if (invalidated is not None and invalidated.fired) or not pipeline.fits(resolution):
-            return False
-        return self._host.resolver.is_current(resolution) and pipeline.is_usable(self._host.clock.monotonic())
+            return None
+        if not pipeline.is_usable(self._host.clock.monotonic()):
+            return None
+        return steady_range(self._host, resolution, pipeline)
 
-    # -- Batches -------------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        """Propose batches while that needs no waiting. Start the committer for the rest."""
-        self._is_due = False
-        if self._committer is not None:
-            return
-        try:
-            while self._waiting and not self.arrivals.coming and self._propose_next():
-                pass
-        except Exception as error:  # noqa: BLE001
-            self._fail_head(error)
-        if self._waiting:
-            self._committer = self._host.spawn(self._commit())
+    # -- The committer -------------------------------------------------------------------------------------------------
 
     async def _commit(self) -> None:
         """Propose all waiting appends."""
         try:
             while self._waiting:
-                try:
-                    await self._commit_next()
-                except Exception as error:  # noqa: BLE001
-                    self._fail_head(error)
-        finally:
-            self._committer = None
-            waiting, self._waiting = self._waiting, {}
-            for append in waiting:
-                append.settle(rolled_back(Unavailable(SHUTTING_DOWN), "nothing was appended"))
-
-    def _fail_head(self, error: Exception) -> None:
-        """Fail the append at the head, so that the others continue."""
-        append = next(iter(self._waiting), None)
-        if append is not None:
-            del self._waiting[append]
-            append.settle(error)
-
-    async def _commit_next(self) -> None:
-        """Propose the next batch, or prepare the append at the head."""
-        if (ready := self._ready()) is not None:
-            pipeline, _ = ready
-            if not pipeline.has_room(PROPOSALS_IN_FLIGHT):
                 head = next(iter(self._waiting))
                 try:
-                    await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, head.resolved.invalidated)
-                except Invalidated:
-                    return  # The next call resolves the head again.
+                    await self._commit_next(head)
+                except Exception as error:  # noqa: BLE001  # The append fails, and no other.
+                    self._settle(head, error)
+        finally:
+            self._committer = None
+            for append in list(self._waiting):
+                self._settle(append, rolled_back(Unavailable(SHUTTING_DOWN), "nothing was appended"))
+
+    def _settle(self, append: QueuedAppend, outcome: AppendOutcome | Exception) -> None:
+        self._waiting.pop(append, None)
+        append.settle(outcome)
+
+    async def _commit_next(self, head: QueuedAppend) -> None:
+        """Propose the next batch, or prepare the append at the head."""
+        pipeline = self._replica.pipeline.at_rest
+        if pipeline is not None and head.content is not None and self._steady(head, pipeline) is not None:
+            try:
+                await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, head.resolved.invalidated)
+            except Invalidated:
+                return  # The next call resolves the head again.
             await self.arrivals.gathered()
-            if not self._waiting or self._propose_next():
+            if head not in self._waiting or self._propose_next(head):
                 return
-        await self._prepare(next(iter(self._waiting)))
+        await self._prepare(head)
 
-    def _ready(self) -> tuple[Pipeline, Steady] | None:
-        """Return the pipeline and its steady range if a decision may suffice for the append at the head."""
-        pipeline, head, resolver = self._replica.pipeline.at_rest, next(iter(self._waiting)), self._host.resolver
-        if pipeline is None or head.content is None:
-            return None
-        own = head.resolved
-        if not resolver.is_current(own):
-            found = resolver.known(self._replica.journal)
-            if found is None or not _is_alike(own, found):
-                return None
-            head.resolution = own = found
-        steady = steady_range(self._host, own, pipeline) if self._is_ready(pipeline, own) else None
-        return (pipeline, steady) if steady is not None else None
-
-    def _propose_next(self) -> bool:
+    def _propose_next(self, head: QueuedAppend) -> bool:
         """Propose the appends at the head that need only a decision. Return False if there are none."""
-        ready = self._ready()
-        if ready is None or not ready[0].has_room(PROPOSALS_IN_FLIGHT):
+        pipeline = self._replica.pipeline.at_rest
+        steady = None if pipeline is None else self._steady(head, pipeline)
+        if steady is None:
             return False
-        resolution = next(iter(self._waiting)).resolved
         held = HeldPipeline(self._host.spawn)
-        held.acquired(self._replica.pipeline.take_at_rest(), resolution)
+        held.acquired(self._replica.pipeline.take_at_rest(), head.resolved)
         try:
-            plan = BatchPlan(snapshot_of(resolution, ready[0], self._host.clock.now()), ready[1])
-            batch = Batch(self._host, self._replica, held)
-            self._take(batch, plan, resolution)
+            batch = Batch(self._host, held, steady)
+            self._take(batch)
             if batch.members:
-                batch.propose(plan.registers)
+                batch.propose()
             return bool(batch.members)
         finally:
             held.release()
 
-    def _take(self, batch: Batch, plan: BatchPlan, resolution: Resolution, tokens: FlowControl | None = None) -> None:
+    def _take(self, batch: Batch, tokens: FlowControl | None = None) -> None:
         """Move appends from the head of the queue to the end of the batch, as far as limits and decisions allow."""
         members, taken = batch.members, len(batch.members)
         for append in self._waiting:
             content = append.content
-            if content is None or not _is_alike(append.resolved, resolution):
+            if content is None or not _is_alike(append.resolved, batch.resolution):
                 break
             length = len(content.content)
             if members and (len(members) == MAX_BATCH_APPENDS or batch.size + length > MAX_BATCH_BYTES):
                 break
             if tokens is not None and not tokens.affords(length):
                 break
-            found = plan.admit(append.request, content.content)
+            found = batch.plan.admit(append.request, content.content)
             if found is None or (not members and isinstance(found, Refuse)):
                 break
             if isinstance(found, Refuse):
@@ -235,75 +191,58 @@ class JournalQueue:
         for append, _ in (*members[taken:], *batch.refused):
             del self._waiting[append]
 
-    # -- Appends that need more than a decision ------------------------------------------------------------------------
-
     async def _prepare(self, append: QueuedAppend) -> None:
-        """Prepare the append at the head by the state machine, and propose its content with the appends after it.
-
-        An empty streamed append may confirm a loss. The state machine then continues.
-        """
-        del self._waiting[append]
+        """Prepare the append at the head by the state machine, and propose its content."""
         self._preparing = append
         fsm = AppendFsm(self._host, append)
         try:
-            while append.outcome is None and await self._reach_content(fsm):
-                if fsm.decided is not None:
-                    await fsm.begin_fragment(fsm.decided.roll)
-                if append.content is not None:
-                    await self._propose_prepared(fsm, append.content.content)
-                    break
-                stream = ContentStream(fsm)
-                problem = await stream.receive(self._host)
-                if problem is not None:
-                    append.settle(problem)
-                elif fsm.decided is not None:
-                    batch, registers = Batch(self._host, self._replica, fsm.held), fsm.decided.registers
-                    batch.add(append, AppendRange(stream.begin, stream.end, registers))
-                    batch.propose(registers, stream)
-                    break
-                else:
-                    append.content, fsm.is_streaming = BufferedContent(b"", 0), False
-                    append.on(AppendEvent.LOSS_CONFIRMED)
+            while (outcome := await fsm.run(self._replica)) is None and append.state is State.STREAM_CONTENT:
+                if await self._propose_prepared(fsm):
+                    return
+            if outcome is not None:
+                self._settle(append, outcome)
+            else:
+                del self._waiting[append]
+                queue_of(append.resolved.require_replica).enqueue(append)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if append.has_left and task is not None and task.uncancel() == 0:
-                return
-            append.settle(rolled_back(Unavailable(SHUTTING_DOWN), "nothing was appended"))
-            raise
-        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
-            append.settle(error)
+            if not append.has_left or task is None or task.uncancel() > 0:
+                raise
         finally:
             self._preparing = None
             fsm.release()
 
-    async def _reach_content(self, fsm: AppendFsm) -> bool:
-        """Run until content may be proposed. Return False if the append was settled or enqueued elsewhere."""
-        append = fsm.append
-        while await fsm.run(State.ACQUIRE_PIPELINE, State.STREAM_CONTENT):
-            if append.state is State.STREAM_CONTENT:
-                return True
-            if append.resolved.replica is not self._replica:
-                queue_of(append.resolved.require_replica).enqueue(append)
-                return False
-            await fsm.step()
-        append.settle(fsm.outcome)
-        return False
+    async def _propose_prepared(self, fsm: AppendFsm) -> bool:
+        """Propose the content of a prepared append, if it is buffered together with the appends after it.
 
-    async def _propose_prepared(self, fsm: AppendFsm, content: Bytes) -> None:
-        """Propose the buffered content of a prepared append, and the content of appends after it."""
-        append, decided, length = fsm.append, fsm.decided, len(content)
-        assert decided is not None
-        resolution = append.resolved
-        flow = start_flow(self._host, resolution)
-        if length:
-            await charge(self._host, append, flow, length)
-        await self.arrivals.gathered()
-        batch = Batch(self._host, self._replica, fsm.held)
-        plan = BatchPlan(snapshot_of(resolution, batch.pipeline, self._host.clock.now()))
-        batch.add(append, plan.commit(length, decided.registers))
-        if length or not append.request.HasField("durability"):  # A question of durability has a batch of its own.
-            self._take(batch, plan, resolution, flow)
-        batch.propose(plan.registers)
+        Return False if an empty streamed append confirmed a loss. The state machine then continues.
+        """
+        append, decided, content, stream = fsm.append, fsm.decided, fsm.append.content, None
+        if decided is not None:
+            await fsm.begin_fragment(decided.roll)
+        flow = start_flow(self._host, append.resolved)
+        if content is None:
+            stream = ContentStream(fsm)
+            refusal = await stream.receive(self._host, flow)
+            if refusal is not None:
+                self._settle(append, append.refused(refusal))
+                return True
+            length = stream.end - stream.begin
+        else:
+            if length := len(content.content):
+                await charge(self._host, append, flow, length)
+            await self.arrivals.gathered()
+        if decided is None:
+            append.content, fsm.is_streaming = BufferedContent(b"", 0), False
+            append.on(AppendEvent.LOSS_CONFIRMED)
+            return False
+        batch = Batch(self._host, fsm.held)
+        batch.add(append, batch.plan.commit(length, decided.registers))
+        del self._waiting[append]
+        if stream is None and (length or not append.request.HasField("durability")):
+            self._take(batch, flow)  # A question of durability has a batch of its own.
+        batch.propose(stream)
+        return True
 
 
 def queue_of(replica: Replica) -> JournalQueue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -13,6 +14,7 @@ from coranto.specs.durability import Durability
 from coranto.tracing import TraceSpan
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import Refuse
+from coranto_broker.append.plan import AppendRange
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.replication.resolver import Resolution
@@ -66,6 +68,8 @@ class QueuedAppend:
     caller = ""
     """The caller whose quota its content uses; empty if there is none."""
     outcome: AppendOutcome | Exception | None = None
+    sum = b""
+    """The SHA-1 of streamed content."""
     total_chunks = delayed_chunks = 0
     is_pulse = has_left = False
     span: TraceSpan | None = None
@@ -99,6 +103,17 @@ class QueuedAppend:
         if following is None:
             raise RuntimeError(f"append state machine: {event.name} must not occur in state {self.state.name}")
         self.state = following
+
+    def committed(
+        self, fragment: Fragment, place: AppendRange, durability: Durability, stored_end: int = 0
+    ) -> AppendOutcome:
+        """Return the outcome of a commit as part of `fragment`."""
+        (begin, end, registers), digest, chunks = place, self.sum, self.total_chunks
+        if self.content is not None:
+            digest = hashlib.sha1(self.content.content, usedforsecurity=False).digest()
+            chunks = self.content.chunks
+        content = fragment, begin, end, digest, chunks, self.delayed_chunks, durability, stored_end
+        return AppendOutcome(State.FINISHED, self.resolved, pb.OK, registers, *content)
 
     def refused(self, refusal: Refuse) -> AppendOutcome:
         """Return the outcome of a refusal."""

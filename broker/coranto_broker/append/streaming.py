@@ -7,13 +7,13 @@ too slow loses its append (`coranto_broker.replication.flow_control`).
 from __future__ import annotations
 
 from coranto.effects import Bytes
-from coranto.errors import CorantoError, InvalidInput
+from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import TORN_LINE, Refuse, is_torn, judge_content
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.host import AppendHost
-from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.queued_append import QueuedAppend
 from coranto_broker.append.receiving import has_parameters
 from coranto_broker.append.states import AppendEvent
 from coranto_broker.replication.flow_control import FlowControl
@@ -36,66 +36,55 @@ class ContentStream:
         self.append: QueuedAppend = fsm.append
         self.pipeline: Pipeline = fsm.held.pipeline
         self.begin = self.end = self.pipeline.spool.end
-        self.problem: AppendOutcome | CorantoError | None = None
-        """The client's answer if the content must be rolled back; None to commit."""
         # In an empty fragment, the spool's sum of the fragment is also the append's sum.
         self._sum: Hash | None = new_sum() if self.pipeline.spool.fragment.length else None
         self._is_committing = self._is_torn = False
 
-    async def receive(self, host: AppendHost) -> AppendOutcome | CorantoError | None:
-        """Send the client's messages to all replicas. Return None at a commit, or the outcome if it is rolled back."""
-        inbox = self.append.inbox
-        assert inbox is not None
-        flow, guard = start_flow(host, self.append.resolved), inbox.guard()
+    async def receive(self, host: AppendHost, flow: FlowControl) -> Refuse | None:
+        """Send the client's messages to all replicas. Return None at a commit, or the refusal. Raises other errors."""
+        assert self.append.inbox is not None
+        guard = self.append.inbox.guard()
         try:
             while (message := await guard.read()) is not None:
                 if size := len(message.content):
                     await host.quotas.pace_append(self.append.caller, size)
                     await charge(host, self.append, flow, size)
-                if not self.client_sent(message):
-                    break
+                if (refusal := self.client_sent(message)) is not None:
+                    return refusal
+                if (error := self.pipeline.error) is not None:
+                    raise rolled_back(error)
                 await self.pipeline.drain()  # Slow replicas, the local one included, catch up.
-            else:
-                await self.pipeline.written()
-                self.client_ended()
-        except CorantoError as problem:
-            self.problem = self.problem or problem
+            await self.pipeline.written()
+            return self.client_ended()
         finally:
             guard.close()
-        error = self.pipeline.error
-        return self.problem or (None if error is None else rolled_back(error))
 
-    def client_sent(self, message: AppendMessage) -> bool:
-        """Handle a message of the client. Return False if the append has ended."""
-        content = message.content
+    def client_sent(self, message: AppendMessage) -> Refuse | None:
+        """Send a message of the client to all replicas, or refuse it. Raises InvalidInput."""
+        content, refusal = message.content, None
         if self._is_committing:
-            self.problem = InvalidInput("expected the end of the stream after the empty message that commits")
-        elif has_parameters(message):
+            raise InvalidInput("expected the end of the stream after the empty message that commits")
+        if has_parameters(message):
             words = "only the first message may hold more than content"
-            self.problem = InvalidInput(words, field="AppendRequest.content")
-        elif not content:
+            raise InvalidInput(words, field="AppendRequest.content")
+        if not content:
             self._is_committing = True
         elif self.fsm.decided is None:
-            self._refuse(pb.INDEX_HAS_GREATER_OFFSET)
+            refusal = Refuse(pb.INDEX_HAS_GREATER_OFFSET, self.pipeline.spool.registers)
         else:
             refusal = self._judge(len(content))
             if refusal is None:
                 self._write(content)
-            else:
-                self.problem = self.append.refused(refusal)
-        if self.problem is not None or self.pipeline.error is not None:
-            return False
         self.append.on(AppendEvent.CLIENT_SENT)
-        return True
+        return refusal
 
-    def client_ended(self) -> None:
+    def client_ended(self) -> Refuse | None:
         """Handle the end of the client's stream. Raises InvalidInput without a commit."""
         if not self._is_committing:
             raise InvalidInput("unexpected EOF: an empty message commits, and none was sent")
-        if self.end == self.begin:
-            self._judge(0)
         if self._is_torn:
-            self._refuse(pb.NOT_ALLOWED, TORN_LINE)
+            return Refuse(pb.NOT_ALLOWED, self.pipeline.spool.registers, TORN_LINE)
+        return self._judge(0) if self.end == self.begin else None
 
     def sum_in(self, proposal: Fragment) -> bytes:
         """Return the SHA-1 of the content that `proposal` commits."""
@@ -109,9 +98,6 @@ class ContentStream:
             self.pipeline.spool.hash(self._sum, content)
         self.end += len(content)
         self._is_torn = is_torn(content, self.pipeline.whole_lines)
-
-    def _refuse(self, status: pb.Status.ValueType, reason: str = "") -> None:
-        self.problem = self.append.refused(Refuse(status, self.pipeline.spool.registers, reason))
 
     def _judge(self, length: int) -> Refuse | None:
         spec, pipeline = self.append.resolved.spec, self.pipeline

@@ -16,7 +16,7 @@ from coranto import labels
 from coranto.fragments.fragment import sum_from_wire, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.batch import Batch
-from coranto_broker.append.held_pipeline import HeldPipeline
+from coranto_broker.append.fsm import HeldPipeline
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import BatchPlan
 from coranto_broker.append.queue import JournalQueue, queue_of
@@ -123,7 +123,7 @@ async def test_appends_cost_one_round_trip_to_each_peer(
     ("owner", "step"),
     [
         (JournalQueue, "_take"),
-        (BatchPlan, "_is_steady"),
+        (BatchPlan, "_snapshot"),
         (Batch, "_question"),
         (Pipeline, "extend"),
         (AppendHost, "proposed"),
@@ -162,7 +162,7 @@ async def test_each_append_of_a_batch_is_answered_whatever_fails_unexpectedly(
         found = await together(client, replica, contents)
         assert not failures
         answered = [each for each in found if not isinstance(each, BaseException)]
-        assert len(answered) < len(found) or step == "_is_steady", "an error of one append, or of all that it is with"
+        assert len(answered) < len(found) or step == "_snapshot", "an error of one append, or of all that it is with"
         assert (await client.append_when_ready(J, b"after")).status == pb.OK
         content = await client.content(J)
         assert content.endswith(b"after")

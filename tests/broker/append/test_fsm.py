@@ -1011,11 +1011,34 @@ async def test_an_append_that_asks_is_answered_alone(replicated: World) -> None:
     assert replicated.groups == [1, 1]
 
 
+async def test_appends_of_an_earlier_route_join_no_batch_of_the_next(replicated: World) -> None:
+    world, before = replicated, replicated.signal
+    world.peers.append(Peer())
+    first, second = world.queued(b"A"), world.queued(b"B")
+    pipeline = await world.replica.pipeline.take()
+    tasks = [asyncio.create_task(world.run(each)) for each in (first, second)]
+    await eventually(lambda: world.replica.pipeline._takers)
+
+    def shrink() -> None:
+        world.peers.pop()
+        world.signal = Signal()
+        before.fire()
+
+    world.changes.append(shrink)  # While the first waits for it, with the pipeline of the larger Route.
+    world.replica.pipeline.put(pipeline)
+    await asyncio.gather(*tasks)
+    for each in (first, second):
+        assert isinstance(each.outcome, AppendOutcome)
+        assert each.outcome.resolution.invalidated is world.signal is not before
+        assert len(each.outcome.resolution.header.route.members) == 3
+
+
 async def test_a_client_that_goes_away_takes_only_its_own_append_out(replicated: World) -> None:
     pipeline = await replicated.replica.pipeline.take()
     tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
-    await asyncio.sleep(0)
+    await eventually(lambda: replicated.replica.pipeline._takers)
     tasks[1].cancel()
+    await asyncio.sleep(0)
     replicated.replica.pipeline.put(pipeline)
     first, gone, third = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(gone, asyncio.CancelledError)
@@ -1029,9 +1052,9 @@ async def test_a_client_that_goes_away_takes_only_its_own_append_out(replicated:
 async def test_a_leader_that_goes_away_is_followed_by_another(replicated: World) -> None:
     pipeline = await replicated.replica.pipeline.take()
     tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
-    await asyncio.sleep(0)
-    replicated.replica.pipeline.put(pipeline)  # The first has been given the pipeline, and does not know it yet.
+    await eventually(lambda: replicated.replica.pipeline._takers)
     tasks[0].cancel()
+    replicated.replica.pipeline.put(pipeline)  # The first has been given the pipeline, and does not know it yet.
     gone, second, third = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(gone, asyncio.CancelledError)
     assert isinstance(second, Result)

@@ -214,10 +214,10 @@ def test_appends_that_come_together_end_as_one_by_one_whatever_happens_between_t
 def test_batches_are_proposed_between_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     propose, taken = Batch.propose, 0
 
-    def counted(batch: Batch, registers: pb.LabelSet, stream: ContentStream | None = None) -> None:
+    def counted(batch: Batch, stream: ContentStream | None = None) -> None:
         nonlocal taken
         taken += len(batch.members) if len(batch.members) > 1 else 0
-        propose(batch, registers, stream)
+        propose(batch, stream)
 
     monkeypatch.setattr(Batch, "propose", counted)
     outcomes, content, _ = outcome_of(SOME, over_a_stream)

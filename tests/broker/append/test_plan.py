@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coranto import labels
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, decide, next_fragment
+from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, decide, next_fragment, steady
 from coranto_broker.append.plan import BatchPlan
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.spool.spool import CommittedState, ProposalEffect, Spool, new_sum
@@ -163,13 +163,6 @@ def test_a_batch_has_the_outcome_of_its_appends_one_by_one(
         assert (batch.spool.fragment.sum, batch.spool.fragment.codec) == (total.digest(), Codec.GZIP)
 
 
-class Forgetful(BatchPlan):
-    """A plan that decides each append in full."""
-
-    def _is_steady(self) -> bool:
-        return False
-
-
 @given(
     st.lists(st.tuples(st.sampled_from((pb.AppendRequest(journal=J), ODD)), st.integers(0, 5)), max_size=12),
     st.integers(0, 3),
@@ -193,6 +186,6 @@ def test_a_steady_range_admits_the_same_appends_as_full_decisions(
         Fragment(J, begin, begin + length, ZERO_SUM, Codec.NONE), pb.LabelSet(), NOW if length else 0
     )
     snapshot = JournalSnapshot(spec, committed, known, NOW)
-    plan, other = BatchPlan(snapshot), Forgetful(snapshot)
+    plan, other = BatchPlan(snapshot, steady(snapshot)), BatchPlan(snapshot)
     for request, size in appends:
         assert plan.admit(request, bytes(size)) == other.admit(request, bytes(size))

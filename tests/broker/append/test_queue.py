@@ -239,9 +239,9 @@ class Replicas:
         """The number of appends of each batch."""
         propose = Batch.propose
 
-        def counted(batch: Batch, registers: pb.LabelSet, stream: ContentStream | None = None) -> None:
+        def counted(batch: Batch, stream: ContentStream | None = None) -> None:
             self.proposed.append(len(batch.members))
-            propose(batch, registers, stream)
+            propose(batch, stream)
 
         def disk() -> FaultyDisk:
             self.disks.append(FaultyDisk())

@@ -104,11 +104,11 @@ def test_an_answer_that_cannot_be_made_fails_one_append(replication: int, monkey
 
 
 def test_a_queue_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = JournalQueue._run
+    real = JournalQueue._commit_next
 
-    def run(queue: JournalQueue) -> None:
+    async def commit_reversed(queue: JournalQueue, head: QueuedAppend) -> None:
         queue._waiting = dict(reversed(queue._waiting.items()))
-        real(queue)
+        await real(queue, next(iter(queue._waiting)))
 
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
@@ -116,7 +116,7 @@ def test_a_queue_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.Monk
         await client.append(J, b"000000\n")
         assert await append_numbers(client, J, 100) != list(range(100))
 
-    monkeypatch.setattr(JournalQueue, "_run", run)
+    monkeypatch.setattr(JournalQueue, "_commit_next", commit_reversed)
     in_cluster(main)
 
 
