@@ -44,7 +44,7 @@ class Encoders:
     async def register(self, fields: Sequence[TypeField] | None) -> None:
         """Register fields of the source that the type lacks. Raises InvalidInput for those that cannot be added."""
         spec = self._spec
-        if not fields or fields is self._registered:
+        if not fields or fields == self._registered:
             return  # Without fields, no row was read yet.
         wanted = tuple(each for each in fields if each.name != META)
         try:

@@ -22,6 +22,7 @@ _FIELDS: Final = (
     "start",
     "meta",
     "tombstones",
+    "operation",
     "lost",
     "recreated",
     "look",
@@ -60,6 +61,8 @@ class KafkaOptions:
     restarts: bool = False
     """A recreated topic is read from its beginning."""
     look_seconds: float = 10.0
+    operation: str = ""
+    """The field of tombstones that is `delete`; empty if there is none."""
     client: Mapping[str, str] = field(default_factory=dict)
     """More options of the client, such as the options of SASL and TLS."""
 
@@ -108,5 +111,6 @@ def read_kafka(node: yaml.Node) -> KafkaOptions:
         choice(entries, "lost", ("fail", "continue")) == "continue",
         choice(entries, "recreated", ("fail", "restart")) == "restart",
         seconds(entries, "look", 10.0),
+        text(entries, "operation"),
         client,
     )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coranto.errors import InvalidInput
 from coranto.ingest.kafka.options import KafkaOptions
 from coranto.ingest.rows import parse_object
 from coranto.ingest.source import Poison, SourceRow
 from coranto.types.kinds import TypeField
+
+DELETE: Final = "delete"
+"""The value of the field `operation` of a tombstone, as of a row that PostgreSQL deletes."""
 
 
 class Values(NamedTuple):
@@ -42,12 +45,19 @@ class RecordRows:
         if value is None:
             if not self._options.tombstones:
                 return None
-            return SourceRow(_key_text(record, key), _key_fields(key), None, meta, True)
-        try:
-            fields, text = self._decode(value)
-        except InvalidInput as error:
-            return Poison(f"offset {record.offset()}", error.message, key, value)
-        return SourceRow(_key_text(record, key), fields, text, meta)
+            fields, text = _key_fields(key), None
+        else:
+            try:
+                fields, text = self._decode(value)
+            except InvalidInput as error:
+                return Poison(f"offset {record.offset()}", error.message, key, value)
+        if operation := self._options.operation:
+            if operation in fields:
+                problem = f"has a field {operation!r}, which `operation` names: choose another name"
+                return Poison(f"offset {record.offset()}", problem, key, value)
+            if value is None:
+                fields = {operation: DELETE, **fields}
+        return SourceRow(_key_text(record, key), fields, text, meta, value is None)
 
     def _meta(self, record: Any, key: bytes | None, *, is_deletion: bool) -> bytes:
         place = record.topic(), record.partition()

@@ -23,7 +23,7 @@ from coranto.ingest.kafka.cluster import KafkaCluster, Offsets, Topic, client_op
 from coranto.ingest.kafka.options import KafkaOptions
 from coranto.ingest.kafka.records import RecordRows, values_of
 from coranto.ingest.source import Poison, Positions, Read, SourceRow
-from coranto.types.kinds import TypeField
+from coranto.types.kinds import PlainKind, TypeField
 
 _POLL_SECONDS: Final = 0.1
 _MAX_RECORDS: Final = 5000
@@ -80,7 +80,9 @@ class KafkaSource:
         return found
 
     async def fields(self) -> tuple[TypeField, ...] | None:
-        return None if self._values.fields is None else await asyncio.to_thread(self._values.fields)
+        found = None if self._values.fields is None else await asyncio.to_thread(self._values.fields)
+        name = self._options.operation
+        return (TypeField(name, PlainKind.STRING), *found) if name and found is not None else found
 
     async def confirm(self) -> None:
         """Check that the topics of the records that were read are the same as before."""

@@ -20,6 +20,7 @@ source:
     start: latest
     meta: [offset, key]
     tombstones: skip
+    operation: op
     lost: continue
     recreated: restart
     look: 1m
@@ -40,6 +41,7 @@ def test_kafka_with_variables_of_the_environment() -> None:
         True,
         True,
         60.0,
+        "op",
         {"security.protocol": "SASL_SSL", "sasl.password": "ageheimb"},
     )
 

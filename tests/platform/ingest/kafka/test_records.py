@@ -93,6 +93,21 @@ def test_tombstones() -> None:
     assert row(Record(None), tombstones=False) is None
 
 
+def test_tombstones_have_an_operation_for_tables() -> None:
+    found = row(Record(None, b'{"id": 7}'), operation="op")
+    assert isinstance(found, SourceRow)
+    assert (found.fields, found.text, found.is_deletion) == ({"op": "delete", "id": 7}, None, True)
+    kept = row(Record(), operation="op")
+    assert isinstance(kept, SourceRow)
+    assert (kept.fields, kept.text) == ({"n": 1}, b'{"n": 1}')
+
+
+@pytest.mark.parametrize("record", [Record(b'{"op": 1}'), Record(None, b'{"op": 1}')])
+def test_a_record_with_the_field_of_the_operation_is_poison(record: Record) -> None:
+    problem = "has a field 'op', which `operation` names: choose another name"
+    assert row(record, operation="op") == Poison("offset 8", problem, record.name, record.content)
+
+
 def test_keys_of_any_bytes_are_routing_keys() -> None:
     keys = {key: row(Record(name=key)) for key in (b"\xff", b"\xfe", "é".encode())}
     assert len({found.key for found in keys.values() if isinstance(found, SourceRow)}) == 3

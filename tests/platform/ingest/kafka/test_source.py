@@ -14,9 +14,12 @@ from google.protobuf import descriptor_pb2
 
 from coranto.client import JournalClient
 from coranto.errors import PoisonRow, SourceChanged, Unavailable
+from coranto.ingest.kafka.options import KafkaOptions
+from coranto.ingest.kafka.records import Values
 from coranto.ingest.kafka.source import KafkaSource
+from coranto.ingest.rows import parse_object
 from coranto.ingest.runs import IngestReport
-from coranto.types.kinds import format_fields
+from coranto.types.kinds import PlainKind, TypeField, format_fields
 from coranto.types.registry import TypeRegistry
 from tests.platform.ingest.kafka.registry import Registry
 from tests.platform.ingest.kafka.topics import Topics
@@ -74,6 +77,13 @@ async def test_keys_headers_and_tombstones(client: JournalClient, topics: Topics
         client, topics, name, given=spec(kind="kafka", name="other", stream="shop/other"), tombstones=False
     )
     assert report.rows == 2
+
+
+async def test_the_operation_of_tombstones_is_a_field_of_the_schema() -> None:
+    source = KafkaSource(KafkaOptions("k:9092", ("any",), operation="op"))
+    assert await source.fields() is None
+    source._values = Values(parse_object, lambda: (TypeField("n", PlainKind.BIGINT),))
+    assert await source.fields() == (TypeField("op", PlainKind.STRING), TypeField("n", PlainKind.BIGINT))
 
 
 async def test_only_committed_records_are_read_and_gaps_are_passed(client: JournalClient, topics: Topics) -> None:
