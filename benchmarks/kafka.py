@@ -29,7 +29,8 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.process.java import java_program
 
 _WRITER: Final = Path(__file__).with_name("kafka_writer.py")
-_TIMEOUT: Final = 120.0
+_JDBC: Final = "42.7.4"
+_TIMEOUT: Final = 300.0
 _FETCH_SECONDS: Final = 900.0
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -88,6 +89,12 @@ def fetched() -> Kafka:
     release = clients.stem.removeprefix("kafka-clients-")
     broker = _by_maven(folder / f"broker-{release}", "org.apache.kafka", f"kafka_{scala}", release)
     return Kafka(spark_lacks(jars, _spark_jars()), version, broker, _by_pip(folder, "confluent-kafka"))
+
+
+def jdbc_driver() -> Path:
+    """Return PostgreSQL's driver for Spark, which is fetched unless it is in the cache. Raises as `fetched`."""
+    folder = _by_maven(cache_folder() / f"jdbc-{_JDBC}", "org.postgresql", "postgresql", _JDBC)
+    return folder / f"postgresql-{_JDBC}.jar"
 
 
 def cache_folder() -> Path:
@@ -184,11 +191,13 @@ def _made(folder: Path) -> Iterator[Path]:
         whole.rename(folder)
 
 
-def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
+    """Return what a command prints. Raises Unavailable if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False, env=environment)
     if done.returncode:
         said = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
         raise Unavailable(f"{command[0]} ended with {done.returncode} and said: {said[0]}")
+    return done.stdout
 
 
 class KafkaServer:
@@ -255,8 +264,9 @@ class KafkaServer:
         deadline = time.monotonic() + _TIMEOUT
         while is_free(self._port):
             if self._process.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text(errors="replace")[-1000:]
                 self.close()
-                raise Unavailable(f"Kafka's broker did not start: {log.read_text(errors='replace')[-1000:]}")
+                raise Unavailable(f"Kafka's broker did not start: {said}")
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -275,11 +285,17 @@ class KafkaServer:
                 self._process.wait()
         self._folder.cleanup()
 
-    def write(self, topic: str, files: Sequence[Path], *, transactions: int) -> None:
+    @property
+    def client_path(self) -> str:
+        """The path on which Python finds Kafka's client."""
+        return str(self._kafka.client)
+
+    def write(self, topic: str, files: Sequence[Path], *, transactions: int) -> float:
         """Write the lines of each file to a partition of a topic, all of them in so many committed transactions.
 
-        Raises Unavailable.
+        A line may begin with the key of its record and a tab. Returns the time when the first commit began, in seconds
+        since 1970: no reader of committed records has any before. Raises Unavailable.
         """
-        environment = {**os.environ, "PYTHONPATH": str(self._kafka.client)}
+        environment = {**os.environ, "PYTHONPATH": self.client_path}
         arguments = [self.address, topic, str(transactions), *map(str, files)]
-        _run([sys.executable, str(_WRITER), *arguments], environment)
+        return float(_run([sys.executable, str(_WRITER), *arguments], environment))

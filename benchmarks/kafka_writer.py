@@ -1,13 +1,15 @@
 """Write the lines of files to partitions of a topic of Kafka, in transactions.
 
 It runs with Kafka's client, which was fetched, on its path. Arguments: the server's address, the topic, the number of
-transactions, and a file for each partition.
+transactions, and a file for each partition. A line may begin with the key of its record and a tab. Prints the time when
+the first commit began.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,11 @@ def main(server: str, topic: str, count: str, *files: str) -> None:
             for line in itertools.islice(lines, begin, end):
                 while len(producer) >= _QUEUED:
                     producer.poll(0.01)
-                producer.produce(topic, line, partition=partition)
+                key, tab, value = line.rpartition(b"\t")
+                producer.produce(topic, value, key if tab else None, partition=partition)
+        producer.flush(_SECONDS)
+        if not number:
+            print(time.time())
         producer.commit_transaction(_SECONDS)
 
 

@@ -29,11 +29,13 @@ def test_kafka_is_left_out_unless_it_is_asked_for() -> None:
 
 def test_results_beside_kafka_have_names_of_their_own() -> None:
     assert chosen(["spark_source"], kafka=True) == {"spark_source_kafka": BESIDE_KAFKA["spark_source"]}
-    assert chosen([], kafka=True).keys() == {"spark_sink_kafka", "spark_source_kafka"}
+    assert chosen([], kafka=True).keys() == {"kafka_to_table", "spark_sink_kafka", "spark_source_kafka"}
 
 
 def test_a_benchmark_without_kafka_is_refused_beside_it() -> None:
-    with pytest.raises(InvalidInput, match="no benchmark that stands beside Kafka is named append; there are spark_"):
+    with pytest.raises(
+        InvalidInput, match="no benchmark that stands beside Kafka is named append; there are kafka_to_table, spark_"
+    ):
         chosen(["spark_source", "append"], kafka=True)
     with pytest.raises(InvalidInput, match="no benchmark is named nothing"):
         chosen(["nothing"], kafka=False)

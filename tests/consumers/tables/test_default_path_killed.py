@@ -22,7 +22,7 @@ from tests.consumers.tables.killed import KilledTables, differences, rows_of
 from tests.consumers.tables.shop import table_file
 from tests.platform.ingest.killing import Killing, two_brokers
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "4"))
 """The least number of killed processes of the ingest. Of tables, at least as many are killed."""

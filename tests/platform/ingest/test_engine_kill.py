@@ -17,7 +17,7 @@ from coranto.streams.control.lifecycle import Streams, default_template
 from tests.platform.ingest.killing import Killing, two_brokers
 from tests.platform.ingest.lists import events
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "4"))
 """The least number of processes to kill."""

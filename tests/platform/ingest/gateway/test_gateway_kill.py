@@ -29,7 +29,7 @@ from tests.platform.ingest.gateway.posting import post
 from tests.platform.ingest.killing import COMMAND, two_brokers
 from tests.platform.ingest.lists import events, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "6"))
 STREAM = "kill/hooks"

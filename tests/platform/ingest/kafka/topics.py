@@ -36,7 +36,7 @@ class Topics:
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return the settings of a client."""
         given = {name.replace("_", "."): value for name, value in more.items()}
-        return {"bootstrap.servers": self.address, **self.client, **given}
+        return {"bootstrap.servers": self.address, "log_level": 2, **self.client, **given}
 
     def _producer(self) -> Producer:
         # Without idempotence, a batch that is repeated comes after those behind it.

@@ -25,7 +25,7 @@ from tests.platform.ingest.lists import events
 from tests.platform.ingest.postgres.database import ORDERS, SETTINGS, Copies, Database
 from tests.servers.sql import PostgresServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "4"))
 STREAM = "kill/orders"
