@@ -166,6 +166,7 @@ REVIEWED: Final = {
     "coranto.ingest.files.rows": {"_INTEGER", "_NOT_UTF8"},
     "coranto.ingest.kafka.options": {"_TOPIC"},
     "coranto.ingest.postgres.options": {"_SLOT", "_NOT_IN_SLOT"},
+    "coranto.ingest.postgres.tables": {"_MODIFIER"},
     "coranto.ingest.postgres.values": {"_TOKENS", "_ESCAPE"},
     "coranto.types.kinds": {"_PLAIN_NAME"},
     "coranto.types.parsing": {"_TOKEN"},
