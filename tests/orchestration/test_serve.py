@@ -30,6 +30,7 @@ from dagster_coranto import (
 from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.instance.heartbeat import ALIVE_TAG
 from dagster_coranto.serve import load_repository, run, serve
+from tests.orchestration.instances import new_instance
 from tests.orchestration.revenue import ORDERS, REVENUE, SCHEMA, Revenue
 
 pytestmark = pytest.mark.integration
@@ -117,7 +118,7 @@ def materializations(instance: dg.DagsterInstance) -> list[dg.AssetMaterializati
 def test_a_service_run_reports_as_it_goes_and_ends_by_its_configuration(
     spark: SparkSession, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         shop.order(100)
         config: Any = {"ops": {"consume_orders": {"config": {"for_seconds": 3600}}}}
         stop = threading.Event()
@@ -143,7 +144,7 @@ def test_a_service_run_reports_as_it_goes_and_ends_by_its_configuration(
 
 
 def test_a_process_beside_dagster_reports_without_runs(spark: SparkSession, shop: Shop) -> None:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         stop = threading.Event()
         with shop.orders_meanwhile(stop):
             serve(shop.definitions.get_repository_def(), "", instance, StopOn(stop))
@@ -194,7 +195,7 @@ def test_as_of_a_run_over_a_hundred_and_twenty_journals_has_all_of_them(spark: S
     for cents, name in enumerate(names[::3]):
         run_blocking(shop.broker.write(name, f'{{"customer": "ada", "cents": {cents}}}\n'.encode()))
     drain: Any = {"ops": {"consume_orders": {"config": {"mode": "drain"}}}}
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         run = dg.materialize([consumer], resources=shop.resources, instance=instance, run_config=drain)
         heads = {name: shop.broker.journals[name].head for name in names}
         shop.order(7)
@@ -221,7 +222,7 @@ def test_a_signal_asks_the_process_to_end(monkeypatch: pytest.MonkeyPatch, numbe
     monkeypatch.setattr("dagster_coranto.serve.load_repository", lambda module: None)
     monkeypatch.setattr("dagster_coranto.serve.serve", consume)
     monkeypatch.setattr("dagster_coranto.serve.configure_logging", lambda level: None)
-    with dg.instance_for_test():
+    with new_instance():
         run("shop.definitions")
     assert waited == [True]
     assert signal.getsignal(number) is before

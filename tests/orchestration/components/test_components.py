@@ -32,6 +32,7 @@ from dagster_coranto import (
 from dagster_coranto.components.consumer_options import ConsumerOptionsModel
 from dagster_coranto.components.scaffolding import CollectionParams, ConsumerParams
 from dagster_coranto.consumers.tables import TABLES
+from tests.orchestration.instances import new_instance
 
 
 @pytest.fixture
@@ -281,7 +282,7 @@ def test_a_consumer_with_windows_has_partitions_that_its_sensor_adds(
     windows = {"window_bytes": 1, "max_windows": 3, "launch": True, "sensor_seconds": 20}
     tables = [{"key": "revenue_by_window"}]
     path = consumer(sandbox, broker, name="again", outputs=[], sources=["shop/orders"], tables=tables, windows=windows)
-    with loaded(sandbox, path) as (_, defs), dg.instance_for_test() as instance:
+    with loaded(sandbox, path) as (_, defs), new_instance() as instance:
         node = defs.resolve_asset_graph().get(dg.AssetKey("revenue_by_window"))
         assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
         (windows,) = node.parent_keys
@@ -556,7 +557,7 @@ def test_a_subclass_changes_specs_and_what_a_run_does(sandbox: DefsFolderSandbox
         (path / "defs.yaml").write_text(text)
     broker.create("shop/orders/part-000")
     refresh(sandbox, sandbox.defs_folder_path / "one")
-    with sandbox.build_all_defs() as defs, dg.instance_for_test() as instance:
+    with sandbox.build_all_defs() as defs, new_instance() as instance:
         graph = defs.resolve_asset_graph()
         x, t, u = (dg.AssetKey(["ours", *path]) for path in (["shop", "x"], ["t"], ["u"]))
         assert graph.get(t).parent_keys == {x}

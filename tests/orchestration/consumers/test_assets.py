@@ -20,6 +20,7 @@ from dagster_coranto import (
     build_journal_observation_sensor,
     spark_consumer_assets,
 )
+from tests.orchestration.instances import new_instance
 from tests.orchestration.revenue import ORDERS, Revenue
 from tests.orchestration.staleness import status
 
@@ -94,7 +95,7 @@ def shop(broker: FakeBroker, journals: JournalResource, tmp_path: Path) -> Shop:
 def test_a_job_may_select_one_of_a_consumers_assets(spark: SparkSession, shop: Shop) -> None:
     """The others change with it, and are reported, too."""
     shop.order(100)
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         result = shop.run(instance)
         made_keys = {each.asset_key for each in result.asset_materializations_for_node("consume_orders")}
         assert made_keys == {TABLE, ALERTS_KEY, ORDERS_KEY}
@@ -110,7 +111,7 @@ def test_a_job_may_select_one_of_a_consumers_assets(spark: SparkSession, shop: S
 def test_what_has_read_all_journals_is_up_to_date_whoever_reports_their_growth_and_when(
     spark: SparkSession, shop: Shop
 ) -> None:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         shop.order(100)
         shop.run(instance)
         shop.observe(instance)
@@ -126,7 +127,7 @@ def test_what_has_read_all_journals_is_up_to_date_whoever_reports_their_growth_a
 
 
 def test_a_source_that_dagster_publishes_to_keeps_no_consumer_unsynced(spark: SparkSession, shop: Shop) -> None:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         dg.materialize([orders], instance=instance)
         shop.order(100)
         shop.run(instance, shop.with_orders)

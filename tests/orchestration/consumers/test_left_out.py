@@ -19,6 +19,7 @@ from dagster_coranto import ConsumerSettings, JournalResource, SparkResource, bu
 from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.consumers.definition import consumers_of
 from dagster_coranto.consumers.left_out import LeftOut, LeftOutWatch, report_left_out
+from tests.orchestration.instances import new_instance
 from tests.orchestration.revenue import ORDERS, Revenue
 
 JOURNAL = "shop/orders/part-000"
@@ -111,7 +112,7 @@ def test_dead_letters_and_lost_content_are_told_until_they_are_accepted(
         )
         assert ran.success
 
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         begin = store('{"customer": "ada", "cents": 1}', '{"customer": "ada", "cents": "many"}', "nonsense")
         assert consume()["dagster-coranto/misfits"].value == 2
         assert told() == (False, dg.AssetCheckSeverity.WARN, "2 dead letters")

@@ -25,6 +25,7 @@ from coranto_consumers.stores.sql import SqlStore
 from dagster_coranto import JournalGroup, JournalResource, build_journal_polling_sensor
 from dagster_coranto.instance.heartbeat import ALIVE_TAG, Heartbeat
 from dagster_coranto.instance.underway import CONSUMER_TAG
+from tests.orchestration.instances import new_instance
 
 GROUP = JournalGroup("shop/orders")
 JOURNAL = "shop/orders/part-000"
@@ -150,7 +151,7 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         yield instance
 
 

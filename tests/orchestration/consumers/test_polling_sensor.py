@@ -20,6 +20,7 @@ from coranto.client.positions import JournalPosition
 from coranto.testing.fake_broker import FakeBroker
 from dagster_coranto import JournalGroup, JournalResource, build_journal_polling_sensor
 from dagster_coranto.consumers.polling_sensor import JournalPollingSensorCursor
+from tests.orchestration.instances import new_instance
 
 EVENTS = JournalGroup("flights/events")
 PART = "flights/events/part-000"
@@ -215,7 +216,7 @@ def test_dagsters_daemon_launches_a_run_after_the_cursor_was_reset_and_after_a_r
     source.write_text(DEFINITIONS.format(endpoint=journals.endpoint, root=journals.file_root))
     target = PythonFileTarget(str(source), None, str(tmp_path), "shop")
     with (
-        dg.instance_for_test(overrides=LAUNCH_AT_ONCE) as instance,
+        new_instance(overrides=LAUNCH_AT_ONCE) as instance,
         create_test_daemon_workspace_context(target, instance) as workspace,
     ):
         location: Any = workspace.create_request_context().get_code_location("shop")

@@ -28,6 +28,7 @@ from dagster_coranto.translation.metadata import ConsumerMetadataSet
 from dagster_coranto.translation.metadata_set import TableMetadata
 from tests.consumers.stores.iceberg.named_catalog import named_catalog
 from tests.consumers.tables.shop import Shop, rows_in, table_file
+from tests.orchestration.instances import new_instance
 from tests.servers.sql import PostgresServer
 
 pytestmark = pytest.mark.integration
@@ -46,7 +47,7 @@ def shop(cluster: SyncCluster) -> Shop:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         yield instance
 
 

@@ -21,6 +21,7 @@ from coranto.errors import StreamNotFound
 from dagster_coranto import IngestMode, JournalResource, build_ingest_asset
 from dagster_coranto.instance.underway import CONSUMER_TAG
 from tests.orchestration.ingests.conftest import Place
+from tests.orchestration.instances import new_instance
 from tests.platform.ingest.postgres.database import ORDERS, SETTINGS, Database
 from tests.sampling import sampled
 from tests.servers.sql import PostgresServer
@@ -59,7 +60,7 @@ def await_(condition: Callable[[], object]) -> None:
 
 def test_a_run_ingests_what_is_there(place: Place) -> None:
     place.put("a", {"n": 1}, {"n": 2})
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         assert materialize(place, instance).success
         found = metadata(instance, place.key)
         assert (found["rows"], found["transactions"], found["lag"], found["dead_letters"]) == (2, 1, 0, 0)
@@ -84,7 +85,7 @@ def test_tables_of_postgresql(place: Place) -> None:
         place.file.write_text(json.dumps(content))
         [spec] = build_ingest_asset(place.file).specs
         assert spec.kinds == {"journal", "postgresql"}
-        with dg.instance_for_test() as instance:
+        with new_instance() as instance:
             assert materialize(place, instance).success
             found = metadata(instance, place.key)
             assert (found["rows"], found["dead_letters"]) == (2, 0)
@@ -104,7 +105,7 @@ def test_the_asset_is_the_stream(place: Place) -> None:
 
 def test_a_prefix_is_that_of_the_stream(place: Place) -> None:
     place.put("a", {"n": 1})
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         again = JournalResource(endpoint=place.cluster.endpoint, prefix="again/")
         assert materialize(place, instance, journals=again).success
         assert metadata(instance, place.key)["rows"] == 1
@@ -117,7 +118,7 @@ def test_a_prefix_is_that_of_the_stream(place: Place) -> None:
 def test_a_poison_row_fails_the_run_with_its_place(place: Place) -> None:
     place.put("a", {"n": 1})
     place.put("b", "poison")
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         done = materialize(place, instance)
         assert not done.success
         [failure] = done.get_step_failure_events()
@@ -128,7 +129,7 @@ def test_a_poison_row_fails_the_run_with_its_place(place: Place) -> None:
 def test_a_service_reports_materializations_and_ends_after_its_time(place: Place) -> None:
     asset = build_ingest_asset(place.file, mode=IngestMode.SERVICE, report_seconds=0.2)
     place.put("a", {"n": 1})
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
 
         def later() -> None:
             await_(lambda: instance.get_latest_materialization_event(place.key) is not None)
@@ -146,7 +147,7 @@ def test_a_service_reports_materializations_and_ends_after_its_time(place: Place
 
 
 def test_a_mode_that_is_not_known_is_refused(place: Place) -> None:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         done = materialize(place, instance, mode="forever")
         [failure] = done.get_step_failure_events()
         assert "'forever' is not a mode of an ingest; write drain or service" in str(
@@ -159,7 +160,7 @@ def test_variables_are_looked_up_when_the_asset_runs(place: Place, monkeypatch: 
     given["source"]["files"]["url"] = "${NEW_FOLDER}"
     place.file.write_text(yaml.safe_dump(given))
     place.put("a", {"n": 1})
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         done = materialize(place, instance)
         [failure] = done.get_step_failure_events()
         assert "the environment has no variable NEW_FOLDER" in str(failure.event_specific_data.error)  # type: ignore[union-attr]
@@ -202,7 +203,7 @@ def test_a_run_that_is_terminated_commits_and_another_continues(
         finally:
             process.kill()
     assert b"Traceback" not in errors or b"Interrupt" in errors, errors.decode()
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         assert materialize(place, instance).success
     assert place.events() == list(range(200))
 

@@ -11,6 +11,7 @@ from coranto.errors import InvalidInput
 from dagster_coranto import JournalResource, build_ingest_asset, build_ingest_check
 from dagster_coranto.ingests.assets import INGESTS
 from tests.orchestration.ingests.conftest import Place
+from tests.orchestration.instances import new_instance
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +27,7 @@ def evaluate(place: Place, instance: dg.DagsterInstance, fresh_seconds: float) -
 
 
 def test_rows_that_wait_too_long(place: Place) -> None:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         place.put("a", {"n": 1})
         found = evaluate(place, instance, 60)
         assert (found.passed, found.metadata["dagster-coranto/lag"].value) == (False, 9)

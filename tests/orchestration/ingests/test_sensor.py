@@ -18,6 +18,7 @@ from dagster._daemon.sensor import execute_sensor_iteration
 from dagster_coranto import JournalResource, build_ingest_asset, build_ingest_check, build_ingest_sensor
 from dagster_coranto.instance.tags import RUN_KEY, SENSOR
 from tests.orchestration.ingests.conftest import Place
+from tests.orchestration.instances import new_instance
 
 pytestmark = pytest.mark.integration
 
@@ -60,7 +61,7 @@ class Ticks:
 
 @pytest.fixture
 def ticks(place: Place) -> Iterator[Ticks]:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         yield Ticks(place, instance)
 
 
@@ -137,7 +138,7 @@ def test_the_lag_and_the_freshness_are_reported(place: Place, ticks: Ticks) -> N
 
 def test_ticks_are_skipped_while_the_cluster_or_the_source_is_away(place: Place) -> None:
     place.journals = JournalResource(endpoint="127.0.0.1:1")
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         assert "How much waits is not known" in reason(Ticks(place, instance).tick())
 
 
@@ -172,7 +173,7 @@ def test_dagsters_daemon_keeps_an_ingest_at_work(place: Place, tmp_path: Path) -
     source.write_text(DEFINITIONS.format(endpoint=place.cluster.endpoint, file=str(place.file)))
     target = PythonFileTarget(str(source), None, str(tmp_path), "shop")
     with (
-        dg.instance_for_test(overrides=LAUNCH_AT_ONCE) as instance,
+        new_instance(overrides=LAUNCH_AT_ONCE) as instance,
         create_test_daemon_workspace_context(target, instance) as workspace,
     ):
         due = itertools.count(time.time(), 100.0)

@@ -20,6 +20,7 @@ from coranto.testing.fake_broker import FakeBroker
 from dagster_coranto import JournalResource
 from dagster_coranto.instance.heartbeat import ALIVE_TAG, PRESUMED_DEAD_SECONDS, PROCESS_TAG, _process
 from dagster_coranto.instance.one_at_a_time import OneAtATime
+from tests.orchestration.instances import new_instance
 
 POOL = "coranto_consume"
 
@@ -77,7 +78,7 @@ def until(condition: Callable[[], bool], *running: Future[Any]) -> None:
 
 @pytest.fixture
 def work() -> Iterator[Work]:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         yield Work(instance)
 
 

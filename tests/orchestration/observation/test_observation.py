@@ -34,6 +34,7 @@ from dagster_coranto.observation.consumers import ConsumerObservationSensorCurso
 from dagster_coranto.observation.journals import GroupSeen, JournalObservationSensorCursor, ObservedGroup, _is_due
 from dagster_coranto.translation.metadata import vector_version
 from dagster_coranto.translation.translator import build_group_spec
+from tests.orchestration.instances import new_instance
 
 ORDERS = JournalGroup("shop/orders")
 JOURNALS = ("shop/orders/part-000", "shop/orders/part-001")
@@ -77,7 +78,7 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         yield instance
 
 

@@ -15,6 +15,7 @@ from coranto.testing import SyncCluster
 from coranto_consumers.stores.sql import SqlStore
 from dagster_coranto import JournalResource, build_table_asset, build_table_check
 from tests.consumers.tables.shop import Shop, run, table_file
+from tests.orchestration.instances import new_instance
 
 pytestmark = pytest.mark.integration
 
@@ -37,7 +38,7 @@ def evaluate(file: Path, endpoint: str, instance: dg.DagsterInstance | None = No
     defs = dg.Definitions(assets=[asset], asset_checks=[check], resources=resources)
     job = defs.resolve_implicit_global_asset_job_def()
     part = job.get_subset(asset_selection=set(), asset_check_selection=set(check.check_keys))
-    with nullcontext(instance) if instance is not None else dg.instance_for_test() as used:
+    with nullcontext(instance) if instance is not None else new_instance() as used:
         [found] = part.execute_in_process(instance=used).get_asset_check_evaluations()
     return found
 
@@ -85,7 +86,7 @@ def test_a_store_that_is_gone_fails_the_check_of_a_table_that_was_written(shop: 
     shop.write(stream, {"id": 1})
     file = tmp_path / "items.yaml"
     file.write_text(table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db"))
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         journals = JournalResource(endpoint=shop.endpoint)
         assert dg.materialize([build_table_asset(file)], instance=instance, resources={"journals": journals}).success
         (tmp_path / "s.db").rename(tmp_path / "away.db")

@@ -24,6 +24,7 @@ from coranto_consumers.stores.window_growth import grow
 from coranto_consumers.stores.windows import WindowLog
 from dagster_coranto import JournalResource, SqlStoreResource
 from dagster_coranto.windows.turns import POOLS, materialize_in_turn, pool_of
+from tests.orchestration.instances import new_instance
 from tests.orchestration.revenue import BY_WINDOW, ORDERS
 
 JOURNAL = "shop/orders/part-000"
@@ -184,7 +185,7 @@ def test_runs_of_a_window_launched_at_once_count_it_once_also_when_the_first_one
             assert time.monotonic() < deadline, notes.read_text() + said
             time.sleep(0.1)
 
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         monkeypatch.setenv("DAGSTER_HOME", instance.root_directory)
         instance.add_dynamic_partitions("coranto_revenue_windows_windows", ["00000001"])
         try:

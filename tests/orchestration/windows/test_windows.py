@@ -40,6 +40,7 @@ from dagster_coranto.translation.metadata import (
     vector_version,
 )
 from dagster_coranto.windows.assets import keep_offsets, window_metadata, window_version
+from tests.orchestration.instances import new_instance
 from tests.orchestration.revenue import ORDERS, RevenueByWindow
 from tests.orchestration.staleness import status
 
@@ -136,7 +137,7 @@ class Shop:
 
 @pytest.fixture
 def shop(broker: FakeBroker, journals: JournalResource, tmp_path: Path) -> Iterator[Shop]:
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         yield Shop(broker, journals, instance, tmp_path)
 
 
@@ -264,7 +265,7 @@ def test_another_home_sees_the_same_windows(shop: Shop) -> None:
     for cents in (1, 2, 3, 4):
         shop.order(cents)
     shop.tick()
-    with dg.instance_for_test() as other:
+    with new_instance() as other:
         shop.tick(other)
         assert shop.partitions(other) == shop.partitions() == ["00000001-00000002", "00000003", "00000004"]
 
@@ -292,7 +293,7 @@ def test_as_of_finds_what_a_run_and_a_time_had_read() -> None:
     def revenue() -> dg.MaterializeResult[None]:
         return read_through(next(heads))
 
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         began = dt.datetime.now(dt.UTC)
         first = dg.materialize([revenue], instance=instance).run_id
         between = dt.datetime.now(dt.UTC)
@@ -322,7 +323,7 @@ def test_as_of_refuses_a_materialisation_that_does_not_tell_all_offsets(tmp_path
     @dg.asset
     def other() -> None: ...
 
-    with dg.instance_for_test() as instance:
+    with new_instance() as instance:
         run = dg.materialize([many, other], instance=instance).run_id
         with pytest.raises(InvalidInput, match="other has no offsets in its metadata"):
             AsOf.run(instance, dg.AssetKey("other"), run)

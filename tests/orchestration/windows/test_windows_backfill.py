@@ -21,6 +21,7 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import JsonLines
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import AsOf, JournalGroup, JournalResource, SparkResource, SqlStoreResource
+from tests.orchestration.instances import new_instance
 
 PARTS = ("windows/orders/part-000", "windows/orders/part-001")
 GROUP = JournalGroup("windows/orders")
@@ -165,7 +166,7 @@ def test_a_launched_backfill_counts_each_message_once_beside_the_live_consumer(
     from window_definitions import consumer, defs  # type: ignore[import-not-found]  # written just now
 
     target = PythonFileTarget(str(tmp_path / "window_definitions.py"), None, str(tmp_path), "shop")
-    with dg.instance_for_test(overrides=SYNC_LAUNCHER) as instance:
+    with new_instance(overrides=SYNC_LAUNCHER) as instance:
 
         def consume() -> str:
             resources = {"journals": journals, "spark": SparkResource()}
