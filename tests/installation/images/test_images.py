@@ -303,6 +303,26 @@ def test_the_gateways_of_webhooks_commit_what_is_posted(pods: Pods, containers: 
     assert json.loads(line)["order"] == 7
 
 
+def test_the_consumer_adds_up_orders(store_url: str, pods: Pods, containers: Containers) -> None:
+    pods.secrets["coranto-consumer-store"] = {"url": store_url}
+    pods.start(render(KUBERNETES / "overlays" / "small"))
+    apply(containers, "shop/orders/", "part-000", "part-001")
+    pods.images["coranto"] = FULL
+    (consumer,) = pods.create(render(KUBERNETES / "consumer")).values()
+    mount_sockets(consumer.container, store_url)
+    consumer.start()
+    consumer.await_probes()
+    orders = [("part-000", "ada", 1990), ("part-001", "ada", 10), ("part-001", "grace", 5)]
+    for journal, customer, cents in orders:
+        line = json.dumps({"customer": customer, "cents": cents}) + "\n"
+        coranto(containers, "journals", "append", f"shop/orders/{journal}", content=line)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while read(store_url) != {"ada": 2000, "grace": 5}:
+        consumer.container.assert_starting(deadline)
+        time.sleep(0.2)
+    consumer.stop()
+
+
 def test_brokers_accept_a_providers_tokens_limit_callers_and_export_traces(pods: Pods, containers: Containers) -> None:
     containers.name_this_machine("collector")
     manifests = render(KUBERNETES / "overlays" / "small")
