@@ -287,7 +287,7 @@ class KafkaServer:
 
     @property
     def client_path(self) -> str:
-        """The path on which Python finds Kafka's client."""
+        """The import path of Kafka's client."""
         return str(self._kafka.client)
 
     def write(self, topic: str, files: Sequence[Path], *, transactions: int) -> float:

@@ -82,7 +82,7 @@ def write_files(folder: Path, first: int, count: int) -> list[Path]:
 
 
 class Target:
-    """The table `orders` of an empty database, in which each commit has its time."""
+    """The table `orders` of an empty database that records the time of each commit."""
 
     def __init__(self, server: PostgresServer) -> None:
         self.store = server.new_database()

@@ -39,7 +39,7 @@ def new_instance(overrides: Mapping[str, Any] | None = None) -> Iterator[dg.Dags
 
 @cache
 def _empty_home() -> Path:
-    """Return the home of an instance that nobody has used, which lives as long as this process."""
+    """Return the home of an unused instance, which this process removes when it ends."""
     folder = tempfile.TemporaryDirectory(prefix="dagster-empty-")
     _kept.append(folder)
     with dg.instance_for_test(temp_dir=folder.name, set_dagster_home=False):

@@ -41,7 +41,7 @@ COLUMNS = "{id: 'VARCHAR', n: 'BIGINT', cents: 'BIGINT'}"
 
 
 def put_file(folder: Path, chance: random.Random) -> None:
-    """Write orders to a new file. Those of one id are in one file, and the last one counts."""
+    """Write orders to a new file. All orders of an id are in one file, and the last one counts."""
     folder.mkdir(exist_ok=True)
     file = len(list(folder.iterdir()))
     rows = ({"id": f"{file}-{chance.randrange(200)}", "n": n, "cents": chance.randrange(10_000)} for n in range(ROWS))

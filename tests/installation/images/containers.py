@@ -94,7 +94,7 @@ class Container:
         self._made = time.time()
         self._process: ChildProcess | None = None
         self.working_directory = ""
-        """The folder in which commands run, if not the image's."""
+        """The commands' working folder, if not the image's."""
 
     def mount(self, source: Path, target: str, *, read_only: bool = False) -> None:
         """Map a folder of this machine into the container. Its user may write to it, unless it is read-only."""
@@ -177,7 +177,7 @@ class Container:
         """Return what its user has written outside of its volumes since its file system is that of its image."""
         root = _run("buildah", "mount", self._root)
         found = _run("find", root, "-xdev", "-user", str(_USER), "-newermt", f"@{self._made}").splitlines()
-        # buildah makes the folder in which commands run.
+        # buildah creates the commands' working folder.
         return [path for path in found if path != f"{root}{self.working_directory}"]
 
     def log(self) -> str:

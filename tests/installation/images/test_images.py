@@ -270,7 +270,7 @@ def test_the_small_overlay_runs_with_tls_and_tokens_and_upgrades_a_broker(pods: 
 
 
 def test_the_large_overlay_runs_with_journals_on_all_its_brokers(pods: Pods, containers: Containers) -> None:
-    """Its volumes and nodes are not those of this machine."""
+    """Run the overlay without its volumes and nodes."""
     started = pods.start(render(KUBERNETES / "overlays" / "large"))
     brokers = [pod.container for name, pod in started.items() if name.startswith("broker-")]
     assert len(brokers) == 12

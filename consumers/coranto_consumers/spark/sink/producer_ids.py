@@ -165,7 +165,7 @@ def settled_pools() -> dict[str, IdPool]:
 
 
 def pool_of(run: str | None, pools: Mapping[str, IdPool]) -> IdPool:
-    """Return the ids of a run. Those of a run that is not known yet are new."""
+    """Return the ids of a run: new ids for an unknown run."""
     return pools.get(run or "") or IdPool(run)
 
 
