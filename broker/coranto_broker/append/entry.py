@@ -29,7 +29,8 @@ def recognize(host: AppendHost, append: QueuedAppend) -> bool:
     if resolution is None or resolution.replica is None or resolution.status != pb.OK or not resolution.is_local:
         return False
     append.resolution = resolution
-    return is_plain(request)
+    append.is_plain = is_plain(request)
+    return append.is_plain
 
 
 async def resolve(host: AppendHost, append: QueuedAppend) -> AppendOutcome | CorantoError | None:

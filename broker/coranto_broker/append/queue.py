@@ -93,7 +93,7 @@ class JournalQueue:
         if not pipeline.answers_at_once or not pipeline.is_idle or self._steady(append, pipeline) is None:
             return False
         before = pipeline.spool.committed
-        registers = apply_registers(append.request, before.registers)
+        registers = before.registers if append.is_plain else apply_registers(append.request, before.registers)
         if registers is None or is_torn(content.content, pipeline.whole_lines):
             return False
         after = pipeline.commit(content.content, registers)

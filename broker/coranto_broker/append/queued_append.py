@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NO_DURABILITY: Final = Durability(0, 0)
 NO_REGISTERS: Final = pb.LabelSet()
+_FINISHED, _OK = State.FINISHED, pb.OK  # Looking them up is slow.
 
 
 class BufferedContent(NamedTuple):
@@ -71,6 +72,8 @@ class QueuedAppend:
     sum = b""
     """The SHA-1 of streamed content."""
     total_chunks = delayed_chunks = 0
+    is_plain = False
+    """True if it is known to set only its journal (`coranto_broker.append.decision.is_plain`)."""
     is_pulse = has_left = False
     span: TraceSpan | None = None
     """The span of the append, if its caller is traced."""
@@ -108,12 +111,13 @@ class QueuedAppend:
         self, fragment: Fragment, place: AppendRange, durability: Durability, stored_end: int = 0
     ) -> AppendOutcome:
         """Return the outcome of a commit as part of `fragment`."""
-        (begin, end, registers), digest, chunks = place, self.sum, self.total_chunks
-        if self.content is not None:
-            digest = hashlib.sha1(self.content.content, usedforsecurity=False).digest()
-            chunks = self.content.chunks
-        content = fragment, begin, end, digest, chunks, self.delayed_chunks, durability, stored_end
-        return AppendOutcome(State.FINISHED, self.resolved, pb.OK, registers, *content)
+        begin, end, registers = place
+        if (content := self.content) is None:
+            digest, chunks = self.sum, self.total_chunks
+        else:
+            digest, chunks = hashlib.sha1(content.content, usedforsecurity=False).digest(), content.chunks
+        result = self.resolved, _OK, registers, fragment, begin, end, digest, chunks, self.delayed_chunks
+        return AppendOutcome(_FINISHED, *result, durability, stored_end)
 
     def refused(self, refusal: Refuse) -> AppendOutcome:
         """Return the outcome of a refusal."""
