@@ -91,13 +91,13 @@ def normalized(name: str) -> str:
 
 
 def table() -> str:
-    """Return the direct requirements of each extra with their licenses, in Markdown."""
+    """Return the direct requirements of each extra with their licenses, one row for each, in Markdown."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = {"(always)": project["dependencies"], **{name: project["optional-dependencies"][name] for name in EXTRAS}}
-    lines = ["| extra | package | license |", "|---|---|---|"]
+    lines = ["| extra | packages |", "|---|---|"]
     for extra, requirements in groups.items():
-        names = sorted(normalized(Requirement(text).name) for text in requirements)
-        lines += [f"| {extra} | {name} | {license_of(name)} |" for name in names if name != "coranto"]
+        names = sorted({normalized(Requirement(text).name) for text in requirements} - {"coranto"})
+        lines.append(f"| {extra} | {', '.join(f'{name} ({license_of(name)})' for name in names)} |")
     return "\n".join(lines) + "\n"
 
 
