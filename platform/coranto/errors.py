@@ -53,7 +53,7 @@
     ├── BatchChanged                    the number of a batch is committed, with other content
     ├── SourceChanged                   the source of an ingest was recreated, has changed, or lacks rows
     ├── PoisonRow                       a row of an ingest's source cannot become an event
-    ├── ConsumerChanged                 a consumer has other sources, outputs or another store than its checkpoint says
+    ├── ConsumerChanged                 a consumer's sources, outputs or store differ from its checkpoint
     ├── CoordinationError               etcd refused a call, or contradicts an earlier answer
     │   ├── WatchReset                  a watch cannot continue from its revision; read the prefix again
     │   ├── TxnOutcomeUnknown           the connection broke while a transaction may have been applied
@@ -76,12 +76,12 @@
     │       ├── WriterClosed
     │       ├── WriterFenced            another process writes under this writer id now
     │       ├── WriterExpired           the stream's record of the writer was dropped or lost
-    │       ├── CommitUnknown           it is unknown, and can no longer be found out, whether the write is durable
+    │       ├── CommitUnknown           whether the write is durable cannot be found out any more
     │       └── PositionUnknown         an earlier attempt made it durable, but its position cannot be found
     └── ClusterError                    a cluster could not be started, found or stopped
         ├── DirectoryInUse              another process holds a data directory
         ├── WrongCluster                a data directory belongs to another cluster, or to this one before its restore
-        └── MemberInUse                 another live process has this process's name
+        └── MemberInUse                 another live process uses this process's name
 
 Each error states the problem, the value concerned, and what to do next. `retriable` is true if the same call may
 succeed later, and `permanent` if it fails until a person has acted. `outcome` states whether a change was applied.

@@ -1,11 +1,11 @@
 """The fragment index of a replica: finds the fragment that has the content of an offset.
 
-It joins local spool files with the listings of the fragment stores. A local fragment keeps its file until a listing
-shows that the stores have its content: under its own offsets and SHA-1, or within fragments directly in the journal's
-folder. The listing must have begun after the fragment was stored. A fragment in a subfolder that merely covers the
-offsets is not enough: only its path says that it belongs to this journal (see `coranto.fragments.journal_folders`). A
-listed fragment counts only if its length is plausible and it is not other content of exactly the same offsets. The
-index does not compare content with its name. All readers do, by its SHA-1, and so do audits.
+It joins local spool files with the listings of the fragment stores. A local fragment keeps its file until a listing,
+begun after the fragment was stored, shows its content in the stores: under its own offsets and SHA-1, or within larger
+fragments directly in the journal's folder. A larger fragment in a subfolder is not enough, because it may belong to
+another journal (see `coranto.fragments.journal_folders`). A listed fragment is ignored if its length is not plausible,
+or if it is other content of exactly the same offsets. The index does not compare content with its SHA-1; readers and
+audits do.
 
 Rules for choosing the entry of an offset (`find` is pure):
 
@@ -18,8 +18,8 @@ Rules for choosing the entry of an offset (`find` is pure):
 * Stored fragments older than the read's `begin_mod_time` are skipped.
 
 Content that has committed here becomes an entry only once every replica is known to have it, because until then the
-journal may continue without it. It counts for the head, so that the index never reports a head below an acknowledged
-append. A read there waits, but only for a while if it does not block.
+journal may continue without it. It counts for the head all the same, which must not be below an acknowledged append. A
+read of it waits, a non-blocking one only for a while.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
 A gap arises when a disk loses content, or when a broker has just become a replica. The other brokers of the Route may
 have the content in local files, which they store later, or never if the journal has no store. So a read at a gap asks
-them, and continues with the content that a peer shows to readers at exactly that offset, or within the span that the
-read would jump over:
+them. It continues with content that a peer shows to readers, at the read's offset or within the span that the read
+would jump over:
 
 * a stored fragment that this broker has not listed yet; or
 * the peer's local file. It is fetched completely and verified by its SHA-1 before it is served, and readers of the gap
   share it in the cache.
 
-Only the gap is served from a peer: its end is known, so a peer cannot extend the journal. The index, the head and the
-spool do not change. If no peer has the content, the read waits, answers that the content is not available yet, or
-jumps, as it would without peers. A waiting read asks again at growing intervals. A broker does not forward such a call.
+Only the gap is served from a peer, so a peer cannot extend the journal. The index, the head and the spool do not
+change. If no peer has the content, the read waits and asks again at growing intervals, answers that the content is not
+available yet, or jumps. A broker that is asked does not ask others.
 """
 
 from __future__ import annotations

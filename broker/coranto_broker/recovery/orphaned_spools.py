@@ -5,14 +5,14 @@ journal's in-sync record goes to the store. Content that others continued withou
 journals are set aside for a while (`coranto_broker.recovery.deleted_spools`). Folders that are not needed any more are
 removed.
 
-A folder may also hold content that no broker can continue without: this broker is a member of the record, and no
-member is in the journal's Route any more. Then the broker *rescues* the journal. It claims the record, stores all its
+If this broker is a member of the in-sync record, and no member is in the journal's Route any more, the journal cannot
+continue without the folder's content. Then the broker *rescues* the journal. It claims the record, stores all its
 content, and closes the record with the journal's end and registers. The brokers of the Route continue there. A rescue
-needs a fragment store. Without one the journal waits until a member is assigned to it again. A record that a member
-has left needs no rescue.
+needs a fragment store. Without one the journal waits until a member is assigned to it again. A record that a member has
+left needs no rescue.
 
-Journals that were recreated after etcd was restored are rescued in the same way. The record that was carried over
-names the former journal of that name. In the folder of that journal, its member has all acknowledged content.
+Journals that were recreated after etcd was restored are rescued in the same way: the record names the former journal of
+that name, and in its folder a member has all acknowledged content.
 """
 
 from __future__ import annotations

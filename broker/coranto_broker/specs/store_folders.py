@@ -5,11 +5,11 @@ same folder, and each would take the fragments of the other for its own. The sam
 other. Names in one store are compared by `nesting`. Stores with `find` and `replace` are not compared: these options
 say where a journal's files are.
 
-The mirrored key space has the stores as of a revision. Conditions of the transaction let etcd check that no journal has
-got such a folder since. If two brokers give journals one folder at the same time, one of them loses. A transaction that
-brings a new prefix into a bucket requires that no journal has changed at all, and writes the bucket's key if the bucket
-had other prefixes. One that uses prefixes that are there already requires that this key has not been written, and that
-no journal has changed whose name leads to the same folder by one of the other prefixes.
+This broker knows the stores as of a revision of etcd. Conditions of the transaction ensure that no journal has got such
+a folder since, so of two brokers that give journals one folder at the same time one loses. A transaction that brings a
+new prefix into a bucket requires that no journal has changed at all. If the bucket has other prefixes, it also writes
+the bucket's key. A transaction that uses only known prefixes requires that this key was not written, and that no
+journal has changed whose name leads to the same folder by one of the other prefixes.
 """
 
 from __future__ import annotations

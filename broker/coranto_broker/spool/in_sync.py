@@ -1,10 +1,9 @@
 """The in-sync record of a journal, and the rules that follow from it: pure values and functions.
 
 A broker whose lease ran out may hold content that only it has committed, at offsets that the others have written since.
-etcd's assignments alone cannot distinguish such content from content that all replicas have. So the primary keeps one
-small record per journal in etcd. It writes the record once per pipeline, in the transaction that advertises a
-synchronized Route. This is before the pipeline takes content and before the allocator may remove a replica. The record
-holds
+Assignments in etcd do not show this. So the primary keeps one small record per journal in etcd. It writes the record
+once per pipeline, in the transaction that advertises a synchronized Route: before the pipeline takes content, and
+before the allocator may remove a replica. The record holds
 
 * its *members*. Each member holds everything that was ever acknowledged. Content is acknowledged only by all members.
 * its *epochs*: for each pipeline that was recorded, the etcd revision of its Route and the journal's end when it began.
@@ -12,24 +11,23 @@ holds
 Each spool carries a `Stamp`: the revisions of the pipelines that it followed. Record and stamp together decide whether
 content of a spool is part of the journal for good (`judge`), and whether a Route may continue (`takeover`):
 
-* A later epoch that begins before the end of the content went on without it: the content has *diverged*. A later epoch
-  that begins at or after its end was agreed with a replica that has the content: it is *final*. Without a later epoch
-  the content is *open*, unless we are the only member. (Kafka's leader epochs decide in the same way where a follower
-  truncates.)
+* The next epoch after the content's pipeline decides. If it begins before the end of the content, the others continued
+  without it: the content has *diverged*. If it begins at or after that end, a replica with the content agreed to it:
+  the content is *final*. Without a later epoch the content is *open*, unless we are the only member. (A Kafka follower
+  truncates by leader epochs in the same way.)
 * A Route may continue if one of the record's members is in it, because synchronization has asked this member.
 * A member that lacks required content (after a disk was emptied or restored) removes itself from the record before it
   answers any call.
 * When no member can come back into the Route, one of them may *claim* the record, store everything that it has, and
   *close* the record. A closed record has the end and registers for any broker to continue.
-* A member that exits with everything stored *leaves* the record and writes its end into it. Nothing beyond this end was
-  acknowledged, and by this record nothing more can be, because that would take the acknowledgement of the member that
-  left. So a Route without any remaining member continues at this end. The remaining members may have more content, but
-  none of it was acknowledged. The last member that leaves closes the record.
+* A member that exits with everything stored *leaves* the record and writes its end into it. Nothing beyond this end is
+  acknowledged, because an acknowledgement takes all members. So a Route without any remaining member continues at this
+  end. The remaining members may have more content, but none that was acknowledged. The last member that leaves closes
+  the record.
 
-Gazette's brokers keep no record. Content that was written through a later pipeline than the last recorded one proves
-that such a broker was primary, and is trusted as Gazette trusts it. The same holds for a spool that ends after the end
-of a closed record, if its latest pipeline has a Route from after the record was closed. The brokers of that pipeline
-knew the record, and other spools of ours begin at its end.
+Gazette's brokers keep no record. Content of a later pipeline than the last recorded one shows that such a broker was
+primary, and is trusted as Gazette trusts it. So is a spool that ends after the end of a closed record, if the Route of
+its latest pipeline is newer than the closing: that pipeline's brokers knew the record.
 """
 
 from __future__ import annotations

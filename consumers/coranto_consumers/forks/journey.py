@@ -78,18 +78,17 @@ async def fork_consumer(
 ) -> ForkedConsumer:
     """Fork the journals that a consumer has read, and give the consumer `new` its checkpoint, for the forks.
 
-    `journals` are forked as well: those that the consumer has not read yet. A fork has its journal's name below
+    `journals` names further journals to fork, which the consumer has not read yet. A fork has its journal's name below
     `prefix`, by default `new`. A segment of a stream is forked with its whole stream. Journals are forked at their
-    heads; with `at_checkpoint`, where the checkpoint is. `tables` are copied in the transaction of the checkpoint, by
-    their names. With `from_beginning`, the new consumer has no checkpoint, so that it reads all of its forks, into
-    tables that are empty: none can be copied. A fork has its journal's message types, and with `same_labels` all of its
-    labels. A consumer that selects journals by a label of both would read both. So message types are refused without
-    `same_labels`.
+    heads, or with `at_checkpoint` at the checkpoint's offsets. `tables` maps tables to the names of their copies, which
+    are made in the transaction of the checkpoint. With `from_beginning`, the new consumer has no checkpoint and no
+    copies, and reads all of its forks. Journals with a message type are refused without `same_labels`, which gives
+    forks all labels of their journals: a consumer that selects by such a label reads both.
 
-    Call it again after an interruption. Raises InvalidInput for a consumer without a checkpoint, a new one that has
-    another one or was promoted, tables that cannot be copied, and a segment with `at_checkpoint`; JournalNotFound,
-    JournalRecreated for a source that was created again since the consumer read it, ContentGone, SqlStoreError and
-    errors of the client. A cancelled call may have made some of it.
+    Call it again after an interruption; a cancelled call may have made some of the forks. Raises InvalidInput for a
+    consumer without a checkpoint, a new consumer that has another checkpoint or was promoted, tables that cannot be
+    copied, and a segment with `at_checkpoint`; JournalNotFound; JournalRecreated for a source that was created again
+    since the consumer read it; ContentGone, SqlStoreError and errors of the client.
     """
     if from_beginning and tables:
         raise InvalidInput(

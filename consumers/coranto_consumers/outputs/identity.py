@@ -5,11 +5,11 @@ behind the first one's position. So each commit records the identity, and each s
 
 * **Sources** are a label selector, or the names of a shard's journals. A journal that a selector matches only now is no
   change, nor is one more journal of a shard.
-* **Outputs** are the names of tables and journals. A Spark application shows them with its first outputs. In
-  the life of one instance they may vary: outputs that only some of its transactions have are recorded as such. So a
-  change is an output that the record lacks, or one that every transaction had and the first of an instance lacks.
-  A shard's are the tables that its store knows, and the journals that its application declares (`publishes`): those
-  are known when it starts. Journals that it chooses message by message are not, and do not count.
+* **Outputs** are the names of tables and journals. A Spark application shows them in each transaction. The record marks
+  outputs that only some transactions of an instance have. So a change is an output that the record lacks, or one that
+  all transactions had and an instance's first one lacks. A shard's outputs are known when it starts: the tables of its
+  store, and the journals that its application declares (`publishes`). Journals that it chooses message by message do
+  not count.
 * **The store** is its location: a database, a catalog, or a recovery log. So the copy of a database elsewhere is a
   change.
 

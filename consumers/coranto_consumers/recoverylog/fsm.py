@@ -6,9 +6,8 @@ operation belongs to another history (of an author that lost the log, a repeated
 nothing. `ApplyResult` tells these cases apart.
 
 With hints, the machine steps through the segments that they name, and jumps from the end of one to the first operation
-of the next. It tracks only the files that are alive at the end of the hints. This holds up to the end of the last
-segment: a file that is created after the last hinted file but before that end is gone at the end, and its removal may
-lie between segments.
+of the next. It tracks only the files that are alive at the end of the hints. A file that is created before that end and
+not named by the hints was removed before it, perhaps between segments, so it is not tracked.
 """
 
 from __future__ import annotations

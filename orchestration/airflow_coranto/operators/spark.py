@@ -47,8 +47,8 @@ class SparkConsumerOperator(BaseOperator):
     URIs, by default the connection's id. Give `outlets=[]` if a DAG watches such an asset: otherwise it starts twice.
 
     Returns `{"transactions", "messages", "published", "misfits", "lost", "lag_bytes", "offsets", "heads", "fence"}`.
-    `messages` are the committed messages that were processed. `misfits` is the number of messages that do not fit, and
-    `lost` says which content was gone and passed by; both are warned of in the task's log.
+    `messages` is the number of committed messages that were processed, `misfits` the number that do not fit. `lost` has
+    the content that was gone and skipped. The task's log warns of both.
     """
 
     template_fields: Sequence[str] = (

@@ -38,7 +38,7 @@ class JournalSensor(BaseSensorOperator):
     `beyond` is an offset for each journal, for example `heads` of an earlier task's result; a journal that it does not
     name counts from 0. Without it, the heads at the try's start count: appends before that do not end the wait. In
     `mode="reschedule"` each look is a process of its own, so `beyond` is required there. The task fails if a journal
-    was deleted, and created again, since the offset; an offset that is only a number does not tell.
+    was created again since the offset, if the offset has the journal's id.
 
     Returns `{"heads", "bytes"}`. Raises InvalidInput when the DAG is parsed, for arguments that make no sense.
     """

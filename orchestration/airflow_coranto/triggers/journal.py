@@ -27,9 +27,9 @@ _MAX_PAUSE: Final = 60.0
 class JournalOffsetTrigger(BaseEventTrigger):
     """Fires when messages became committed in the journals of a group.
 
-    Messages of an open transaction, or of one that is rolled back, do not count. To see that, the trigger reads the
-    content of journals that have lines of JSON by their label `content-type`. Of other journals it cannot tell, and
-    with `committed=False` it does not look: then it fires when any byte was appended.
+    Messages of an open transaction, or of one that is rolled back, do not count. To find out, the trigger reads the
+    content of journals whose label `content-type` says lines of JSON. In other journals, and in all with
+    `committed=False`, any appended byte counts.
 
     *In an asset's watcher* (without `beyond`) it fires without end, at most once per `interval` seconds, whenever at
     least `min_bytes` were appended since the last event, and messages became committed. Each byte belongs to one event.
@@ -38,10 +38,10 @@ class JournalOffsetTrigger(BaseEventTrigger):
     ends. The first one begins at the heads that it finds, or with `earliest` at offset 0. The variable belongs to all
     these arguments, or to `name` if that is given.
 
-    *For a task that waits* (with `beyond`) it fires once, as soon as messages became committed above a journal's offset
-    there; a journal that is not in `beyond` counts from offset 0. The vector is part of the trigger, so restarts change
-    nothing. An offset is a number, or an object with the id of its journal, as events and results have it
-    (`{"offset": 1024, "journal_id": "…"}`). If the journal has another id, it was deleted and created again: the task
+    *For a task that waits* (with `beyond`) it fires once, as soon as messages became committed above the offset that
+    `beyond` has for a journal, by default 0. Restarts change nothing, because `beyond` is part of the trigger. An
+    offset is a number, or an object with the id of its journal, as events and results have it
+    (`{"offset": 1024, "journal_id": "…"}`). If the journal now has another id, because it was created again, the task
     gets an event with `error` and `recreated`.
 
     While the cluster does not answer, it retries. A task gets an event with `error` for a permanent failure, such as a

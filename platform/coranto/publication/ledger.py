@@ -1,16 +1,15 @@
 """The ledger of publications: a journal that records which ones are decided (`records.py`).
 
-A decision is appended on the condition that the ledger still ends where the process has read it to. So two processes
-cannot both decide a publication. An append whose answer was lost may be repeated: if it was applied, the ledger ends
-elsewhere.
+A decision is appended on the condition that the ledger still ends where the process has read to. So two processes
+cannot both decide a publication, and an append whose answer was lost may be repeated: if it was applied, the condition
+fails.
 
-**Summaries.** A process that reads much of a ledger when it opens it appends a summary, on the same condition: so the
-summary equals all records before it. The same append sets the register `coranto.dev/summary` to
-`<offset>.<digest>`, and the next process to open the ledger reads from that offset on. A summary is only a shortcut: if
-that offset does not have the summary of that digest, the ledger is read whole, which gives the truth or raises
-LedgerDamaged. A reader of a summary behind all records before it compares it with them. A ledger with an accepted loss
-is never summarized, because the summary would hide the loss. A register that points to a summary behind the ledger's
-end does not make the ledger be read whole: that end was further once, so records are gone, and LedgerDamaged is raised.
+**Summaries.** A process that reads much of a ledger when it opens it appends a summary of all records, on the same
+condition. The append sets the register `coranto.dev/summary` to `<offset>.<digest>`, and the next process to open the
+ledger reads from that offset on. If there is no summary with that digest, the ledger is read whole, which may raise
+LedgerDamaged. An offset beyond the ledger's end raises it immediately, because then records are gone. A process that
+has read all records before a summary compares it with them. A ledger with an accepted loss is never summarized, because
+the summary would hide the loss.
 
 **Marks.** A process that has seen undecided publications needs to read only later records (`Mark`, `Ledger.resume`).
 

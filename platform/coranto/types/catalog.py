@@ -6,15 +6,15 @@ A registry is a journal of lines of JSON. A record registers one version:
 
 `registry` is the format of records. `Catalog` folds the lines, in their order:
 
-* The first record of a type has the version 1, and each one after it the next. A record of another version does not
-  count: its writer has lost a race, or repeated an append.
+* The versions of a type count from 1 without gaps. A record with another number is ignored: its writer has lost a race,
+  or repeated an append.
 * A line that is not a record is *stray*. It cannot be a version, so it is skipped and reported.
 * A record whose definition this program does not understand bars the type from this version on, because the latest
   version is not known then. Other types, and earlier versions by their numbers, remain.
 * A record of a later format ends the fold with an error: it may mean anything.
 
-A new version is checked against all versions from the last one on that was registered with NONE, because a journal
-keeps messages of all of them. A definition that one of these versions has already adds nothing.
+A new version is checked against all versions since the last one that was registered with NONE, and against that one,
+because a journal keeps messages of all of them. A definition that equals one of these versions adds nothing.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ once all ranges of the journal are scanned, *choose* its committed rows. All sca
 are all choices.
 
 **The tasks scan, and the tasks fold.** Spark plans a read in a process that can start no tasks, and a task must not
-wait for a task that may not have started. So each task goes through the journal's ranges, beginning with its own, and
-scans each that no task has scanned or is scanning. Then it waits for the scans that running tasks have begun. A running
-task holds a lock that its process's end releases, so no task waits forever. One task then resolves the outlines, and
-every task finds the limits of its range in the result.
+wait for a task that may not have started. So each task takes the journal's ranges in turn, beginning with its own, and
+scans those that no task has scanned or is scanning. Then it waits for the scans that running tasks have begun. A
+running task holds a lock, which the end of its process releases, so no task waits for a dead one. One task then
+resolves the outlines, and every task finds the limits of its range in the result.
 
 **Tasks on one machine share a folder of the application** (`fetching.machine_folder`). It also holds the fetched
 fragments (`coranto.client.disk_cache`). So a machine fetches a fragment once, scans each range once, and reads most

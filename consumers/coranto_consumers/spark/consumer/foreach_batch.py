@@ -78,17 +78,17 @@ def exactly_once(
     same name. `client` is needed to publish to journals. `first_batch` is the number of the first batch that the query
     commits in this store; it is not 0 if the query ran without the store before.
 
-    If a store, a broker or a fragment store is unavailable, or a transaction conflicts with another one, the batch is
-    retried under the same fence: for `retry_timeout` seconds since the first failure in a query that ends by itself
-    (trigger `availableNow` or `once`), without a limit in other queries. `query.stop()` ends the retries. `on_progress`
-    is called after each batch, and at each failure that is retried. Its report counts batches as transactions since the
-    fence was raised. It counts no rows, and has no offsets.
+    While a store, a broker or a fragment store is unavailable, or after a conflict of transactions, the batch is
+    retried under the same fence. Queries that end by themselves (trigger `availableNow` or `once`) retry for
+    `retry_timeout` seconds since the first failure, other queries until `query.stop()`. `on_progress` is called after
+    each batch, and at each failure that is retried. Its report counts batches since the fence was raised (as
+    transactions), and has neither rows nor offsets.
 
-    Of the options, those in `OF_BATCHES` apply. `misfits` decides about rows that the store rejects. They end the query
-    with RejectedRow; or `outputs` gets them again, with nulls in nullable columns (`MisfitPolicy.NULLS`); or they
-    become `DeadLetters` in the same transaction, as lines of JSON. Errors, the log and dead letters name the journal
-    and offset of a message if the batch has these columns of `format("journal")`; otherwise the batch and the row's
-    number in it, from 0.
+    The options in `OF_BATCHES` apply. `misfits` decides about rows that the store rejects: they end the query with
+    RejectedRow, become null in nullable columns (`MisfitPolicy.NULLS`; `outputs` is called again), or become
+    `DeadLetters` in the same transaction, as lines of JSON. Errors, the log and dead letters name a message by journal
+    and offset if the batch has these columns of `format("journal")`, otherwise by the batch and the row's number in it,
+    from 0.
 
     The function raises Fenced when another query has taken the name, InvalidInput for outputs that do not fit and for a
     query with another checkpoint, BatchChanged for a batch whose number is committed with other content,

@@ -1,24 +1,23 @@
 """Producer ids that tasks use again, so that readers of an output need not remember a new one for each task.
 
-A producer's messages are distinguished only by their clocks. So two attempts of tasks must never write under one id at
-the same time, and no acknowledgement of an earlier use may arrive during a later one. Three rules ensure this:
+Only clocks distinguish a producer's messages. So two attempts of tasks must never write under one id at the same time,
+and an acknowledgement of an earlier use must never arrive during a later one. Three rules ensure this:
 
 - An id belongs to the executor that made it. Its tasks **take** ids from a folder by renaming files, so only one of
   them gets each. A task that finds none makes a new id.
 - An id is free again when the driver says that its last use is **settled**: the transaction has committed, and its
   acknowledgements are appended, each by a single attempt. An attempt that failed or lost is never settled, so its id is
   never used again.
-- Only one instance of a consumer uses a folder, under fences without a gap between them. Another instance may append
-  the last acknowledgements again when it starts, even late, so an instance that was interrupted begins a new folder.
+- Only one instance of a consumer uses a folder, under fences without a gap between them. After an interruption, another
+  instance may append the last acknowledgements again at any time, so the interrupted one begins a new folder.
 
 Clocks continue after the last use, whatever the executor's own clock.
 
-The driver of a consumer lives as long as the consumer, and remembers the settled uses (`SettledIds`). For a streaming
-query, Spark starts a process to plan a batch and another one to commit it. They share the settled uses in files of the
-driver's folder, one for each run of the query (`settled_pools`, `settle`). A use is settled once its batch is decided,
-its acknowledgements are appended once, and no other process has taken the batch over
-(`coranto.publication.batch_ledger`). A query that restarts is another run, and begins with new ids. A file that is lost
-costs new ids, and nothing else.
+The driver of a consumer remembers the settled uses (`SettledIds`). For a streaming query, Spark plans and commits a
+batch in different processes, which share the settled uses in files of the driver's folder, one for each run of the
+query (`settled_pools`, `settle`). There a use is settled once its batch is decided, its acknowledgements are appended
+once, and no other process has taken the batch over (`coranto.publication.batch_ledger`). A restarted query is another
+run, and begins with new ids. So does one whose file is lost.
 """
 
 from __future__ import annotations

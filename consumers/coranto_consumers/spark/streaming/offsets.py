@@ -14,18 +14,18 @@ alone needs:
 
 **Producers' states.** A committed read must know the clock of each producer's last decided message, and where its open
 transaction begins. The process that plans micro-batches knows this, and it must survive the process. It is bounded in
-two ways. At most `MAX_LISTED` producers are listed, over all journals: the ones with the oldest last decision. For the
-others it is enough to read the content again from their *anchor*: the offset of their last decision, or of their first
-pending message if that is earlier. So `from` is the least anchor of an unlisted producer. Only a query that restarts
-needs it. At most `MAX_RESCAN` bytes of a journal are read again for idle producers: longer idle ones are forgotten if
-they are too many to be listed.
+two ways. At most `MAX_LISTED` producers are listed, over all journals: the ones with the oldest last decision. The
+states of the others follow from the content after their *anchor*: the offset of their last decision, or of their first
+pending message if that is earlier. `from` is the least anchor of an unlisted producer; a query that restarts reads from
+there. At most `MAX_RESCAN` bytes of a journal are read again for idle producers: unlisted ones that were idle for
+longer are forgotten.
 
-**Segments of streams** are there from when they may be read until they are truncated away
+**Segments of streams** are in an offset from the time when they may be read until they are truncated
 (`spark/journals/segments.py`).
 
-**`since`.** Spark keeps only the ends of batches, and asks for the initial offset again if the query ended before its
-first batch did. Then `latest` may be another offset. So a batch's end has the begin of the batch, and no content in
-between is lost.
+**`since`.** Spark keeps only the ends of batches. If a query ended before its first batch did, Spark asks for the
+initial offset again, and `latest` is then a later one. So the end of the first batch also has its begin, and no content
+is lost.
 """
 
 from __future__ import annotations

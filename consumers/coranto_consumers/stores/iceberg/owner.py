@@ -8,8 +8,9 @@ commit it: they are turned off, and each attempt checks the fence again.
 **Several tables** commit in one transaction of a SQL catalog's database, and the home with them. So the home's fence
 holds for all. A REST catalog commits each table by itself: there the home is the only table.
 
-**Losers.** An owner names its files, and commits one transaction after the other, so the state tells the only names
-that can be left. The next owners remove them. They look several times, because a process that hung may still write.
+**Losers.** An owner's file names follow from its fence and its transactions, which commit one after the other. So the
+next owners can derive the names of files that were never committed from the state, and remove them. They look several
+times, because a process that hung may still write.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ prevents that. It is a token, `open-…` or `closed-…`. A transaction reads th
 segments; the append that decides is conditioned on the gate being open with the same token. A process that changes the
 segments first closes the gate, then appends the acknowledgements of all decided transactions, and opens the gate with
 another token once the segments are sealed. The register `coranto.dev/gate-revision` = `<cluster>.<revision>` then has
-the etcd revision of the change of segments, because some brokers may still list older segments. A restored etcd has
-another cluster id, and counts from an earlier revision.
+the etcd revision of the change of segments, so that a transaction does not trust a broker that still lists older
+segments. The cluster id is needed because a restored etcd counts from an earlier revision.
 """
 
 from __future__ import annotations

@@ -13,12 +13,11 @@ state, so of two contradicting updates only one gets into the log, and the other
 Checkpoints
 -----------
 
-A checkpoint is a place in the stream: each reader passes it at a mark between the events before it and those after.
-When it begins, the members are listed in `remaining`. Each one passes it between two transactions, and reports the
-positions in its segments. Until then it acquires no segment, so before its mark it only reads segments that it owned
-when the checkpoint began. A segment that it gives up before its mark (it releases or completes it, leaves, or is taken
-for dead) counts with the position at that time. Only readers that are past the mark can acquire it. Hence the positions
-always form a consistent cut.
+A checkpoint divides the stream's events into those before it and those after it. When it begins, the members are listed
+in `remaining`. Each member passes its *mark* between two transactions, and reports the positions in its segments. Until
+then it acquires no segment, so it reads only segments that it owned when the checkpoint began. A segment that it gives
+up before its mark (it releases or completes it, leaves, or is taken for dead) counts with the position at that time,
+and only readers past their marks can acquire it. Hence the positions always form a consistent cut.
 """
 
 from __future__ import annotations
