@@ -46,7 +46,8 @@ _log = structlog.get_logger(__name__)
 class _Batch:
     """Rows that are committed together."""
 
-    events: list[tuple[int, bytes]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)
     letters: list[Mapping[str, object]] = field(default_factory=list)
     positions: dict[str, Position] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
@@ -133,24 +134,28 @@ class Ingest(RunningIngest):
         """Encode rows. A read with a row that cannot be an event is left out, unless such rows are kept."""
         spec, encode = self.spec, encoder.encode
         for read in reads:
-            events, letters = list[tuple[int, bytes]](), list[Mapping[str, object]]()
+            keys, events, letters = list[str](), list[bytes](), list[Mapping[str, object]]()
             for number, row in enumerate(read.rows):
                 if not isinstance(row, Poison):
                     try:
-                        events.append(encode(row))
-                        continue
+                        key, event = encode(row)
                     except InvalidInput as error:
                         row = poison_of(row, read, number, error)
+                    else:
+                        keys.append(key)
+                        events.append(event)
+                        continue
                 if not spec.keeps_poison:
                     batch.poison = PoisonRow(spec.kind, read.split, row.place, row.problem)
                     return
                 letters.append(letter_of(spec.name, read.split, row))
+            batch.keys += keys
             batch.events += events
             batch.letters += letters
             batch.positions[read.split] = read.position
             if read.lost:
                 batch.lost[read.split] = batch.lost.get(read.split, 0) + read.lost
-            batch.size += sum(len(line) for _, line in events)
+            batch.size += sum(map(len, events))
             batch.size += sum(_LETTER_BYTES + len(str(each.get("value", ""))) for each in letters)
 
     async def _commit(self, writer: BatchWriter[Any], last: LastBatch, batch: _Batch) -> LastBatch:
@@ -160,10 +165,10 @@ class Ingest(RunningIngest):
             self._identity, batch.positions, batch.lost, len(batch.events), len(batch.letters)
         )
         decided = await writer.commit_batch(
-            next_batch(name, last, progress, batch.positions, batch.letters), batch.events
+            next_batch(name, last, progress, batch.positions, batch.letters), batch.keys, batch.events
         )
         self._report.progress = progress
-        size = sum(len(line) for _, line in batch.events)
+        size = sum(map(len, batch.events))
         self._count(len(batch.events), size, len(batch.letters), sum(batch.lost.values()), began)
         for split, count in batch.lost.items():
             _log.warning("ingest.rows_lost", ingest=name, split=split, rows=count)

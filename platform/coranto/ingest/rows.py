@@ -1,4 +1,4 @@
-"""Rows as encoded events with the places of their keys, and as dead letters."""
+"""Rows as encoded events with their keys, and as dead letters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from coranto.errors import InvalidInput
 from coranto.ingest.source import Poison, SourceRow
 from coranto.messages.json_codec import encode_json
 from coranto.streams.model.events import JsonEvents
-from coranto.streams.model.keys import key_hash
 from coranto.types.kinds import TypeField
 from coranto.types.writing import require_message
 
 MAX_ROW_BYTES: Final = 16 << 20
 """The most bytes of an event."""
-_KNOWN_KEYS: Final = 1 << 16
 META: Final = "_meta"
 _EVENTS: Final = JsonEvents()
 _BLANK: Final = _EVENTS.encode({})[: -len(b"}}\n")]  # {"_meta":{"uuid":"0…0"
@@ -36,25 +34,26 @@ class RowEncoder:
         self._key_field = key_field
         self._fields = fields
         self._type_name = type_name
-        self._places: dict[str, int] = {}
 
-    def encode(self, row: SourceRow) -> tuple[int, bytes]:
-        """Return the place of a row's key, and the event. Raises InvalidInput for a row that cannot be an event."""
-        if self._fields is not None and not row.is_deletion:
+    def encode(self, row: SourceRow) -> tuple[str, bytes]:
+        """Return a row's routing key, and the event. Raises InvalidInput for a row that cannot be an event."""
+        key, fields, text, meta, is_deletion = row
+        if self._fields is not None and not is_deletion:
             try:
-                require_message(row.fields, self._fields, (META, "uuid"))
+                require_message(fields, self._fields, (META, "uuid"))
             except InvalidInput as error:
                 raise InvalidInput(f"does not fit {self._type_name}: {error.message}") from error
-        key = self._key_of(row.fields) if self._key_field else row.key
-        line = self._line(row)
+        if self._key_field:
+            key = self._key_of(fields)
+        if META in fields:
+            line = _merged(fields, meta)
+        else:
+            if text is None:
+                text = _text(fields)
+            line = b"".join((_BLANK, b"," if meta else b"", meta, b"}," if fields else b"}", text[1:], b"\n"))
         if len(line) > MAX_ROW_BYTES:
             raise InvalidInput(f"is an event of {len(line)} bytes; it may have {MAX_ROW_BYTES}")
-        place = self._places.get(key)
-        if place is None:
-            if len(self._places) >= _KNOWN_KEYS:
-                self._places.clear()
-            place = self._places[key] = key_hash(key)
-        return place, line
+        return key, line
 
     def _key_of(self, fields: Mapping[str, Any]) -> str:
         value = fields.get(self._key_field)
@@ -64,22 +63,20 @@ class RowEncoder:
             raise InvalidInput(f"has no field {self._key_field!r}, which is the key of the stream")
         return encode_json(value).decode()
 
-    def _line(self, row: SourceRow) -> bytes:
-        fields, text = row.fields, row.text
-        if META in fields:
-            theirs = fields[META]
-            if not isinstance(theirs, dict):
-                raise InvalidInput(f"has a field {META}, which is reserved for metadata, and not an object in it")
-            ours = _decode(b"{%b}" % row.meta)
-            return _EVENTS.encode({**fields, META: {**theirs, **ours}})
-        if text is None:
-            try:
-                text = encode_json(fields)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise InvalidInput(f"cannot be written as JSON: {error}") from error
-        if not fields:
-            return b"%b%b%b}}\n" % (_BLANK, b"," if row.meta else b"", row.meta)
-        return b"%b%b%b},%b\n" % (_BLANK, b"," if row.meta else b"", row.meta, text[1:])
+
+def _merged(fields: Mapping[str, Any], meta: bytes) -> bytes:
+    """Return the event of a row that has metadata of its own."""
+    theirs = fields[META]
+    if not isinstance(theirs, dict):
+        raise InvalidInput(f"has a field {META}, which is reserved for metadata, and not an object in it")
+    return _EVENTS.encode({**fields, META: {**theirs, **_decode(b"{%b}" % meta)}})
+
+
+def _text(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return encode_json(fields)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"cannot be written as JSON: {error}") from error
 
 
 def parse_object(content: bytes) -> tuple[dict[str, Any], bytes]:

@@ -14,7 +14,7 @@ splits, and rows of partitions, replication connections or requests arrive in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from coranto.types.kinds import TypeField
@@ -50,10 +50,14 @@ class Poison(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Rows of one split, and the position after them. `lost` is the number of rows before them that are gone."""
+    """Rows of one split, and the position after them. `lost` is the number of rows before them that are gone.
+
+    The rows are read once, before the next call of the source. So a source can make each as it is read: rows that are
+    held together take memory, and time of Python's garbage collector.
+    """
 
     split: str
-    rows: Sequence[SourceRow | Poison]
+    rows: Iterable[SourceRow | Poison]
     position: Position
     lost: int = 0
 

@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import decimal
 import json
+import random
 from typing import Any
 
 import pytest
@@ -16,19 +17,18 @@ from coranto.ingest.rows import RowEncoder, letter_of, parse_object, plain
 from coranto.ingest.source import Poison, SourceRow
 from coranto.messages.uuids import Flags, ProducerId, build_uuid
 from coranto.streams.model.events import JsonEvents
-from coranto.streams.model.keys import key_hash
 from coranto.types import parse_fields
 
 UUID = build_uuid(ProducerId(b"\x01\x02\x03\x04\x05\x06"), 17 << 4, Flags.CONTINUE_TXN)
 
 
 def event(row: SourceRow, **options: Any) -> Any:
-    place, line = RowEncoder(**options).encode(row)
+    key, line = RowEncoder(**options).encode(row)
     assert line.count(b"\n") == 1
     stamped = JsonEvents().stamp(line, UUID)
     [envelope] = JsonEvents().decoder("j", 0).feed(stamped, 0)
     assert envelope.uuid == str(UUID)
-    return place, json.loads(stamped)
+    return key, json.loads(stamped)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,28 @@ def test_what_is_no_object_is_refused(content: bytes) -> None:
         parse_object(content)
 
 
+def test_random_rows_are_the_events_that_the_format_makes_of_them() -> None:
+    chosen, format = random.Random(5), JsonEvents()
+    values = [None, True, 0, -(2**70), 1.5, 1e300, "", "é 🙂", "\n\r", "x" * 100_000, [], [1, {"a": None}], {"b": {}}]
+    for number in range(300):
+        fields = {f"{chosen.choice('aé_')}{at}": chosen.choice(values) for at in range(chosen.randrange(5))}
+        if number % 7 == 0:
+            fields["_meta"] = {"theirs": number}
+        meta = chosen.choice([b"", b'"at":%d' % number])
+        text = chosen.choice([None, json.dumps(fields, indent=chosen.choice([None, 1])).encode()])
+        row = SourceRow(chosen.choice(["", "k", "é"]), fields, None)
+        if text is not None:
+            found, line = parse_object(text)
+            row = row._replace(fields=found, text=line)
+        expected = {**fields, "_meta": {**fields.get("_meta", {}), **json.loads(b"{%b}" % meta)}}
+        assert event(row._replace(meta=meta)) == (row.key, json.loads(format.stamp(format.encode(expected), UUID)))
+
+
 def test_the_key_is_the_source_s_or_a_field() -> None:
     row = SourceRow("k", {"customer": "ada", "n": 7, "none": None})
-    assert event(row)[0] == key_hash("k")
-    assert event(row, key_field="customer")[0] == key_hash("ada")
-    assert event(row, key_field="n")[0] == key_hash("7")
+    assert event(row)[0] == "k"
+    assert event(row, key_field="customer")[0] == "ada"
+    assert event(row, key_field="n")[0] == "7"
     for name in ("none", "missing"):
         with pytest.raises(InvalidInput, match=f"has no field '{name}'"):
             event(row, key_field=name)
@@ -103,13 +120,6 @@ def test_rows_that_are_too_large_or_have_no_json_are_refused(monkeypatch: pytest
     for value in (float("nan"), object()):
         with pytest.raises(InvalidInput, match="cannot be written as JSON"):
             event(SourceRow("k", {"a": value}))
-
-
-def test_places_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_KNOWN_KEYS", 2)
-    encoder = RowEncoder()
-    for key in ("a", "b", "c", "a", "b"):
-        assert encoder.encode(SourceRow(key, {}))[0] == key_hash(key)
 
 
 def test_plain_values() -> None:

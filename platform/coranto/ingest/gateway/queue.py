@@ -40,7 +40,9 @@ class Request:
 
     id: bytes
     digest: bytes | None
-    events: Sequence[tuple[int, bytes]]
+    keys: Sequence[str]
+    """The routing keys of the events."""
+    events: Sequence[bytes]
     letters: Sequence[Mapping[str, object]]
     size: int
     done: asyncio.Future[Committed] = field(init=False)

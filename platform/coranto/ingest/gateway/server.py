@@ -21,9 +21,9 @@ from multidict import CIMultiDictProxy
 
 from coranto.errors import ClusterError, InvalidInput
 from coranto.ingest.gateway.queue import GatewayEnded, KeyUsed, Request, WindowFull
-from coranto.ingest.rows import RowEncoder, letter_of
+from coranto.ingest.rows import RowEncoder, letter_of, parse_object
 from coranto.ingest.source import Poison, SourceRow
-from coranto.ingest.webhook.bodies import JSON, LINES, field_of, has_known_type, rows_of
+from coranto.ingest.webhook.bodies import JSON, LINES, field_of, has_known_type, parts_of
 from coranto.ingest.webhook.keys import ANY_BODY, KEY_BYTES, digest_of, key_of
 from coranto.ingest.webhook.options import WebhookOptions
 from coranto.ingest.webhook.signatures import verify
@@ -220,34 +220,36 @@ class WebhookServer:
         if not key and scheme is not None:
             key = http.headers.get(scheme.delivery_header, "") if scheme.delivery_header else ""
         try:
-            rows = rows_of(body, http.content_type)
+            parts = parts_of(body, http.content_type)
         except InvalidInput as error:
             raise Refused(400, error.message) from None
         if scheme is not None and scheme.delivery_field:
-            challenge = field_of(rows, "challenge")
-            if challenge and field_of(rows, "type") == "url_verification":
+            challenge = field_of(parts, "challenge")
+            if challenge and field_of(parts, "type") == "url_verification":
                 return None, {"challenge": challenge}
             if not key:
-                key = field_of(rows, scheme.delivery_field)
+                key = field_of(parts, scheme.delivery_field)
         id = key_of(spec.name, key) if key else os.urandom(KEY_BYTES)
         name = id.hex()
         request = b'"request":"%b","item":' % name.encode()
-        events, letters = list[tuple[int, bytes]](), list[Mapping[str, object]]()
-        for number, (place, row) in enumerate(rows):
-            if isinstance(row, SourceRow):
-                try:
-                    events.append(encoder.encode(SourceRow(name, row.fields, row.text, b"%b%d" % (request, number))))
-                    continue
-                except InvalidInput as error:
-                    row = Poison(place, error.message, None, row.text)
-            if not spec.keeps_poison:
-                raise Refused(400, f"{place} {row.problem}")
-            letters.append(letter_of(spec.name, f"request {name}", row))
+        keys, events, letters = list[str](), list[bytes](), list[Mapping[str, object]]()
+        for number, (place, content) in enumerate(parts):
+            try:
+                fields, content = parse_object(content)
+                routing, event = encoder.encode(SourceRow(name, fields, content, b"%b%d" % (request, number)))
+            except InvalidInput as error:
+                if not spec.keeps_poison:
+                    raise Refused(400, f"{place} {error.message}") from None
+                poison = Poison(place, error.message, None, content)
+                letters.append(letter_of(spec.name, f"request {name}", poison))
+            else:
+                keys.append(routing)
+                events.append(event)
         answer: _Answer = {"request": name, "events": len(events)}
         if letters:
             answer["dead_letters"] = len(letters)
-        size = sum(len(line) for _, line in events) + sum(len(str(each.get("value", ""))) for each in letters)
-        return Request(id, digest if key else None, events, letters, size), answer
+        size = sum(map(len, events)) + sum(len(str(each.get("value", ""))) for each in letters)
+        return Request(id, digest if key else None, keys, events, letters, size), answer
 
     async def _commit(self, request: Request | None, answer: _Answer) -> tuple[int, _Answer]:
         if request is None or not (request.events or request.letters):

@@ -208,15 +208,16 @@ class WebhookIngest(RunningIngest):
 
     async def _commit(self, writer: BatchWriter[Any], last: LastBatch, batch: list[Request]) -> LastBatch:
         began, at, name = self._clock.monotonic(), round(self._clock.now(), 3), self.spec.name
+        keys = [key for each in batch for key in each.keys]
         events = [event for each in batch for event in each.events]
         letters = [letter for each in batch for letter in each.letters]
         changes = {self._gateway: [batch[-1].number, at]}
         progress = self._progress.after(_SOURCE, changes, {}, len(events), len(letters))
         progress.at, progress.new = at, pack((each.id, each.digest) for each in batch if each.digest is not None)
         planned = replace(next_batch(name, last, progress, changes, letters), in_turn=True)
-        decided = await writer.commit_batch(planned, events)
+        decided = await writer.commit_batch(planned, keys, events)
         progress.keys.add(at, progress.new)
         self._progress = progress
-        self._count(len(events), sum(len(line) for _, line in events), len(letters), 0, began)
+        self._count(len(events), sum(map(len, events)), len(letters), 0, began)
         self._queue.settle(batch[-1].number, progress.keys)
         return decided

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from coranto.errors import InvalidInput
@@ -32,40 +32,42 @@ class RecordRows:
     def __init__(self, options: KafkaOptions, values: Values) -> None:
         self._options = options
         self._decode = values.decode
-        self._heads: dict[tuple[str, int], bytes] = {}
         self._with_offset = "offset" in options.meta
         self._with_time = "timestamp" in options.meta
         self._with_key = "key" in options.meta
         self._with_headers = "headers" in options.meta
 
-    def row(self, record: Any) -> SourceRow | Poison | None:
-        """Return the row of a record; None if it is left out. Raises Unavailable if its schema cannot be read."""
-        key, value = record.key(), record.value()
-        meta = self._meta(record, key, is_deletion=value is None)
-        if value is None:
-            if not self._options.tombstones:
-                return None
-            fields, text = _key_fields(key), None
-        else:
-            try:
-                fields, text = self._decode(value)
-            except InvalidInput as error:
-                return Poison(f"offset {record.offset()}", error.message, key, value)
-        if operation := self._options.operation:
-            if operation in fields:
-                problem = f"has a field {operation!r}, which `operation` names: choose another name"
-                return Poison(f"offset {record.offset()}", problem, key, value)
-            if value is None:
-                fields = {operation: DELETE, **fields}
-        return SourceRow(_key_text(record, key), fields, text, meta, value is None)
+    def rows(self, topic: str, partition: int, records: Iterable[Any]) -> Iterator[SourceRow | Poison]:
+        """Yield the rows of records of a partition. Raises Unavailable if a schema cannot be read."""
+        parts = [("topic", topic), ("partition", partition)]
+        head = b"".join(_member(*each) for each in parts if each[0] in self._options.meta)
+        decode, operation = self._decode, self._options.operation
+        text: bytes | None
+        for record in records:
+            key, value = record.key(), record.value()
+            if value is not None:
+                try:
+                    fields, text = decode(value)
+                except InvalidInput as error:
+                    yield Poison(f"offset {record.offset()}", error.message, key, value)
+                    continue
+            elif not self._options.tombstones:
+                continue
+            else:
+                fields, text = _key_fields(key), None
+            is_deletion = value is None
+            if operation:
+                if operation in fields:
+                    problem = f"has a field {operation!r}, which `operation` names: choose another name"
+                    yield Poison(f"offset {record.offset()}", problem, key, value)
+                    continue
+                if is_deletion:
+                    fields = {operation: DELETE, **fields}
+            # Records without a key keep the order of their partition.
+            name = f"{topic}/{partition}" if key is None else key.decode("utf-8", "surrogateescape")
+            yield SourceRow(name, fields, text, self._meta(head, record, key, is_deletion=is_deletion), is_deletion)
 
-    def _meta(self, record: Any, key: bytes | None, *, is_deletion: bool) -> bytes:
-        place = record.topic(), record.partition()
-        head = self._heads.get(place)
-        if head is None:
-            parts = [("topic", place[0]), ("partition", place[1])]
-            head = b"".join(_member(*each) for each in parts if each[0] in self._options.meta)
-            self._heads[place] = head
+    def _meta(self, head: bytes, record: Any, key: bytes | None, *, is_deletion: bool) -> bytes:
         kind, time = record.timestamp()
         if self._with_offset and self._with_time and kind:  # As by default.
             head = b'%b"offset":%d,"timestamp":%d,' % (head, record.offset(), time)
@@ -94,11 +96,6 @@ def _text(content: bytes | None) -> object:
         return content.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(content).decode()}
-
-
-def _key_text(record: Any, key: bytes | None) -> str:
-    """Return the routing key. Records without a key keep the order of their partition."""
-    return f"{record.topic()}/{record.partition()}" if key is None else key.decode("utf-8", "surrogateescape")
 
 
 def _key_fields(key: bytes | None) -> Mapping[str, Any]:

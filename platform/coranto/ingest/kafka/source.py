@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -219,33 +219,40 @@ class KafkaSource:
             records = self._reading.consume(max(1, min(count, _MAX_RECORDS)), _POLL_SECONDS)
         except (KafkaException, RuntimeError) as error:
             raise problem_of(error) from error
-        found: dict[_Place, list[SourceRow | Poison]] = {}
-        size = 0
+        found: dict[_Place, list[Any]] = {}
         for record in records:
             place = record.topic(), record.partition()
-            if (problem := record.error()) is not None:
-                if problem.code() == KafkaError._PARTITION_EOF:
-                    self._passed(place, record.offset(), found)
-                    self._ends.pop(place, None)
-                else:
-                    self._failed(place, problem)
-                continue
-            rows = found.setdefault(place, [])
-            row = self._rows.row(record)
-            if row is not None:
-                rows.append(row)
-            size += _RECORD_BYTES + len(record.value() or b"") + len(record.key() or b"")
-            self._passed(place, record.offset() + 1, found)
+            if (problem := record.error()) is None:
+                found.setdefault(place, []).append(record)
+            elif problem.code() == KafkaError._PARTITION_EOF:
+                if record.offset() > self._next[place]:
+                    found.setdefault(place, [])
+                    self._passed(place, record.offset())
+                self._ends.pop(place, None)
+            else:
+                if found.get(place):
+                    self._passed(place, found[place][-1].offset() + 1)
+                self._failed(place, problem)
+        size = 0
+        for place, each in found.items():
+            if each:
+                size += sum(_RECORD_BYTES + len(record) + len(record.key() or b"") for record in each)
+                self._passed(place, each[-1].offset() + 1)
         if size:
             self._record_bytes = max(1, size // len(records))
         first, self._first = self._first, []
-        return [*first, *(Read(_split(place), rows, self._next[place]) for place, rows in found.items())]
+        return [
+            *first,
+            *(Read(_split(place), self._made(place, each), self._next[place]) for place, each in found.items()),
+        ]
 
-    def _passed(self, place: _Place, offset: int, found: dict[_Place, list[SourceRow | Poison]]) -> None:
+    def _made(self, place: _Place, records: Sequence[Any]) -> Iterable[SourceRow | Poison]:
+        rows = self._rows.rows(*place, records) if records else ()
+        return rows if self._values.fields is None else list(rows)  # Their schemas are asked for before they are read.
+
+    def _passed(self, place: _Place, offset: int) -> None:
         """Note that a partition is read to an offset."""
-        if offset > self._next[place]:
-            self._next[place] = offset
-            found.setdefault(place, [])
+        self._next[place] = max(offset, self._next[place])
         if offset >= self._ends.get(place, offset + 1):
             del self._ends[place]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from coranto.messages.columnar import Int64s, UInt64s
@@ -18,19 +18,34 @@ _FEW_BLOCKS: Final = 16
 
 def key_hashes(keys: Any) -> UInt64s:
     """Return the place of each key of an Arrow array of texts without nulls."""
+    import pyarrow as pa
+
     values = keys.cast(pa.binary())
     _, borders, data = values.buffers()
     ends = np.frombuffer(borders, dtype=np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
-    characters = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
+    return _hashes(data if data is not None else b"", ends, lambda row: str(keys[row].as_py()))
+
+
+def text_hashes(keys: Sequence[str]) -> UInt64s:
+    """Return the place of each key."""
+    encoded = [key.encode("utf-8", "surrogatepass") for key in keys]
+    ends = np.zeros(len(keys) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, encoded), np.int64, len(keys)), out=ends[1:])
+    return _hashes(b"".join(encoded), ends, keys.__getitem__)
+
+
+def _hashes(data: Any, ends: Int64s, key_at: Callable[[int], str]) -> UInt64s:
+    """Return the places of keys in UTF-8 whose ends in `data` are given, behind the beginning of the first one."""
+    characters = np.frombuffer(data, dtype=np.uint8)
     lengths = np.diff(ends)
     others = _with_other_characters(characters, ends) | (lengths >= _FEW_BLOCKS * _BLOCK)
-    found: UInt64s = np.zeros(len(values), dtype=np.uint64)
+    found: UInt64s = np.zeros(len(lengths), dtype=np.uint64)
     # ASCII in UTF-16 is each character with a zero behind it.
     for blocks in np.unique(lengths[~others] // _BLOCK).tolist():
         rows = np.flatnonzero(~others & (lengths // _BLOCK == blocks))
         found[rows] = _hashed(characters, ends[rows], lengths[rows], blocks)
     for row in np.flatnonzero(others).tolist():
-        found[row] = key_hash(keys[row].as_py())
+        found[row] = key_hash(key_at(row))
     return found
 
 

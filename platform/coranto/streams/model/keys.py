@@ -7,7 +7,8 @@ the key's UTF-16 code units in little-endian order; of the lower 64 bits of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Final
@@ -22,6 +23,8 @@ SEED: Final = 1741865571  # Java's hash of the string "EventRouter".
 _MASK: Final = (1 << 64) - 1
 _C1: Final = 0x87C37B91114253D5
 _C2: Final = 0x4CF5AD432745937F
+_MANY_KEYS: Final = 200
+"""From so many keys on, numpy is faster, its import aside."""
 
 
 def key_hash(key: str) -> int:
@@ -44,6 +47,17 @@ def key_hash(key: str) -> int:
     h2 = (h2 + h1) & _MASK
     found: int = ((final_mix(h1) + final_mix(h2)) & _MASK) >> (64 - KEY_BITS)
     return found
+
+
+def key_hashes(keys: Collection[str]) -> Mapping[str, int]:
+    """Return the places of keys, by key. Many are computed together if numpy is installed."""
+    different = list(dict.fromkeys(keys))
+    if len(different) >= _MANY_KEYS:
+        with contextlib.suppress(ModuleNotFoundError):
+            from coranto.streams.model.columnar_keys import text_hashes
+
+            return dict(zip(different, text_hashes(different).tolist(), strict=True))
+    return {key: key_hash(key) for key in different}
 
 
 # Of numbers, or of arrays of unsigned 64-bit numbers (`columnar_keys.py`).

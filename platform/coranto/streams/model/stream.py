@@ -184,6 +184,10 @@ class Stream:
     def _active(self) -> tuple[Segment, ...]:
         return ordered(segment for segment in self.segments.values() if not segment.sealing)
 
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [segment.range.end for segment in self._active]
+
     def active(self) -> tuple[Segment, ...]:
         """Return the segments to write to, in the order of their ranges.
 
@@ -202,7 +206,7 @@ class Stream:
 
     def segment_at(self, place: int) -> Segment | None:
         """Return the active segment of a place in the key space; None if the stream is sealed."""
-        at = bisect_right(self._active, place, key=lambda each: each.range.end)
+        at = bisect_right(self._ends, place)
         found = self._active[at] if at < len(self._active) else None
         return found if found is not None and found.range.contains(place) else None
 

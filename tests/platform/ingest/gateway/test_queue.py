@@ -11,7 +11,7 @@ from coranto.ingest.webhook.keys import ANY_BODY, KeyWindow, pack
 
 
 def request(name: str, digest: bytes | None = b"d" * 8, size: int = 10) -> Request:
-    return Request(name.encode().ljust(16), digest, [], [], size)
+    return Request(name.encode().ljust(16), digest, [], [], [], size)
 
 
 def known(*requests: Request) -> KeyWindow:

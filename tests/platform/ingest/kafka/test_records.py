@@ -27,12 +27,6 @@ class Record:
     def key(self) -> bytes | None:
         return self.name
 
-    def topic(self) -> str:
-        return "orders"
-
-    def partition(self) -> int:
-        return 3
-
     def offset(self) -> int:
         return 8
 
@@ -45,7 +39,7 @@ class Record:
 
 def row(record: Record, **options: Any) -> SourceRow | Poison | None:
     given = KafkaOptions("k:9092", ("orders",), **options)
-    return RecordRows(given, values_of(given)).row(record)
+    return next(RecordRows(given, values_of(given)).rows("orders", 3, [record]), None)
 
 
 def meta(found: SourceRow | Poison | None) -> Any:
@@ -125,3 +119,13 @@ def test_texts() -> None:
     assert row(Record(b"\xff"), value="text") == Poison("offset 8", "is not UTF-8", b"k", b"\xff")
     with pytest.raises(InvalidInput):
         values_of(KafkaOptions("k", ("t",))).decode(b"1")
+
+
+def test_poison_between_records_leaves_the_others_as_they_are() -> None:
+    values = [b'{"n": 0}', b"{", None, b'{"n":\n1}', b'{"n": "\xff"}', b'{"n": 2}']
+    given = KafkaOptions("k:9092", ("orders",), tombstones=False)
+    found = list(RecordRows(given, values_of(given)).rows("orders", 3, map(Record, values)))
+    assert [each.value if isinstance(each, Poison) else each.text for each in found] == [
+        *(b'{"n": 0}', b"{", b'{"n":1}', b'{"n": "\xff"}', b'{"n": 2}')
+    ]
+    assert [isinstance(each, Poison) for each in found] == [False, True, False, True, False]

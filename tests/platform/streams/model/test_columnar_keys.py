@@ -4,7 +4,7 @@ import random
 
 import pyarrow as pa
 
-from coranto.streams.model.columnar_keys import key_hashes
+from coranto.streams.model.columnar_keys import key_hashes, text_hashes
 from coranto.streams.model.keys import key_hash
 
 
@@ -18,3 +18,11 @@ def test_columns_of_keys_have_the_places_of_their_keys() -> None:
     assert key_hashes(column).tolist() == [key_hash(key) for key in keys]
     assert key_hashes(column.slice(100, 80)).tolist() == [key_hash(key) for key in keys[100:180]]
     assert key_hashes(column.slice(0, 0)).tolist() == []
+
+
+def test_texts_that_are_not_unicode_have_the_places_of_their_keys() -> None:
+    chosen = random.Random(11)
+    characters = ["a", "7", "/", "é", "日", "🙂", "\ud83d", "\ude42", "\udcff", "\0"]
+    keys = ["".join(chosen.choices(characters, k=chosen.randrange(20))) for _ in range(2000)]
+    assert text_hashes(keys).tolist() == [key_hash(key) for key in keys]
+    assert text_hashes([]).tolist() == []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.streams import KEY_SPACE, KeyRange, key_hash
+from coranto.streams.model.keys import key_hashes
 
 VECTORS = {
     "": 0.24117842791623523,
@@ -44,6 +48,16 @@ def test_text_that_is_not_unicode_is_a_key() -> None:
 def test_every_length_of_the_last_block_counts() -> None:
     # Blocks are of 8 code units: each of these differs from the others in what is padded.
     assert len({key_hash("x" * length) for length in range(40)}) == 40
+
+
+@pytest.mark.parametrize("has_numpy", [True, False])
+def test_many_keys_have_the_places_of_each(monkeypatch: pytest.MonkeyPatch, has_numpy: bool) -> None:
+    if not has_numpy:
+        monkeypatch.setitem(sys.modules, "coranto.streams.model.columnar_keys", None)
+    chosen = random.Random(3)
+    keys = [chosen.choice(["", "customer-", "é", "🙂", "\udcff"]) + str(chosen.randrange(500)) for _ in range(3000)]
+    for count in (0, 1, 100, 3000):
+        assert key_hashes(keys[:count]) == {key: key_hash(key) for key in keys[:count]}
 
 
 def test_keys_spread_over_the_space() -> None:

@@ -39,13 +39,13 @@ class BatchWriter(MultiKeyWriter[E], Generic[E]):
         nonce = self._log.entropy(6).hex()
         return await take_turn(self._log.decisions, behind, writer, process, nonce, dead)
 
-    async def commit_batch(self, batch: NumberedBatch, events: Sequence[tuple[int, bytes]]) -> LastBatch:
-        """Commit a batch of encoded events, each given with its key's place, unless its number is decided already.
+    async def commit_batch(self, batch: NumberedBatch, keys: Sequence[str], events: Sequence[bytes]) -> LastBatch:
+        """Commit a batch of encoded events, given behind their keys, unless its number is decided already.
 
         A batch without events is decided, too. Commit the next one only if the result is `visible`; otherwise call
         `last_batch` first. Raises Fenced if another process has decided the batch: nothing of this one is or will be
         committed. After CommitUnknown, and after a cancellation, `last_batch` returns the batch that is decided. Raises
         StreamSealed, TransactionTimeout and errors of the client, after which nothing is committed.
         """
-        result = await self._attempts(events, batch)
+        result = await self._attempts(keys, events, batch)
         return batch.decided(result.txn, self._decided_to, visible=result.visible)

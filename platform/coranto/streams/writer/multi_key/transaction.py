@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 from coranto.effects import Clock
-from coranto.streams.model.keys import key_hash
 from coranto.streams.writer.transactions import (
     TABLE,
     TransactionAction,
@@ -49,11 +48,11 @@ class MultiKeyTransaction(Generic[E]):
     def __init__(
         self,
         encode: Callable[[E, int], bytes],
-        commit: Callable[[Sequence[tuple[int, bytes]]], Awaitable[MultiKeyResult]],
+        commit: Callable[[Sequence[str], Sequence[bytes]], Awaitable[MultiKeyResult]],
         clock: Clock,
         timeout: float,
     ) -> None:
-        """`encode` encodes an event that follows that many bytes, and `commit` commits events by their places.
+        """`encode` encodes an event that follows that many bytes, and `commit` commits events, given behind their keys.
 
         Unless it was committed, the transaction is aborted `timeout` seconds from now.
         """
@@ -63,9 +62,9 @@ class MultiKeyTransaction(Generic[E]):
         self._timeout = timeout
         self._deadline = clock.monotonic() + timeout
         self._state = TransactionState.OPEN
-        self._events: list[tuple[int, bytes]] = []
+        self._keys: list[str] = []
+        self._events: list[bytes] = []
         self._size = 0
-        self._places: dict[str, int] = {}
         self._task: asyncio.Task[MultiKeyResult] | None = None
 
     async def __aenter__(self) -> MultiKeyTransaction[E]:
@@ -94,10 +93,8 @@ class MultiKeyTransaction(Generic[E]):
         """
         if self._apply(TransactionEvent.WRITE) is TransactionAction.TAKE:
             encoded = self._encode(event, self._size)
-            place = self._places.get(key)
-            if place is None:
-                place = self._places[key] = key_hash(key)
-            self._events.append((place, encoded))
+            self._keys.append(key)
+            self._events.append(encoded)
             self._size += len(encoded)
 
     async def commit(self) -> MultiKeyResult:
@@ -116,14 +113,17 @@ class MultiKeyTransaction(Generic[E]):
     def _expire(self) -> None:
         if self._state is TransactionState.OPEN and self._clock.monotonic() >= self._deadline:
             self._state, _ = TABLE[self._state, TransactionEvent.EXPIRE]
-            self._events.clear()
+            self._drop()
 
     def _apply(self, call: TransactionEvent) -> TransactionAction:
         self._expire()
         self._state, action = transition(self._state, call, name="the transaction", timeout=self._timeout)
         if action is TransactionAction.DISCARD:
-            self._events.clear()
+            self._drop()
         return action
+
+    def _drop(self) -> None:
+        self._keys, self._events = [], []
 
     async def _outcome(self, action: TransactionAction) -> MultiKeyResult:
         if action is TransactionAction.BEGIN:
@@ -132,9 +132,10 @@ class MultiKeyTransaction(Generic[E]):
         return await asyncio.shield(self._task)
 
     async def _committed(self) -> MultiKeyResult:
-        events, self._events = self._events, []
+        keys, events = self._keys, self._events
+        self._drop()
         try:
-            result = await self._commit(events) if events else MultiKeyResult("", ())
+            result = await self._commit(keys, events) if events else MultiKeyResult("", ())
         except BaseException:
             self._state, _ = TABLE[self._state, TransactionEvent.FAIL]
             raise

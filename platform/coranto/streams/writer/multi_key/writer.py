@@ -52,6 +52,7 @@ from coranto.messages.uuids import Flags, build_uuid, new_producer_id
 from coranto.streams.control.batches import Batches, ContentRange
 from coranto.streams.control.transaction_ends import LaneEnd, drop_transaction, dropping, end_transactions, open_lanes
 from coranto.streams.model.events import EventFormat, JsonEvents, format_of, stamped
+from coranto.streams.model.keys import KeyRange, key_hashes
 from coranto.streams.model.lanes import (
     CROWDED_LANES,
     MAX_LANES,
@@ -195,23 +196,23 @@ class MultiKeyWriter(Generic[E]):
             raise MaxTransactionSizeExceeded(self.max_transaction_bytes, size + len(encoded))
         return encoded
 
-    async def _commit(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
-        """Commit events, each given with its key's place. Starts again as a whole if segments change."""
+    async def _commit(self, keys: Sequence[str], events: Sequence[bytes]) -> MultiKeyResult:
+        """Commit events, given behind their keys. Starts again as a whole if segments change."""
         if self._closed:
             raise InvalidInput("the writer is closed; make another one")
         async with self._at_once:
-            return await self._attempts(events)
+            return await self._attempts(keys, events)
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
     async def _attempts(
-        self, events: Sequence[tuple[int, bytes]], batch: NumberedBatch | None = None
+        self, keys: Sequence[str], events: Sequence[bytes], batch: NumberedBatch | None = None
     ) -> MultiKeyResult:
         retry = Retry(self._log.retry_timeout)
         while True:
             snapshot = await self._snapshot()
             try:
-                return await self._attempt(snapshot, events, batch)
+                return await self._attempt(snapshot, keys, events, batch)
             except _StartAgain as error:
                 if self._cached_snapshot is snapshot and isinstance(error, _SegmentsChanged):
                     self._cached_snapshot = None
@@ -240,11 +241,11 @@ class MultiKeyWriter(Generic[E]):
         return snapshot
 
     async def _attempt(
-        self, snapshot: StreamSnapshot, events: Sequence[tuple[int, bytes]], batch: NumberedBatch | None
+        self, snapshot: StreamSnapshot, keys: Sequence[str], events: Sequence[bytes], batch: NumberedBatch | None
     ) -> MultiKeyResult:
         """Make one attempt. Its lane is used again only if the transaction is committed and ends everywhere."""
         use = LaneUse(self._lanes.take(), self._log.new_transaction(), self._log.ticks.tick())
-        parts = self._parts(snapshot.stream, use, events, batch.letters if batch else ())
+        parts = self._parts(snapshot.stream, use, keys, events, batch.letters if batch else ())
         outcomes = await asyncio.gather(*map(self._append, parts), return_exceptions=True)
         failures = [each for each in outcomes if isinstance(each, BaseException)]
         if failures:
@@ -319,31 +320,36 @@ class MultiKeyWriter(Generic[E]):
         self,
         stream: Stream,
         use: LaneUse,
-        events: Sequence[tuple[int, bytes]],
+        keys: Sequence[str],
+        events: Sequence[bytes],
         letters: Sequence[Mapping[str, object]] = (),
     ) -> list[_Part]:
         """Group the events by segment and stamp them. Events of a segment keep their order. Letters come last."""
-        by_segment: dict[int, list[bytes]] = {}
-        by_place: dict[int, list[bytes]] = {}  # The same lists.
-        for place, encoded in events:
-            found = by_place.get(place)
-            if found is None:
-                segment = stream.segment_at(place)
-                if segment is None:
-                    raise StreamSealed(
-                        f"stream {self.stream} is sealed: it takes no more events. Write to another stream"
-                    )
-                found = by_place[place] = by_segment.setdefault(segment.number, [])
-            found.append(encoded)
         format: Any = self._format
         parts = [
             self._part(number, stream.segments[number].journal, format, use, each)
-            for number, each in sorted(by_segment.items())
+            for number, each in sorted(self._by_segment(stream, keys, events).items())
         ]
         if letters:
             journal, lines = dead_letters_journal(self.stream), [_LETTERS.encode(each) for each in letters]
             parts.append(self._part(-1, journal, _LETTERS, use, lines))
         return parts
+
+    def _by_segment(self, stream: Stream, keys: Sequence[str], events: Sequence[bytes]) -> dict[int, Sequence[bytes]]:
+        """Return events by the numbers of the segments of their keys. Raises StreamSealed."""
+        active = stream.active()
+        if events and len(active) == 1 and active[0].range == KeyRange.FULL:
+            return {active[0].number: events}
+        by_segment: dict[int, list[bytes]] = {}
+        by_key: dict[str, list[bytes]] = {}  # The same lists.
+        for key, place in key_hashes(keys).items():
+            segment = stream.segment_at(place)
+            if segment is None:
+                raise StreamSealed(f"stream {self.stream} is sealed: it takes no more events. Write to another stream")
+            by_key[key] = by_segment.setdefault(segment.number, [])
+        for key, event in zip(keys, events, strict=True):
+            by_key[key].append(event)
+        return dict(by_segment)
 
     def _part(
         self, number: int, journal: str, format: EventFormat[Any], use: LaneUse, events: Sequence[bytes]

@@ -17,7 +17,6 @@ from coranto.streams.control.scaling import Split
 from coranto.streams.control.transaction_ends import open_lanes
 from coranto.streams.model.batch_content import BATCH_REGISTER
 from coranto.streams.model.events import JsonEvents
-from coranto.streams.model.keys import key_hash
 from coranto.streams.model.stream import dead_letters_journal, transactions_journal
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.streams.writer.multi_key.batch_writer import BatchWriter
@@ -29,9 +28,9 @@ NAME = "loads"
 LETTERS = dead_letters_journal("orders")
 
 
-def events(numbers: Sequence[int]) -> list[tuple[int, bytes]]:
-    """Events of two keys in different segments."""
-    return [(key_hash("a" if n % 2 else "customer-1"), JsonEvents().encode({"n": n})) for n in numbers]
+def events(numbers: Sequence[int]) -> tuple[list[str], list[bytes]]:
+    """Events of two keys in different segments, behind their keys."""
+    return ["a" if n % 2 else "customer-1" for n in numbers], [JsonEvents().encode({"n": n}) for n in numbers]
 
 
 def batch(behind: LastBatch, to: int, *letters: int, complete: bool = False) -> NumberedBatch:
@@ -88,7 +87,7 @@ async def test_batches_follow_one_another_and_progress_is_read_from_the_last_com
         assert (last.number, last.value) == (0, "")
         for number in range(4):
             last = await writer.commit_batch(
-                batch(last, number, complete=number in (0, 2)), events([2 * number, 2 * number + 1])
+                batch(last, number, complete=number in (0, 2)), *events([2 * number, 2 * number + 1])
             )
             assert last.number == number + 1
         assert await recorded(writer) == [2, 3]
@@ -100,14 +99,14 @@ async def test_of_two_processes_one_decides_a_batch(streams: Streams, client: Jo
     await streams.ensure_part("orders", LETTERS)
     async with BatchWriter[Any](client, "orders") as one, BatchWriter[Any](client, "orders") as other:
         behind = await other.last_batch(NAME)
-        await one.commit_batch(batch(behind, 1, 10, complete=True), events([0, 1]))
+        await one.commit_batch(batch(behind, 1, 10, complete=True), *events([0, 1]))
         with pytest.raises(Fenced, match="batch 1 of loads on stream orders was decided by another process"):
-            await other.commit_batch(batch(behind, 1, 10, complete=True), events([0, 1]))
+            await other.commit_batch(batch(behind, 1, 10, complete=True), *events([0, 1]))
         behind = await other.last_batch(NAME)
         assert await recorded(other) == [1]
-        await other.commit_batch(batch(behind, 2, 11), events([2]))
+        await other.commit_batch(batch(behind, 2, 11), *events([2]))
         with pytest.raises(Fenced):
-            await one.commit_batch(batch(behind, 2, 11), events([2]))
+            await one.commit_batch(batch(behind, 2, 11), *events([2]))
     assert await committed(client) == [0, 1, 2]
     assert await letters(client) == [10, 11]
 
@@ -119,9 +118,9 @@ async def test_a_decision_whose_answer_is_lost_counts_once(
     await streams.create("orders", 2, template=TEMPLATE)
     lossy: Any = Lossy(client, applied=applied)
     async with BatchWriter[Any](lossy, "orders") as writer:
-        last = await writer.commit_batch(batch(await writer.last_batch(NAME), 1, complete=True), events([0, 1]))
+        last = await writer.commit_batch(batch(await writer.last_batch(NAME), 1, complete=True), *events([0, 1]))
         assert (lossy.left, last.number) == (0, 1)
-        await writer.commit_batch(batch(last, 2), events([2]))
+        await writer.commit_batch(batch(last, 2), *events([2]))
         assert await recorded(writer) == [1, 2]
     assert await committed(client) == [0, 1, 2]
     content = await client.read_all(
@@ -139,12 +138,12 @@ async def test_an_unknown_outcome_is_told_by_the_standing(
     async with BatchWriter[Any](lossy, "orders") as writer:
         behind = await writer.last_batch(NAME)
         with pytest.raises(CommitUnknown):
-            await writer.commit_batch(batch(behind, 1, complete=True), events([0, 1]))
+            await writer.commit_batch(batch(behind, 1, complete=True), *events([0, 1]))
         lossy.left = 0
         last = await writer.last_batch(NAME)
         assert last.number == int(applied)
         if not applied:
-            await writer.commit_batch(batch(last, 1, complete=True), events([0, 1]))
+            await writer.commit_batch(batch(last, 1, complete=True), *events([0, 1]))
         assert await recorded(writer) == [1]
     assert await committed(client) == [0, 1]
 
@@ -152,9 +151,9 @@ async def test_an_unknown_outcome_is_told_by_the_standing(
 async def test_a_batch_starts_again_when_its_segments_are_split(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
     async with BatchWriter[Any](client, "orders") as writer:
-        last = await writer.commit_batch(batch(await writer.last_batch(NAME), 1, complete=True), events([0, 1]))
+        last = await writer.commit_batch(batch(await writer.last_batch(NAME), 1, complete=True), *events([0, 1]))
         await streams.scale("orders", [Split(0)])
-        await writer.commit_batch(batch(last, 2), events([2, 3]))
+        await writer.commit_batch(batch(last, 2), *events([2, 3]))
         assert await recorded(writer) == [1, 2]
     assert await committed(client) == [0, 1, 2, 3]
 
@@ -162,7 +161,7 @@ async def test_a_batch_starts_again_when_its_segments_are_split(streams: Streams
 async def test_a_batch_without_events_is_decided(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
     async with BatchWriter[Any](client, "orders") as writer:
-        await writer.commit_batch(batch(await writer.last_batch(NAME), 7, complete=True), [])
+        await writer.commit_batch(batch(await writer.last_batch(NAME), 7, complete=True), [], [])
         assert await recorded(writer) == [7]
 
 
@@ -174,7 +173,7 @@ async def test_what_a_dead_process_left_in_the_journal_of_dead_letters_is_droppe
     lossy: Any = Lossy(client, applied=False, times=9)
     async with BatchWriter[Any](lossy, "orders") as writer:
         with pytest.raises(CommitUnknown):
-            await writer.commit_batch(batch(await writer.last_batch(NAME), 1, 10, complete=True), events([0]))
+            await writer.commit_batch(batch(await writer.last_batch(NAME), 1, 10, complete=True), *events([0]))
     assert len(await open_lanes(client, LETTERS)) == 1
     assert await streams.drop_lanes("orders") == 2
     assert await open_lanes(client, LETTERS) == ()
