@@ -133,7 +133,8 @@ async def test_a_sound_journal_has_an_empty_plan(cluster, client):
 async def test_a_damaged_fragment_comes_back_from_a_brokers_copy(cluster, client):
     journal = Journal(cluster, client, "flipped/r3", 3)
     fragments = await journal.create()
-    # Every broker of the journal has served it, so each has it in its cache.
+    # Every broker of the journal has served it without a local file, so each has it in its cache.
+    await journal.dropped(fragments[1])
     for endpoint in (await journal.info()).route.endpoints:
         async with JournalClient(endpoint, route_cache=0) as broker:
             assert [chunk async for chunk in broker.read(journal.name, SIZE, end_offset=2 * SIZE, direct=False)]
