@@ -24,6 +24,8 @@ MAX_ROW_BYTES: Final = 16 << 20
 META: Final = "_meta"
 _EVENTS: Final = JsonEvents()
 _BLANK: Final = _EVENTS.encode({})[: -len(b"}}\n")]  # {"_meta":{"uuid":"0…0"
+_LF: Final = 0x0A
+_CR: Final = 0x0D
 _decode: Final = msgspec.json.Decoder().decode
 
 
@@ -91,7 +93,7 @@ def parse_object(content: bytes) -> tuple[dict[str, Any], bytes]:
     if type(fields) is not dict:
         raise InvalidInput(f"is JSON, but {type(fields).__name__} and not an object")
     text = content.strip(b" \t\r\n")
-    return fields, text if b"\n" not in text and b"\r" not in text else msgspec.json.format(text, indent=-1)
+    return fields, text if _LF not in text and _CR not in text else msgspec.json.format(text, indent=-1)
 
 
 def plain(value: Any) -> Any:

@@ -9,18 +9,19 @@ from typing import Any, Final, NamedTuple
 from coranto.errors import CorruptData, InvalidInput
 from coranto.ingest.postgres.options import PostgresOptions
 from coranto.ingest.postgres.pgoutput import (
-    RowChange,
     TableRelation,
     TransactionBegin,
     TransactionCommit,
     Truncate,
     format_lsn,
+    is_change,
     parse,
     parse_lsn,
+    table_of,
 )
 from coranto.ingest.postgres.replication import ReplicationConnection
-from coranto.ingest.postgres.rows import Shape, TableRows
-from coranto.ingest.source import Poison, Read, SourceRow
+from coranto.ingest.postgres.rows import Shape, Subject, TableRows
+from coranto.ingest.source import Read
 
 _SPLIT: Final = "log"
 
@@ -49,14 +50,15 @@ class LogPosition(NamedTuple):
 
 
 class _Transaction:
-    """A transaction whose changes come."""
+    """A transaction whose changes come. They are held as the server sends them, which takes the least memory."""
 
     def __init__(self, begin: TransactionBegin, done: int) -> None:
         self.begin = begin
         self.done = done
         """The changes that are read already."""
         self.seq = 0
-        self.rows: list[SourceRow | Poison] = []
+        self.subjects: list[Subject] = []
+        self.payloads: list[bytes] = []
         self.size = 0
 
 
@@ -134,6 +136,9 @@ class ChangeLog:
             if payload is None:
                 break
             size += len(payload)
+            if is_change(payload):
+                found += self._change(self._shape(table_of(payload)), payload)
+                continue
             message = parse(payload)
             if isinstance(message, TransactionBegin):
                 self._held = message
@@ -142,8 +147,9 @@ class ChangeLog:
             elif isinstance(message, TableRelation):
                 self._relations[message.oid] = message
                 self._shapes.pop(message.oid, None)
-            elif isinstance(message, RowChange | Truncate):
-                found += self._change(message, len(payload))
+            elif isinstance(message, Truncate):
+                names = () if self._options.truncate == "skip" else message.oids
+                found += self._change(tuple(self._relations[oid].name for oid in names), payload)
         return found
 
     def _begin(self, begin: TransactionBegin) -> None:
@@ -161,23 +167,19 @@ class ChangeLog:
         if transaction.done < 0:
             return []
         self.position = self._at(message.end_lsn)
-        is_empty = not transaction.rows and not transaction.done
-        return [] if is_empty else [Read(_SPLIT, transaction.rows, str(self.position))]
+        is_empty = not any(transaction.subjects) and not transaction.done
+        return [] if is_empty else [self._taken(transaction)]
 
-    def _change(self, message: RowChange | Truncate, size: int) -> list[Read]:
+    def _change(self, subject: Subject, payload: bytes) -> list[Read]:
         transaction = self._open
         assert transaction is not None
         begin, options = transaction.begin, self._options
         transaction.seq += 1
         if transaction.done < 0 or transaction.seq <= transaction.done:
             return []
-        if isinstance(message, RowChange):
-            transaction.rows += self._rows.changed(self._shape(message.oid), message, begin, transaction.seq)
-        else:
-            for oid in message.oids:
-                row = self._rows.truncated(self._relations[oid].name, begin, transaction.seq)
-                transaction.rows += [] if row is None else [row]
-        transaction.size += size
+        transaction.subjects.append(subject)
+        transaction.payloads.append(payload)
+        transaction.size += len(payload)
         if transaction.size <= options.transaction_bytes:
             return []
         if not options.divides:
@@ -189,8 +191,16 @@ class ChangeLog:
                 field="transaction",
             )
         self.position = self._at(begin.commit_lsn, transaction.seq)
-        rows, transaction.rows, transaction.size, transaction.done = transaction.rows, [], 0, transaction.seq
-        return [Read(_SPLIT, rows, str(self.position))]
+        return [self._taken(transaction)]
+
+    def _taken(self, transaction: _Transaction) -> Read:
+        """Return a read of the changes that a transaction holds, which is at the position."""
+        subjects, payloads = transaction.subjects, transaction.payloads
+        first = transaction.seq - len(subjects) + 1
+        transaction.subjects, transaction.payloads, transaction.size = [], [], 0
+        transaction.done = transaction.seq
+        rows = self._rows.changed(transaction.begin, first, subjects, payloads) if subjects else ()
+        return Read(_SPLIT, rows, str(self.position))
 
     def _at(self, lsn: int, done: int = 0) -> LogPosition:
         return LogPosition(lsn, done, self._replication.timeline)

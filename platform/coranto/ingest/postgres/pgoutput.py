@@ -88,6 +88,7 @@ _COMMIT: Final = struct.Struct(">Bqqq")
 _COLUMN: Final = struct.Struct(">Ii")
 _U32: Final = struct.Struct(">I")
 _U16: Final = struct.Struct(">H")
+_CHANGES: Final = (b"I", b"U", b"D")
 
 
 def format_lsn(lsn: int) -> str:
@@ -114,7 +115,7 @@ def parse(payload: bytes) -> Message | None:
     try:
         return _parse(payload)
     except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
-        raise CorruptData(f"a message of PostgreSQL's pgoutput cannot be read: {error}") from error
+        raise _unreadable(error) from error
 
 
 def _parse(payload: bytes) -> Message | None:
@@ -143,9 +144,26 @@ def _parse(payload: bytes) -> Message | None:
     raise ValueError(f"it is of the unknown kind {chr(kind)!r}")
 
 
+def is_change(payload: bytes) -> bool:
+    """Return True for a message that is a RowChange."""
+    return payload[:1] in _CHANGES
+
+
+def table_of(payload: bytes) -> int:
+    """Return the number of the table of a RowChange. Raises CorruptData."""
+    try:
+        return _oid(payload)
+    except struct.error as error:
+        raise _unreadable(error) from error
+
+
 def _oid(payload: bytes) -> int:
     found: int = _U32.unpack_from(payload, 1)[0]
     return found
+
+
+def _unreadable(error: Exception) -> CorruptData:
+    return CorruptData(f"a message of PostgreSQL's pgoutput cannot be read: {error}")
 
 
 def _tuple(payload: bytes, at: int) -> tuple[Tuple, int]:
@@ -153,22 +171,22 @@ def _tuple(payload: bytes, at: int) -> tuple[Tuple, int]:
     [count] = _U16.unpack_from(payload, at)
     at += 2
     found: Tuple = []
+    size_at = _U32.unpack_from
     for _ in range(count):
         kind = payload[at]
         at += 1
         if kind == 0x74:  # t
-            [size] = _U32.unpack_from(payload, at)
-            at += 4
-            if at + size > len(payload):
-                raise ValueError(f"a value of {size} bytes does not fit into it")
-            found.append(payload[at : at + size])
-            at += size
+            begin = at + 4
+            at = begin + size_at(payload, at)[0]
+            found.append(payload[begin:at])
         elif kind == 0x6E:  # n
             found.append(None)
         elif kind == 0x75:  # u
             found.append(UNCHANGED)
         else:
             raise ValueError(f"a value is of the unknown kind {chr(kind)!r}")
+    if at > len(payload):
+        raise ValueError(f"its last value ends {at - len(payload)} bytes behind it")
     return found, at
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from coranto.errors import CorruptData
 from coranto.ingest.postgres.options import PostgresOptions
@@ -17,6 +19,7 @@ from coranto.ingest.postgres.pgoutput import (
     TransactionBegin,
     Tuple,
     format_lsn,
+    parse,
 )
 from coranto.ingest.postgres.tables import Table
 from coranto.ingest.postgres.values import ColumnTypes, Convert
@@ -26,6 +29,8 @@ from coranto.messages.json_codec import encode_json
 from coranto.types.kinds import PlainKind, TypeField
 
 _EPOCH: Final = dt.datetime(2000, 1, 1)
+_encode: Final = msgspec.json.Encoder().encode
+"""For values of columns, which `encode_json` would write in the same way after a check."""
 
 
 class Shape(NamedTuple):
@@ -34,11 +39,24 @@ class Shape(NamedTuple):
     table: str
     sql: str
     """The table in a statement."""
+    json: bytes
+    """The table in metadata."""
     columns: tuple[Column, ...]
     names: tuple[str, ...]
     converters: tuple[Convert, ...]
     key: tuple[int, ...]
     """The columns of the key by their places."""
+
+
+Subject: TypeAlias = "Shape | tuple[str, ...]"
+"""The subject of a message: a table whose row it changes, or the names of tables that it truncates."""
+
+
+class _Commit(NamedTuple):
+    """The transaction of a change, and its part of the metadata."""
+
+    begin: TransactionBegin
+    meta: bytes
 
 
 class TableRows:
@@ -50,9 +68,6 @@ class TableRows:
         self._load = load
         self._fields = SeenFields()
         self._shapes: dict[tuple[str, tuple[Column, ...]], Shape] = {}
-        self._names: dict[str, bytes] = {}
-        self._begin: tuple[TransactionBegin | None, bytes] = None, b""
-        """The transaction of the last change, and its part of the metadata."""
 
     def shape(self, of: TableRelation | Table, columns: Sequence[Column], key: Sequence[str]) -> Shape:
         """Return the shape of a table. Raises CorruptData if columns of its key are not there."""
@@ -65,7 +80,8 @@ class TableRows:
                 f"{', '.join(lacking) or 'a key'}"
             )
         converters = tuple(self._types.converter(each.type) for each in columns)
-        shape = Shape(of.name, of.sql, tuple(columns), names, converters, tuple(names.index(each) for each in key))
+        places = tuple(names.index(each) for each in key)
+        shape = Shape(of.name, of.sql, encode_json(of.name), tuple(columns), names, converters, places)
         self._shapes[shape.table, shape.columns] = shape
         return shape
 
@@ -82,32 +98,45 @@ class TableRows:
 
     def read(self, shape: Shape, values: Tuple, lsn: int) -> SourceRow:
         """Return a row of a snapshot."""
-        meta = b'"table":%b,"op":"read","lsn":%d' % (encode_json(shape.table), lsn)
+        meta = b'"table":%b,"op":"read","lsn":%d' % (shape.json, lsn)
         return self._row(shape, "read", values, meta)
 
-    def truncated(self, table: str, begin: TransactionBegin, seq: int) -> SourceRow | Poison | None:
-        """Return the row for a table that was truncated, or None if it is skipped."""
-        if self._options.truncate == "skip":
-            return None
+    def changed(
+        self, begin: TransactionBegin, first: int, subjects: Sequence[Subject], payloads: Sequence[bytes]
+    ) -> Iterator[SourceRow | Poison]:
+        """Yield the rows for messages of a transaction, which are numbered from `first` on. Raises CorruptData."""
+        at = (_EPOCH + dt.timedelta(microseconds=begin.microseconds)).isoformat(timespec="microseconds")
+        commit = _Commit(begin, b',"xid":%d,"committed":"%bZ"' % (begin.xid & 0xFFFFFFFF, at.encode()))
+        for seq, (subject, payload) in enumerate(zip(subjects, payloads, strict=True), first):
+            if isinstance(subject, Shape):
+                change = parse(payload)
+                assert isinstance(change, RowChange)
+                yield from self._changed(subject, change, commit, seq)
+            else:
+                for table in subject:
+                    yield self._truncated(table, commit, seq)
+
+    def _truncated(self, table: str, commit: _Commit, seq: int) -> SourceRow | Poison:
         if self._options.truncate == "fail":
             return Poison(
-                _place(begin, seq, table),
+                _place(commit.begin, seq, table),
                 "is a TRUNCATE, and a copy by key would keep the rows: `truncate: event` writes an event of the table, "
                 "and `truncate: skip` leaves it out",
             )
         fields = {self._options.operation: "truncate"} if self._options.operation else {}
-        return SourceRow(table, fields, None, self._meta(table, "truncate", begin, seq), True)
+        return SourceRow(table, fields, None, _meta(encode_json(table), "truncate", commit, seq), True)
 
-    def changed(self, shape: Shape, change: RowChange, begin: TransactionBegin, seq: int) -> list[SourceRow | Poison]:
+    def _changed(self, shape: Shape, change: RowChange, commit: _Commit, seq: int) -> list[SourceRow | Poison]:
         """Return the rows for a change: one, or two if its key changes."""
         old, new = change.old, change.new
         if new is None:
             assert old is not None
             names = None if change.is_full else [each.in_identity for each in shape.columns]
-            return [self._row(shape, "delete", old, self._meta(shape.table, "delete", begin, seq), given=names)]
-        if old is None:
-            moved = False
-        else:
+            return [self._row(shape, "delete", old, _meta(shape.json, "delete", commit, seq), given=names)]
+        if not change.is_update:
+            return [self._row(shape, "insert", new, _meta(shape.json, "insert", commit, seq))]
+        moved = False
+        if old is not None:
             for at, value in enumerate(new):
                 if value is UNCHANGED and (change.is_full or shape.columns[at].in_identity):
                     new[at] = old[at]
@@ -116,72 +145,64 @@ class TableRows:
         if unchanged and not self._options.omits_toast:
             return [
                 Poison(
-                    _place(begin, seq, shape.table),
+                    _place(commit.begin, seq, shape.table),
                     f"lacks {', '.join(unchanged)}: the update left these large values as they are, and the database "
                     f"does not give them. Run ALTER TABLE {shape.sql} REPLICA IDENTITY FULL for later changes; `toast: "
                     "omit` leaves the fields out",
                     _key(shape, new).encode(),
                 )
             ]
-        before = None if old is None or not change.is_full else encode_json(self._values(shape, old))
-        if not change.is_update:
-            return [self._row(shape, "insert", new, self._meta(shape.table, "insert", begin, seq))]
-        meta = self._meta(shape.table, "update", begin, seq, before, unchanged)
+        before = None if old is None or not change.is_full else _encode(_values(shape, old))
         if not moved:
-            return [self._row(shape, "update", new, meta)]
+            return [self._row(shape, "update", new, _meta(shape.json, "update", commit, seq, before, unchanged))]
         assert old is not None
         names = None if change.is_full else [each.in_identity for each in shape.columns]
-        gone = self._meta(shape.table, "delete", begin, seq, moved=True)
-        come = self._meta(shape.table, "insert", begin, seq, before, unchanged, moved=True)
+        gone = _meta(shape.json, "delete", commit, seq, moved=True)
+        come = _meta(shape.json, "insert", commit, seq, before, unchanged, moved=True)
         return [self._row(shape, "delete", old, gone, given=names), self._row(shape, "insert", new, come)]
 
     def _row(
         self, shape: Shape, operation: str, values: Tuple, meta: bytes, given: Sequence[bool] | None = None
     ) -> SourceRow:
-        fields = self._values(shape, values, given)
+        fields = _values(shape, values, given)
         if self._options.operation:
             fields = {self._options.operation: operation, **fields}
-        return SourceRow(_key(shape, values), fields, None, meta, operation == "delete")
+        return SourceRow(_key(shape, values), fields, _encode(fields), meta, operation == "delete")
 
-    def _values(self, shape: Shape, values: Tuple, given: Sequence[bool] | None = None) -> dict[str, Any]:
-        every = zip(shape.names, shape.converters, values, strict=True)
-        columns = every if given is None else compress(every, given)
-        return {
-            name: None if value is None else convert(value)
-            for name, convert, value in columns
-            if value is not UNCHANGED
-        }
 
-    def _meta(
-        self,
-        table: str,
-        operation: str,
-        begin: TransactionBegin,
-        seq: int,
-        before: bytes | None = None,
-        unchanged: Sequence[str] = (),
-        *,
-        moved: bool = False,
-    ) -> bytes:
-        if begin is not self._begin[0]:
-            at = (_EPOCH + dt.timedelta(microseconds=begin.microseconds)).isoformat(timespec="microseconds")
-            self._begin = begin, b',"xid":%d,"committed":"%bZ"' % (begin.xid & 0xFFFFFFFF, at.encode())
-        name = self._names.get(table) or self._names.setdefault(table, encode_json(table))
-        found = b'"table":%b,"op":"%b","lsn":%d,"seq":%d%b' % (
-            *(name, operation.encode(), begin.commit_lsn, seq, self._begin[1]),
-        )
-        if operation == "delete":
-            found += b',"deleted":true'
-        if before is not None:
-            found += b',"before":' + before
-        if unchanged:
-            found += b',"unchanged":' + encode_json(list(unchanged))
-        return found + b',"key_changed":true' if moved else found
+def _values(shape: Shape, values: Tuple, given: Sequence[bool] | None = None) -> dict[str, Any]:
+    every = zip(shape.names, shape.converters, values, strict=True)
+    columns = every if given is None else compress(every, given)
+    return {
+        name: None if value is None else convert(value) for name, convert, value in columns if value is not UNCHANGED
+    }
+
+
+def _meta(
+    table: bytes,
+    operation: str,
+    commit: _Commit,
+    seq: int,
+    before: bytes | None = None,
+    unchanged: Sequence[str] = (),
+    *,
+    moved: bool = False,
+) -> bytes:
+    found = b'"table":%b,"op":"%b","lsn":%d,"seq":%d%b' % (
+        *(table, operation.encode(), commit.begin.commit_lsn, seq, commit.meta),
+    )
+    if operation == "delete":
+        found += b',"deleted":true'
+    if before is not None:
+        found += b',"before":' + before
+    if unchanged:
+        found += b',"unchanged":' + _encode(unchanged)
+    return found + b',"key_changed":true' if moved else found
 
 
 def _key(shape: Shape, values: Tuple) -> str:
     """Return the routing key of a row."""
-    return "/".join([shape.table, *((values[at] or b"").decode() for at in shape.key)])
+    return "/".join([shape.table, *[(values[at] or b"").decode() for at in shape.key]])
 
 
 def _place(begin: TransactionBegin, seq: int, table: str) -> str:

@@ -234,7 +234,7 @@ class PostgresSource:
             position = position_of(table, position)
         shape = self._shape(table)
         found, has_more = snapshot.rows(table, position.get("after"), room)
-        rows = [self._rows.read(shape, values, snapshot.lsn) for values in found]
+        rows = (self._rows.read(shape, values, snapshot.lsn) for values in found)
         after = {"after": [(found[-1][at] or b"").decode() for at in shape.key]} if has_more else {}
         position = self._positions[name] = {**position_of(table, position), **after, "done": not has_more}
         return Read(name, rows, position)

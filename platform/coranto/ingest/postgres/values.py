@@ -63,9 +63,8 @@ def _timestamp(text: str) -> str:
 
 
 def _instant(value: bytes) -> str:
-    text = value.decode()
-    zone = text.find("+00")
-    return text if zone < 0 else f"{_timestamp(text[:zone])}Z{text[zone + 3 :]}"
+    time, zone, era = value.decode().partition("+00")
+    return f"{time.replace(' ', 'T', 1)}Z{era}" if zone else time
 
 
 _KINDS: Final[Mapping[int, tuple[PlainKind, Convert]]] = {

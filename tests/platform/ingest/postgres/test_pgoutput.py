@@ -16,8 +16,10 @@ from coranto.ingest.postgres.pgoutput import (
     TransactionCommit,
     Truncate,
     format_lsn,
+    is_change,
     parse,
     parse_lsn,
+    table_of,
 )
 
 NEW = struct.pack(">Hc", 3, b"t") + struct.pack(">I", 2) + b"ab" + b"n" + b"u"
@@ -45,6 +47,15 @@ MESSAGES = {
 @pytest.mark.parametrize("content", MESSAGES, ids=lambda content: chr(content[0]))
 def test_each_message(content: bytes) -> None:
     assert parse(content) == MESSAGES[content]
+
+
+def test_changes_name_their_table() -> None:
+    changes = [content for content, message in MESSAGES.items() if isinstance(message, RowChange)]
+    assert [content for content in MESSAGES if is_change(content)] == changes
+    assert {table_of(content) for content in changes} == {16385}
+    assert not is_change(b"")
+    with pytest.raises(CorruptData, match="cannot be read"):
+        table_of(b"I\0\0")
 
 
 @pytest.mark.parametrize("content", [each for each in MESSAGES if each[0] not in b"OY"], ids=lambda each: chr(each[0]))

@@ -70,10 +70,10 @@ async def test_a_transaction_of_several_tables_is_one_read(database: Database) -
             reads = await source.read(1000) or ()
             done |= {each.split for each in reads if each.split != "log" and each.position["done"]}
         database.execute("BEGIN; INSERT INTO orders VALUES (1); INSERT INTO lines VALUES (1, 7), (1, 8); COMMIT")
-        while not (found := [each for each in reads if each.rows]):
+        while not (found := [rows for each in reads if (rows := list(each.rows))]):
             reads = await source.read(1) or ()
-        [read] = found
-        assert [row.key for row in read.rows] == ["public.orders/1", "public.lines/1/7", "public.lines/1/8"]
+        [rows] = found
+        assert [row.key for row in rows] == ["public.orders/1", "public.lines/1/7", "public.lines/1/8"]
     finally:
         await source.close()
 
