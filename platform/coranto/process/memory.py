@@ -25,6 +25,12 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, KEPT_BYTES))
 
 
+def move_much_content() -> None:
+    """Apply both settings of this module. Call it at the end of a process's start."""
+    keep_freed_memory()
+    spare_garbage_collection()
+
+
 def spare_garbage_collection() -> None:
     """Collect cyclic garbage less often, and never among present objects. Call it at the end of a process's start.
 

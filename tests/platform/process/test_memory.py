@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import platform
 import resource
+from collections.abc import Callable
 
-from coranto.process.memory import GARBAGE_OBJECTS, keep_freed_memory, spare_garbage_collection
+import pytest
+
+from coranto.process.memory import GARBAGE_OBJECTS, keep_freed_memory, move_much_content, spare_garbage_collection
 
 
 def test_large_blocks_are_reused_without_new_pages() -> None:
@@ -22,10 +25,11 @@ def test_large_blocks_are_reused_without_new_pages() -> None:
     assert faults < rounds * size // resource.getpagesize() // 4
 
 
-def test_objects_made_at_the_start_are_never_garbage_collected_again() -> None:
+@pytest.mark.parametrize("settle", [spare_garbage_collection, move_much_content])
+def test_objects_made_at_the_start_are_never_garbage_collected_again(settle: Callable[[], None]) -> None:
     before = gc.get_threshold()
     try:
-        spare_garbage_collection()
+        settle()
         assert gc.get_freeze_count() > 0
         assert gc.get_threshold() == (GARBAGE_OBJECTS, *before[1:])
     finally:
