@@ -14,7 +14,7 @@ from coranto.cli.copy_status import CopyStatus, SourcePart, print_status
 from coranto.cli.output import Output, note
 from coranto.errors import InvalidInput
 from coranto.extras import explained
-from coranto.process.memory import move_much_content
+from coranto.process.memory import tune_memory
 
 if TYPE_CHECKING:
     from coranto_consumers.tables.spec import TableSpec
@@ -51,7 +51,7 @@ def run(
     from coranto_consumers.spark.consumer.stopping import StopOnSignals
     from coranto_consumers.tables import RunOptions, run_table
 
-    move_much_content()
+    tune_memory()
     config = find_cluster(endpoint)
     checked_codes(accept_changes)
     until = "until all is read" if once else "until it is stopped"

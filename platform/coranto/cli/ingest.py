@@ -16,7 +16,7 @@ from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.copy_status import CopyStatus, SourcePart, print_status
 from coranto.cli.output import Output, note
 from coranto.errors import InvalidInput, Unavailable
-from coranto.process.memory import move_much_content
+from coranto.process.memory import tune_memory
 
 if TYPE_CHECKING:
     from coranto.client import JournalClient
@@ -60,7 +60,7 @@ def run(
         from coranto.ingest.opening import open_ingest
 
         ingest = open_ingest(client, spec, accept_loss=accept_loss)
-        move_much_content()
+        tune_memory()
         if metrics:
             _serve(metrics, ingest.metrics.registry)
         loop = asyncio.get_running_loop()

@@ -25,7 +25,7 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, KEPT_BYTES))
 
 
-def move_much_content() -> None:
+def tune_memory() -> None:
     """Apply both settings of this module. Call it at the end of a process's start."""
     keep_freed_memory()
     spare_garbage_collection()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coranto.process.memory import GARBAGE_OBJECTS, keep_freed_memory, move_much_content, spare_garbage_collection
+from coranto.process.memory import GARBAGE_OBJECTS, keep_freed_memory, spare_garbage_collection, tune_memory
 
 
 def test_large_blocks_are_reused_without_new_pages() -> None:
@@ -25,7 +25,7 @@ def test_large_blocks_are_reused_without_new_pages() -> None:
     assert faults < rounds * size // resource.getpagesize() // 4
 
 
-@pytest.mark.parametrize("settle", [spare_garbage_collection, move_much_content])
+@pytest.mark.parametrize("settle", [spare_garbage_collection, tune_memory])
 def test_objects_made_at_the_start_are_never_garbage_collected_again(settle: Callable[[], None]) -> None:
     before = gc.get_threshold()
     try:
