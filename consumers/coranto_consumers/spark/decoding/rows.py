@@ -96,18 +96,17 @@ class RowLayout:
         return COMMIT_OFFSET in self.own.values()
 
 
-def raw_layout(schema: StructType, *, sequenced: bool) -> RowLayout:
+def raw_layout(schema: StructType) -> RowLayout:
     """Return the layout of an unparsed read. Raises InvalidInput for columns that the source does not have."""
-    known = {**FIELDS, PIECE.name: PIECE} if sequenced else FIELDS
     for column in schema.fields:
-        if column.name not in known:
-            raise InvalidInput(f"there is no column {column.name!r}; there are {', '.join(known)}", field="schema")
-        _require_type(column, known[column.name])
+        if column.name not in FIELDS:
+            raise InvalidInput(f"there is no column {column.name!r}; there are {', '.join(FIELDS)}", field="schema")
+        _require_type(column, FIELDS[column.name])
     return RowLayout(schema, {name: name for name in schema.names}, StructType([]))
 
 
 def parsed_layout(
-    schema: StructType, text: str, misfits: Misfits, framing: ReadFraming, zone: tzinfo | None = None
+    schema: StructType, text: str | None, misfits: Misfits, framing: ReadFraming, zone: tzinfo | None = None
 ) -> RowLayout:
     """Return the layout of a parsed read. Columns that are not the source's own are fields of messages.
 
@@ -116,7 +115,7 @@ def parsed_layout(
     known = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
     if misfits is Misfits.KEPT:
         known |= {PARSED_PREFIX + field.name: field for field in (PIECE, LINE, SUMMARY)}
-        text = ""
+        text = None
     own: dict[str, str] = {}
     message = []
     for column in schema.fields:
@@ -126,7 +125,7 @@ def parsed_layout(
         elif column.name == text:
             # Frames are not text, so their column is BINARY.
             kind = BinaryType() if isinstance(framing, FixedRecords) else StringType()
-            _require_type(column, StructField(text, kind))
+            _require_type(column, StructField(column.name, kind))
         else:
             _require_nullable(column)
             message.append(column)
@@ -136,7 +135,7 @@ def parsed_layout(
 
 def is_raw(schema: StructType) -> bool:
     """Return True if a schema has only the source's own columns. Raises InvalidInput if that is ambiguous."""
-    own = [name for name in schema.names if name in FIELDS or name == PIECE.name]
+    own = [name for name in schema.names if name in FIELDS]
     others = [name for name in schema.names if name not in own]
     if own and others:
         raise InvalidInput(

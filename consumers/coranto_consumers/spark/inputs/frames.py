@@ -6,17 +6,20 @@ import functools
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import tzinfo
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
+from coranto.client import ClientConfig
 from coranto.client.routes import KnownRoute
 from coranto.errors import CorruptMessage, InvalidInput
+from coranto.security.tokens import Capability
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application.outputs import column_named
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE
@@ -28,15 +31,21 @@ from coranto_consumers.spark.decoding.rows import (
     PARSED_PREFIX,
     PIECE,
     SUMMARY,
+    Misfits,
+    RowLayout,
     nullable,
+    parsed_layout,
     required,
 )
+from coranto_consumers.spark.inputs.joined_rows import SequencedRows
+from coranto_consumers.spark.journals.fetching import task_client
+from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.placing import numbered_partitions
-from coranto_consumers.spark.journals.ranges import ReadPlan
-from coranto_consumers.spark.options.source_options import SourceOptions
+from coranto_consumers.spark.journals.ranges import NumberedRange, ReadPlan
+from coranto_consumers.spark.journals.small_ranges import read_together
+from coranto_consumers.spark.session.access import for_tasks
+from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import arrow_schema
-from coranto_consumers.spark.source.batch_reader import JournalPartition, JournalReader
-from coranto_consumers.spark.source.data_source import planned_reader
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
 """Metadata columns of committed rows."""
@@ -49,24 +58,45 @@ _DDL: Final = "value_schema"
 _ALL: Final = re.compile(r"\s*+\*\s*+(?:,|$)")
 _LOW, _HIGH, _COMMIT = "_coranto_low", "_coranto_high", "_coranto_commit"
 _LINE = PARSED_PREFIX + LINE.name
+_NEEDED: Final = tuple(
+    StructField(PARSED_PREFIX + each.name, each.dataType)
+    for each in (*FIELDS.values(), PIECE, LINE, SUMMARY)
+    if PARSED_PREFIX + each.name in (*METADATA, PIECE_COLUMN, _LINE, SUMMARY_COLUMN)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceTask:
+    """Reads one slice of a plan."""
+
+    parts: tuple[NumberedRange, ...]
+    layout: RowLayout
+    client: ClientConfig = field(repr=False)
+    """With a token for the slice's journals instead of keys."""
+    routes: Mapping[str, KnownRoute] = field(repr=False)
+    """The routes of its journals that are tried first."""
+
+    def read(self) -> Iterator[Any]:
+        """Yield record batches of the messages and of the ranges' summaries."""
+        config, framing = self.client, self.layout.framing
+        if config.route_cache:
+            config = replace(config, route_cache=max(config.route_cache, len(self.routes)))
+        with told_to_driver(), task_client(config) as client:
+            client.suggest_routes(self.routes)
+            with read_together(client, [each.range for each in self.parts], framing) as content:
+                yield from SequencedRows(self.layout).read(content, self.parts, framing)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Reads the partitions of a reader. The input rows are the numbers of partitions."""
+    """Reads slices of a plan. The input rows are the numbers of slices."""
 
-    reader: JournalReader
-    partitions: tuple[JournalPartition, ...]
+    slices: tuple[SliceTask, ...]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                yield from self.reader.read(self.partitions[number])
-
-    def read(self) -> Iterator[Any]:
-        """Yield the record batches of all partitions."""
-        for partition in self.partitions:
-            yield from self.reader.read(partition)
+                yield from self.slices[number].read()
 
 
 class PlannedRows(NamedTuple):
@@ -76,53 +106,40 @@ class PlannedRows(NamedTuple):
     schema: StructType
     places: tuple[str, ...] = ()
 
-    def along(self, routes: Mapping[str, KnownRoute]) -> PlannedRows:
-        partitions = tuple(each.along(routes) for each in self.task.partitions)
-        return self._replace(task=ReadTask(self.task.reader, partitions))
-
     def by_tasks(self, spark: SparkSession) -> DataFrame:
         """Return the rows, read by tasks on demand. Spark starts no process to plan them."""
         return self.partitions(spark).mapInArrow(self.task, self.schema)
 
     def partitions(self, spark: SparkSession) -> DataFrame:
-        """Return the task's input: the numbers of its partitions, each in a partition of its own."""
-        return numbered_partitions(spark, len(self.task.partitions), self.places)
+        """Return the task's input: the numbers of its slices, each in a partition of its own."""
+        return numbered_partitions(spark, len(self.task.slices), self.places)
 
     def read_here(self) -> Any:
-        return pa.Table.from_batches(self.task.read(), arrow_schema(self.schema))
+        batches = (batch for each in self.task.slices for batch in each.read())
+        return pa.Table.from_batches(batches, arrow_schema(self.schema))
 
 
-def planned_rows(options: SourceOptions, plan: ReadPlan, schema: StructType) -> PlannedRows:
-    """Return the rows of a plan, with messages parsed into an application's columns.
+def sequenced_layout(schema: StructType, framing: ReadFraming, zone: tzinfo | None) -> RowLayout:
+    """Return the layout of rows with an application's columns, and the columns of a sequenced read.
 
     A message without a value for a column that is not nullable in `schema` is a misfit. Raises InvalidInput for columns
     that messages of the framing cannot be parsed into.
     """
-    own = (*FIELDS.values(), PIECE, LINE, SUMMARY)
     # Only the columns that are needed below, because rows are cached with all their columns.
-    needed = [
-        StructField(PARSED_PREFIX + field.name, field.dataType)
-        for field in own
-        if PARSED_PREFIX + field.name in (*METADATA, PIECE_COLUMN, _LINE, SUMMARY_COLUMN)
-    ]
-    asked = StructType([*needed, *map(required, schema.fields)])
-    rows = StructType([*needed, *_nullable(schema.fields).fields])
-    reader = planned_reader(options, plan, asked)
-    return PlannedRows(ReadTask(reader, tuple(reader.partitions())), rows, plan.places)
+    asked = StructType([*_NEEDED, *map(required, schema.fields)])
+    return parsed_layout(asked, None, Misfits.KEPT, framing, zone)
 
 
-def read_lines(options: SourceOptions, plan: ReadPlan) -> dict[tuple[str, int], bytes]:
-    """Read the lines that begin in a plan's ranges in this process. Return them by journal and offset."""
-    names = [PARSED_PREFIX + name for name in ("journal", "offset", "value")]
-    kinds = (StringType(), LongType(), BinaryType())
-    asked = StructType([*map(StructField, names, kinds), StructField(PIECE_COLUMN, LongType())])
-    reader = planned_reader(options, plan, asked)
-    found: dict[tuple[str, int], bytes] = {}
-    for batch in ReadTask(reader, tuple(reader.partitions())).read():
-        for row in batch.to_pylist():
-            if row[PIECE_COLUMN] != SUMMARY_PIECE:
-                found[row[names[0]], row[names[1]]] = row[names[2]]
-    return found
+def planned_rows(
+    layout: RowLayout, plan: ReadPlan, client: ClientConfig, routes: Mapping[str, KnownRoute]
+) -> PlannedRows:
+    """Return the rows of a plan in a sequenced layout. Tasks try `routes` first."""
+    slices = []
+    for parts in plan.numbered():
+        journals = {part.range.journal for part in parts}
+        near = {journal: routes[journal] for journal in journals & routes.keys()}
+        slices.append(SliceTask(parts, layout, for_tasks(client, Capability.READ, journals), near))
+    return PlannedRows(ReadTask(tuple(slices)), _nullable(layout.schema.fields), plan.places)
 
 
 def choose_committed(

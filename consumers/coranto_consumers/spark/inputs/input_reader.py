@@ -24,7 +24,6 @@ from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.committed.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.committed.scanning import RangeSummary
 from coranto_consumers.spark.committed.sequencing import Sequenced, sequence, warn_of_resets
-from coranto_consumers.spark.decoding.parsers import parser_of
 from coranto_consumers.spark.inputs.frames import (
     COMMITTED_AT,
     PlannedRows,
@@ -33,13 +32,16 @@ from coranto_consumers.spark.inputs.frames import (
     nothing_committed,
     parsed_values,
     planned_rows,
-    read_lines,
+    sequenced_layout,
 )
 from coranto_consumers.spark.inputs.strategies import ExpectedRows, InputStrategy, is_little, strategy_for
-from coranto_consumers.spark.journals.framings import ReadFraming
+from coranto_consumers.spark.journals.fetching import task_client
+from coranto_consumers.spark.journals.framings import ReadFraming, made_tolerant
 from coranto_consumers.spark.journals.placing import FragmentPlaces, executors_of
 from coranto_consumers.spark.journals.ranges import Range, ReadPlan, plan_slices
-from coranto_consumers.spark.options.source_options import SourceOptions, zone_option
+from coranto_consumers.spark.journals.reading import read_lines
+from coranto_consumers.spark.journals.small_ranges import read_together
+from coranto_consumers.spark.options.source_options import zone_option
 from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.spark.source.data_source import register
 
@@ -100,16 +102,17 @@ class InputReader:
         """The routes of journals that tasks try first."""
         self._name = name
         self._misfits = misfits
-        self._framing = framing or JsonLines()
         register(spark)  # For executors that get Coranto from the session's archive.
         self._spark = spark
         self._commits = COMMITTED_AT in schema.names
         self._schema = StructType([field for field in schema.fields if field.name != COMMITTED_AT])
         self._required = frozenset(field.name for field in self._schema.fields if not field.nullable)
-        parser_of(self._framing, self._schema)  # Raises InvalidInput.
         zone = zone_option(str(spark.conf.get("spark.sql.session.timeZone")))
-        tolerant = misfits is not MisfitPolicy.FAIL
-        self._options = SourceOptions.planned(client, self._framing, zone, tolerant=tolerant)
+        framing = framing or JsonLines()
+        self._layout = sequenced_layout(
+            self._schema, framing if misfits is MisfitPolicy.FAIL else made_tolerant(framing), zone
+        )
+        self._client = client
         self._max_partition_bytes = max_partition_bytes
         self._skew: dict[str, SkewWatch] = {}
         self._places = FragmentPlaces()
@@ -201,9 +204,9 @@ class InputReader:
     def _input(self, committed: DataFrame, messages: int, rows: int, after: dict[str, Source], **others: Any) -> Input:
         def lines_at(places: Sequence[tuple[str, int]]) -> list[bytes]:
             ranges = [Range(journal, offset, offset + 1, after[journal].read_through) for journal, offset in places]
-            plan = ReadPlan((tuple(sorted(ranges)),))
-            found = read_lines(self._options, plan)
-            return [found[place] for place in places]
+            framing = self._layout.framing
+            with task_client(self._client) as client, read_together(client, ranges, framing) as content:
+                return [next(read_lines(content, each, framing)).values[0].as_py() for each in ranges]
 
         return Input(
             committed, messages, rows, after, not messages, required=self._required, lines_at=lines_at, **others
@@ -270,7 +273,7 @@ class InputReader:
             watch.look(result.source, pruning.now)
 
     def _planned(self, plan: ReadPlan) -> PlannedRows:
-        return planned_rows(self._options, plan, self._schema).along(self.routes)
+        return planned_rows(self._layout, plan, self._client, self.routes)
 
     def _kept(self, kept: ExitStack, plan: ReadPlan) -> tuple[InputStrategy, dict[Range, RangeSummary]]:
         """Return the rows of a plan, kept until `kept` closes, and the ranges' summaries."""
@@ -290,7 +293,7 @@ class InputReader:
         replay: Mapping[str, Mapping[ProducerId, ProducerState]] | None = None,
     ) -> ReadPlan:
         max_slices = _SLICES_PER_CORE * cores(self._spark)  # Executors come and go.
-        max_bytes = self._max_partition_bytes if isinstance(self._framing, JsonLines) else None
+        max_bytes = self._max_partition_bytes if isinstance(self._layout.framing, JsonLines) else None
         places: tuple[str, ...] = ()
         if cuts and max_bytes is not None and (executors := executors_of(self._spark)):
             slices, places = self._places.plan_slices(

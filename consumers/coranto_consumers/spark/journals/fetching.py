@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from pyspark import SparkContext, SparkFiles
 
-from coranto.client.disk_cache import DiskCache
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client.disk_cache import DEFAULT_CACHE_BYTES, DiskCache
 
 _LOCAL_FOLDERS: Final = "SPARK_EXECUTOR_DIRS"
 """The variable with an application's local folders, from a standalone worker to its executors."""
@@ -50,6 +52,11 @@ def shared_cache(max_bytes: int) -> DiskCache | None:
     """Return the fragment cache of an application's processes on this machine; None outside of Spark's processes."""
     folder = machine_folder()
     return DiskCache(folder / "coranto-fragments", max_bytes) if max_bytes and folder else None
+
+
+def task_client(config: ClientConfig, cache_bytes: int = DEFAULT_CACHE_BYTES) -> SyncJournalClient:
+    """Return a client that shares the fragments it fetches with the other processes of the application."""
+    return SyncJournalClient.of(replace(config, disk_cache=shared_cache(cache_bytes)), timeout=config.retry_timeout)
 
 
 def _is_of_application(name: str) -> bool:

@@ -74,8 +74,6 @@ class Isolation(enum.StrEnum):
     """Committed content, each message once. Messages pending or rolled back at the end of the range are left out."""
     READ_UNCOMMITTED = "read_uncommitted"
     """Every message as it is written, with duplicates, pending messages and acknowledgements."""
-    SEQUENCED = "sequenced"
-    """Only for consumers: every message with the number of its segment, and summaries to resolve segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +112,6 @@ class SourceOptions:
     """The type in the registry. None: the one that journals' labels name."""
     metadata: tuple[str, ...] = ()
     """The columns in addition to the type's columns, if the user gives no schema."""
-
-    @classmethod
-    def planned(
-        cls, client: ClientConfig, framing: ReadFraming, zone: tzinfo | None, *, tolerant: bool
-    ) -> SourceOptions:
-        """Return the options of a read whose ranges a consumer has planned.
-
-        If `tolerant`, lines with an unreadable UUID are read as messages without one.
-        """
-        return cls(
-            client=client,
-            selected=SelectedJournals(),
-            isolation=Isolation.SEQUENCED,
-            parses=True,
-            misfits=Misfits.KEPT,
-            framing=framings.made_tolerant(framing) if tolerant else framing,
-            zone=zone,
-        )
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -221,10 +201,9 @@ def zone_option(name: str) -> tzinfo:
 
 
 def _isolation(given: Mapping[str, str]) -> Isolation:
-    offered = (Isolation.READ_COMMITTED, Isolation.READ_UNCOMMITTED)
     text = given.get("isolation", Isolation.READ_COMMITTED.value)
-    if text.lower() not in offered:
-        raise InvalidInput(f"{text!r} is not one of {', '.join(offered)}", field="option isolation")
+    if text.lower() not in list(Isolation):
+        raise InvalidInput(f"{text!r} is not one of {', '.join(Isolation)}", field="option isolation")
     return Isolation(text.lower())
 
 

@@ -1,26 +1,25 @@
-"""Reads of `format("journal")` that are no streaming queries: the plan, and what tasks read of it."""
+"""Batch reads of `format("journal")`: the plan, and what tasks read of it."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.client.routes import KnownRoute
 from coranto.errors import CorantoError
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.committed.joint_reading import CommittedReader
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
-from coranto_consumers.spark.journals.fetching import machine_folder, shared_cache
-from coranto_consumers.spark.journals.ranges import NumberedRange, Range
+from coranto_consumers.spark.journals.fetching import machine_folder, task_client
+from coranto_consumers.spark.journals.ranges import NumberedRange
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.journals.small_ranges import read_together
 from coranto_consumers.spark.options.bounds import TimeSpan
@@ -29,8 +28,7 @@ from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import push_filters
 from coranto_consumers.spark.source.filters import Narrowing
-from coranto_consumers.spark.source.joined_rows import SequencedRows
-from coranto_consumers.spark.source.planning import plan_read
+from coranto_consumers.spark.source.planning import Shares, plan_read
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -43,24 +41,6 @@ class JournalPartition(InputPartition):
     parts: tuple[NumberedRange, ...]
     client: ClientConfig = field(repr=False)
     """For this task: with a token for its journals instead of keys."""
-    routes: Mapping[str, KnownRoute] = field(default_factory=dict, repr=False)
-    """The routes of its journals that are tried first."""
-
-    def along(self, routes: Mapping[str, KnownRoute]) -> JournalPartition:
-        journals = [part.range.journal for part in self.parts]
-        return replace(self, routes={journal: routes[journal] for journal in journals if journal in routes})
-
-
-class Shares(NamedTuple):
-    ranges: Mapping[str, Sequence[Range]]
-    """The ranges of each journal, in order, for committed reads: a task needs all ranges of its journal."""
-    of_tasks: Sequence[tuple[NumberedRange, ...]]
-
-
-def _planned(options: SourceOptions, narrowing: Narrowing) -> Shares:
-    with SyncJournalClient.of(options.client) as client:
-        ranges, shares = plan_read(client, options, narrowing)
-    return Shares(ranges if options.isolation is Isolation.READ_COMMITTED else {}, shares)
 
 
 class _TakesFilters:
@@ -85,10 +65,10 @@ class JournalReader(DataSourceReader):
     The plan is made once, when it is first needed.
     """
 
-    def __init__(self, options: SourceOptions, layout: RowLayout, planned: Shares | None = None) -> None:
+    def __init__(self, options: SourceOptions, layout: RowLayout) -> None:
         self._options = options
         self._layout = layout
-        self._planned = planned
+        self._planned: Shares | None = None
         self._failure: CorantoError | None = None
         self._narrowing = Narrowing()
         self._name = uuid.uuid4().hex
@@ -100,8 +80,7 @@ class JournalReader(DataSourceReader):
 
     def _narrow(self, filters: list[Filter]) -> list[Filter]:
         self._narrowing = Narrowing.of(filters, self._layout.own)
-        if self._options.isolation is not Isolation.SEQUENCED:
-            self._planned = self._failure = None
+        self._planned = self._failure = None
         return filters
 
     def _plan(self) -> Shares:
@@ -109,7 +88,8 @@ class JournalReader(DataSourceReader):
             raise self._failure
         if self._planned is None:
             try:
-                self._planned = _planned(self._options, self._narrowing)
+                with SyncJournalClient.of(self._options.client) as client:
+                    self._planned = plan_read(client, self._options, self._narrowing)
             except CorantoError as error:
                 self._failure = error
                 raise
@@ -136,11 +116,7 @@ class JournalReader(DataSourceReader):
         # Spark replaces an empty list of partitions by a single one that is None or a plain InputPartition.
         if not isinstance(partition, JournalPartition):
             return
-        config = replace(partition.client, disk_cache=shared_cache(self._options.cache_bytes))
-        if config.route_cache:
-            config = replace(config, route_cache=max(config.route_cache, len(partition.routes)))
-        with told_to_driver(), SyncJournalClient.of(config, timeout=config.retry_timeout) as client:
-            client.suggest_routes(partition.routes)
+        with told_to_driver(), task_client(partition.client, self._options.cache_bytes) as client:
             framing, isolation = self._options.framing, self._options.isolation
             # What is committed in one of several ranges of a journal depends on all of them, so each task reads those.
             once = [
@@ -149,9 +125,6 @@ class JournalReader(DataSourceReader):
                 if isolation is not Isolation.READ_COMMITTED or len(self._plan().ranges[each.range.journal]) == 1
             ]
             with read_together(client, once, framing) as content:
-                if isolation is Isolation.SEQUENCED:
-                    yield from SequencedRows(self._layout).read(content, partition.parts, framing)
-                    return
                 batches = BatchBuilder(self._layout)
                 for numbered in partition.parts:
                     span = self._options.times.of(numbered.range.journal)

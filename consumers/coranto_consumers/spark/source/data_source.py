@@ -43,11 +43,10 @@ from coranto_consumers.spark.decoding.rows import (
     raw_layout,
 )
 from coranto_consumers.spark.journals.framings import FixedRecords, made_tolerant
-from coranto_consumers.spark.journals.ranges import ReadPlan
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import register_source, stream_reader
-from coranto_consumers.spark.source.batch_reader import JournalReader, Shares
+from coranto_consumers.spark.source.batch_reader import JournalReader
 from coranto_consumers.spark.streaming.reader import JournalStreamReader
 from coranto_consumers.spark.streaming.stream_options import StreamOptions, refuse_stream_options
 
@@ -137,16 +136,10 @@ class CorantoDataSource(JournalDataSource):
         return "coranto"
 
 
-def planned_reader(options: SourceOptions, plan: ReadPlan, schema: StructType) -> JournalReader:
-    """Return a reader of the ranges that a consumer has planned, whose rows tell the segment of each message."""
-    with told_to_driver():
-        return JournalReader(*_layout(schema, options), Shares({}, plan.numbered()))
-
-
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
     """Return the layout of a schema, and the options with the framing that suits it."""
     if not options.parses and is_raw(schema):
-        return options, _with_commits(raw_layout(schema, sequenced=options.isolation is Isolation.SEQUENCED), options)
+        return options, _with_commits(raw_layout(schema), options)
     if options.misfits is Misfits.PERMISSIVE:
         options = replace(options, framing=made_tolerant(options.framing))
     layout = parsed_layout(schema, options.text_column, options.misfits, options.framing, options.zone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from coranto.client import JournalInfo, Moment, SyncJournalClient
 from coranto.errors import InvalidInput, JournalRecreated
@@ -27,11 +27,16 @@ _ADVICE: Final = (
     "offset, and has nothing of content that ends at one."
 )
 
-Plan = tuple[dict[str, list[Range]], list[tuple[NumberedRange, ...]]]
+
+class Shares(NamedTuple):
+    ranges: Mapping[str, Sequence[Range]]
+    """The ranges of each journal, in order, for committed reads: a task needs all ranges of its journal."""
+    of_tasks: Sequence[tuple[NumberedRange, ...]]
+    """The ranges that each task reads. Those of a journal are numbered from 0."""
 
 
-def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narrowing = Narrowing()) -> Plan:
-    """Return the ranges of each journal, numbered from 0, and the ranges that each task reads.
+def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narrowing = Narrowing()) -> Shares:
+    """Return the shares of tasks in a read.
 
     What cannot have a row of `narrowing` is left out, as far as the others can be read without it.
     Raises InvalidInput for offsets that the journals do not have, StreamChanged for a stream whose split or merge does
@@ -52,12 +57,13 @@ def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narr
         }
         parts = [part for found in ranges.values() for part in found]
     numbers = {part: NumberedRange(number, part) for found in ranges.values() for number, part in enumerate(found)}
-    if options.isolation is Isolation.READ_COMMITTED:
+    is_committed = options.isolation is Isolation.READ_COMMITTED
+    if is_committed:
         # What is committed in a part depends on all parts, but only these have rows.
         parts = [part for part in parts if _may_pass(part, narrowing)]
     few = options.min_partitions > 1 or options.max_records is not None
     shares = [[part] for part in parts] if few else share(parts, min(WORTHWHILE_BYTES, options.max_bytes))
-    return ranges, [tuple(numbers[part] for part in each) for each in shares]
+    return Shares(ranges if is_committed else {}, [tuple(numbers[part] for part in each) for each in shares])
 
 
 def _contents(client: SyncJournalClient, options: SourceOptions) -> dict[str, ContentExtent]:
@@ -94,15 +100,15 @@ def _at_moment(
     return replace(options, starting=begins, ending=ends, as_of=None)
 
 
-def _unsplit(wholes: Sequence[Range], options: SourceOptions) -> Plan:
-    """Return the plan for messages that are not lines: a task for each journal."""
+def _unsplit(wholes: Sequence[Range], options: SourceOptions) -> Shares:
+    """Return the shares for messages that are not lines: a task for each journal."""
     for given, name in ((options.min_partitions > 1, "minPartitions"), (options.max_records, "maxRecordsPerPartition")):
         if given:
             raise InvalidInput(
                 "several tasks can read a journal of lines only: leave the option out, and each journal has one task",
                 field=f"option {name}",
             )
-    return {whole.journal: [whole] for whole in wholes}, [(NumberedRange(0, whole),) for whole in wholes]
+    return Shares({whole.journal: [whole] for whole in wholes}, [(NumberedRange(0, whole),) for whole in wholes])
 
 
 def _journals(client: SyncJournalClient, options: SourceOptions) -> tuple[JournalInfo, ...]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorruptData, JournalRecreated, OffsetJump
 from coranto_consumers.spark.journals.discovery import ContentExtent, contents
-from coranto_consumers.spark.journals.fetching import shared_cache
+from coranto_consumers.spark.journals.fetching import task_client
 from coranto_consumers.spark.journals.losses import LostContent, lost_before
 from coranto_consumers.spark.journals.segments import when_sealed
 from coranto_consumers.spark.options.source_options import SourceOptions
@@ -33,8 +32,7 @@ class QueryJournals:
     @property
     def client(self) -> SyncJournalClient:
         if self._client is None:
-            config = replace(self._options.client, disk_cache=shared_cache(self._options.cache_bytes))
-            self._client = SyncJournalClient.of(config, timeout=config.retry_timeout)
+            self._client = task_client(self._options.client, self._options.cache_bytes)
         return self._client
 
     def ask(self) -> dict[str, ContentExtent]:

@@ -16,13 +16,13 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
 from coranto.offsets import vector_to_json
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of
-from coranto_consumers.spark.journals.fetching import shared_cache
+from coranto_consumers.spark.journals.fetching import task_client
 from coranto_consumers.spark.journals.framings import name_of
 from coranto_consumers.spark.journals.ranges import plan_transaction
 from coranto_consumers.spark.journals.segments import open_journals
@@ -201,11 +201,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         source = self._options.source
         batches = BatchBuilder(self._layout)
-        config = replace(partition.client, disk_cache=shared_cache(source.cache_bytes))
         ranges = [part.numbered.range for part in partition.parts]
         with (
             told_to_driver(),
-            SyncJournalClient.of(config, timeout=config.retry_timeout) as client,
+            task_client(partition.client, source.cache_bytes) as client,
             read_together(client, ranges, source.framing) as content,
         ):
             for part in partition.parts:

@@ -5,7 +5,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from coranto.messages.framing import JsonLines
-from coranto_consumers.spark.inputs.frames import planned_rows
+from coranto_consumers.spark.inputs.frames import planned_rows, sequenced_layout
 from coranto_consumers.spark.inputs.strategies import (
     CachedRows,
     DriverRows,
@@ -14,7 +14,6 @@ from coranto_consumers.spark.inputs.strategies import (
     strategy_for,
 )
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
-from coranto_consumers.spark.options.source_options import SourceOptions
 
 JOURNAL = "rows/source"
 SCHEMA = StructType([StructField("n", LongType())])
@@ -31,7 +30,7 @@ def plan(broker) -> ReadPlan:
 
 @pytest.fixture
 def planned(broker, plan):
-    return planned_rows(SourceOptions.planned(broker.config, JsonLines(), None, tolerant=False), plan, SCHEMA)
+    return planned_rows(sequenced_layout(SCHEMA, JsonLines(), None), plan, broker.config, {})
 
 
 def test_all_strategies_give_the_same_rows_and_summaries(spark, plan, planned):

@@ -3,21 +3,23 @@
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.types import StructType
 
 from coranto.client import SyncJournalClient
 from coranto.client.heads import Heads, JournalHead
 from coranto.errors import InvalidInput, JournalRecreated, Unavailable
 from coranto.labels import CONTENT_TYPE, FORK_OF, JSON_LINES, label_set
+from coranto.messages import JsonLines
 from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.stream import Segment, segment_journal
 from coranto.testing import SyncCluster
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import SparkConsumer
+from coranto_consumers.spark.inputs.frames import planned_rows, sequenced_layout
 from coranto_consumers.spark.journals.discovery import contents, extents, list_journals, require_unread, routes_of
 from coranto_consumers.spark.journals.losses import LostContent
-from coranto_consumers.spark.journals.ranges import NumberedRange, Range
+from coranto_consumers.spark.journals.ranges import Range, ReadPlan
 from coranto_consumers.spark.options.source_options import SourceOptions
-from coranto_consumers.spark.source.batch_reader import JournalPartition
 from coranto_consumers.spark.source.planning import plan_read
 from coranto_consumers.spark.streaming.journals import lost_at
 from coranto_consumers.spark.streaming.offsets import Position
@@ -128,8 +130,10 @@ def test_tasks_are_told_the_listed_routes_of_their_journals(broker):
     routes = routes_of(present)
     assert sorted(routes) == ["a/one", "a/two"]
     assert [route.readers("", 0) for route in routes.values()] == [[f"http://{broker.endpoint}"]] * 2
-    parts = tuple(NumberedRange(0, Range(name, 0, 0, 0)) for name in ("a/two", "b/other"))
-    assert JournalPartition(parts, broker.config).along(routes).routes == {"a/two": routes["a/two"]}
+    plan = ReadPlan((tuple(Range(name, 0, 1, 1) for name in ("a/two", "b/other")),))
+    layout = sequenced_layout(StructType([]), JsonLines(), None)
+    [task] = planned_rows(layout, plan, broker.config, routes).task.slices
+    assert task.routes == {"a/two": routes["a/two"]}
 
 
 @pytest.mark.parametrize(

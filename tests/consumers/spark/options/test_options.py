@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
-from coranto.messages import JsonLines
-from coranto_consumers.spark.options.selections import SelectedJournals
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 
 ENDPOINT = {"endpoint": "127.0.0.1:1"}
@@ -110,8 +107,3 @@ def test_a_moment_may_be_named_as_delta_and_iceberg_name_it():
     given = {**ENDPOINT, "journal": "a/one"}
     for text in ("2026-03-01", "2026-03-01 00:00:00", "2026-03-01T01:00+01:00", "1772323200000"):
         assert SourceOptions.parse({**given, "timestampAsOf": text}).as_of == 1772323200
-
-
-def test_what_a_consumer_has_planned_selects_no_journals():
-    options = SourceOptions.planned(ClientConfig("b:1"), JsonLines(), None, tolerant=True)
-    assert (options.isolation, options.selected) == (Isolation.SEQUENCED, SelectedJournals())

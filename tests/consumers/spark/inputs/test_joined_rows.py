@@ -14,10 +14,10 @@ from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummarizer, summary_of_row
 from coranto_consumers.spark.decoding.rows import FIELDS, LINE, PARSED_PREFIX, PIECE, SUMMARY, Misfits, parsed_layout
+from coranto_consumers.spark.inputs import joined_rows
+from coranto_consumers.spark.inputs.joined_rows import SequencedRows
 from coranto_consumers.spark.journals.framings import made_tolerant
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
-from coranto_consumers.spark.source import joined_rows
-from coranto_consumers.spark.source.joined_rows import SequencedRows
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import histories
 from tests.sampling import examples
@@ -27,7 +27,7 @@ OWN = [
     for each in (FIELDS["journal"], FIELDS["offset"], FIELDS["clock"], PIECE, LINE, SUMMARY)
 ]
 SCHEMA = StructType([*OWN, StructField("n", LongType()), StructField("pad", StringType())])
-KEPT = parsed_layout(SCHEMA, "", Misfits.KEPT, FRAMING)
+KEPT = parsed_layout(SCHEMA, None, Misfits.KEPT, FRAMING)
 PRODUCER = ProducerId(b"\1\0\0\0\0\1")
 
 
@@ -116,7 +116,7 @@ def test_misfits_count_to_their_ranges(monkeypatch: pytest.MonkeyPatch, at_once:
 
 def test_lines_whose_uuid_cannot_be_read_stay_those_of_their_ranges():
     tolerant = made_tolerant(FRAMING)
-    layout = parsed_layout(SCHEMA, "", Misfits.KEPT, tolerant)
+    layout = parsed_layout(SCHEMA, None, Misfits.KEPT, tolerant)
     journals = {"j/a": message(1), "j/b": b'{"_meta":{"uuid":"no"}}\n' + message(2), "j/c": message(3)}
     found = table(SequencedRows(layout).read(Memory(journals), numbered(wholes(journals)), tolerant))
     assert [(row["_journal"], row["n"], row["_coranto_line"]) for row in messages_of(found)] == [
@@ -131,7 +131,7 @@ def test_lines_whose_uuid_cannot_be_read_stay_those_of_their_ranges():
 def test_errors_tell_the_journal_of_the_message():
     journals = {"j/a": message(1), "j/b": message(2) + message("x", 2)}
     columns = StructType([StructField("_journal", StringType()), StructField("n", LongType())])
-    layout = parsed_layout(columns, "", Misfits.FAILFAST, FRAMING)
+    layout = parsed_layout(columns, None, Misfits.FAILFAST, FRAMING)
     with pytest.raises(CorruptMessage, match="j/b") as caught:
         list(SequencedRows(layout).read(Memory(journals), numbered(wholes(journals)), FRAMING))
     assert caught.value.offset == len(message(2))
