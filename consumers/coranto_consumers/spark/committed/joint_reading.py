@@ -32,10 +32,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
-import numpy as np
-import pyarrow as pa
+import msgspec
 import structlog
 
 from coranto.errors import CorantoError
@@ -50,8 +49,6 @@ from coranto_consumers.spark.journals.reading import JournalContent, Lines
 HELD_BYTES: Final = 64 << 20
 _KEPT_SECONDS: Final = 3600.0
 """The seconds that a read's scans are kept after its last task began."""
-_LIMITS: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("lo", pa.uint64()), ("hi", pa.uint64())])
-_ACKNOWLEDGED: Final = pa.schema([("range", pa.int32()), ("segment", pa.int32()), ("offset", pa.int64())])
 
 _log = structlog.get_logger(__name__)
 
@@ -147,18 +144,16 @@ class _SharedScans:
     def decided(self, number: int) -> RangeDecision:
         """Return the decision about a range, once all are scanned. Raises OSError if the folder cannot be used."""
         _open_folder(self.folder)
-        limits, acknowledged = self.folder / "limits", self.folder / "acknowledged"
-        if not limits.exists():
+        done = self.folder / "decided"
+        if not done.exists():
             self._scan_what_is_missing(number)
-            with self._lock("limits", wait=True):
-                if not limits.exists():
+            with self._lock("decided", wait=True):
+                if not done.exists():
                     found = self.resolve([RangeSummary.loads(self._path(n).read_bytes()) for n in range(self.count)])
-                    _write(acknowledged, _dump(_ACKNOWLEDGED, [each.acknowledged for each in found]))
-                    _write(limits, _dump(_LIMITS, [each.limits for each in found]))  # Last: others wait for this file.
-        return RangeDecision(
-            tuple(Limit(*row) for row in _load(limits, number)),
-            tuple(SegmentCommit(*row) for row in _load(acknowledged, number)),
-        )
+                    for each, decision in enumerate(found):
+                        _write(self._decision(each), msgspec.json.encode(decision))
+                    _write(done, b"")
+        return msgspec.json.decode(self._decision(number).read_bytes(), type=RangeDecision)
 
     def _scan_what_is_missing(self, own: int) -> None:
         begun_by_others = []
@@ -181,6 +176,9 @@ class _SharedScans:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number}.scan"
+
+    def _decision(self, number: int) -> Path:
+        return self.folder / f"{number}.decision"
 
     @contextlib.contextmanager
     def _lock(self, name: str, *, wait: bool) -> Iterator[bool]:
@@ -217,20 +215,3 @@ def _write(path: Path, content: bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _dump(schema: Any, ranges: Sequence[Sequence[tuple[int, ...]]]) -> bytes:
-    """Return rows of ranges as an Arrow stream. The first column is the range's number."""
-    rows = [(number, *row) for number, rows in enumerate(ranges) for row in rows]
-    columns: Any = zip(*rows, strict=True) if rows else [[]] * len(schema)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as stream:
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    return bytes(sink.getvalue())
-
-
-def _load(path: Path, number: int) -> list[tuple[int, ...]]:
-    table = pa.ipc.open_stream(pa.BufferReader(path.read_bytes())).read_all()
-    begin, end = np.searchsorted(table.column("range").to_numpy(), [number, number + 1]).tolist()
-    return list(zip(*(column.slice(begin, end - begin).to_pylist() for column in table.columns[1:]), strict=True))

@@ -8,20 +8,18 @@ the number of transactions. The driver decides the clocks of pieces that are *no
 
 from __future__ import annotations
 
-import json
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from coranto.errors import CorruptData
-from coranto.messages.columnar import ALWAYS, DROPPED, ClockReset, Int32s, Int64s, RangeScanner, RowSegment, replay_mask
-from coranto.messages.outlines import BorderSegment, Limit, Outline, SegmentCommit, outline
-from coranto.messages.uuids import Flags, ProducerId
+from coranto.messages.columnar import ALWAYS, DROPPED, Int32s, Int64s, RangeScanner, replay_mask
+from coranto.messages.outlines import Limit, Outline, outline
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import NumberedRange
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
@@ -30,8 +28,6 @@ SUMMARY_PIECE: Final = -3
 _SEGMENT_BITS: Final = 32
 _NO_BOUND: Final = (1 << 63) - 1
 
-_VERSION: Final = 1
-"""The format version of a summary."""
 _PLAIN_BYTES: Final = 512
 """Longer content is compressed."""
 
@@ -41,8 +37,7 @@ def piece_of(number: int, segment: Any) -> Any:
     return number << _SEGMENT_BITS | segment
 
 
-@dataclass(frozen=True, slots=True)
-class RangeSummary:
+class RangeSummary(NamedTuple):
     """The summary of a range that was read."""
 
     number: int
@@ -52,7 +47,7 @@ class RangeSummary:
     """The offset of the first row. Without rows, the range's begin."""
     end: int
     """The offset after the last row. Without rows, the range's begin."""
-    outline: Outline = field(default_factory=Outline)
+    outline: Outline = Outline()
     border_rows: tuple[int, ...] = ()
     """The numbers of rows of the outline's border segments."""
     inner_rows: int = 0
@@ -63,54 +58,15 @@ class RangeSummary:
 
     def dumps(self) -> bytes:
         """Return the summary as bytes: a JSON list, compressed if it is long."""
-        border = [
-            (
-                number,
-                segment.producer.hex(),
-                int(segment.flags),
-                segment.first_clock,
-                segment.last_clock,
-                segment.first_offset,
-                rows,
-            )
-            for (number, segment), rows in zip(self.outline.border, self.border_rows, strict=True)
-        ]
-        fields = (
-            *(_VERSION, self.number, self.rows, self.first, self.end, self.inner_rows, self.misfits, self.is_counted),
-            border,
-            self.outline.limits,
-            [(each.producer.hex(), *each[1:]) for each in self.outline.resets],
-            self.outline.acknowledged,
-        )
-        content = json.dumps(fields, separators=(",", ":")).encode()
+        content = msgspec.json.encode(self)
         return content if len(content) <= _PLAIN_BYTES else zlib.compress(content, 1)
 
     @classmethod
     def loads(cls, content: bytes) -> Self:
         """Parse bytes of `dumps`. Raises CorruptData."""
         try:
-            found = json.loads(content if content.startswith(b"[") else zlib.decompress(content))
-            version, number, rows, first, end, inner_rows, misfits, is_counted, border, limits, resets, commits = found
-            if version != _VERSION or not isinstance(is_counted, bool):
-                raise ValueError("it has another form")
-            _numbers(number, rows, first, end, inner_rows, misfits)
-            return cls(
-                number,
-                rows,
-                first,
-                end,
-                Outline(
-                    tuple(_border_segment(*each) for each in border),
-                    tuple(Limit(*_numbers(*each)) for each in limits),
-                    tuple(ClockReset(_producer(producer), *_numbers(*each)) for producer, *each in resets),
-                    tuple(SegmentCommit(*_numbers(*each)) for each in commits),
-                ),
-                _numbers(*(each[-1] for each in border)),
-                inner_rows,
-                is_counted,
-                misfits,
-            )
-        except (TypeError, ValueError, RecursionError, zlib.error) as error:
+            return msgspec.json.decode(content if content.startswith(b"[") else zlib.decompress(content), type=cls)
+        except (msgspec.MsgspecError, RecursionError, ValueError, zlib.error) as error:
             raise CorruptData(
                 f"not a range's summary: {error}; all processes must run one version of Coranto"
             ) from error
@@ -124,27 +80,6 @@ class RangeSummary:
                     return None
                 del rows[limit.segment]
         return self.inner_rows + sum(rows.values()) if self.is_counted else None
-
-
-def _border_segment(
-    number: int, producer: str, flags: int, first_clock: int, last_clock: int, first_offset: int, rows: int
-) -> BorderSegment:
-    _numbers(number, flags, first_clock, last_clock, first_offset, rows)
-    return BorderSegment(number, RowSegment(_producer(producer), Flags(flags), first_clock, last_clock, first_offset))
-
-
-def _producer(text: str) -> ProducerId:
-    found = bytes.fromhex(text)
-    if len(found) != 6:
-        raise ValueError("a producer has six bytes")
-    return ProducerId(found)
-
-
-def _numbers(*values: object) -> tuple[Any, ...]:
-    """Return `values` if all are whole numbers. Raises ValueError otherwise."""
-    if any(type(value) is not int for value in values):
-        raise ValueError("it has other values than whole numbers")
-    return values
 
 
 class RangeSummarizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -151,7 +151,7 @@ class InputReader:
             plan = self._plan([long.part(source, max_bytes)], {}, first_number=1, replay=replay)
             read, parts = self._kept(kept, plan)
             result = sequence_part(long, source, acknowledgement, parts)
-            summaries = [replace(summary, rows=0) for summary in parts.values()]
+            summaries = [summary._replace(rows=0) for summary in parts.values()]
             yield self._input_of(_Sequencing(read.rows, {journal: result}, summaries), sources)
 
     def expect(self, ranges: Sequence[Range], cuts: Mapping[str, Sequence[int]]) -> ExpectedRows | None:
@@ -251,7 +251,7 @@ class InputReader:
             plan = self._plan([whole for whole, _ in replays.values()], cuts, len(summaries), producers)
             again, summaries_again = self._kept(kept, plan)
             rows = rows.unionByName(again.rows)
-            seen += (replace(summary, rows=0) for summary in summaries_again.values())
+            seen += (summary._replace(rows=0) for summary in summaries_again.values())
             for journal, replayed in _by_journal(summaries_again).items():
                 _, states = replays[journal]
                 results[journal] = sequence(journal, sources[journal], parts[journal], replayed, states, pruning)
