@@ -19,7 +19,7 @@ from coranto.testing.sync_cluster import SyncCluster
 from coranto_consumers.audit import ConsumerCheck, SqlEvidence, parse_expectation
 from coranto_consumers.spark import Hooks, JournalOutput, Outputs, SparkConsumer, Step, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.outputs import staging as outputs
+from coranto_consumers.spark.outputs import stores as outputs
 from coranto_consumers.stores import SqlStore
 
 SEEN = Table("seen", MetaData(), Column("n", BigInteger, primary_key=True, autoincrement=False))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from coranto_consumers.spark import Hooks, SparkConsumer, Step
-from coranto_consumers.spark.outputs import staging as spark_outputs
+from coranto_consumers.spark.outputs import stores as spark_outputs
 from tests.consumers.spark.consumer.test_consumer import LoggedDelays, World, check_logged
 from tests.servers.sql import PostgresServer
 

@@ -178,7 +178,7 @@ class IcebergStore(OutputStore[Written]):
         with described(output.rows.sparkSession, f"{shard}: writes rows for table {name}"):
             won = output.rows.mapInArrow(task, FILES).collect()
         files = tuple(file for row in won if row.files is not None for file in pickle.loads(bytes(row.files)))
-        staged = tuple(place for row in won for place in row.staged)
+        staged = tuple(place for row in won for place in row.staged or ())
         carried = tuple(bytes(row.carried) for row in won if row.carried is not None)
         return Written(name, plan, output.overwrite, writer, files, staged, carried)
 

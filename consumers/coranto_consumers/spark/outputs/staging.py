@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,18 +18,16 @@ from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.messages.uuids import ProducerId
 from coranto.security.tokens import Capability
-from coranto_consumers.spark.application.outputs import JournalOutput, SqlOutput, TableOutput, column_named
-from coranto_consumers.spark.inputs.strategies import ExpectedRows
+from coranto_consumers.spark.application.outputs import JournalOutput, TableOutput
 from coranto_consumers.spark.journals.discovery import list_journals
-from coranto_consumers.spark.outputs.tasks import PUBLISHED, STAGED, PublishTask, StageTask
+from coranto_consumers.spark.outputs.tasks import PUBLISHED, PublishTask
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.spark.sink.encoding import is_encodable, require_text_keys
 from coranto_consumers.spark.sink.producer_ids import SettledIds, Use
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
-from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staged_sql import StagedSql
-from coranto_consumers.stores.staging import compare_plan, merge_in_transaction, stage_of, write_in_transaction
+from coranto_consumers.stores.staging import merge_in_transaction, write_in_transaction
 
 EXACT: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -104,71 +101,12 @@ class Published:
     uses: tuple[Use, ...] = ()
 
 
-def stage_sql_output(output: SqlOutput, store: SqlStore, shard: str, fence: int) -> Staged:
-    """Stage the rows of an output for SQL. Raises InvalidInput for rows or statements that do not fit."""
-    plan = output.sql.plan(output.rows.columns)
-    stage = output.sql.prepare(store)
-    rows = output.rows.select(*map(column_named, plan.columns))
-    return _staged(rows, plan, stage, store, shard, fence, CARRIED_TO_MERGE, output.sql)
-
-
-def stage_table_output(
-    output: TableOutput, store: SqlStore, shard: str, fence: int, expected: ExpectedRows | None = None
-) -> Staged:
-    """Stage the rows of an output. Raises InvalidInput when they do not fit the table.
-
-    If the rows are columns of `expected` messages, the tasks that read the messages stage them.
-    """
-    plan = _plan_of(output)
-    stage = stage_of(store, plan)
-    few = CARRIED_TO_MERGE if plan.keys and not store.is_postgresql else CARRIED_TO_APPEND
-    most = few if can_carry(plan) else 0
-    return _staged(output.rows, plan, stage, store, shard, fence, most, expected=expected)
-
-
-def compare_table_output(output: TableOutput, store: SqlStore) -> None:
-    """Raise InvalidInput for an output that its table cannot take. Creates the table and its stage table if absent."""
-    plan = _plan_of(output)
-    compare_plan(store, plan, stage_of(store, plan))
-
-
-def _plan_of(output: TableOutput) -> MergePlan:
+def plan_of(output: TableOutput) -> MergePlan:
+    """Return the plan to merge the rows of an output. Raises InvalidInput when they do not fit the table."""
     table = table_of(output)
     plan = plan_merge(table, output.rows.columns, output.keys, output.merge, output.delete)
     require_deletes(output, table.name)
     return plan
-
-
-def _staged(
-    rows: DataFrame,
-    plan: MergePlan,
-    stage: Table,
-    store: SqlStore,
-    shard: str,
-    fence: int,
-    most: int,
-    sql: StagedSql | None = None,
-    expected: ExpectedRows | None = None,
-) -> Staged:
-    """Let tasks stage rows, or carry them, at most `most` bytes each."""
-    read = None if expected is None else expected.batches_of(rows)
-    given, choose = read or (rows, None)
-    task = StageTask(store.url, stage, shard, fence, most, choose)
-    with described(rows.sparkSession, f"{shard}: writes rows for table {plan.table.name}"):
-        results = given.mapInArrow(task, STAGED).collect()
-    if expected is not None and choose is not None:
-        expected.add_summaries([row.summary for row in results if row.summary is not None])
-    won = [row for row in results if row.summary is None]
-    staged = [row for row in won if row.carried is None]
-    return Staged(
-        plan,
-        stage,
-        (shard, fence, uuid.uuid4().hex),
-        tuple(row.attempt for row in staged),
-        sum(row.rows for row in staged),
-        tuple(bytes(row.carried) for row in won if row.carried is not None),
-        sql,
-    )
 
 
 def table_of(output: TableOutput) -> Table:

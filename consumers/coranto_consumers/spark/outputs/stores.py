@@ -6,23 +6,28 @@ A store has the consumer's tables, its checkpoint and its fence, and commits the
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from sqlalchemy import Connection
+from pyspark.sql import DataFrame
+from sqlalchemy import Connection, Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import InvalidInput, RejectedRow, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
-from coranto_consumers.spark.application.outputs import Outputs, SqlOutput, TableOutput
+from coranto_consumers.spark.application.outputs import Outputs, SqlOutput, TableOutput, column_named
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
-from coranto_consumers.spark.outputs.staging import Staged, compare_table_output, stage_sql_output, stage_table_output
+from coranto_consumers.spark.outputs.staging import CARRIED_TO_APPEND, CARRIED_TO_MERGE, Staged, can_carry, plan_of
+from coranto_consumers.spark.outputs.tasks import STAGED, StageTask
+from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 from coranto_consumers.stores.fencing import Restored, fenced_off
+from coranto_consumers.stores.merge import MergePlan
 from coranto_consumers.stores.sql import SqlStore, check_deferred
 from coranto_consumers.stores.staged_sql import StagedSql
-from coranto_consumers.stores.staging import delete_staged, delete_stale
+from coranto_consumers.stores.staging import compare_plan, delete_staged, delete_stale, stage_of
 
 W = TypeVar("W")
 
@@ -162,8 +167,8 @@ class SqlOutputs(OutputStore[Staged]):
     def compare(self, made: Outputs) -> None:
         for output in made.sql:
             output.sql.prepare(self._store)
-        for each in made.tables:
-            compare_table_output(each, self._store)
+        for plan in map(plan_of, made.tables):
+            compare_plan(self._store, plan, stage_of(self._store, plan))
 
     def sweep(self, shard: str, fence: int) -> None:
         try:
@@ -173,13 +178,52 @@ class SqlOutputs(OutputStore[Staged]):
             raise self._store.failure("stale staged rows could not be deleted", error) from error
 
     def write(self, output: TableOutput, shard: str, fence: int, expected: ExpectedRows | None = None) -> Staged:
-        return stage_table_output(output, self._store, shard, fence, expected)
+        plan = plan_of(output)
+        few = CARRIED_TO_MERGE if plan.keys and not self._store.is_postgresql else CARRIED_TO_APPEND
+        most = few if can_carry(plan) else 0
+        return self._staged(output.rows, plan, stage_of(self._store, plan), shard, fence, most, expected=expected)
 
     def prepare(self, sql: StagedSql) -> None:
         sql.prepare(self._store)
 
     def write_sql(self, output: SqlOutput, shard: str, fence: int) -> Staged:
-        return stage_sql_output(output, self._store, shard, fence)
+        plan = output.sql.plan(output.rows.columns)
+        rows = output.rows.select(*map(column_named, plan.columns))
+        return self._staged(rows, plan, output.sql.prepare(self._store), shard, fence, CARRIED_TO_MERGE, output.sql)
+
+    def _staged(
+        self,
+        rows: DataFrame,
+        plan: MergePlan,
+        stage: Table,
+        shard: str,
+        fence: int,
+        most: int,
+        sql: StagedSql | None = None,
+        expected: ExpectedRows | None = None,
+    ) -> Staged:
+        """Let tasks stage rows, or carry them, at most `most` bytes each.
+
+        If the rows are columns of `expected` messages, the tasks that read the messages stage them.
+        """
+        read = None if expected is None else expected.batches_of(rows)
+        given, choose = read or (rows, None)
+        task = StageTask(self._store.url, stage, shard, fence, most, choose)
+        with described(rows.sparkSession, f"{shard}: writes rows for table {plan.table.name}"):
+            results = given.mapInArrow(task, STAGED).collect()
+        if expected is not None and choose is not None:
+            expected.add_summaries([row.summary for row in results if row.summary is not None])
+        won = [row for row in results if row.summary is None]
+        staged = [row for row in won if row.carried is None]
+        return Staged(
+            plan,
+            stage,
+            (shard, fence, uuid.uuid4().hex),
+            tuple(row.attempt for row in staged),
+            sum(row.rows for row in staged),
+            tuple(bytes(row.carried) for row in won if row.carried is not None),
+            sql,
+        )
 
     def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
         try:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import pickle
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField
 from sqlalchemy import Table
 
@@ -23,11 +25,10 @@ from coranto.client import ClientConfig, SyncJournalClient
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto_consumers.spark.inputs.strategies import ChooseTask
-from coranto_consumers.spark.journals.fetching import executor_folder
 from coranto_consumers.spark.session.task_errors import told_to_driver
-from coranto_consumers.spark.sink.message_rows import ColumnRows, ObjectTextRows
+from coranto_consumers.spark.sink.message_rows import ColumnRows, ObjectTextRows, Rows
 from coranto_consumers.spark.sink.producer_ids import IdPool
-from coranto_consumers.spark.sink.publishing import PendingPublisher
+from coranto_consumers.spark.sink.publishing import publish
 from coranto_consumers.stores.staging import StageWriter
 
 if TYPE_CHECKING:
@@ -37,11 +38,15 @@ Batches = Iterator[Any]
 """Arrow record batches (pyarrow has no types)."""
 
 _WITH_FULL_SHARE: Final = 8
-STAGED: Final = "attempt STRING, rows BIGINT, carried BINARY, summary STRING"
-FILES: Final = "rows BIGINT, files BINARY, staged ARRAY<STRING>, carried BINARY"
-PUBLISHED: Final = (
-    "journal STRING, intent BINARY, rollback BINARY, messages BIGINT, producer BINARY, token STRING, clock BIGINT"
+_STAGED: Final = pa.schema({"attempt": pa.string(), "rows": pa.int64(), "carried": pa.binary(), "summary": pa.string()})
+_FILES: Final = pa.schema({"files": pa.binary(), "staged": pa.list_(pa.string()), "carried": pa.binary()})
+_PUBLISHED: Final = pa.schema(
+    {
+        **{"journal": pa.string(), "intent": pa.binary(), "rollback": pa.binary(), "messages": pa.int64()},
+        **{"producer": pa.binary(), "token": pa.string(), "clock": pa.int64()},
+    }
 )
+STAGED, FILES, PUBLISHED = map(from_arrow_schema, (_STAGED, _FILES, _PUBLISHED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +69,42 @@ class StageTask:
         with told_to_driver():
             yield from self._stage(batches if self.choose is None else self.choose(batches))
             if self.choose is not None and self.choose.texts:
-                yield _summaries(self.choose.texts)
+                yield _results(_STAGED, [{"rows": 0, "summary": text} for text in self.choose.texts])
 
     def _stage(self, batches: Batches) -> Batches:
-        attempt, rows = uuid.uuid4().hex, 0
-        first = next(batches, None)
-        if first is None:
-            return
-        held, left = [first], share_of(self.carried_bytes, partition_number()) - first.nbytes
-        while left >= 0:
-            batch = next(batches, None)
-            if batch is None:
-                rows = sum(each.num_rows for each in held)
-                if rows:
-                    yield _staged(attempt, rows, as_stream(held))
-                return
-            held.append(batch)
-            left -= batch.nbytes
-        with StageWriter(self.store_url, self.stage, self.shard, self.fence, attempt) as writer:
-            for batch in held:
-                rows += writer.write_batch(batch)
-            held.clear()
-            for batch in batches:
-                rows += writer.write_batch(batch)
+        attempt = uuid.uuid4().hex
+        held, are_all = _taken(batches, self.carried_bytes)
+        if are_all:
+            rows = sum(each.num_rows for each in held)
+            carried = as_stream(held) if rows else None
+        else:
+            carried = None
+            with StageWriter(self.store_url, self.stage, self.shard, self.fence, attempt) as writer:
+                rows = sum(map(writer.write_batch, _drained(held, batches)))
         if rows:
-            yield _staged(attempt, rows, None)
+            yield _results(_STAGED, [{"attempt": attempt, "rows": rows, "carried": carried}])
+
+
+def _taken(batches: Batches, carried_bytes: int) -> tuple[list[Any], bool]:
+    """Take the batches that this task may carry to the driver. Return them, and True if there are no others."""
+    held, left = [], share_of(carried_bytes, partition_number())
+    for batch in batches:
+        held.append(batch)
+        left -= batch.nbytes
+        if left < 0:
+            return held, False
+    return held, True
+
+
+def _drained(held: list[Any], batches: Batches) -> Batches:
+    """Yield batches that were taken, without keeping them, and the ones after them."""
+    while held:
+        yield held.pop(0)
+    yield from batches
+
+
+def _results(schema: Any, rows: Sequence[Mapping[str, object]]) -> Any:
+    return pa.RecordBatch.from_pylist(rows, schema)
 
 
 def share_of(most: int, partition: int) -> int:
@@ -113,31 +129,9 @@ def as_stream(batches: Sequence[Any]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _staged(attempt: str, rows: int, carried: bytes | None) -> Any:
-    return pa.record_batch(
-        {
-            "attempt": pa.array([attempt], pa.string()),
-            "rows": pa.array([rows]),
-            "carried": pa.array([carried], pa.binary()),
-            "summary": pa.nulls(1, pa.string()),
-        }
-    )
-
-
-def _summaries(texts: Sequence[str]) -> Any:
-    return pa.record_batch(
-        {
-            "attempt": pa.nulls(len(texts), pa.string()),
-            "rows": pa.array([0] * len(texts), pa.int64()),
-            "carried": pa.nulls(len(texts), pa.binary()),
-            "summary": pa.array(texts, pa.string()),
-        }
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class WriteFilesTask:
-    """Writes the rows of a partition. Yields (rows, files, staged, carried) if there are rows.
+    """Writes the rows of a partition. Yields (files, staged, carried) if there are rows.
 
     `files` are the pickled `DataFile`s to commit. If the driver has to merge the rows (`merged`), `staged` are the
     locations of files for it to read. Rows up to `carried_bytes` (less for later tasks) are `carried` as an Arrow
@@ -153,44 +147,13 @@ class WriteFilesTask:
             yield from self._write(batches)
 
     def _write(self, batches: Batches) -> Batches:
-        held: list[Any] = []
-        left = share_of(self.carried_bytes, partition_number())
-        rows = 0
-
-        def counted() -> Iterator[Any]:
-            nonlocal rows
-            while held:
-                rows += held[0].num_rows
-                yield held.pop(0)
-            for batch in batches:
-                rows += batch.num_rows
-                yield batch
-
-        for batch in batches:
-            held.append(batch)
-            left -= batch.nbytes
-            if left < 0:
-                break
-        else:
-            if rows := sum(each.num_rows for each in held):
-                yield _files(rows, carried=as_stream(held))
-            return
-        if self.merged:
-            staged = list(self.writer.stage(counted()))
-            yield _files(rows, staged=staged)
-        else:
-            files = pickle.dumps(list(self.writer.write(counted())))
-            yield _files(rows, files=files)
-
-
-def _files(rows: int, files: bytes | None = None, staged: list[str] | None = None, carried: bytes | None = None) -> Any:
-    columns = {
-        "rows": pa.array([rows]),
-        "files": pa.array([files], pa.binary()),
-        "staged": pa.array([staged or []], pa.list_(pa.string())),
-        "carried": pa.array([carried], pa.binary()),
-    }
-    return pa.record_batch(columns)
+        held, are_all = _taken(batches, self.carried_bytes)
+        if not are_all and self.merged:
+            yield _results(_FILES, [{"staged": list(self.writer.stage(_drained(held, batches)))}])
+        elif not are_all:
+            yield _results(_FILES, [{"files": pickle.dumps(list(self.writer.write(_drained(held, batches))))}])
+        elif any(each.num_rows for each in held):
+            yield _results(_FILES, [{"carried": as_stream(held)}])
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,34 +179,21 @@ class PublishTask:
         first = next(batches, None)
         if first is None:
             return
-        taken = self.pool.take(executor_folder())
         framing = JsonLines()
-        with (
-            SyncJournalClient.of(self.client) as client,
-            PendingPublisher(
-                client, self.journals, self.mapping, framing, producer=taken.use.producer, clock=taken.clock
-            ) as publisher,
-        ):
-            for batch in _chain(first, batches):
-                values = batch.column("value")
-                rows = ObjectTextRows(values) if self.fields is None else ColumnRows.of_structs(self.fields, values)
-                publisher.add(rows, batch.column("key"))
-            pending = publisher.finish()
+        with SyncJournalClient.of(self.client) as client:
+            pending, use = publish(
+                client, self.journals, self.mapping, framing, self.pool, map(self._rows, chain([first], batches))
+            )
         if intents := pending.intents(framing):
             rollbacks = pending.rollbacks(framing)
-            yield pa.record_batch(
-                {
-                    "journal": pa.array(intents, pa.string()),
-                    "intent": pa.array(intents.values(), pa.binary()),
-                    "rollback": pa.array([rollbacks[journal] for journal in intents], pa.binary()),
-                    "messages": pa.array([pending.counts[journal] for journal in intents], pa.int64()),
-                    "producer": pa.array([taken.use.producer] * len(intents), pa.binary()),
-                    "token": pa.array([taken.use.token] * len(intents), pa.string()),
-                    "clock": pa.array([max(pending.ack_clocks.values())] * len(intents), pa.int64()),
-                }
-            )
+            rows = [
+                {"journal": journal, "intent": intent, "rollback": rollbacks[journal], **use._asdict()}
+                | {"messages": pending.counts[journal]}
+                for journal, intent in intents.items()
+            ]
+            yield _results(_PUBLISHED, rows)
 
-
-def _chain(first: Any, rest: Batches) -> Batches:
-    yield first
-    yield from rest
+    def _rows(self, batch: Any) -> tuple[Rows, Any, None]:
+        values = batch.column("value")
+        rows = ObjectTextRows(values) if self.fields is None else ColumnRows.of_structs(self.fields, values)
+        return rows, batch.column("key"), None

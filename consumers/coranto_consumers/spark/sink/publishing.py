@@ -6,9 +6,7 @@ appended, so that messages of failed, repeated or slower attempts are never read
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,8 +20,10 @@ from coranto.errors import CorantoError, InvalidInput
 from coranto.messages.columnar_mapping import mapped
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
-from coranto.messages.uuids import Flags, ProducerClock, ProducerId, format_uuid, new_producer_id
+from coranto.messages.uuids import Flags, ProducerId, format_uuid
+from coranto_consumers.spark.journals.fetching import executor_folder
 from coranto_consumers.spark.sink.message_rows import Rows
+from coranto_consumers.spark.sink.producer_ids import IdPool, TakenId, Use
 from coranto_consumers.spark.sink.row_digest import RowDigest
 
 _APPEND_BYTES: Final = 4 << 20
@@ -63,8 +63,7 @@ class Pending:
 class PendingPublisher:
     """Publishes messages of one attempt. Leaving its context after an error tells readers to drop them.
 
-    Nobody else may write under `producer`, and `clock` must give clocks behind all that were used under it. By default
-    both are new.
+    `digest` takes in the messages.
     """
 
     def __init__(
@@ -73,19 +72,15 @@ class PendingPublisher:
         journals: Sequence[str],
         mapping: MappingName,
         framing: JsonLines,
-        *,
-        producer: ProducerId | None = None,
-        clock: ProducerClock | None = None,
+        taken: TakenId,
         digest: RowDigest | None = None,
     ) -> None:
-        """`digest` takes in the messages."""
         self._digest = digest
         self._client = client
         self._journals = tuple(journals)
         self._mapping = mapping
         self._framing = framing
-        self._producer = producer or new_producer_id(os.urandom)
-        self._clock = clock or ProducerClock(time.time_ns)
+        self._producer, self._clock = taken.use.producer, taken.clock
         self._service = client.append_service(batch_bytes=_APPEND_BYTES, pending_bytes=_PENDING_BYTES)
         self._held: dict[str, list[bytes]] = {}
         self._sizes: dict[str, int] = {}
@@ -182,6 +177,27 @@ class PendingPublisher:
                 field="journal output",
             )
         return np.array(found, dtype=np.int64)
+
+
+def publish(
+    client: SyncJournalClient,
+    journals: Sequence[str],
+    mapping: MappingName,
+    framing: JsonLines,
+    pool: IdPool,
+    parts: Iterable[tuple[Rows, Any, Any]],
+    digest: RowDigest | None = None,
+) -> tuple[Pending, Use]:
+    """Publish rows with their keys and journals (see `PendingPublisher.add`) under an id of a pool.
+
+    Returns the pending messages, and the use of the id.
+    """
+    taken = pool.take(executor_folder())
+    with PendingPublisher(client, journals, mapping, framing, taken, digest) as publisher:
+        for rows, keys, names in parts:
+            publisher.add(rows, keys, names)
+        pending = publisher.finish()
+    return pending, taken.use._replace(clock=taken.clock.tick())
 
 
 def content_of(lines: Any) -> bytes:

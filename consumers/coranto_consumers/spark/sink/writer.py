@@ -37,12 +37,11 @@ from coranto.errors import BatchChanged, CorantoError, Fenced, InvalidInput
 from coranto.publication import BatchLedger, Decision, Ledger, Mark
 from coranto.publication.publish import append_intents, finish_batch, finish_decision, finish_decisions
 from coranto.security.tokens import Capability
-from coranto_consumers.spark.journals.fetching import executor_folder
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
 from coranto_consumers.spark.sink.producer_ids import IdPool, Use, pool_of, run_of_task, settle, settled_pools
-from coranto_consumers.spark.sink.publishing import Pending, PendingPublisher
+from coranto_consumers.spark.sink.publishing import Pending, publish
 from coranto_consumers.spark.sink.row_digest import RowDigest
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 
@@ -98,25 +97,16 @@ class _Writer:
     ) -> tuple[Pending, Use]:
         """Publish a task's rows as pending. Returns them, and the use of the producer id that they have."""
         options, form = self._options, self._form
-        taken = pool.take(executor_folder())
+        parts = (
+            (
+                form.rows(batch),
+                None if form.key is None else batch.column(form.key),
+                None if form.journal is None else batch.column(form.journal),
+            )
+            for batch in batches
+        )
         with told_to_driver(), SyncJournalClient.of(self._config) as client:
-            with PendingPublisher(
-                client,
-                self._journals,
-                options.mapping,
-                options.framing,
-                producer=taken.use.producer,
-                clock=taken.clock,
-                digest=digest,
-            ) as publisher:
-                for batch in batches:
-                    publisher.add(
-                        form.rows(batch),
-                        None if form.key is None else batch.column(form.key),
-                        None if form.journal is None else batch.column(form.journal),
-                    )
-                pending = publisher.finish()
-        return pending, taken.use._replace(clock=taken.clock.tick())
+            return publish(client, self._journals, options.mapping, options.framing, pool, parts, digest)
 
     def _decision(self, writer_id: str, written: Iterable[WrittenPartition]) -> Decision:
         intents: defaultdict[str, bytes] = defaultdict(bytes)

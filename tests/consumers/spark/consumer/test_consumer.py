@@ -38,7 +38,7 @@ from coranto_consumers.spark import (
 )
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.consumer.prefetch import Prefetcher
-from coranto_consumers.spark.outputs import staging as spark_outputs
+from coranto_consumers.spark.outputs import stores as spark_outputs
 from coranto_consumers.spark.outputs.tasks import StageTask
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables

@@ -25,7 +25,7 @@ from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport
 from coranto_consumers.spark.consumer.transaction import RunCommits
-from coranto_consumers.spark.outputs import staging as spark_outputs
+from coranto_consumers.spark.outputs import stores as spark_outputs
 from coranto_consumers.spark.outputs.stores import SqlOutputs
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 from tests.consumers.outages import Outage, ProxiedStore

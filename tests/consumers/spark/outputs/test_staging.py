@@ -7,8 +7,8 @@ from sqlalchemy import BigInteger, Column, Identity, Integer, MetaData, Numeric,
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto_consumers.spark import Add, JournalOutput, Max, Replace, TableOutput, errors_of_tasks
-from coranto_consumers.spark.outputs import staging as outputs
-from coranto_consumers.spark.outputs.staging import can_carry, publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.outputs import stores as outputs
+from coranto_consumers.spark.outputs.staging import Staged, can_carry, publish_journal_outputs
 from coranto_consumers.spark.sink.encoding import is_encodable
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.merge import plan_merge
@@ -102,14 +102,14 @@ ROWS = Table(
 )
 
 
-def written(rows, store: SqlStore, keys: list[str]) -> tuple[outputs.Staged, list[tuple]]:
+def written(rows, store: SqlStore, keys: list[str]) -> tuple[Staged, list[tuple]]:
     """Rows as they were made ready, and the table once they are merged, with keys twice."""
     merge = {"text": Max(), "amount": Add(), "count": Add()} if keys else {}
     with store.engine.begin() as connection:
         ROWS.drop(connection, checkfirst=True)
     found = []
     for fence in (1, 2) if keys else (1,):
-        staged = stage_table_output(TableOutput(ROWS, rows, keys, merge), store, "shard", fence)
+        staged = outputs.SqlOutputs(store).write(TableOutput(ROWS, rows, keys, merge), "shard", fence)
         with store.engine.begin() as connection:
             staged.merge(connection)
             found = [tuple(row) for row in connection.execute(select(ROWS).order_by("id"))]
@@ -144,7 +144,7 @@ def test_rows_that_delete_others_are_carried_or_staged_with_the_rest(spark, tmp_
 
     def left(rows, fence: int) -> list[int]:
         output = TableOutput(ROWS, rows, ["id"], merge, delete="gone")
-        staged = stage_table_output(output, store, "shard", fence)
+        staged = outputs.SqlOutputs(store).write(output, "shard", fence)
         with store.engine.begin() as connection:
             staged.merge(connection)
             return list(connection.execute(select(ROWS.c.id).order_by("id")).scalars())

@@ -24,7 +24,7 @@ from coranto.publication import ledger as ledgers
 from coranto.publication.publish import append_intents
 from coranto.security.tokens import BearerToken, Capability, Keys, Secret, claims_for, scope_of, sign, verify
 from coranto.testing import SyncCluster
-from coranto_consumers.spark.sink import producer_ids
+from coranto_consumers.spark.sink import producer_ids, publishing
 from coranto_consumers.spark.sink import writer as writers
 from coranto_consumers.spark.source.data_source import JournalDataSource
 
@@ -296,7 +296,7 @@ def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_
 
 def test_the_tasks_of_a_run_use_their_ids_again_once_nobody_else_may_acknowledge_them(job, tmp_path, monkeypatch):
     monkeypatch.setattr(producer_ids, "executor_folder", lambda: tmp_path)
-    monkeypatch.setattr(writers, "executor_folder", lambda: tmp_path)
+    monkeypatch.setattr(publishing, "executor_folder", lambda: tmp_path)
     run = "run-1"
     monkeypatch.setattr(writers, "run_of_task", lambda: run)
     used: list[set[bytes]] = []
