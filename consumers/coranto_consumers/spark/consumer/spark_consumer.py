@@ -37,7 +37,6 @@ from coranto.client.retry import RetryPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.outputs import SparkApplication
-from coranto_consumers.spark.consumer.input_settings import InputSettings
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions
 from coranto_consumers.spark.consumer.prefetch import Prefetcher
@@ -87,7 +86,6 @@ class SparkConsumer:
         require_client(client)
         if not client.name:
             client = replace(client, name=f"spark-consumer/{quote(application.name)[:100]}")
-        settings = InputSettings(application, client, spark, options, application.name)
         self._config = client
         self._hooks = hooks = hooks or Hooks()
         self._on_progress = on_progress or (lambda report: None)
@@ -95,11 +93,11 @@ class SparkConsumer:
         identity = IdentityCheck(application.name, options.accept_changes)
         name = application.name
         self._owner = Owner(name, name, application.outputs, made, options.misfits, identity, hooks)
-        self._inputs = TransactionInputs(settings, application.sources, options, made)
+        inputs = TransactionInputs(application, client, spark, options, name, made.writes_optimistically)
         self._settings = RunSettings(
             application,
             options,
-            self._inputs,
+            inputs,
             self._owner,
             OldestTransactions(options.max_transaction_bytes),
             self._progress,

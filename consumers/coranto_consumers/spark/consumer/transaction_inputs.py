@@ -3,55 +3,104 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
-from coranto.client import SyncJournalClient
+from pyspark.sql import DataFrame, SparkSession
+
+from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
+from coranto.client.config import require_client
 from coranto.client.routes import KnownRoute
 from coranto.messages.checkpoints import Source
 from coranto.messages.pruning import Pruning
+from coranto_consumers.outputs.dead_letters import policy_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.outputs import NamesMessageType, SparkApplication
 from coranto_consumers.spark.committed.long_transactions import LongTransaction
-from coranto_consumers.spark.consumer.input_settings import InputSettings
 from coranto_consumers.spark.consumer.optimistic_writes import OptimisticWrites
 from coranto_consumers.spark.consumer.transaction_bounds import MessageBound
+from coranto_consumers.spark.inputs.frames import parse_schema, require_ddl
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
-from coranto_consumers.spark.journals.discovery import ContentExtent, contents, cuts_of, routes_of
+from coranto_consumers.spark.journals.discovery import (
+    ContentExtent,
+    JournalLabels,
+    contents,
+    cuts_of,
+    list_journals,
+    routes_of,
+)
+from coranto_consumers.spark.journals.framings import labels_of
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
-from coranto_consumers.spark.outputs.stores import OutputStore
+from coranto_consumers.spark.options.message_types import ResolvedType, resolve_type
+
+_ANY_LABELS = JournalLabels(content_type=None)
 
 
 class TransactionInputs:
-    """The inputs of one consumer's transactions. `sources` is the label selector of its journals."""
+    """The inputs of one consumer's transactions.
+
+    `spark` may be a function that starts a session. `name` is the consumer's. With a registry, the first listing of
+    journals resolves the message type, which then stays the same.
+    """
 
     def __init__(
-        self, settings: InputSettings, sources: str, options: ConsumerOptions, store: OutputStore[Any]
+        self,
+        application: SparkApplication,
+        client: ClientConfig,
+        spark: SparkSession | Callable[[], SparkSession],
+        options: ConsumerOptions,
+        name: str,
+        writes_optimistically: bool = False,
     ) -> None:
+        require_client(client)
+        require_ddl(application.value_schema)
         self.bound = MessageBound(options.max_transaction_bytes, options.max_transaction_messages)
-        self.writing = OptimisticWrites(store.writes_optimistically)
-        self._settings = settings
-        self._sources = sources
-        self._max_bytes = options.max_transaction_bytes
+        self.writing = OptimisticWrites(writes_optimistically)
+        self._application = application
+        self._config = client
+        self._spark = spark
+        self._options = options
+        self._name = name
+        self._type: ResolvedType | None = None
         self._reader: InputReader | None = None
         self._routes: Mapping[str, KnownRoute] = {}
 
     @property
     def has_session(self) -> bool:
         """True if reading starts no session."""
-        return self._settings.has_session or self._reader is not None
+        return not callable(self._spark) or self._reader is not None
+
+    def journals(
+        self, client: SyncJournalClient, wanted: str | Sequence[str], *, field: str
+    ) -> tuple[JournalInfo, ...]:
+        """Return the journals of a label selector or a list of names. Checks that their labels fit the input.
+
+        Raises as `list_journals` and, with a registry, `resolve_type`.
+        """
+        if self._options.registry is None:
+            return list_journals(client, wanted, field=field, labels=labels_of(self._options.chosen_framing))
+        if self._type is None:
+            found = list_journals(client, wanted, field=field, labels=_ANY_LABELS)
+            named = self._application.message_type if isinstance(self._application, NamesMessageType) else None
+            self._type = resolve_type(client, self._options.registry, found, named)
+        return list_journals(client, wanted, field=field, labels=self._type.labels)
+
+    def _sources(self, client: SyncJournalClient) -> tuple[JournalInfo, ...]:
+        return self.journals(client, self._application.sources, field="application sources")
 
     def names(self, client: SyncJournalClient) -> set[str]:
-        return {each.name for each in self._settings.journals(client, self._sources, field="application sources")}
+        """Return the names of the application's sources."""
+        return {each.name for each in self._sources(client)}
 
     def present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
-        present = contents(client, self._settings.journals(client, self._sources, field="application sources"))
+        """Return the content of the application's sources."""
+        present = contents(client, self._sources(client))
         self._routes = routes_of(present)
         return present
 
-    def nothing(self) -> Any:
-        return self._input_reader().nothing()
+    def nothing(self) -> DataFrame:
+        return self.reader().nothing()
 
     @contextmanager
     def reading(
@@ -62,25 +111,35 @@ class TransactionInputs:
         begins: Mapping[str, int],
     ) -> Iterator[Input | FoundLong]:
         """Read ranges, within the context. `begins` are the journals' first offsets."""
-        reader, cuts = self._input_reader(), _cuts(client, ranges)
-        with reader.read(ranges, sources, cuts, _pruning(begins), self._max_bytes) as read:
+        reader, cuts = self.reader(), _cuts(client, ranges)
+        with reader.read(ranges, sources, cuts, _pruning(begins), self._options.max_transaction_bytes) as read:
             yield read
 
     def part(self, long: LongTransaction, sources: Mapping[str, Source], head: int) -> AbstractContextManager[Input]:
         """Read the due part of a long transaction, in a journal that ends at `head`."""
-        return self._input_reader().read_part(long, sources, head, self._max_bytes)
+        return self.reader().read_part(long, sources, head, self._options.max_transaction_bytes)
 
     def expect(self, client: SyncJournalClient, ranges: Sequence[Range]) -> ExpectedRows | None:
         """Return the messages of ranges as if all were committed. None if that is impossible."""
-        return self._input_reader().expect(ranges, _cuts(client, ranges))
+        return self.reader().expect(ranges, _cuts(client, ranges))
 
     def settle(self, expected: ExpectedRows, sources: Mapping[str, Source], begins: Mapping[str, int]) -> Input | None:
         """Return the input of expected messages that were written. None if not all of them are committed."""
-        return self._input_reader().settle(expected, sources, _pruning(begins))
+        return self.reader().settle(expected, sources, _pruning(begins))
 
-    def _input_reader(self) -> InputReader:
+    def reader(self) -> InputReader:
+        """Return the reader of the input. The first call starts the session if needed."""
         if self._reader is None:
-            self._reader = self._settings.reader()
+            found = self._type
+            self._reader = InputReader(
+                self._spark() if callable(self._spark) else self._spark,
+                self._config,
+                parse_schema(self._application.value_schema, None if found is None else found.schema),
+                self._options.max_partition_bytes,
+                misfits=policy_of(self._options.misfits),
+                framing=self._options.chosen_framing if found is None else found.framing,
+                name=self._name,
+            )
         self._reader.routes = self._routes
         return self._reader
 

@@ -36,10 +36,10 @@ from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
 from coranto_consumers.spark.application.consumer_options import OF_WINDOWS, ConsumerOptions
 from coranto_consumers.spark.application.outputs import SparkApplication
-from coranto_consumers.spark.consumer.input_settings import InputSettings
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import NOTHING, Hooks, Step
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner
+from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.inputs.input_reader import Input, InputReader
 from coranto_consumers.spark.journals.discovery import cuts_of
 from coranto_consumers.spark.journals.ranges import Range
@@ -91,7 +91,7 @@ class WindowConsumer:
         )
         name = application.name if name is None else name
         misfits = options.misfits
-        self._input = InputSettings(application, client, spark, options, name)
+        self._input = TransactionInputs(application, client, spark, options, name)
         if isinstance(misfits, DeadLetters) and (misfits.table is None or WINDOW_COLUMN not in misfits.table.c):
             raise InvalidInput(
                 f"dead letters of a window are replaced with its rows: give a table that has {WINDOW_COLUMN}, as "
@@ -209,8 +209,7 @@ class WindowConsumer:
 
         def unread() -> set[str]:
             with SyncJournalClient.of(self._config) as client:
-                found = self._input.journals(client, sources, field="application sources")
-            return done.keys() - {each.name for each in found}
+                return done.keys() - self._input.names(client)
 
         checkpoint = Checkpoint({journal: Source(span.end) for journal, span in done.items()}, {}, self._recorded)
         now = Identity(sources_of(sources), store=self._store.location)
@@ -270,9 +269,9 @@ def _require_whole(window: Window, sources: Mapping[str, Source]) -> None:
             )
 
 
-def _require_same_journals(client: SyncJournalClient, window: Window, settings: InputSettings) -> None:
+def _require_same_journals(client: SyncJournalClient, window: Window, inputs: TransactionInputs) -> None:
     """Raise CorruptData if a journal was recreated, or lost content, since the window was made."""
-    settings.journals(client, sorted(window.spans), field=f"window {window.name}")
+    inputs.journals(client, sorted(window.spans), field=f"window {window.name}")
     for each in client.heads(label_selector(include=[(NAME, journal) for journal in window.spans])):
         span = window.spans[each.journal]
         if not same_journal(span.revision, span.journal_id, span.end, each.create_revision, each.journal_id):
