@@ -13,8 +13,8 @@ from coranto_consumers.spark.committed.long_transactions import (
     find_long,
     sequence_part,
 )
-from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
-from coranto_consumers.spark.committed.sequencing import sequence
+from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary, piece_of
+from coranto_consumers.spark.committed.sequencing import Sequenced, sequence
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
 
 FRAMING = JsonLines()
@@ -63,9 +63,11 @@ def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list
     return summaries, rows
 
 
-def choose(rows, limits, commits) -> list[tuple[str, int]]:
+def choose(rows, *results: Sequenced) -> list[tuple[str, int]]:
     """The committed rows of each journal, in the order of their commits."""
-    by_piece, committed_at = {limit.piece: limit for limit in limits}, dict(commits)
+    decisions = [each for result in results for each in result.decisions.items()]
+    by_piece = {piece_of(number, limit.segment): limit for number, each in decisions for limit in each.limits}
+    committed_at = {piece_of(number, segment): at for number, each in decisions for segment, at in each.acknowledged}
     found = sorted(
         (journal, committed_at.get(piece, offset), offset)
         for journal, offset, piece, clock in rows
@@ -112,11 +114,7 @@ def transaction(
             result = sequence(journal, source, parts, replayed, producers, pruning=Pruning(NOW))
             assert result.replay is None
         results.append((journal, result))
-    delivered = choose(
-        rows,
-        [limit for _, result in results for limit in result.limits],
-        [commit for _, result in results for commit in result.commits],
-    )
+    delivered = choose(rows, *(result for _, result in results))
     counts = [result.messages for _, result in results]
     assert None in counts or sum(counts) == len(delivered)
     return {journal: result.source for journal, result in results}, delivered
@@ -133,6 +131,6 @@ def replayed_part(
     begins = {long.journal: {long.producer: source.producers[long.producer]}}
     parts, rows = run(memory, ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), 1, begins, commits=True))
     result = sequence_part(long, source, acknowledgement, parts)
-    delivered = choose(rows, result.limits, result.commits)
+    delivered = choose(rows, result)
     assert result.messages in (None, len(delivered))
     return {**sources, long.journal: result.source}, delivered

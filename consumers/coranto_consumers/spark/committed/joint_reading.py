@@ -30,18 +30,18 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, Final
 
 import msgspec
 import structlog
 
 from coranto.errors import CorantoError
 from coranto.messages.columnar import Int32s
-from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
+from coranto.messages.outlines import resolve_outlines
 from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
-from coranto_consumers.spark.committed.sequencing import read_end
+from coranto_consumers.spark.committed.sequencing import RangeDecision, read_end
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range
 from coranto_consumers.spark.journals.reading import JournalContent, Lines
@@ -51,13 +51,6 @@ _KEPT_SECONDS: Final = 3600.0
 """The seconds that a read's scans are kept after its last task began."""
 
 _log = structlog.get_logger(__name__)
-
-
-class RangeDecision(NamedTuple):
-    """The decisions about one range's segments."""
-
-    limits: tuple[Limit, ...]
-    acknowledged: tuple[SegmentCommit, ...]
 
 
 class CommittedReader:
@@ -92,12 +85,9 @@ class CommittedReader:
         def scan(wanted: int) -> RangeSummary:
             return self._scan(wanted, held if wanted == number else None)
 
-        limits, acknowledged = self._decided(number, scan)
-        for lines, row_segment in held or self._scan_of(number).segments(self._content, self._framing):
-            committed = limited_mask(row_segment, limits, lines.clocks)
-            if self._commits:
-                lines = replace(lines, commits=commit_offsets(row_segment, acknowledged, lines.begins))
-            yield lines.where(committed)
+        decision = self._decided(number, scan)
+        for lines, segments in held or self._scan_of(number).segments(self._content, self._framing):
+            yield decision.committed(lines, segments, commits=self._commits)
 
     def _decided(self, number: int, scan: Callable[[int], RangeSummary]) -> RangeDecision:
         if self._shared is not None:

@@ -21,7 +21,7 @@ from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.outlines import resolve_outlines
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.committed.scanning import RangeSummary
-from coranto_consumers.spark.committed.sequencing import Sequenced, commits_of, limits_of, read_end
+from coranto_consumers.spark.committed.sequencing import Sequenced, decided, read_end
 from coranto_consumers.spark.journals.ranges import Range
 
 
@@ -105,7 +105,7 @@ def sequence_part(
     resolution = resolve_outlines(
         [each.outline for each in (*summaries, acknowledgement)], source.seen_producers, replayed={long.producer}
     )
-    limits, messages = limits_of(summaries, resolution.limits[:-1])
+    decisions, messages = decided(summaries, resolution.limits[:-1], resolution.acknowledged[:-1])
     state = source.producers[long.producer]
     clocks = [
         segment.last_clock
@@ -113,9 +113,7 @@ def sequence_part(
         for _, segment in summary.outline.border
         if segment.producer == long.producer and segment.flags is Flags.CONTINUE_TXN
     ]
-    decided = min(max([state.last_ack, *clocks]), resolution.states[long.producer].last_ack)
-    after: ProducerState = replace(state, last_ack=decided, begin=end)
-    commits = commits_of(summaries, resolution.acknowledged[:-1])
-    return Sequenced(
-        replace(source, producers={**source.producers, long.producer: after}), limits, messages, (), None, {}, commits
-    )
+    last_ack = min(max([state.last_ack, *clocks]), resolution.states[long.producer].last_ack)
+    after: ProducerState = replace(state, last_ack=last_ack, begin=end)
+    after_part = replace(source, producers={**source.producers, long.producer: after})
+    return Sequenced(after_part, decisions, messages, (), None, {})

@@ -13,30 +13,31 @@ import structlog
 
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
-from coranto.messages.columnar import ClockReset
-from coranto.messages.outlines import Limit, SegmentCommit, resolve_outlines
+from coranto.messages.columnar import ClockReset, Int32s
+from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
-from coranto_consumers.spark.committed.scanning import RangeSummary, piece_of
+from coranto_consumers.spark.committed.scanning import RangeSummary
 from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.spark.journals.reading import Lines
 
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PieceLimit:
-    """The committed rows of a piece that is committed in part: those with a clock in (lo, hi]."""
+class RangeDecision(NamedTuple):
+    """The decisions about one range's segments."""
 
-    piece: int
-    lo: int
-    hi: int
+    limits: tuple[Limit, ...]
+    """The committed rows of segments that are not committed as a whole."""
+    acknowledged: tuple[SegmentCommit, ...]
+    """The offsets of the acknowledgements that committed segments. All of them only if they were scanned for that."""
 
-
-class PieceCommit(NamedTuple):
-    """The offset of the acknowledgement that committed a piece's rows."""
-
-    piece: int
-    offset: int
+    def committed(self, lines: Lines, segments: Int32s, *, commits: bool) -> Lines:
+        """Return the committed lines of the range. With `commits`, they have the offsets that committed them."""
+        chosen = limited_mask(segments, self.limits, lines.clocks)
+        if commits:
+            lines = replace(lines, commits=commit_offsets(segments, self.acknowledged, lines.begins))
+        return lines.where(chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,14 @@ class Sequenced:
     """
 
     source: Source
-    limits: tuple[PieceLimit, ...]
+    decisions: Mapping[int, RangeDecision]
+    """The decisions about ranges, by the ranges' numbers."""
     messages: int | None
     """The number of committed messages. None if only the rows can tell."""
     resets: tuple[ClockReset, ...]
     replay: tuple[Range, Mapping[ProducerId, ProducerState]] | None
     acknowledged: Mapping[ProducerId, int]
     """The offset of the acknowledgement of each producer in `replay`."""
-    commits: tuple[PieceCommit, ...]
-    """The pieces that were acknowledged. All of them only if the ranges were scanned with `commits`."""
 
 
 def sequence(
@@ -84,7 +84,7 @@ def sequence(
         replayed=frozenset(replayed_producers),
         through=read_through,
     )
-    limits, messages = limits_of(summaries, resolution.limits)
+    decisions, messages = decided(summaries, resolution.limits, resolution.acknowledged)
     replay = None
     if resolution.replay:
         begin = min(state.begin for state in resolution.replay.values())
@@ -92,38 +92,27 @@ def sequence(
         replay = whole, resolution.replay
     states = resolution.states if pruning is None else pruning.prune(journal, resolution.states, read_through)
     acknowledged = {producer: _acknowledged_at(producer, parts) for producer in resolution.replay}
-    commits = commits_of(summaries, resolution.acknowledged)
     source = replace(entry, read_through=read_through, producers=states)
-    return Sequenced(source, limits, messages, resolution.resets, replay, acknowledged, commits)
+    return Sequenced(source, decisions, messages, resolution.resets, replay, acknowledged)
 
 
-def limits_of(
-    summaries: Sequence[RangeSummary], found: Sequence[Sequence[Limit]]
-) -> tuple[tuple[PieceLimit, ...], int | None]:
-    """Return the limits of ranges by piece, and the number of committed messages. None if only the rows can tell."""
-    both = list(zip(summaries, found, strict=True))
-    counts = [summary.committed_rows(limits) for summary, limits in both]
-    pieces = (
-        PieceLimit(piece_of(summary.number, segment), lo, hi) for summary, limits in both for segment, lo, hi in limits
-    )
-    return tuple(pieces), None if None in counts else sum(count or 0 for count in counts)
+def decided(
+    summaries: Sequence[RangeSummary],
+    limits: Sequence[tuple[Limit, ...]],
+    acknowledged: Sequence[tuple[SegmentCommit, ...]],
+) -> tuple[dict[int, RangeDecision], int | None]:
+    """Return the decisions about ranges, and the number of committed messages. None if only the rows can tell."""
+    counts = [summary.committed_rows(found) for summary, found in zip(summaries, limits, strict=True)]
+    decisions = (RangeDecision(*each) for each in zip(limits, acknowledged, strict=True))
+    numbers = [summary.number for summary in summaries]
+    found = dict(zip(numbers, decisions, strict=True))
+    return found, None if None in counts else sum(count or 0 for count in counts)
 
 
 def warn_of_resets(journal: str, sequenced: Sequenced) -> None:
     """Log acknowledgements that are below an earlier one of their producer."""
     for reset in sequenced.resets:
         _log.warning("producer.reset", journal=journal, producer=reset.producer.hex(), offset=reset.offset)
-
-
-def commits_of(
-    summaries: Sequence[RangeSummary], acknowledged: Sequence[Sequence[SegmentCommit]]
-) -> tuple[PieceCommit, ...]:
-    """Return the acknowledged segments of ranges as pieces."""
-    return tuple(
-        PieceCommit(piece_of(summary.number, segment), offset)
-        for summary, found in zip(summaries, acknowledged, strict=True)
-        for segment, offset in found
-    )
 
 
 def _acknowledged_at(producer: ProducerId, parts: Mapping[Range, RangeSummary]) -> int:

@@ -22,8 +22,8 @@ from coranto.errors import CorruptMessage, InvalidInput
 from coranto.security.tokens import Capability
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application.outputs import column_named
-from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE
-from coranto_consumers.spark.committed.sequencing import PieceCommit, PieceLimit
+from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, piece_of
+from coranto_consumers.spark.committed.sequencing import RangeDecision
 from coranto_consumers.spark.decoding.rows import (
     COMMIT_OFFSET,
     FIELDS,
@@ -143,19 +143,22 @@ def planned_rows(
 
 
 def choose_committed(
-    spark: SparkSession, rows: DataFrame, limits: Sequence[PieceLimit], commits: Sequence[PieceCommit] | None
+    spark: SparkSession, rows: DataFrame, decisions: Mapping[int, RangeDecision], *, commits: bool
 ) -> DataFrame:
-    """Return the committed messages among sequenced rows, each once: the rows within the limits of their pieces.
+    """Return the committed messages among sequenced rows, each once, by the decisions about numbered ranges.
 
     With `commits`, they have the column `COMMITTED_AT`.
     """
     messages = rows.where(F.col(PIECE_COLUMN) != SUMMARY_PIECE)
-    own_offset = [] if commits is None else [F.col("_offset").alias(COMMITTED_AT)]
-    if not limits and not commits:
+    pieces: dict[int, dict[str, int]] = {}
+    for number, each in decisions.items():
+        for segment, low, high in each.limits:
+            pieces[piece_of(number, segment)] = {_LOW: low, _HIGH: high}
+        for segment, offset in each.acknowledged if commits else ():
+            pieces.setdefault(piece_of(number, segment), {})[_COMMIT] = offset
+    own_offset = [F.col("_offset").alias(COMMITTED_AT)] if commits else []
+    if not pieces:
         return messages.drop(PIECE_COLUMN).select("*", *own_offset)
-    pieces: dict[int, dict[str, int]] = {limit.piece: {_LOW: limit.lo, _HIGH: limit.hi} for limit in limits}
-    for piece, offset in commits or ():
-        pieces.setdefault(piece, {})[_COMMIT] = offset
     known = [{PIECE_COLUMN: piece, **values} for piece, values in pieces.items()]
     table = pa.Table.from_pylist(
         known, pa.schema([(name, pa.int64()) for name in (PIECE_COLUMN, _LOW, _HIGH, _COMMIT)])

@@ -174,7 +174,10 @@ class InputReader:
         if summaries is None or any(summary.misfits for summary in summaries.values()):
             return None
         results = self._results(_by_journal(summaries), sources, pruning)
-        if any(each.limits or each.replay is not None or each.messages is None for each in results.values()):
+        decisions = [each for result in results.values() for each in result.decisions.values()]
+        if any(each.limits for each in decisions):
+            return None
+        if any(each.replay is not None or each.messages is None for each in results.values()):
             return None
         self._watch(results, sources, pruning)
         messages = sum(result.messages or 0 for result in results.values())
@@ -186,9 +189,8 @@ class InputReader:
         results, summaries = read.results, read.summaries
         count = sum(summary.rows for summary in summaries)
         counts = [result.messages for result in results.values()]
-        limits = [limit for result in results.values() for limit in result.limits]
-        commits = [commit for result in results.values() for commit in result.commits] if self._commits else None
-        chosen = choose_committed(self._spark, read.rows, limits, commits)
+        decisions = {number: each for result in results.values() for number, each in result.decisions.items()}
+        chosen = choose_committed(self._spark, read.rows, decisions, commits=self._commits)
         after = _after(sources, results)
         misfits = 0
         if None in counts or any(summary.misfits for summary in summaries):

@@ -23,12 +23,12 @@ from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.columnar import Int64s
 from coranto.messages.framing import JsonLines
-from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
+from coranto.messages.outlines import resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
 from coranto_consumers.spark.committed.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
-from coranto_consumers.spark.committed.sequencing import Sequenced, sequence, warn_of_resets
+from coranto_consumers.spark.committed.sequencing import RangeDecision, Sequenced, sequence, warn_of_resets
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_blocks, read_lines
@@ -39,13 +39,11 @@ _TAIL_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class StreamPart:
-    """A range that a task reads, and the limits of its committed messages."""
+    """A range that a task reads, and the decision about its messages."""
 
     numbered: NumberedRange
-    limits: tuple[Limit, ...] | None = None
-    """By segment. None in an uncommitted read, where every line counts."""
-    acknowledged: tuple[SegmentCommit, ...] | None = None
-    """The acknowledged segments, if lines are to tell where they became committed."""
+    decision: RangeDecision | None = None
+    """None in an uncommitted read, where every line counts."""
 
     @property
     def length(self) -> int:
@@ -53,14 +51,11 @@ class StreamPart:
 
     def read(self, content: JournalContent, framing: ReadFraming) -> Iterator[Lines]:
         """Yield the messages of the batch in this range. Raises CorruptMessage and OffsetJump."""
-        if self.limits is None:
+        if self.decision is None:
             yield from (lines.messages for lines in read_lines(content, self.numbered.range, framing))
             return
         for lines, segments in RangeSummarizer(self.numbered).segments(content, framing):
-            committed = limited_mask(segments, self.limits, lines.clocks)
-            if self.acknowledged is not None:
-                lines = replace(lines, commits=commit_offsets(segments, self.acknowledged, lines.begins))
-            yield lines.where(committed)
+            yield self.decision.committed(lines, segments, commits=self.numbered.commits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +149,9 @@ class BatchPlanner:
             if long is not None:
                 return self.plan_part(long, state, whole.limit, max_replay_bytes, cuts=cuts, listed=listed)
         sequenced, replayed, replays = self._sequence(whole.journal, source, summaries, pruning, cuts)
-        both = [
-            *_stream_parts(sequenced, replayed, replays, commits=self.commits),
-            *_stream_parts(sequenced, summaries, commits=self.commits),
-        ]
+        both = self._parts(sequenced, replayed, replays) + self._parts(sequenced, summaries, {})
         anchors = _anchors(state.anchors, state.source.producers, sequenced.source.producers, tuple(summaries.values()))
-        return JournalBatch(tuple(both), rows, _state_after(state, sequenced.source, anchors, listed))
+        return JournalBatch(both, rows, _state_after(state, sequenced.source, anchors, listed))
 
     def plan_part(
         self, long: LongTransaction, state: ReadState, head: int, max_bytes: int, *, cuts: Sequence[int], listed: int
@@ -178,7 +170,7 @@ class BatchPlanner:
         # Without an anchor it is listed, because its content does not show how much is delivered.
         anchors = {producer: at for producer, at in state.anchors.items() if producer != long.producer}
         after = _state_after(state, sequenced.source, anchors, listed)
-        return JournalBatch(tuple(_stream_parts(sequenced, again, replays, commits=self.commits)), rows, after)
+        return JournalBatch(self._parts(sequenced, again, replays), rows, after)
 
     def restore(self, journal: str, position: Position) -> ReadState:
         """Return the state at a position from a checkpoint. Raises CorruptMessage and OffsetJump."""
@@ -215,6 +207,18 @@ class BatchPlanner:
         sequenced = sequence(journal, source, summaries, again, producers, pruning)
         warn_of_resets(journal, sequenced)
         return sequenced, again, producers
+
+    def _parts(
+        self,
+        sequenced: Sequenced,
+        ranges: Mapping[Range, RangeSummary],
+        replays: Mapping[ProducerId, ProducerState],
+    ) -> tuple[StreamPart, ...]:
+        """Return sequenced ranges for tasks. With `replays`, only the messages of these producers count."""
+        return tuple(
+            StreamPart(NumberedRange(each.number, part, replays, self.commits), sequenced.decisions[each.number])
+            for part, each in ranges.items()
+        )
 
     def _scanned(
         self,
@@ -355,28 +359,3 @@ def _ends(content: JournalContent, whole: Range, framing: ReadFraming) -> Iterat
         return
     for offset, block in read_blocks(content, whole, max_line_bytes=framing.max_line_bytes):
         yield np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n")) + (offset + 1)
-
-
-def _stream_parts(
-    sequenced: Sequenced,
-    ranges: Mapping[Range, RangeSummary],
-    replays: Mapping[ProducerId, ProducerState] | None = None,
-    *,
-    commits: bool,
-) -> Iterator[StreamPart]:
-    """Yield sequenced ranges for tasks. With `replays`, only the messages of these producers count.
-
-    With `commits`, tasks are to tell where messages became committed.
-    """
-    limits: dict[int, list[Limit]] = {}
-    for limit in sequenced.limits:
-        limits.setdefault(limit.piece >> 32, []).append(Limit(limit.piece & 0xFFFFFFFF, limit.lo, limit.hi))
-    acknowledged: dict[int, list[SegmentCommit]] = {}
-    for piece, offset in sequenced.commits:
-        acknowledged.setdefault(piece >> 32, []).append(SegmentCommit(piece & 0xFFFFFFFF, offset))
-    for part, summary in ranges.items():
-        yield StreamPart(
-            NumberedRange(summary.number, part, replays or {}),
-            tuple(limits.get(summary.number, ())),
-            tuple(acknowledged.get(summary.number, ())) if commits else None,
-        )
