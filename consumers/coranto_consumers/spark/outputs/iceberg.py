@@ -19,6 +19,7 @@ from __future__ import annotations
 import pickle
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,7 +32,7 @@ from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
 from sqlalchemy import Table
 
-from coranto.errors import CommitOutcomeUnknown, InvalidInput, SqlStoreError
+from coranto.errors import CommitOutcomeUnknown, InvalidInput
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application.outputs import Outputs, TableOutput
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
@@ -127,10 +128,8 @@ class IcebergStore(OutputStore[Written]):
         return self._owner.location
 
     def read(self, shard: str) -> Restored | None:
-        try:
+        with self._explained(f"the checkpoint of {shard} could not be read"):
             table = self.load(self._home)
-        except FAILURES as error:
-            raise self._failure(f"the checkpoint of {shard} could not be read", error) from error
         state = None if table is None else state_of(table, shard)
         return None if state is None or not state.fence else Restored(state.fence, state.checkpoint)
 
@@ -144,34 +143,26 @@ class IcebergStore(OutputStore[Written]):
     def raise_fence(self, shard: str) -> Restored:
         if not shard:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it; give one", field="shard")
-        try:
+        with self._explained(f"the fence of {shard} could not be raised"):
             self._owner.require_durability()
             self._find(self._home)
             before = self._owner.raise_fence(shard)
-        except FAILURES as error:
-            raise self._failure(f"the fence of {shard} could not be raised", error) from error
         self._recent.clear()
         return Restored(before.fence + 1, before.checkpoint)
 
     def resume(self, shard: str, fence: int) -> Checkpoint:
-        try:
+        with self._explained(f"the checkpoint of {shard} could not be read again"):
             return self._owner.resume()
-        except FAILURES as error:
-            raise self._failure(f"the checkpoint of {shard} could not be read again", error) from error
 
     def sweep(self, shard: str, fence: int) -> None:
-        try:
+        with self._explained("files of earlier owners could not be removed"):
             self._owner.sweep()
-        except FAILURES as error:
-            raise self._failure("files of earlier owners could not be removed", error) from error
 
     def write(self, output: TableOutput, shard: str, fence: int, expected: ExpectedRows | None = None) -> Written:
         table, plan = self._planned(output)
         name = self._name_of(output.table)
-        try:
+        with self._explained(f"rows for {name} could not be written"):
             self._owner.know(name)
-        except FAILURES as error:
-            raise self._failure(f"rows for {name} could not be written", error) from error
         writer = FileWriter.of(table, self._owner.name_of(self._owner.next_number))
         merged = bool(plan.keys)
         task = WriteFilesTask(writer, CARRIED_TO_MERGE if merged else CARRIED_TO_APPEND, merged)
@@ -189,10 +180,8 @@ class IcebergStore(OutputStore[Written]):
         """
         name = self._name_of(output.table)
         require_deletes(output, name)
-        try:
+        with self._explained(f"table {name} could not be read"):
             table = self._find(output.table)
-        except FAILURES as error:
-            raise self._failure(f"table {name} could not be read", error) from error
         definition = output.table if isinstance(output.table, Table) else None
         plan = plan_for(table, definition, output.rows.columns, output.keys, output.merge, output.delete)
         if output.overwrite and (plan.keys or table.spec().is_unpartitioned()):
@@ -209,14 +198,12 @@ class IcebergStore(OutputStore[Written]):
                 by_table[each.table].append(each)
         number = self._owner.next_number
         done = _Transaction(self._owner.name_of(number))
-        try:
+        with self._explained(f"the commit of {shard} could not be made"):
             changes = {name: self._change(name, outputs, done) for name, outputs in by_table.items()}
             try:
                 self._owner.commit(checkpoint, changes, number, merged)
             except CommitOutcomeUnknown as error:
                 self._owner.resolve(number, error)
-        except FAILURES as error:
-            raise self._failure(f"the commit of {shard} could not be made", error) from error
         self._recent.append(done)
         self._sweep_losers()
 
@@ -285,5 +272,10 @@ class IcebergStore(OutputStore[Written]):
             raise InvalidInput(f"{name!r} has no namespace; name the table like shop.orders", field="table")
         return name
 
-    def _failure(self, what: str, error: Exception) -> SqlStoreError:
-        return failure(f"store {self.name}: {what}", error)
+    @contextmanager
+    def _explained(self, problem: str) -> Iterator[None]:
+        """Raise the store's error for a failure of the catalog or of files."""
+        try:
+            yield
+        except FAILURES as error:
+            raise failure(f"store {self.name}: {problem}", error) from error
