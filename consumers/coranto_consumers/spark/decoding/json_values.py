@@ -15,10 +15,10 @@ import decimal
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import tzinfo
 from fractions import Fraction
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pyspark.sql import types as T
 
@@ -88,9 +88,9 @@ def converter_of(column: T.StructField, kind: T.DataType, zone: tzinfo | None) -
     """Return the function that converts values of a type within a column. Raises InvalidInput for unsupported types."""
     match kind:
         case T.ArrayType():
-            return _array(converter_of(column, kind.elementType, zone))
+            return _several(list, elements_of, converter_of(column, kind.elementType, zone))
         case T.MapType() if kind.keyType == T.StringType():
-            return _map(converter_of(column, kind.valueType, zone))
+            return _several(dict, fields_of, converter_of(column, kind.valueType, zone))
         case T.StructType() if kind.fields and len({*kind.names}) == len(kind.fields):
             return _struct({field.name: converter_of(column, field.dataType, zone) for field in kind.fields})
         case T.DecimalType():
@@ -136,37 +136,21 @@ def _struct(columns: Mapping[str, Convert]) -> Convert:
     return convert
 
 
-def _array(element: Convert) -> Convert:
+def _several(kind: type, parts_of: Callable[[str], Iterable[tuple[Any, ...]]], convert_one: Convert) -> Convert:
+    """Convert a list, or an object to a list of names and values."""
+
     def convert(value: object, text: str) -> object:
-        if not isinstance(value, list):
+        if not isinstance(value, kind):
             return MISFIT
         found: list[object] = []
         fits = True
-        for each, written in elements_of(text):
-            read = None if each is None else element(each, written)
+        for *name, each, written in parts_of(text):
+            read = None if each is None else convert_one(each, written)
             if read is MISFIT:
                 return MISFIT
             if isinstance(read, Partial):
                 read, fits = read.value, False
-            found.append(read)
-        return found if fits else Partial(found)
-
-    return convert
-
-
-def _map(entry: Convert) -> Convert:
-    def convert(value: object, text: str) -> object:
-        if not isinstance(value, dict):
-            return MISFIT
-        found: list[tuple[str, object]] = []
-        fits = True
-        for name, each, written in fields_of(text):
-            read = None if each is None else entry(each, written)
-            if read is MISFIT:
-                return MISFIT
-            if isinstance(read, Partial):
-                read, fits = read.value, False
-            found.append((_plain(name), read))
+            found.append((_plain(name[0]), read) if name else read)
         return found if fits else Partial(found)
 
     return convert
