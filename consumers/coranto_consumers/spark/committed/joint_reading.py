@@ -53,27 +53,17 @@ _KEPT_SECONDS: Final = 3600.0
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class CommittedReader:
-    """Reads the committed content of ranges, which together are one contiguous part of a journal.
+    """Reads the committed content of ranges, which together are one contiguous part of a journal."""
 
-    `shared` is a folder for the tasks of one read of one journal; None if they share nothing. With `commits`, lines
-    have the offsets that committed them.
-    """
-
-    def __init__(
-        self,
-        content: JournalContent,
-        ranges: Sequence[Range],
-        framing: ReadFraming,
-        shared: Path | None = None,
-        *,
-        commits: bool = False,
-    ) -> None:
-        self._commits = commits
-        self._content = content
-        self._ranges = ranges
-        self._framing = framing
-        self._shared = shared if len(ranges) > 1 else None
+    content: JournalContent
+    ranges: Sequence[Range]
+    framing: ReadFraming
+    shared: Path | None = None
+    """A folder for the tasks of one read of one journal; None if they share nothing."""
+    commits: bool = False
+    """True if lines have the offsets that committed them."""
 
     def read(self, number: int) -> Iterator[Lines]:
         """Yield the committed content of range `number`, ignoring messages before the first range.
@@ -86,35 +76,35 @@ class CommittedReader:
             return self._scan(wanted, held if wanted == number else None)
 
         decision = self._decided(number, scan)
-        for lines, segments in held or self._scan_of(number).segments(self._content, self._framing):
-            yield decision.committed(lines, segments, commits=self._commits)
+        for lines, segments in held or self._scan_of(number).segments(self.content, self.framing):
+            yield decision.committed(lines, segments, commits=self.commits)
 
     def _decided(self, number: int, scan: Callable[[int], RangeSummary]) -> RangeDecision:
-        if self._shared is not None:
+        if self.shared is not None and len(self.ranges) > 1:
             try:
-                return _SharedScans(self._shared, len(self._ranges), scan, self._resolve).decided(number)
+                return _SharedScans(self.shared, len(self.ranges), scan, self._resolve).decided(number)
             except CorantoError:
                 raise
             except OSError as error:
-                _log.warning("spark.scans_not_shared", folder=str(self._shared), error=str(error))
-        return self._resolve([scan(wanted) for wanted in range(len(self._ranges))])[number]
+                _log.warning("spark.scans_not_shared", folder=str(self.shared), error=str(error))
+        return self._resolve([scan(wanted) for wanted in range(len(self.ranges))])[number]
 
     def _scan(self, number: int, held: list[tuple[Lines, Int32s]] | None) -> RangeSummary:
         """Scan a range, and add its lines to `held` if that is given and the range is small enough."""
         scan = self._scan_of(number)
         if held is not None:
             held.clear()
-        for each in scan.segments(self._content, self._framing):
-            if held is not None and self._ranges[number].length <= HELD_BYTES:
+        for each in scan.segments(self.content, self.framing):
+            if held is not None and self.ranges[number].length <= HELD_BYTES:
                 held.append(each)
         return scan.summary()
 
     def _scan_of(self, number: int) -> RangeSummarizer:
-        return RangeSummarizer(NumberedRange(number, self._ranges[number], commits=self._commits))
+        return RangeSummarizer(NumberedRange(number, self.ranges[number], commits=self.commits))
 
     def _resolve(self, summaries: Sequence[RangeSummary]) -> list[RangeDecision]:
         """Return the decision about each range. Raises CorruptData if a message between two ranges is missing."""
-        found = {part: summary for part, summary in zip(self._ranges, summaries, strict=True) if summary.rows}
+        found = {part: summary for part, summary in zip(self.ranges, summaries, strict=True) if summary.rows}
         if found:
             first = min(found)
             read_end(first.journal, found[first].first, found)
