@@ -244,8 +244,8 @@ def _is_of_files(offset: Any) -> bool:
     return isinstance(offset, Mapping) and offset.keys() == {_FILE_OFFSET}
 
 
-def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the numbers in an offset, with their paths. A journal's position yields only its offset."""
+def _numbers(value: Any, name: str | None = None) -> Iterator[tuple[str | None, int]]:
+    """Yield the numbers in an offset, with their paths, if any. A journal's position yields only its offset."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield name, value
     elif isinstance(value, Mapping):

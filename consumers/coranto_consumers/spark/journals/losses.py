@@ -28,12 +28,12 @@ class LostContent:
     begin: int
     end: int
     made_again: bool = False
-    known: str = ""
-    found: str = ""
+    known: str | None = None
+    found: str | None = None
 
     def __str__(self) -> str:
-        if self.known:
-            return str(JournalRecreated(self.journal, self.begin, self.known, self.found, self.end, " "))
+        if self.known and self.found:
+            return str(self.error(" "))
         if self.made_again:
             return (
                 f"journal {self.journal} ends at {self.end}, but is processed through {self.begin}: it was deleted and "
@@ -44,11 +44,11 @@ class LostContent:
     @property
     def same_through(self) -> int:
         """The end offset of the content that both journals have, if the journal's head fell; else 0."""
-        return held_through(self.known, self.begin, self.found) if self.known else 0
+        return held_through(self.known, self.begin, self.found) if self.known and self.found else 0
 
     def error(self, advice: str) -> CorantoError:
         """Return the error for a reader that must not continue without the content."""
-        if self.known:
+        if self.known and self.found:
             return JournalRecreated(self.journal, self.begin, self.known, self.found, self.end, advice)
         if self.made_again:
             return CorruptData(f"{self}. {advice}")
@@ -106,7 +106,8 @@ def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[S
         parts = [
             PartlyLost(lost.journal, producer, max(state.begin, at), source.read_through) for producer, state in pending
         ]
-        return source.fallen_to(at, lost.found) if at else Source(begin, journal_id=lost.found), parts
+        found = lost.found or ""
+        return source.fallen_to(at, found) if at else Source(begin, journal_id=found), parts
     read_through = max(source.read_through, lost.end) if source.read_through >= lost.begin else source.read_through
     producers: dict[ProducerId, ProducerState] = {}
     partly = []

@@ -31,14 +31,7 @@ class JournalContent(Protocol):
     """The source of content: `SyncJournalClient`, or a test double."""
 
     def read(
-        self,
-        journal: str,
-        offset: int = 0,
-        *,
-        end_offset: int = 0,
-        block: bool = False,
-        fail_on_jump: bool = False,
-        journal_id: str = "",
+        self, journal: str, offset: int, *, end_offset: int, block: bool, fail_on_jump: bool, journal_id: str
     ) -> Iterator[Chunk]: ...
 
 

@@ -72,10 +72,10 @@ __all__ = [
 ]
 
 
-def require_spark(feature: str, needed: tuple[int, int], instead: str = "") -> None:
+def require_spark(feature: str, needed: tuple[int, int], instead: str | None = None) -> None:
     """Raise VersionTooOld if this version of PySpark lacks a feature that came with version `needed`."""
     if needed > SPARK:
-        raise VersionTooOld(feature, "PySpark", pyspark.__version__, f"{needed[0]}.{needed[1]}", instead)
+        raise VersionTooOld(feature, "PySpark", pyspark.__version__, f"{needed[0]}.{needed[1]}", instead or "")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

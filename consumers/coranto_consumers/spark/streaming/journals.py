@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from coranto.client import SyncJournalClient
-from coranto.errors import CorruptData, JournalRecreated, OffsetJump
+from coranto.errors import CorruptData
 from coranto_consumers.spark.journals.discovery import ContentExtent, contents
 from coranto_consumers.spark.journals.fetching import task_client
 from coranto_consumers.spark.journals.losses import LostContent, lost_before
@@ -61,10 +61,8 @@ def lost_at(journal: str, position: Position, found: ContentExtent | None) -> Lo
     if found is None:
         return LostContent(journal, position.offset, 0, made_again=True)
     if not position.is_of(found.created, found.journal_id):
-        known = position.journal_id if found.journal_id else ""
-        return LostContent(
-            journal, position.offset, found.head, made_again=True, known=known, found=found.journal_id if known else ""
-        )
+        ids = (position.journal_id, found.journal_id)
+        return LostContent(journal, position.offset, found.head, True, *(ids if all(ids) else (None, None)))
     return lost_before(journal, position.offset, found.begin, found.head, is_end=found.is_end)
 
 
@@ -76,18 +74,14 @@ def require(journal: str, position: Position, heads: Mapping[str, ContentExtent]
             f"journal {journal} is read through {position.offset}, and is not there any more, or not selected. "
             "Select it again, or begin a new query, with a new checkpoint"
         )
-    is_same = position.is_of(found.created, found.journal_id)
-    if not is_same and position.journal_id and found.journal_id:
-        advice = (
-            "Begin a new query, with a new checkpoint, or continue without (failOnDataLoss=false). If the present "
-            "journal has the content of the earlier one up to that offset, such as recovered content, set the option "
-            f"acceptJournals={found.journal_id}/{journal} of the source, and start the query with the same checkpoint."
+    lost = lost_at(journal, position, found)
+    if lost is None:
+        return
+    advice = "Begin a new query, with a new checkpoint"
+    if lost.known:
+        advice += (
+            ", or continue without (failOnDataLoss=false). If the present journal has the content of the earlier one "
+            "up to that offset, such as recovered content, set the option "
+            f"acceptJournals={lost.found}/{journal} of the source, and start the query with the same checkpoint."
         )
-        raise JournalRecreated(journal, position.offset, position.journal_id, found.journal_id, found.head, advice)
-    if not is_same or position.offset > found.head:
-        raise CorruptData(
-            f"journal {journal} is read through {position.offset}, and ends at {found.head}: it was deleted and "
-            "created again, or has lost content. Begin a new query, with a new checkpoint"
-        )
-    if position.offset < found.begin:
-        raise OffsetJump(journal, position.offset, found.begin)
+    raise lost.error(advice)
