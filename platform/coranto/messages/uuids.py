@@ -24,7 +24,7 @@ import struct
 import uuid
 from binascii import Error as HexError
 from binascii import unhexlify
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, NewType
 
 from coranto.errors import InvalidInput
@@ -139,16 +139,16 @@ def build_uuid(producer: ProducerId, clock: int, flags: int) -> uuid.UUID:
     return uuid.UUID(bytes=pack_uuid(producer, clock, flags))
 
 
-def uuid_texts(producer: ProducerId, first_clock: int, count: int, flags: int) -> list[bytes]:
-    """Return the UUIDs of messages with consecutive clocks, which are CLOCK_TICK apart, as `build_uuid` has them."""
-    texts, clock, left = list[bytes](), first_clock, count
+def uuid_runs(producer: ProducerId, first_clock: int, count: int, flags: int) -> Iterator[tuple[range, bytes]]:
+    """Yield the UUIDs of messages with consecutive clocks, which are CLOCK_TICK apart, in runs: up to a carry.
+
+    The UUIDs of a run differ in their first eight digits, which are given as numbers, and have the same rest.
+    """
+    clock, left = first_clock, count
     while left:
-        # Up to a carry, only the first eight digits differ.
         lows = range(clock >> 4 & 0xFFFFFFFF, 1 << 32, CLOCK_TICK >> 4)[:left]
-        rest = str(build_uuid(producer, clock, flags)).encode()[8:]
-        texts += [b"%08x%b" % (low, rest) for low in lows]
+        yield lows, str(build_uuid(producer, clock, flags)).encode()[8:]
         clock, left = clock + len(lows) * CLOCK_TICK, left - len(lows)
-    return texts
 
 
 def parse_uuid(value: uuid.UUID) -> UuidParts:

@@ -19,7 +19,7 @@ from coranto.messages.uuids import (
     build_uuid,
     is_same_writer,
     successor,
-    uuid_texts,
+    uuid_runs,
 )
 
 PRODUCER = ProducerId(bytes.fromhex("010203040506"))
@@ -145,4 +145,5 @@ def test_texts_of_consecutive_clocks_are_those_of_each() -> None:
     for first in (0, 1 << 40, (5 << 32 | 0xFFFFFFFD) << 4 | 3, (0xABC << 48 | 0xFFFFFFFFFFF5) << 4):
         expected = [str(build_uuid(producer, first + n * CLOCK_TICK, 2)).encode() for n in range(9)]
         for count in (0, 1, 9):
-            assert uuid_texts(producer, first, count, 2) == expected[:count]
+            runs = uuid_runs(producer, first, count, 2)
+            assert [b"%08x%b" % (low, rest) for lows, rest in runs for low in lows] == expected[:count]

@@ -28,7 +28,7 @@ from coranto.messages.uuids import (
     UuidParts,
     build_uuid,
     parse_uuid_bytes,
-    uuid_texts,
+    uuid_runs,
 )
 
 E = TypeVar("E")
@@ -117,10 +117,12 @@ def stamped(
 ) -> bytes:
     """Put UUIDs with consecutive clocks into events that `encode` returned, and join them."""
     if type(format) is JsonEvents:
-        at = len(format.uuid_prefix)
-        end = at + len(_BLANK_TEXT)
-        texts = uuid_texts(producer, first_clock, len(events), flags)
-        return b"".join([b"%b%b%b" % (each[:at], text, each[end:]) for each, text in zip(events, texts, strict=True)])
+        prefix, lines = format.uuid_prefix, list[bytes]()
+        behind = len(prefix) + len(_BLANK_TEXT)
+        for lows, rest in uuid_runs(producer, first_clock, len(events), flags):
+            run = zip(lows, events[len(lines) : len(lines) + len(lows)], strict=True)
+            lines += [b"%b%08x%b%b" % (prefix, low, rest, each[behind:]) for low, each in run]
+        return b"".join(lines)
     return b"".join(
         format.stamp(event, build_uuid(producer, first_clock + number * CLOCK_TICK, flags))
         for number, event in enumerate(events)
