@@ -41,7 +41,7 @@ class BrokerSettings(MemberSettings):
         default="",
         description="Addresses that ?endpoint= of a store may name: http://host:port, with commas; * for any.",
     )
-    journal_limit: int = Field(default=1024, ge=0, le=131072, description="Most journals that this broker takes.")
+    journal_limit: int = Field(default=1024, ge=0, le=131072, description="Maximum number of journals on this broker.")
     max_replication: int = Field(default=9, ge=1, description="Caps the replication of every journal.")
     fsync: Fsync = Field(
         default=Fsync.NEVER, description="When spools are forced to the disk: never, commit or interval."
@@ -57,7 +57,7 @@ class BrokerSettings(MemberSettings):
     max_blocking_reads: int = Field(
         default=2048,
         ge=0,
-        description="Most blocking reads of one caller under way at a time; others are refused. 0: any number.",
+        description="Maximum blocking reads of one caller at a time; others are refused. 0: any number.",
     )
     quotas: Path | None = Field(
         default=None, description="YAML file of the rates and open streams that callers may use of this broker."
@@ -66,13 +66,13 @@ class BrokerSettings(MemberSettings):
         default=1 << 16,
         ge=0,
         le=1 << 20,
-        description="Calls of at most this size that wait for each other are committed together; 0: none are.",
+        description="Appends up to this size are committed together while they wait; 0: never.",
     )
     max_message_bytes: int = Field(  # Clients and primaries send up to 1 MiB of content with its metadata.
         default=4 << 20, ge=2 << 20, description="Largest message to accept, at least 2 MiB."
     )
     chunk_bytes: int = Field(
-        default=1 << 20, ge=1 << 10, le=3 << 20, description="Most content per message to readers."
+        default=1 << 20, ge=1 << 10, le=3 << 20, description="Maximum content per message to readers."
     )
     disk_reserve_bytes: int = Field(
         default=64 << 20,
@@ -97,7 +97,9 @@ class BrokerSettings(MemberSettings):
         default=True, description="Remove stored fragments that are older than their journal's retention."
     )
     retention_rate: float = Field(
-        default=20.0, gt=0, description="Most fragments that retention removes per second, over all journals."
+        default=20.0,
+        gt=0,
+        description="Maximum number of fragments that retention removes per second, over all journals.",
     )
     deleted_spool_seconds: float = Field(
         default=7 * 86400.0,

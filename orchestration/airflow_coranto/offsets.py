@@ -77,7 +77,7 @@ def from_kept(kept: Mapping[str, Any]) -> dict[str, JournalPosition]:
     try:
         return {str(journal): JournalPosition.of_kept(at) for journal, at in kept.items()}
     except (TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InvalidInput("these are no positions of journals", field="positions") from error
+        raise InvalidInput("these are not positions of journals", field="positions") from error
 
 
 def variable_name(name: str, arguments: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ async def serve(
         if request.check_delete:
             await probe_delete(store, request.check_delete_prefix)
         if refused := broker.store_watch.backlog.refused_by(request.fragment_store):
-            raise StoreError(f"it takes probes, but this broker cannot store fragments of {refused} journals there")
+            raise StoreError(f"it accepts probes, but this broker cannot store fragments of {refused} journals there")
     except CorantoError as error:
         response.status = pb.FRAGMENT_STORE_UNHEALTHY
         response.store_health_error = error.public_text

@@ -77,7 +77,7 @@ class Adoption:
                 )
             if seen > cluster.since:
                 raise WrongCluster(
-                    f"{data_dir} has seen etcd revision {seen}, later than the brokers that took up this etcd without "
+                    f"{data_dir} has seen etcd revision {seen}, later than the brokers that adopted this etcd without "
                     f"it ({cluster.since}): it cannot join them. Keep it until you know what of it is missing"
                 )
         else:

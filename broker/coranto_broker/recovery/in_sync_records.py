@@ -206,7 +206,7 @@ class InSyncRecords:
                     others=list(record.members),
                 )
         if in_sync.judge(reading.record, stamp, end, self.me) is Judgement.DIVERGED:
-            raise Stranded(f"other brokers went on with {journal} before offset {end}, without what this one has")
+            raise Stranded(f"other brokers continued {journal} before offset {end}, without what this one has")
         return reading
 
     async def leave(

@@ -136,9 +136,9 @@ class Residence:
             problems = await cls._objections(coordinator, layout, header, base, data_dir, disk)
         if problems:
             raise WrongCluster(
-                f"{data_dir} does not go with this etcd: {problems}. Give the broker the etcd, prefix, zone and id "
-                "that the directory is of. If etcd was restored from a backup or emptied, stop all brokers and have "
-                "each take it up: `coranto broker adopt`. If the directory is a copy of another broker's, or was "
+                f"{data_dir} does not belong to this etcd: {problems}. Give the broker the etcd, prefix, zone and id "
+                "that the directory is of. If etcd was restored from a backup or emptied, stop all brokers and let "
+                "each adopt it: `coranto broker adopt`. If the directory is a copy of another broker's, or was "
                 f"restored from a backup, start with an empty one instead; {ADVICE}"
             )
         while kv is None or cluster is None:

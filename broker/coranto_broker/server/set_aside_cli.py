@@ -64,7 +64,7 @@ def _soundness(kept: SetAsideFragment) -> str:
 @app.command()
 def compare(
     file: Content,
-    journal: Annotated[str, typer.Option(help="The journal, where no log is left that names it.")] = "",
+    journal: Annotated[str, typer.Option(help="The journal, if no log names it any more.")] = "",
     endpoint: Endpoint = None,
 ) -> None:
     """Compare it with its journal's current content at the same offsets: the same, other bytes, or nothing.
@@ -102,7 +102,7 @@ def export(
     file: Content,
     begin: Annotated[int | None, typer.Option(help="From this offset of the journal on.", show_default=False)] = None,
     end: Annotated[
-        int | None, typer.Option(help="Up to this offset; default: as far as it is sound.", show_default=False)
+        int | None, typer.Option(help="Up to this offset; default: the end of the sound content.", show_default=False)
     ] = None,
 ) -> None:
     """Write bytes to standard output: the committed ones, by their SHA-1, unless offsets are given.

@@ -76,7 +76,7 @@ async def _present_ids(client: JournalClient, journals: Sequence[str]) -> dict[s
         if name not in found:
             raise InvalidInput(f"there is no journal {name}", field="JOURNAL")
         if not found[name].known:
-            raise Unavailable(f"no broker tells the id of {name}: {found[name].problem}")
+            raise Unavailable(f"no broker knows the id of {name}: {found[name].problem}")
         if not found[name].journal_id:
             raise InvalidInput(f"{name} has no id, so it needs no acceptance", field="JOURNAL")
     return {name: found[name].journal_id for name in journals}

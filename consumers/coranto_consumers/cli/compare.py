@@ -32,12 +32,14 @@ def compare(
         ),
     ] = "",
     ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", help="Column to leave out. May repeat.", show_default=False)
+        list[str] | None, typer.Option("--ignore", help="Column to leave out. May be repeated.", show_default=False)
     ] = None,
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0, help="By how much floats may differ, relatively or absolutely.")
     ] = 0.0,
-    examples: Annotated[int, typer.Option("--examples", min=0, help="Most examples of each difference.")] = 10,
+    examples: Annotated[
+        int, typer.Option("--examples", min=0, help="Maximum number of examples of each difference.")
+    ] = 10,
     output: Annotated[Output, typer.Option("--output", "-o")] = Output.TABLE,
 ) -> None:
     """Compare two tables by key: rows, sums of columns, keys that only one has, and values that differ.

@@ -38,7 +38,9 @@ def fork(
     new: Annotated[str, typer.Option("--as", help="The name of the forked consumer.", show_default=False)],
     journal: Annotated[
         list[str] | None,
-        typer.Option("--journal", help="Journal to fork that NAME has not read yet. May repeat.", show_default=False),
+        typer.Option(
+            "--journal", help="Journal to fork that NAME has not read yet. May be repeated.", show_default=False
+        ),
     ] = None,
     prefix: Annotated[
         str,
@@ -46,16 +48,17 @@ def fork(
     ] = "",
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", metavar="TABLE=COPY", help="Table to copy with the checkpoint. May repeat."),
+        typer.Option("--table", metavar="TABLE=COPY", help="Table to copy with the checkpoint. May be repeated."),
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="It reads all of its forks, and has no checkpoint.")
+        bool, typer.Option("--from-beginning", help="Let it read all of its forks, without a checkpoint.")
     ] = False,
     at_checkpoint: Annotated[
         bool, typer.Option("--at-checkpoint", help="Fork journals where the checkpoint is, not at their heads.")
     ] = False,
     same_labels: Annotated[
-        bool, typer.Option("--same-labels", help="Nobody selects these journals by labels of their own.")
+        bool,
+        typer.Option("--same-labels", help="Copy all labels of the journals. Only if no consumer selects by them."),
     ] = False,
     endpoint: Endpoint = None,
 ) -> None:
@@ -103,7 +106,7 @@ def _print_forks(made: ForkedConsumer, tables: Mapping[str, str]) -> None:
         f"  coranto consumer fork-status {made.name}           has it read all?\n"
         "  coranto consumer compare OLD NEW --key COLUMN   are its tables right?\n"
         f"  coranto consumer promote {made.name} --as LIVE     it continues with the live journals as LIVE, or\n"
-        f"  coranto consumer drop-fork {made.name}             nothing of it stays"
+        f"  coranto consumer drop-fork {made.name}             it is deleted"
     )
 
 
@@ -143,7 +146,7 @@ def drop_fork(
     name: Forked,
     store: Store,
     table: Annotated[
-        list[str] | None, typer.Option("--table", help="Table to drop with it. May repeat.", show_default=False)
+        list[str] | None, typer.Option("--table", help="Table to drop with it. May be repeated.", show_default=False)
     ] = None,
     endpoint: Endpoint = None,
 ) -> None:

@@ -27,7 +27,7 @@ def lag(
     store: StoreOrNone = None,
     interval: Annotated[
         float,
-        typer.Option("--interval", min=0, help="Look twice, so many seconds apart, and show how fast it reads."),
+        typer.Option("--interval", min=0, help="Measure twice, this many seconds apart, and show how fast it reads."),
     ] = 0.0,
     consumer: Consumer = None,
     output: Annotated[Output, typer.Option("--output", "-o")] = Output.TABLE,

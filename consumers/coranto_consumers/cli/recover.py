@@ -19,7 +19,9 @@ from coranto_consumers.cli.audit import AuditTarget, Etcd, Expected, Prefix, Rem
 from coranto_consumers.recovery import ShardDoctor, StoreDoctor, mended_store
 from coranto_consumers.runtime.client import ShardClient
 
-app = typer.Typer(no_args_is_help=True, help="Find damage of a consumer, plan its repair, carry an approved plan out.")
+app = typer.Typer(
+    no_args_is_help=True, help="Find a consumer's damage, plan its repair, and carry out an approved plan."
+)
 
 Process = Annotated[
     str | None,

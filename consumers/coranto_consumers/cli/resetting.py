@@ -31,7 +31,9 @@ _SHORTEST_TIME = 9
 
 Journals = Annotated[
     list[str] | None,
-    typer.Option("--journal", help="Only this journal. May repeat. Default: all that it has read.", show_default=False),
+    typer.Option(
+        "--journal", help="Only this journal. May be repeated. Default: all that it has read.", show_default=False
+    ),
 ]
 Sources = Annotated[
     str,

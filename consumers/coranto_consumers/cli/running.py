@@ -43,11 +43,14 @@ def run(
     ] = None,
     spark_conf: Annotated[
         list[str] | None,
-        typer.Option("--spark-conf", metavar="NAME=VALUE", help="Setting of the Spark session. May repeat."),
+        typer.Option("--spark-conf", metavar="NAME=VALUE", help="Setting of the Spark session. May be repeated."),
     ] = None,
     trigger_interval: Annotated[
         str,
-        typer.Option("--trigger-interval", help="Begin to catch up at most once in this time, such as 10s."),
+        typer.Option(
+            "--trigger-interval",
+            help="Least time between two transactions of a consumer that has caught up, such as 10s.",
+        ),
     ] = "0s",
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="Process what there is now, and exit.")
@@ -74,7 +77,8 @@ def run(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Option of the consumer, with a value as in YAML, such as max_transaction_bytes=67108864. May repeat.",
+            help="Option of the consumer, with a value as in YAML, such as max_transaction_bytes=67108864. "
+            "May be repeated.",
         ),
     ] = None,
     metrics_port: Annotated[

@@ -140,7 +140,7 @@ def unassign(
     selector: Annotated[
         str | None, typer.Option("--selector", "-l", help="Shards by labels. Empty: all.", show_default=False)
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only take shards from where they failed.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only unassign failed shards.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
     consumer: Consumer = None,
 ) -> None:
@@ -165,7 +165,9 @@ def unassign(
 def prune(
     selector: Annotated[
         str,
-        typer.Option("--selector", "-l", help="Which shards: all that ever recorded into the same logs. Empty: all."),
+        typer.Option(
+            "--selector", "-l", help="Which shards. Include all that have ever recorded into the same logs. Empty: all."
+        ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and do nothing.")] = False,
     consumer: Consumer = None,

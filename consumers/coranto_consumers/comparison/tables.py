@@ -102,7 +102,7 @@ class SortedTable:
                 yield row
         except (ValueError, TypeError, ArithmeticError) as error:
             raise CorruptData(
-                f"table {self.name}: row {read + 1} by key holds a value that is none of its column's type: {error}"
+                f"table {self.name}: row {read + 1} by key holds a value that is not of its column's type: {error}"
             ) from error
         finally:
             result.close()

@@ -43,7 +43,9 @@ class ShardDoctor:
                 remarks.append(Remark(name, f"it failed: {status.errors[0] if status.errors else 'without a reason'}"))
             elif shard.route.primary < 0 and not shard.spec.disable:
                 remarks.append(
-                    Remark(name, "no process is its primary: are enough processes of the consumer running, with room?")
+                    Remark(
+                        name, "no process is its primary: are enough processes of the consumer running, with capacity?"
+                    )
                 )
             elif status.code != pc.ReplicaStatus.PRIMARY and not shard.spec.disable:
                 word = pc.ReplicaStatus.Code.Name(status.code).lower()

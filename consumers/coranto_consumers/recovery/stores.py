@@ -196,7 +196,7 @@ def _accept_step(consumer: str, lost: Sequence[Finding]) -> RecoveryStep:
     return RecoveryStep(
         StepKind.ACCEPT_LOSS,
         consumer,
-        f"{text}take the current state of its store for right, so that audits report only new findings",
+        f"{text}accept the current state of its store as correct, so that audits report only new findings",
         loses="the differences above are not reported again",
         facts={"unsettled": unsettled} if unsettled else {},
     )

@@ -147,7 +147,7 @@ class RecordedOperation:
         try:
             op = wire.RecordedOp.FromString(payload)
         except DecodeError as error:
-            raise InvalidInput(f"{len(payload)} bytes are no recorded operation: {error}") from error
+            raise InvalidInput(f"{len(payload)} bytes are not a recorded operation: {error}") from error
         change = _change_of(op)
         if isinstance(change, Write):
             end += change.length

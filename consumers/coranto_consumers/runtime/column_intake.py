@@ -166,8 +166,8 @@ class ColumnIntake:
         if len(step.states) > intake.MAX_PRODUCERS:
             raise InvalidInput(
                 f"{journal} has messages of more than {intake.MAX_PRODUCERS} producers: one more is before offset "
-                f"{_end(batch)}. Are there writers that never use a producer id twice? Pass over them by the source's "
-                "min_offset, or have them write elsewhere"
+                f"{_end(batch)}. Do writers use each producer id only once? Skip their content with the "
+                "source's min_offset, or let them write to another journal"
             )
         if step.replay is None and step.committed_rows() <= self.max_rows:
             self._deliver_at_once(journal, batch, step)

@@ -21,8 +21,8 @@ class ConsumerProcessSettings(MemberSettings):
 
     etcd: str = Field(default="", description="Endpoint of etcd. Default: the cluster of `coranto up`.")
     etcd_prefix: str = Field(default="", description="Where the shards' keys live in etcd. Default: by application.")
-    exit_seconds: float = Field(default=20.0, gt=0, description="Most time to hand shards over on exit.")
-    shard_limit: int = Field(default=32, ge=0, le=131072, description="Most shards that this process takes.")
+    exit_seconds: float = Field(default=20.0, gt=0, description="Maximum time to hand over shards on exit.")
+    shard_limit: int = Field(default=32, ge=0, le=131072, description="Maximum number of shards in this process.")
     max_hot_standbys: int = Field(default=3, ge=0, description="Caps the hot standbys of every shard.")
     accept_changes: Annotated[str, AfterValidator(checked_codes)] = Field(
         default="", description="Codes of changes of shards that are meant, by commas. The error about one names it."

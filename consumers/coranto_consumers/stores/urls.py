@@ -32,7 +32,7 @@ def parse_store_url(text: str) -> URL:
         raise InvalidInput(f"not a URL; a store URL is {ACCEPTED}", field="store_url") from error
     for option in (RELAXED, SHOW_VALUES):
         if url.query.get(option, "true") != "true":
-            raise InvalidInput(f"{option} is not 'true': say that, or leave it out", field="store_url")
+            raise InvalidInput(f"{option} is not 'true': write that, or leave it out", field="store_url")
     backend, _, driver = url.drivername.partition("+")
     match backend:
         case "sqlite":

@@ -78,7 +78,7 @@ def stored_of(
     for selector in wanted:
         for each in client.heads(selector):
             if not each.known:
-                raise Unavailable(f"no broker tells the head of {each.journal}: {each.problem}")
+                raise Unavailable(f"no broker knows the head of {each.journal}: {each.problem}")
             before = done.get(each.journal)
             begin, ends = before.end if before else 0, list[int]()
             if each.status == pb.OK and each.listed:

@@ -85,12 +85,12 @@ def _require_batches(layout: TableLayout) -> None:
     form = JsonForm() if layout.version is None else layout.version.definition.form
     if not isinstance(form, JsonForm):
         raise InvalidInput(
-            f"messages of {layout.version} are {form.name}, which takes Spark: add `runner: spark`", field="runner"
+            f"messages of {layout.version} are {form.name}, which needs Spark: add `runner: spark`", field="runner"
         )
     for place, kind in kinds_in(layout.messages):
         if kind in (PlainKind.DATE, PlainKind.BINARY) or isinstance(kind, MapKind):
             raise InvalidInput(
-                f"{place} is {format_kind(kind)}, which takes Spark: add `runner: spark`, or read it as a STRING",
+                f"{place} is {format_kind(kind)}, which needs Spark: add `runner: spark`, or read it as a STRING",
                 field="runner",
             )
 

@@ -227,7 +227,7 @@ def _read(node: yaml.Node) -> TableSpec:
     )
     for name in ("filter", "select"):
         if name in entries and spec.runner != "spark":
-            raise line_error(line_of(entries[name]), f"`{name}` has Spark SQL, which takes Spark: add `runner: spark`")
+            raise line_error(line_of(entries[name]), f"`{name}` has Spark SQL, which needs Spark: add `runner: spark`")
     for name, _ in spec.select:
         _require_name(name, entries["select"])
     if spec.columns:
@@ -257,7 +257,7 @@ def table_columns(spec: TableSpec, fields: Sequence[str]) -> list[str]:
 def require_name(name: str) -> None:
     """Raise InvalidInput for a column that Coranto itself uses."""
     if name in _RESERVED or name.startswith(_RESERVED_PREFIXES):
-        raise InvalidInput(f"{name!r} is a name that Coranto uses: leave it out, or name the field otherwise")
+        raise InvalidInput(f"{name!r} is a name that Coranto uses: leave it out, or rename the field")
 
 
 def _require_name(name: str, node: yaml.Node) -> None:

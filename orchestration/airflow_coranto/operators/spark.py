@@ -146,7 +146,7 @@ class SparkConsumerOperator(BaseOperator):
         if report.misfits:
             self.log.warning("%d messages do not fit the application's columns", report.misfits)
         for lost in report.lost:
-            self.log.warning("Content was gone before it was read, and passed by: %s", lost)
+            self.log.warning("Content was gone before it was read, and was skipped: %s", lost)
         return {
             "transactions": report.transactions,
             "messages": report.messages,

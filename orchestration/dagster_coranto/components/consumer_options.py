@@ -19,7 +19,7 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
     """The options of a Spark consumer, in YAML. Omitted options have the consumer's defaults."""
 
     max_transaction_bytes: int | None = Field(
-        default=None, gt=0, description="Most bytes of new content that a transaction reads."
+        default=None, gt=0, description="Maximum bytes of new content that a transaction reads."
     )
     max_transaction_messages: int | None = Field(
         default=None, gt=0, description="Approximate limit of the new messages that a transaction reads."
@@ -34,7 +34,7 @@ class ConsumerOptionsModel(dg.Model, dg.Resolvable):
     retry_timeout: float | None = Field(
         default=None, ge=0, description="The seconds that a run retries an unavailable store or broker."
     )
-    max_partition_bytes: int | None = Field(default=None, gt=0, description="Most bytes that a task of Spark reads.")
+    max_partition_bytes: int | None = Field(default=None, gt=0, description="Maximum bytes that a Spark task reads.")
     misfits: Literal["fail", "nulls"] | DeadLettersModel | None = Field(
         default=None,
         description="Messages that do not fit the application's columns. They end the run (fail), get nulls for "

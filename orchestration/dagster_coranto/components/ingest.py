@@ -33,7 +33,7 @@ class IngestComponent(dg.Component, dg.Model, dg.Resolvable):
     fresh_seconds: float = Field(
         default=FRESH_SECONDS,
         ge=0,
-        description="The check is_fresh fails if rows wait and nothing was materialised for so long. 0: no check.",
+        description="The check is_fresh fails if rows wait and nothing was materialised for this long. 0: no check.",
     )
     cluster: Annotated[JournalResource, dg.Resolver(resolve_cluster, model_field_type=ClusterModel)] = Field(
         default_factory=JournalResource, description="The cluster of brokers. Left out: found in the environment."

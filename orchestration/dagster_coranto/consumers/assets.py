@@ -37,7 +37,7 @@ class ConsumerRun(dg.Config):
         default="", description="drain: until caught up. service: until stopped. Empty: the consumer's default."
     )
     for_seconds: float = Field(
-        default=0, ge=0, description="End a service successfully after so many seconds; 0: never."
+        default=0, ge=0, description="End a service successfully after this many seconds; 0: never."
     )
 
     def mode_or(self, default: ConsumerMode) -> ConsumerMode:

@@ -28,7 +28,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 @app.command()
 def run(
     data_dir: DataDir = _DATA,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Only so many flights; 0 takes all.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Number of flights; 0 takes all.")] = 0,
     brokers: Brokers = 1,
     lake: Annotated[bool, typer.Option("--lake", help="Also copy every flight into an Iceberg table.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove the files of earlier runs, and start over.")] = False,

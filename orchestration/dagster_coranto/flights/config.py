@@ -20,7 +20,7 @@ class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
     """Settings of one run. The `prefix` of the resource `journals` chooses its journals."""
 
     table: str = Field(default=TABLE, description="SQL table of the carriers' delays; created when absent.")
-    limit: int = Field(default=0, ge=0, description="Take only so many flights; 0 takes all.")
+    limit: int = Field(default=0, ge=0, description="Number of flights; 0 takes all.")
     max_transaction_bytes: int = Field(
         default=TRANSACTION_BYTES, gt=0, description="Journal content that one consumer transaction reads at most."
     )

@@ -36,7 +36,7 @@ class IngestRun(dg.Config):
         description="drain: until the source has no more. service: until it is terminated. Empty: as defined.",
     )
     for_seconds: float = Field(
-        default=0, ge=0, description="End a service by itself after so many seconds; 0: never. Then it succeeds."
+        default=0, ge=0, description="End a service successfully after this many seconds; 0: never."
     )
     accept_loss: bool = Field(
         default=False, description="Continue although brokers have lost a part of the ingest's progress."
@@ -108,7 +108,7 @@ class IngestStep:
         try:
             state = self.definition.state(journals)
         except CorantoError as error:
-            self.context.log.warning(f"How far {self.definition.names.name} has come is not known: {error}")
+            self.context.log.warning(f"The position of {self.definition.names.name} is unknown: {error}")
             return
         tags = {"dagster/data_version": state.version}
         metadata = self._metadata(state, report)

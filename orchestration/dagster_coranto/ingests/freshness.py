@@ -37,7 +37,7 @@ def build_ingest_check(
         try:
             state = definition.state(resource_of(context.resources, resource_key, JournalResource))
         except (CorantoError, ClusterError) as error:
-            return dg.AssetCheckResult(passed=False, description=f"The lag is not known: {error}")
+            return dg.AssetCheckResult(passed=False, description=f"The lag is unknown: {error}")
         passed, description = judge(context.instance, definition.key, state, fresh_seconds)
         return dg.AssetCheckResult(passed=passed, description=description, metadata=namespaced({"lag": state.lag}))
 

@@ -85,7 +85,7 @@ def build_ingest_sensor(
         try:
             state = definition.state(bound(journals))
         except (ClusterError, Unavailable) as error:
-            return dg.SkipReason(f"How much waits is not known: {error}")
+            return dg.SkipReason(f"The lag is unknown: {error}")
         now, found, cursor = wall(), [], before
         # Freshness changes with time while rows wait, and not at all while none wait.
         shown = f"{state.digest}/{now // report_seconds if state.lag else 0:.0f}"

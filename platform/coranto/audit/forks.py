@@ -34,9 +34,9 @@ def _of_fork(spec: pb.JournalSpec, specs: Mapping[str, pb.JournalSpec]) -> Itera
             Kind.FORK_FORMING,
             Severity.WARNING,
             Subject.journal(spec.name),
-            f"it does not have all content of {fork.source} below {fork.offset} yet. If no command makes it, finish it "
-            f"(coranto journals fork {fork.source} {fork.name} --at {fork.offset}), or drop it (coranto journals "
-            f"drop-fork {fork.name})",
+            f"it does not have all content of {fork.source} below {fork.offset} yet. If no command is creating it, "
+            f"finish it (coranto journals fork {fork.source} {fork.name} --at {fork.offset}), or drop it (coranto "
+            f"journals drop-fork {fork.name})",
             {"source": fork.source, "offset": fork.offset},
         )
     if fork.shares and not _is_held(fork, specs.get(fork.source)):
@@ -75,7 +75,7 @@ def _of_source(spec: pb.JournalSpec, specs: Mapping[str, pb.JournalSpec]) -> Ite
             Severity.WARNING,
             Subject.journal(spec.name),
             f"it keeps everything from {begin} on for its fork {name}, which does not exist, or is not covered by the "
-            f"token. If it is gone, end that (coranto journals drop-fork {name})",
+            f"token. If it is gone, release the content (coranto journals drop-fork {name})",
             {"fork": name, "begin": begin},
         )
 

@@ -50,8 +50,8 @@ class Seal:
             if self.keys is None or self.keys.accept_missing:
                 return content
             raise CorruptData(
-                f"{name} is not signed. Either a writer without a key made it, or it is from before there were keys: "
-                "put AA== among the keys ($CORANTO_AUTH_KEYS) for one audit if you know that it is"
+                f"{name} is not signed. Either a writer without a key made it, or it was written before there "
+                "were keys: if you know that it was, add AA== to the keys ($CORANTO_AUTH_KEYS) for one audit"
             )
         if self.keys is None:
             raise InvalidInput(

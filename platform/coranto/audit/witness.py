@@ -138,4 +138,4 @@ async def change(witness: Witness, how: Callable[[Statement], Statement]) -> Sta
         after = how(before)
         if await witness.write(after):
             return replace(after, number=before.number + 1, damage="")
-    raise CorantoError("brokers could not take down that records were written; audit again")
+    raise CorantoError("brokers could not note that records were written; audit again")

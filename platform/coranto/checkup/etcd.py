@@ -118,7 +118,7 @@ def _version(text: str) -> Examination:
 def _alarms(endpoint: str, tls: ClientTls | None) -> list[Examination]:
     alarms = _ask(endpoint, tls, "/v3/maintenance/alarm", {"action": "GET"}).get("alarms") or []
     if not isinstance(alarms, list):
-        raise ValueError("etcd's alarms are no list")
+        raise ValueError("etcd's alarms are not a list")
     kinds = sorted({str(each.get("alarm", "?")) for each in alarms})
     return [problem("etcd's alarms", f"{each} is active", _ADVICE.get(each, "see etcd's log")) for each in kinds]
 

@@ -37,7 +37,7 @@ def python(version: tuple[int, int] = sys.version_info[:2]) -> Examination:
     if version < OLDEST_PYTHON:
         return problem("Python", found, "make the environment with Python 3.11 or newer")
     if version > NEWEST_TRIED:
-        return warning("Python", found, f"Coranto was tried on Python 3.11 to 3.{NEWEST_TRIED[1]}; prefer one of these")
+        return warning("Python", found, f"Coranto is tested on Python 3.11 to 3.{NEWEST_TRIED[1]}; prefer one of these")
     return good("Python", found)
 
 
@@ -139,5 +139,5 @@ def data_directory(path: Path) -> Examination:
     except OSError as error:
         return problem(subject, error.strerror or str(error), "make the folder, and let the broker's user write to it")
     if room < 1 << 30:
-        return warning(subject, f"{room >> 20} MiB are free", "make room: content waits here until it is stored")
+        return warning(subject, f"{room >> 20} MiB are free", "free space: content waits here until it is stored")
     return good(subject, f"can be written; {room >> 30} GiB are free")

@@ -27,7 +27,7 @@ _COMMANDS: Final = {
     ),
     "status": LazyCommand(
         "coranto.cli.status:status",
-        "Show what of a cluster is unhealthy, which consumers are behind, and what changed since the last status.",
+        "Show the unhealthy parts of a cluster, consumers that are behind, and changes since the last status.",
         Panel.CLUSTER,
     ),
     "doctor": LazyCommand(
@@ -65,7 +65,9 @@ _COMMANDS: Final = {
         Panel.REPAIR,
     ),
     "recover": LazyCommand(
-        "coranto.cli.recover:app", "Find damage of journals, plan its repair, carry an approved plan out.", Panel.REPAIR
+        "coranto.cli.recover:app",
+        "Find damaged journals, plan their repair, and carry out an approved plan.",
+        Panel.REPAIR,
     ),
 }
 """The commands of this package. Only the one that a command line names is imported."""
@@ -104,7 +106,9 @@ def _build() -> typer.Typer:
 
     @app.callback()
     def root(
-        verbose: bool = typer.Option(False, _VERBOSE, help="Log in detail, and show tracebacks. May stand anywhere."),
+        verbose: bool = typer.Option(
+            False, _VERBOSE, help="Log in detail, and show tracebacks. Allowed anywhere on the command line."
+        ),
         show_version: bool = typer.Option(
             False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),

@@ -27,7 +27,7 @@ def attach_uuids(
         typer.Option("--template", help="What each line becomes; {uuid} and {line} stand for the UUID and the line."),
     ] = "{uuid},{line}",
     skip_header: Annotated[bool, typer.Option("--skip-header", help="Leave out the first line of each file.")] = False,
-    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most bytes of a line.")] = 4 << 20,
+    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Maximum bytes of a line.")] = 4 << 20,
 ) -> None:
     """Attach a UUID to each line, and write them to standard output.
 

@@ -73,7 +73,7 @@ def run(
         str,
         typer.Option(
             metavar="REASON",
-            help="Accept the journals as they are now, for this reason: losses are reported a last time.",
+            help="Accept the journals as they are now, for this reason: losses are reported one last time.",
         ),
     ] = "",
     endpoint: Endpoint = None,

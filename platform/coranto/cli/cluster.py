@@ -12,7 +12,7 @@ from coranto.telemetry import configure_logging
 
 def up(
     data_dir: Annotated[
-        Path, typer.Option("--data-dir", envvar="CORANTO_DATA", help="Folder of everything the cluster keeps.")
+        Path, typer.Option("--data-dir", envvar="CORANTO_DATA", help="Folder for all data of the cluster.")
     ] = Path(".coranto"),
     brokers: Annotated[int, typer.Option("--brokers", min=1, help="How many brokers to run.")] = 1,
 ) -> None:

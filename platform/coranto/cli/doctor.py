@@ -33,7 +33,7 @@ def doctor(
         typer.Option(
             "--etcd",
             envvar=["CORANTO_ETCD", "CORANTO_BROKER_ETCD"],
-            help="etcd as host:port; several with commas. Default: likewise.",
+            help="etcd as host:port; several with commas. Default: etcd of `coranto up`.",
         ),
     ] = None,
     stores: Annotated[

@@ -25,14 +25,16 @@ Check = Annotated[
 ]
 Update = Annotated[
     bool,
-    typer.Option("--update", help="Specs without a `revision` may exist, and are updated. Otherwise they must be new."),
+    typer.Option(
+        "--update", help="Update existing specs that have no `revision` in the document. Otherwise these must be new."
+    ),
 ]
 Prune = Annotated[
     str | None,
     typer.Option(
         "--prune",
         metavar="SELECTOR",
-        help="Also delete what this selects and the document does not name, such as `name:prefix=shop/`.",
+        help="Also delete specs that this selects and the document does not name, such as `name:prefix=shop/`.",
         show_default=False,
     ),
 ]
@@ -42,7 +44,7 @@ MaxTxnSize = Annotated[
         "--max-txn-size",
         min=0,
         max=MAX_TXN_OPS,
-        help=f"Most changes of one transaction, up to {MAX_TXN_OPS}. 0 means {BATCH_CHANGES}.",
+        help=f"Maximum number of changes in one transaction, up to {MAX_TXN_OPS}. 0 means {BATCH_CHANGES}.",
     ),
 ]
 

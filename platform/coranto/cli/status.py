@@ -51,13 +51,13 @@ def status(
         float, typer.Option("--timeout", min=0.1, help="The longest wait for one thing, in seconds.")
     ] = 5.0,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks of --watch.")] = 5.0,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between updates of --watch.")] = 5.0,
     count: Annotated[
-        int | None, typer.Option("--count", min=1, help="End --watch after so many looks.", show_default=False)
+        int | None, typer.Option("--count", min=1, help="End --watch after this many updates.", show_default=False)
     ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="Form of the output.")] = Output.TABLE,
 ) -> None:
-    """Show what of a cluster is unhealthy, which consumers are behind, and what changed since the last status.
+    """Show the unhealthy parts of a cluster, consumers that are behind, and changes since the last status.
 
     Exit code 1 if something is unhealthy; warnings and lag alone give 0. With --watch, the last look decides.
     """

@@ -73,4 +73,4 @@ def _describe(info: ClusterInfo, console: Console) -> None:
         console.print(f"  [dim]{name:<10}[/] {escape(value)}")
     if info.data_dir != DEFAULT_DATA_DIR.absolute():
         console.print(f"In other terminals: [bold]export {DATA_VARIABLE}={escape(str(info.data_dir))}[/]")
-    console.print("Ctrl-C stops it; the data stays, and the next start takes it up again.")
+    console.print("Ctrl-C stops it; the data stays, and the next start continues with it.")

@@ -153,7 +153,7 @@ class CorantoClient(JobClientBase, WithStateSync):
                 self._registry.extend(definition, like=journals[0])
             except (InvalidInput, IncompatibleType) as error:
                 raise DestinationTerminalException(
-                    f"table {name} does not go with the type {self._type(name)}, which its journals have: {error}. "
+                    f"table {name} does not fit the type {self._type(name)}, which its journals have: {error}. "
                     "Give the column another name, or load into another dataset"
                 ) from error
         version = self._normalized(

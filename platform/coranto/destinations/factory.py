@@ -35,7 +35,7 @@ class CorantoClientConfiguration(DestinationClientDwhConfiguration):
 
     def on_resolved(self) -> None:
         if self.replace not in _REPLACE:
-            raise InvalidInput(f"{self.replace!r} is not a meaning of replace; give {' or '.join(_REPLACE)}")
+            raise InvalidInput(f"{self.replace!r} is not a value of replace; give {' or '.join(_REPLACE)}")
         if not 1 <= self.journals <= 120:
             raise InvalidInput(f"{self.journals} is not a number of journals for each table; give 1 to 120")
 

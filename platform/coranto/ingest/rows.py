@@ -115,7 +115,7 @@ def plain(value: Any) -> Any:
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    raise InvalidInput(f"has a value of {type(value).__name__}, which JSON has no form for")
+    raise InvalidInput(f"has a value of {type(value).__name__}, which JSON cannot express")
 
 
 def letter_of(source: str, split: str, poison: Poison) -> dict[str, object]:

@@ -128,8 +128,8 @@ class _Compaction:
             if each.begin > chain[-1].end:
                 raise CorruptData(
                     f"{store.url}{FOLDER}/{part.journal}/: no file has what became committed in [{chain[-1].end}, "
-                    f"{each.begin}), and there is one after it; restore the file, or remove those after it to have "
-                    "them made again"
+                    f"{each.begin}), and there is one after it; restore the file, or remove those after it to "
+                    "rebuild them"
                 )
         source = self._state(store, chain[-1], part) if chain else Source(part.begin)
         if source.replay_from < part.begin:

@@ -139,9 +139,9 @@ def _choose(
             f"{journal}: the content from {begin} to {first} is gone; give {first} or more", field="begin"
         )
     if last > head:
-        raise InvalidInput(f"{journal}: its head is {head}, and {last} is behind it", field="end")
+        raise InvalidInput(f"{journal}: its head is {head}, and {last} is beyond it", field="end")
     if begin > last:
-        raise InvalidInput(f"{journal}: {begin} is behind the end {last}; give less", field="begin")
+        raise InvalidInput(f"{journal}: {begin} is beyond the end {last}; give less", field="begin")
     for low, high in known.gaps():
         if low < last and high > begin:
             raise InvalidInput(

@@ -24,27 +24,29 @@ class MemberSettings(BaseSettings):
 
     etcd: str = Field(default="127.0.0.1:2379", description="Endpoint of etcd: host:port, or https://host:port.")
     etcd_prefix: str = Field(default="/gazette/cluster", description="Where the cluster's keys live in etcd.")
-    etcd_ca: Path | None = Field(default=None, description="PEM file: authorities that etcd's certificate is of.")
+    etcd_ca: Path | None = Field(
+        default=None, description="PEM file: authorities that may have signed etcd's certificate."
+    )
     etcd_cert: Path | None = Field(default=None, description="PEM file: certificate to show to etcd.")
     etcd_key: Path | None = Field(default=None, description="PEM file: key of etcd_cert.")
-    host: str = Field(default="127.0.0.1", description="Address to listen on, and to tell others.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on, and to advertise.")
     port: int = Field(default=0, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
-    advertise: str = Field(default="", description="Endpoint to tell others, when it differs: http://host:port.")
+    advertise: str = Field(default="", description="Endpoint to advertise, if it differs: http://host:port.")
     metrics_port: int | None = Field(
         default=None, ge=0, le=65535, description="Port of /metrics, /ready and /live; 0 chooses a free one."
     )
     zone: str = Field(default="local", description="Failure zone of this process.")
     id: str = Field(default="", description="Name of this process, unique within its zone. Default: host and pid.")
-    lease_seconds: float = Field(default=20.0, gt=0, description="How long a dead process goes unnoticed.")
+    lease_seconds: float = Field(default=20.0, gt=0, description="Time until others notice that this process has died.")
     exit_seconds: float = Field(
         default=20.0,
         gt=0,
-        description="Most time of a graceful exit, for each of draining, stopping, storing and leaving.",
+        description="Maximum time of each phase of a graceful exit: draining, stopping, storing and leaving.",
     )
     etcd_caller_bytes: int = Field(
         default=32 << 20,
         ge=0,
-        description="Most bytes that one caller may write to etcd through this process in 20 minutes; 0: no limit.",
+        description="Maximum bytes that one caller may write to etcd through this process in 20 minutes; 0: no limit.",
     )
     max_etcd_bytes: int = Field(
         default=1 << 30,
@@ -60,11 +62,13 @@ class MemberSettings(BaseSettings):
     tls_cert: Path | None = Field(default=None, description="PEM file: certificate chain to serve with TLS.")
     tls_key: Path | None = Field(default=None, description="PEM file: key of tls_cert.")
     tls_client_ca: Path | None = Field(
-        default=None, description="PEM file: clients and peers must show certificates of it."
+        default=None, description="PEM file: authority whose certificates clients and peers must show."
     )
     peer_cert: Path | None = Field(default=None, description="PEM file: certificate to show to peers.")
     peer_key: Path | None = Field(default=None, description="PEM file: key of peer_cert.")
-    peer_ca: Path | None = Field(default=None, description="PEM file: authorities that peers' certificates are of.")
+    peer_ca: Path | None = Field(
+        default=None, description="PEM file: authorities that may have signed peers' certificates."
+    )
     serve_anyone_without_keys: bool = Field(
         default=False,
         description="Listen beyond this machine although anyone there may then read and change everything.",
@@ -72,7 +76,7 @@ class MemberSettings(BaseSettings):
     log_level: str = Field(default="info", description="debug, info, warning or error.")
     log_json: bool = Field(default=False, description="Log lines as JSON.")
     traces: bool = Field(
-        default=False, description="Export traces as the OTEL_* variables say; takes the extra `traces`."
+        default=False, description="Export traces as the OTEL_* variables say; needs the extra `traces`."
     )
 
     @classmethod

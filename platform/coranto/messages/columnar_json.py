@@ -265,7 +265,7 @@ def _joined(pieces: Sequence[Any]) -> Any:
 
 
 def _require_encodable(kind: Any, place: str) -> None:
-    """Raise InvalidInput, naming `place`, for a type that JSON has no form for."""
+    """Raise InvalidInput, naming `place`, for a type that JSON cannot express."""
     types = pa.types
     if types.is_dictionary(kind):
         _require_encodable(kind.value_type, place)
@@ -286,4 +286,4 @@ def _require_encodable(kind: Any, place: str) -> None:
             *(types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
         )
     ):
-        raise InvalidInput(f"{place} is {kind}, which JSON has no form for: cast it", field="table")
+        raise InvalidInput(f"{place} is {kind}, which JSON cannot express: cast it", field="table")

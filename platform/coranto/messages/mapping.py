@@ -101,7 +101,7 @@ class LiveMapping:
     def __call__(self, key: bytes) -> str:
         journals = self._journals()
         if not journals:
-            raise Unavailable("no journal to map to now: try again when one was created")
+            raise Unavailable("no journal to map to now: try again when one exists")
         if self._made is None or (self._made[0] is not journals and tuple(self._made[0]) != tuple(journals)):
             self._made = (journals, self._make(journals))
         return self._made[1](key)

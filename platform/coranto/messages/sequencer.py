@@ -205,8 +205,8 @@ class Sequencer(Generic[M]):
             if len(partials) >= self._max_producers:
                 raise InvalidInput(
                     f"{journal} has messages of more than {self._max_producers} producers: one more is at offset "
-                    f"{envelope.begin}. Are there writers that never use a producer id twice? Pass over them by the "
-                    "source's min_offset, or have them write elsewhere"
+                    f"{envelope.begin}. Do writers use each producer id only once? Skip their content with "
+                    "the source's min_offset, or let them write to another journal"
                 )
             partial = partials[envelope.producer] = _Partial(clock - 1)
         partial.seen_through = envelope.end

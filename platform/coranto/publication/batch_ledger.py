@@ -193,8 +193,8 @@ class BatchLedger:
                     raise LedgerDamaged(
                         f"ledger {self._ledger.journal} has lost the decision about batch {known.batch} of "
                         f"{self.writer} (offset {known.offset}), whose messages are perhaps not all visible yet: its "
-                        "retention is shorter than the writer rested, or content was lost. If the loss is accepted and "
-                        "the batch comes again, it is published again; otherwise hidden messages stay hidden"
+                        "retention is shorter than the writer's pause, or content was lost. If the loss is accepted "
+                        "and the batch comes again, it is published again; otherwise hidden messages stay hidden"
                     ) from error
                 _log.warning(
                     "publication.batch_lost", ledger=self._ledger.journal, writer=self.writer, batch=known.batch

@@ -302,7 +302,7 @@ class Ledger:
         return LedgerDamaged(f"ledger {self.journal} has lost content: {error}")
 
     def _no_record(self, offset: int) -> CorruptData:
-        return CorruptData(f"ledger {self.journal} at offset {offset}: no record of a publication")
+        return CorruptData(f"ledger {self.journal} at offset {offset}: not a record of a publication")
 
     def _append_if(self, line: bytes, due: Callable[[], bool]) -> None:
         """Append a record as long as it is due, each time on the condition that the end has not moved."""

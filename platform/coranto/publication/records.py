@@ -103,7 +103,7 @@ def parse_record(line: bytes) -> Record:
             return Summary._of(record["summary"])
         return Acknowledgement(_text(record["acknowledged"])) if "acknowledged" in record else Decision._of(record)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"no record of a publication: {error}") from error
+        raise ValueError(f"not a record of a publication: {error}") from error
 
 
 def digest_of(line: bytes) -> str:

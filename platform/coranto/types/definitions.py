@@ -68,7 +68,7 @@ class JsonForm:
             raise InvalidInput(error.message, field="uuidPointer") from error
         for place, kind in kinds_in(fields):
             if kind is PlainKind.BINARY:
-                raise InvalidInput(f"{place} is BINARY, which JSON has no form for: make it a STRING, as base64")
+                raise InvalidInput(f"{place} is BINARY, which JSON cannot express: make it a STRING, as base64")
             if isinstance(kind, MapKind) and kind.key is not PlainKind.STRING:
                 raise InvalidInput(f"{place} has keys of {format_kind(kind.key)}, and names in JSON are STRING")
         if (taken := _field_at(fields, path)) is not None:

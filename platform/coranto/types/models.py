@@ -74,7 +74,7 @@ def _without(fields: tuple[TypeField, ...], path: Sequence[str]) -> tuple[TypeFi
 
 def _fields_of(kind: type[Any], within: tuple[type[Any], ...]) -> Iterator[TypeField]:
     if kind in within:
-        raise InvalidInput(f"{kind.__name__} contains itself, and columns end somewhere: define its type by a file")
+        raise InvalidInput(f"{kind.__name__} contains itself, which columns cannot express: define its type by a file")
     for name, hint, metadata in _hints_of(kind):
         found, nullable = _typed(hint, tuple(metadata), name, (*within, kind))
         yield TypeField(name, found, nullable)

@@ -111,7 +111,7 @@ def fields_of(kind: Any, uuid_field: str | None) -> tuple[TypeField, ...]:
 def _derived(owner: Descriptor, within: tuple[str, ...], count: Iterator[int]) -> tuple[TypeField, ...]:
     if owner.full_name in within:
         raise InvalidInput(
-            f"{owner.full_name} contains itself, and columns end somewhere: name the fields", field="fields"
+            f"{owner.full_name} contains itself, which columns cannot express: name the fields", field="fields"
         )
     if not owner.fields:
         raise InvalidInput(f"{owner.full_name} has no fields: name the fields that you want", field="fields")

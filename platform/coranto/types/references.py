@@ -38,7 +38,7 @@ def parse_reference(text: str, *, field: str = "type") -> TypeReference:
     except InvalidInput as error:
         raise InvalidInput(error.message, field=field) from error
     if at and not _VERSION.fullmatch(version):
-        raise InvalidInput(f"{shown(text)} has no version behind @: write it as {name}@3", field=field)
+        raise InvalidInput(f"{shown(text)} has no version after @: write it as {name}@3", field=field)
     return TypeReference(name, int(version) if at else None)
 
 

@@ -135,7 +135,7 @@ def test_a_table_that_cannot_be_read_whole_is_no_result(tmp_path: Path) -> None:
             list(table.rows(["name"], [], 19))
     with store.engine.begin() as connection:
         connection.execute(text("UPDATE a SET at = 'yesterday' WHERE name = 'Z'"))
-    with pytest.raises(CorruptData, match=r"table a: row .* holds a value that is none of its column's type"):
+    with pytest.raises(CorruptData, match=r"table a: row .* holds a value that is not of its column's type"):
         compare_tables(b, a, ["name"])
 
 

@@ -79,7 +79,7 @@ async def test_failed_shards_are_unassigned_and_what_mends_itself_is_left_alone(
     assert plan.remarks == (
         Remark("broken", "it failed: ZeroDivisionError: boom"),
         Remark("late", "its most advanced replica is backfill, and not primary yet"),
-        Remark("nobody's", "no process is its primary: are enough processes of the consumer running, with room?"),
+        Remark("nobody's", "no process is its primary: are enough processes of the consumer running, with capacity?"),
         Remark("silent", "it failed: without a reason"),
     )
 

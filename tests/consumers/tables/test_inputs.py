@@ -49,7 +49,7 @@ def test_journals_of_other_content(shop: Shop) -> None:
     shop.create(name)
     spec = read_table(table_file(f"{{journal: {name}}}", "sqlite:////s.db", columns="id BIGINT, day DATE"))
     with pytest.raises(
-        InvalidInput, match="day is DATE, which takes Spark: add `runner: spark`, or read it as a STRING"
+        InvalidInput, match="day is DATE, which needs Spark: add `runner: spark`, or read it as a STRING"
     ):
         find_layout(shop.client, spec)
     with pytest.raises(InvalidInput, match="no journal matches"):

@@ -129,7 +129,7 @@ def test_types_that_only_spark_reads_and_a_later_version(shop: Shop, tmp_path: P
     register("id BIGINT, day DATE")
     store = f"sqlite:///{tmp_path}/s.db"
     file = table_file(f"{{journal: {journal}}}", store, "upsert", columns="", registry=registry, type="shop.Item")
-    with pytest.raises(InvalidInput, match="day is DATE, which takes Spark: add `runner: spark`"):
+    with pytest.raises(InvalidInput, match="day is DATE, which needs Spark: add `runner: spark`"):
         run(shop, file)
     shop.publish(journal, {"id": 1, "day": "2026-05-01"})
     run(shop, file + "runner: spark\n")

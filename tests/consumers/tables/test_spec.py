@@ -90,7 +90,7 @@ interval: 1m
         (FILE + "mode: changes\nkey: id\noperation: {column: op, deletes: []}\n", "so that nothing deletes"),
         (FILE + "mode: changes\nkey: id\noperation: {column: no}\n", "there is no column 'no' among id, customer, op"),
         (FILE + "mode: changes\nkey: op\noperation: {column: op}\n", "the key 'op' is not among the table's columns"),
-        (FILE + "filter: id > 5\n", "line 7: `filter` has Spark SQL, which takes Spark: add `runner: spark`"),
+        (FILE + "filter: id > 5\n", "line 7: `filter` has Spark SQL, which needs Spark: add `runner: spark`"),
         (FILE + "select: {id: id}\n", "line 7: `select` has Spark SQL"),
         (FILE + "runner: spark\nselect: {_clock: id}\n", "'_clock' is a name that Coranto uses"),
         (FILE + "mode: replace\n", "mode is 'replace'; it may be append, upsert, changes"),

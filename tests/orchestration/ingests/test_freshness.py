@@ -41,7 +41,7 @@ def test_rows_that_wait_too_long(place: Place) -> None:
         assert "9 rows or bytes wait. The last materialisation was" in late.description
         place.journals = JournalResource(endpoint="127.0.0.1:1")
         away = evaluate(place, instance, 60)
-        assert (away.passed, "The lag is not known" in away.description) == (False, True)
+        assert (away.passed, "The lag is unknown" in away.description) == (False, True)
 
 
 def test_an_asset_of_another_kind_is_refused() -> None:

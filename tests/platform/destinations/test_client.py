@@ -189,7 +189,7 @@ def test_a_change_that_no_version_can_hold_is_refused(
     pipeline(tmp_path / "one").run([{"id": 1}], table_name="orders")
     other = pipeline(tmp_path / "two", "other")
     text = failure(other, [{"id": "a"}], table_name="orders")
-    assert "table orders does not go with the type shop_data.orders" in text
+    assert "table orders does not fit the type shop_data.orders" in text
     assert "id is BIGINT, and STRING, and no type holds both. Give the column another name" in text
     assert [row["id"] for row in messages(client, "orders")] == [1]
 
@@ -202,7 +202,7 @@ def test_a_promise_of_the_type_is_kept(running: Running, client: SyncJournalClie
         registry.register(more, compatibility=Compatibility.FORWARD)
     other = pipeline(tmp_path / "two", "other")
     text = failure(other, pa.table({"added": ["a"]}), table_name="orders")
-    assert "table orders does not go with the type shop_data.orders" in text
+    assert "table orders does not fit the type shop_data.orders" in text
     assert "_dlt_id" in text
 
 

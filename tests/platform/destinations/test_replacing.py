@@ -37,5 +37,5 @@ def test_with_the_setting_the_latest_load_is_the_table(
 
 def test_a_setting_that_is_none(running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DESTINATION__CORANTO__REPLACE", "truncate")
-    with pytest.raises(PipelineStepFailed, match="'truncate' is not a meaning of replace; give refuse or append"):
+    with pytest.raises(PipelineStepFailed, match="'truncate' is not a value of replace; give refuse or append"):
         pipeline(tmp_path / "work").run([{"id": 1}], table_name="orders")

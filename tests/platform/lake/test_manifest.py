@@ -78,8 +78,8 @@ def test_bounds_choose_fragments(run: CommandLine, remote: RemoteBroker, root: P
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--begin", "45"], "45 is behind the end 44"),
-        (["--end", "45"], "its head is 44, and 45 is behind it"),
+        (["--begin", "45"], "45 is beyond the end 44"),
+        (["--end", "45"], "its head is 44, and 45 is beyond it"),
         (["--begin", "/no/such/file"], "--begin: there is no file /no/such/file"),
         (["--as-of", "2100-01-01"], "--as-of: is in the future"),
         (["-o", "yaml"], "give -o table or -o json"),

@@ -76,7 +76,7 @@ def test_a_live_mapping_follows_its_journals() -> None:
         return mapping.RendezvousMapping(names)
 
     live = mapping.LiveMapping(lambda: tuple(journals), make)
-    with pytest.raises(Unavailable, match="try again when one was created"):
+    with pytest.raises(Unavailable, match="try again when one exists"):
         live(b"key")
     journals += partitions(3)
     assert {live(str(n).encode()) for n in range(100)} == set(journals)

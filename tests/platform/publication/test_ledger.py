@@ -121,7 +121,7 @@ def test_a_ledger_that_was_created_again_is_refused_however_long_it_is(shop: Sho
 def test_a_ledger_with_other_content_is_refused(shop: Shop) -> None:
     shop.publish()
     shop.client.append(shop.ledger, b"something else\n")
-    with pytest.raises(CorruptData, match="no record"):
+    with pytest.raises(CorruptData, match="not a record"):
         shop.publish()
 
 
@@ -272,7 +272,7 @@ def test_a_register_that_tells_of_another_record_hides_none_before_it(shop: Shop
 
     with capture_logs() as logs:
         if record == b"no record\n":
-            with pytest.raises(CorruptData, match="no record of a publication"):
+            with pytest.raises(CorruptData, match="not a record of a publication"):
                 opened(shop)
         else:
             assert opened(shop).decide(decision(MANY[0], "other")).producer == "aa", "it is decided"

@@ -92,7 +92,7 @@ DECISION = {"publication": "x", "producer": "aa", "messages": 1, "time": 1.0, "i
 )
 @pytest.mark.parametrize("end", [b"", b"\xff"])
 def test_other_lines_are_refused(line: str, end: bytes) -> None:
-    with pytest.raises(ValueError, match="no record of a publication"):
+    with pytest.raises(ValueError, match="not a record of a publication"):
         parse_record(line.encode() + end)
 
 

@@ -75,7 +75,7 @@ def test_what_a_plain_form_leaves_out_has_defaults():
         (plain(fields=[1]), "fields: are no mapping of names to types"),
         (plain(fields={"id": 3}), "fields: 'id' has no text as its type"),
         (plain(fields={"id": "BIG"}), "fields: 'id': .*is not a type: one of BOOLEAN, "),
-        (plain(fields={"id": "BINARY"}), "fields: id is BINARY, which JSON has no form for"),
+        (plain(fields={"id": "BINARY"}), "fields: id is BINARY, which JSON cannot express"),
         (plain(fields={"id": "MAP<INT, INT>"}), "names in JSON are STRING"),
         (plain(fields={"": "INT"}), "cannot name a field"),
         (plain(fields={"a\x1b[2J": "INT"}), "cannot name a field"),

@@ -29,7 +29,7 @@ def require_encodable(kind: T.DataType, place: str) -> None:
                 raise InvalidInput(f"{where or 'the row'} has two fields {repeated[0]!r}; rename one", field="schema")
         elif not isinstance(part, _ENCODABLE):
             raise InvalidInput(
-                f"{where} is {part.simpleString()}, which JSON has no form for: cast it, or write texts of to_json",
+                f"{where} is {part.simpleString()}, which JSON cannot express: cast it, or write texts of to_json",
                 field="schema",
             )
 

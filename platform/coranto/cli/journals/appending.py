@@ -50,7 +50,7 @@ def append(
             "--framing",
             "-f",
             help="`none`: all input is one append. `lines`, `fixed`: each line or fixed frame is a record. By default, "
-            "all input is one append, of whole records of the framing that the journal's labels say.",
+            "all input is one append, of whole records of the framing that the journal's labels name.",
             show_default=False,
         ),
     ] = None,
@@ -59,8 +59,8 @@ def append(
         typer.Option(
             "--mapping",
             "-m",
-            help="Which selected journal a record goes to. But for `random`, each record follows its key, framed the "
-            "same way; the key of `direct` is a journal's name.",
+            help="Which of the selected journals a record goes to. Except for `random`, each record comes after its "
+            "key, in the same framing; for `direct`, the key is a journal's name.",
         ),
     ] = KeyMapping.RANDOM,
     is_base64: Annotated[bool, typer.Option("--base64", help="Keys that are lines are in base64.")] = False,

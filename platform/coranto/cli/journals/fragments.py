@@ -32,7 +32,7 @@ def fragments(
         ),
     ] = "",
     url_ttl: Annotated[
-        str, typer.Option("--url-ttl", help="Also sign URLs that are good for so long (`15m`).", show_default=False)
+        str, typer.Option("--url-ttl", help="Also sign URLs that are valid for this time (`15m`).", show_default=False)
     ] = "",
     url_seconds: Annotated[
         int, typer.Option("--url-seconds", min=0, help="As --url-ttl, in seconds.", show_default=False)

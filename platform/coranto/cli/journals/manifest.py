@@ -32,7 +32,7 @@ def manifest(
     begin: Annotated[
         str,
         typer.Option(
-            help="The offset to begin at, or a file of offsets by journal. Default: the first that there is.",
+            help="The offset to begin at, or a file of offsets by journal. Default: the first remaining one.",
             show_default=False,
         ),
     ] = "",
@@ -51,7 +51,7 @@ def manifest(
         ),
     ] = "",
     url_ttl: Annotated[
-        str, typer.Option("--url-ttl", help="Sign URLs that are good for so long (`15m`).", show_default=False)
+        str, typer.Option("--url-ttl", help="Sign URLs that are valid for this time (`15m`).", show_default=False)
     ] = "",
     sign: Annotated[
         bool, typer.Option("--sign", help="Print the manifest signed with the first key of $CORANTO_AUTH_KEYS.")

@@ -26,7 +26,7 @@ def suspend(
     selector: Selector = None,
     force: Annotated[
         bool,
-        typer.Option("--force", "-f", help="Also journals whose content was not all in its store for a while."),
+        typer.Option("--force", "-f", help="Also suspend journals that are not idle."),
     ] = False,
     endpoint: Endpoint = None,
 ) -> None:

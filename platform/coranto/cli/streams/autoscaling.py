@@ -27,7 +27,7 @@ def autoscale(
         str,
         typer.Option("--policy", help="Instead of the streams' policies (see `create --scale`).", show_default=False),
     ] = "",
-    interval: Annotated[float, typer.Option("--interval", help="Seconds between two looks.")] = DEFAULT_INTERVAL,
+    interval: Annotated[float, typer.Option("--interval", help="Seconds between two checks.")] = DEFAULT_INTERVAL,
     endpoint: Endpoint = None,
 ) -> None:
     """Measure the load of segments, and split and merge them accordingly, until Ctrl-C.

@@ -24,7 +24,7 @@ def fork(
         typer.Option(
             "--as-of",
             help="They diverge at that moment: a time (Unix seconds, ISO 8601, or how long ago), or a file of offsets "
-            "by segment journal. The stream is read to find where nothing is torn. Default: the present.",
+            "by segment journal. The stream is read to find a place that divides no transaction. Default: the present.",
             show_default=False,
         ),
     ] = "",

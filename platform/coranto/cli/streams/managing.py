@@ -50,9 +50,11 @@ def create(
     format: Annotated[
         EventFormatName, typer.Option("--format", "-f", help="Events are JSON objects, or bytes.")
     ] = EventFormatName.JSON,
-    replication: Annotated[int, typer.Option("--replication", "-r", min=1, help="Brokers that hold a segment.")] = 1,
+    replication: Annotated[
+        int, typer.Option("--replication", "-r", min=1, help="Number of brokers that hold a segment.")
+    ] = 1,
     stores: Annotated[
-        list[str] | None, typer.Option("--store", help="Fragment store, such as s3://bucket/path/. May repeat.")
+        list[str] | None, typer.Option("--store", help="Fragment store, such as s3://bucket/path/. May be repeated.")
     ] = None,
     length: Annotated[int, typer.Option("--fragment-bytes", help="Content of a fragment.")] = 1 << 26,
     codec: Annotated[str, typer.Option("--codec", help="NONE, GZIP, SNAPPY or ZSTANDARD.")] = "ZSTANDARD",
@@ -67,7 +69,7 @@ def create(
     ] = "",
     max_writers: Annotated[
         int | None,
-        typer.Option("--max-writers", min=1, help="Writers that a segment keeps in mind.", show_default=False),
+        typer.Option("--max-writers", min=1, help="Number of writers that a segment remembers.", show_default=False),
     ] = None,
     endpoint: Endpoint = None,
 ) -> None:
@@ -155,11 +157,11 @@ def scale(
     name: Name,
     split: Annotated[
         list[str] | None,
-        typer.Option("--split", metavar="SEGMENT[:PARTS]", help="Split a segment, in two unless told. May repeat."),
+        typer.Option("--split", metavar="SEGMENT[:PARTS]", help="Split a segment, by default in two. May be repeated."),
     ] = None,
     merge: Annotated[
         list[str] | None,
-        typer.Option("--merge", metavar="SEGMENT,SEGMENT…", help="Merge adjacent segments. May repeat."),
+        typer.Option("--merge", metavar="SEGMENT,SEGMENT…", help="Merge adjacent segments. May be repeated."),
     ] = None,
     endpoint: Endpoint = None,
 ) -> None:
@@ -186,7 +188,7 @@ def truncate(
         typer.Option(
             "--at",
             metavar="SEGMENT=OFFSET",
-            help="Where readers begin. Repeat it for segments that share the routing keys among them.",
+            help="Where readers begin. Repeat it for segments that together cover all routing keys.",
             show_default=False,
         ),
     ] = None,
@@ -233,7 +235,9 @@ async def _check_offsets(client: JournalClient, streams: Streams, stream: Stream
 
 def delete(
     name: Name,
-    sure: Annotated[bool, typer.Option("--yes", help="Yes, delete the stream and all its events.")] = False,
+    sure: Annotated[
+        bool, typer.Option("--yes", help="Confirm that the stream and all its events are deleted.")
+    ] = False,
     endpoint: Endpoint = None,
 ) -> None:
     """Delete a stream's journals. Their fragments in fragment stores stay there."""

@@ -44,15 +44,15 @@ def read(
         typer.Option(
             "--group",
             "-g",
-            help="Share the stream with all who read it under this name: each event goes to one of them, and what "
-            "the group has read is remembered. Waits for more.",
+            help="Share the stream with all readers of this group: each event goes to one of them, and the group's "
+            "position is remembered. Waits for more.",
             show_default=False,
         ),
     ] = None,
     skip_truncated: Annotated[
-        bool, typer.Option("--skip-truncated", help="Where events are gone, continue behind them.")
+        bool, typer.Option("--skip-truncated", help="If events are gone, continue after them.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Stop after so many events; 0: no limit.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Stop after this many events; 0: no limit.")] = 0,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write to, or - for standard output.")] = "-",
     endpoint: Endpoint = None,
 ) -> None:

@@ -39,7 +39,7 @@ def write(
     tabs: Annotated[bool, typer.Option("--tabs", help="Lines are routing key, tab, event.")] = False,
     file: Annotated[str, typer.Option("--input", "-i", help="File to read, or - for standard input.")] = "-",
     transaction: Annotated[
-        bool, typer.Option("--transaction", "-t", help="All events, of one --key, are one transaction.")
+        bool, typer.Option("--transaction", "-t", help="Write all events, of one --key, in one transaction.")
     ] = False,
     expected_offset: Annotated[
         int | None,
@@ -60,9 +60,7 @@ def write(
     ] = None,
     fresh: Annotated[
         bool,
-        typer.Option(
-            "--fresh", help="Go on under a --writer-id whose past the stream has forgotten, as if it had none."
-        ),
+        typer.Option("--fresh", help="Continue under a --writer-id that the stream has forgotten, as a new writer."),
     ] = False,
     endpoint: Endpoint = None,
 ) -> None:
@@ -190,7 +188,7 @@ def _parser(key: str | None, key_field: str | None, *, is_json: bool) -> Callabl
             head, tab, line = line.partition(b"\t")
             if not tab:
                 raise InvalidInput(
-                    f"line {number} has no tab behind its routing key; write KEY, a tab and the event", field="--tabs"
+                    f"line {number} has no tab after its routing key; write KEY, a tab and the event", field="--tabs"
                 )
             place = head.decode(errors="surrogateescape")
         event: Any = _object(line, number) if is_json else line

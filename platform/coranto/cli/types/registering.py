@@ -23,7 +23,8 @@ Registry = Annotated[
     str, typer.Option("--registry", envvar="CORANTO_TYPE_REGISTRY", help="Journal that registers the types.")
 ]
 _Files = Annotated[
-    list[str], typer.Option("--file", "-f", help="YAML file with the definition of a type, or - for input. May repeat.")
+    list[str],
+    typer.Option("--file", "-f", help="YAML file with the definition of a type, or - for input. May be repeated."),
 ]
 _Promise = Annotated[
     Compatibility | None,
@@ -46,7 +47,7 @@ def register(
         typer.Option("--like", help="Create the registry if it is missing, with the settings of this journal."),
     ] = "",
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on although the registry may have lost versions.")
+        bool, typer.Option("--accept-loss", help="Continue although the registry may have lost versions.")
     ] = False,
     endpoint: Endpoint = None,
 ) -> None:

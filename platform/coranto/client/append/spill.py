@@ -292,7 +292,7 @@ class Spill:
             yield
         except OSError as error:
             raise SpillFailed(
-                f"the spill {self._folder} cannot be {action}: {error}. Make room on its disk, or correct its "
+                f"the spill {self._folder} cannot be {action}: {error}. Free space on its disk, or correct its "
                 "owner and permissions"
             ) from error
 

@@ -17,10 +17,10 @@ _COLUMNS: Final = {
 
 
 def fields_of_csv(header: Sequence[str], types: Mapping[str, str]) -> tuple[TypeField, ...]:
-    """Return the fields of columns of CSV. Raises InvalidInput for a column of JSON, which may have any form."""
+    """Return the fields of columns of CSV. Raises InvalidInput for a column of JSON, which has no fixed form."""
     for name in header:
         if types.get(name) == "json":
-            raise InvalidInput(f"column {name} is json, which may have any form")
+            raise InvalidInput(f"column {name} is json, which has no fixed form")
     return tuple(TypeField(name, _COLUMNS[types.get(name, "text")]) for name in header)
 
 

@@ -263,7 +263,7 @@ class WebhookServer:
             raise Refused(
                 429,
                 f"{self._options.window_keys} keys are remembered, and there is no room for more: send it again later, "
-                "or have `keys` of `window` increased",
+                "or ask for a larger `keys` of `window`",
             ) from None
         except GatewayEnded:
             raise Refused(503, f"the gateway has ended: send the request again, with the same {_KEY}") from None

@@ -135,7 +135,7 @@ class _Schemas:
     def _record(self, schema: Mapping[str, Any], space: str, place: str) -> Kind:
         name = _full_name(schema, space)
         if name in self._within:
-            raise InvalidInput(f"{place} is of {name}, which contains itself, and columns end somewhere")
+            raise InvalidInput(f"{place} is of {name}, which contains itself: columns cannot express that")
         self._names[name] = schema
         self._within.add(name)
         fields = []

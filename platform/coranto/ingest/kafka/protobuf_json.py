@@ -85,7 +85,7 @@ def _entry(field: FieldDescriptor) -> Descriptor | None:
 def json_fields(owner: Descriptor, place: str = "", within: tuple[str, ...] = ()) -> tuple[TypeField, ...]:
     """Return the fields that hold what `json_of` returns. Raises InvalidInput for a message that no fields hold."""
     if owner.full_name in within:
-        raise InvalidInput(f"{place} is of {owner.full_name}, which contains itself, and columns end somewhere")
+        raise InvalidInput(f"{place} is of {owner.full_name}, which contains itself: columns cannot express that")
     if not owner.fields:
         raise InvalidInput(f"{place or owner.full_name} has no fields")
     within = (*within, owner.full_name)
@@ -113,5 +113,5 @@ def _kind(field: FieldDescriptor, place: str, within: tuple[str, ...]) -> Kind:
     if owner.full_name in _WRAPPERS:
         return _KINDS[owner.fields_by_name["value"].type]
     if owner.full_name.startswith(_PACKAGE):
-        raise InvalidInput(f"{place} is a {owner.full_name}, which may have any form")
+        raise InvalidInput(f"{place} is a {owner.full_name}, which has no fixed form")
     return StructKind(json_fields(owner, place, within))

@@ -104,7 +104,7 @@ def has_slot(connection: Connection, name: str, position: int | None) -> bool:
         if position is None:
             return False
         raise SourceChanged(
-            f"the replication slot {name} is gone, and with it the changes behind {format_lsn(position)}: {_again()}"
+            f"the replication slot {name} is gone, and with it the changes after {format_lsn(position)}: {_again()}"
         )
     plugin, database, pid, restart, confirmed, status, reason, temporary, is_here = row
     if plugin != "pgoutput" or not is_here or temporary:
@@ -120,7 +120,7 @@ def has_slot(connection: Connection, name: str, position: int | None) -> bool:
         where = "its start" if position is None else format_lsn(position)
         raise SourceChanged(
             f"the server has invalidated the replication slot {name} ({reason or 'wal_removed'}; see "
-            f"max_slot_wal_keep_size), and the changes behind {where} "
+            f"max_slot_wal_keep_size), and the changes after {where} "
             f"are gone: {_again(name)}"
         )
     if position is not None and parse_lsn(confirmed) > position:

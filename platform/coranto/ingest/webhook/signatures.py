@@ -78,7 +78,7 @@ def verify(scheme: Scheme, headers: Mapping[str, str], body: bytes, secrets: Ite
             if not scheme.is_base64:
                 matches |= hmac.compare_digest(digest.hex().encode(), _encoded(each.lower()))
     if not matches:
-        raise InvalidInput(f"the signature in {scheme.header} fits neither the body nor a secret")
+        raise InvalidInput(f"the signature in {scheme.header} does not match the body with any secret")
 
 
 def _encoded(text: str) -> bytes:

@@ -122,7 +122,7 @@ class Provider:
         if asked < self._fetch_begun:
             raise Unauthenticated(f"the token's key is not one of {self.file.issuer}")
         raise KeysNotFetched(
-            f"the token's key is not known yet, and the keys of {self.file.issuer} are fetched; try again"
+            f"the token's key is not known yet, and the keys of {self.file.issuer} are being fetched; try again"
         )
 
     def _read(self, token: str, key: Key, algorithm: str) -> tuple[Claims, float]:

@@ -199,7 +199,7 @@ def parse_policy(text: str) -> ScalingPolicy:
         pass
     raise InvalidInput(
         f"{text!r} is not a scaling policy; write fixed/SEGMENTS, bytes/RATE or events/RATE, "
-        "and perhaps /FACTOR/MIN_SEGMENTS/MAX_SEGMENTS behind it",
+        "and optionally /FACTOR/MIN_SEGMENTS/MAX_SEGMENTS after it",
         field="policy",
     )
 

@@ -96,8 +96,8 @@ class GroupReader(Generic[E]):
     ) -> None:
         if not 0 < beat < timeout:
             raise InvalidInput(
-                f"a reader that gives signs of life every {beat:g} s cannot be missed after {timeout:g} s: "
-                "give a time-out of several beats",
+                f"a reader with a heartbeat every {beat:g} s cannot be considered dead after {timeout:g} s: "
+                "give a timeout of several heartbeats",
                 field="timeout",
             )
         self.id: Final = reader

@@ -114,7 +114,7 @@ class Watermarks:
 
     def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
         if not timeout > 0:
-            raise InvalidInput(f"{timeout!r} is not a time-out; give seconds above 0", field="timeout")
+            raise InvalidInput(f"{timeout!r} is not a timeout; give seconds above 0", field="timeout")
         self._timeout = timeout
         self._writers: dict[str, _Noted] = {}
         self._passed = 0.0  # Seconds, by the clock that counted the most.

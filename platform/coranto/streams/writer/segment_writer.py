@@ -344,8 +344,8 @@ class SegmentWriter:
                 await self._reconciler.resolve_sealed(registers, head)
         if self._queue.is_doubtful:
             raise CommitUnknown(
-                f"{self.segment.journal} {'is gone' if segment is None else 'has lost its registers'}: nothing tells "
-                "whether this is durable"
+                f"{self.segment.journal} {'is gone' if segment is None else 'has lost its registers'}: it is "
+                "unknown whether this is durable"
             )
         units = self._queue.take_units()
         self._leaving = False

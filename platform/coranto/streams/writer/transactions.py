@@ -128,7 +128,7 @@ def transition(
     if action is TransactionAction.TOO_LATE:
         raise TransactionTimeout(
             f"{name} was open for more than {timeout:g} s, and was aborted; "
-            "begin it again, with a longer time-out if it needs one"
+            "begin it again, with a longer timeout if it needs one"
         )
     return after, action
 

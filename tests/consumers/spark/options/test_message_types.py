@@ -283,7 +283,7 @@ def test_what_cannot_be_read_by_the_registry_says_why(shop, spark):
         ({"uuidPointer": "/id"}, "option uuidPointer: comes from the registry"),
         ({"descriptorSet": "x"}, "option descriptorSet: comes from the registry"),
         ({"parse": "json"}, "option parse: comes from the registry"),
-        ({"messageType": "a@b"}, "option messageType: 'a@b' has no version behind @"),
+        ({"messageType": "a@b"}, "option messageType: 'a@b' has no version after @"),
         ({"messageType": ""}, "option messageType: ''"),
         ({"registry": ""}, "option registry: names no journal"),
         ({"registry": "a b"}, "option registry: "),

@@ -133,7 +133,7 @@ def test_rows_without_columns_are_empty_objects():
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        (StructType().add("a", VariantType()), "a is variant, which JSON has no form for"),
+        (StructType().add("a", VariantType()), "a is variant, which JSON cannot express"),
         (StructType().add("a", ArrayType(DayTimeIntervalType())), r"a\[\] is interval day to second"),
         (StructType().add("a", StructType().add("b", MapType(IntegerType(), StringType()))), "a.b is map<int,string>"),
         (StructType().add("a", StringType()).add("a", StringType()), "the row has two fields 'a'"),

@@ -155,7 +155,7 @@ def test_a_task_that_fails_after_it_wrote_shows_nothing_and_its_repetition_shows
         ("value INT, key STRING", {}, "the column value is int"),
         ("value MAP<STRING,INT>, key STRING", {}, "write to_json"),
         ("value STRING, key STRING, other INT", {}, "other has no place next to the column value"),
-        ("n INTERVAL DAY, key STRING", {}, "n is interval day, which JSON has no form for"),
+        ("n INTERVAL DAY, key STRING", {}, "n is interval day, which JSON cannot express"),
         ("n INT, key STRING", {"mapping": "round"}, "'round' is not one of rendezvous, modulo, random"),
         ("n INT, key STRING", {"ledgr": "a/b"}, "did you mean ledger"),
         ("n INT, key STRING", {"ledger": ""}, "option ledger: is required"),

@@ -129,7 +129,7 @@ def test_descriptors_come_from_a_file_beside_the_document(types: CommandLine, tm
         (("register", "-f", "bad.yaml"), "bad.yaml: line 2: there is no field 'felds' here"),
         (("register", "-f", "latin.yaml"), "latin.yaml: is not UTF-8"),
         (("show", "shop.None"), "has no message type shop.None; it has shop.Order"),
-        (("show", "a@b"), "TYPE: 'a@b' has no version behind @"),
+        (("show", "a@b"), "TYPE: 'a@b' has no version after @"),
         (("history", "x"), "has no message type x"),
         (("list", "--registry", "types/none"), "types/none: JOURNAL_NOT_FOUND (there is no such registry yet"),
     ],

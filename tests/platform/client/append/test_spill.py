@@ -167,7 +167,7 @@ for _ in range(2):
 spill.add("a", b"two")
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.count("Make room on its disk") == 2
+    assert found.stdout.count("Free space on its disk") == 2
     spill = Spill(folder)
     assert content_of(spill) == [("a", b"one"), ("a", b"two")]
     spill.close()
@@ -266,7 +266,7 @@ async def test_a_full_disk_is_an_error_of_append(
         handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
         try:
-            with pytest.raises(SpillFailed, match="Make room on its disk"):
+            with pytest.raises(SpillFailed, match="Free space on its disk"):
                 await service.append(NAME, b"x" * 1_000)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)

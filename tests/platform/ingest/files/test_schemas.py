@@ -62,7 +62,7 @@ def test_csv() -> None:
 
 def test_rows_of_any_form_have_no_fields() -> None:
     options = FileOptions("file:///", format="csv", columns={"t": "json"})
-    with pytest.raises(InvalidInput, match="column t is json, which may have any form"):
+    with pytest.raises(InvalidInput, match="column t is json, which has no fixed form"):
         rows_of(options, "a", io.BytesIO(b"t\n1\n"), 0).fields()
     with pytest.raises(InvalidInput, match="its rows have no schema"):
         rows_of(FileOptions("file:///"), "a", io.BytesIO(b"{}\n"), 0).fields()

@@ -91,7 +91,7 @@ def test_times_that_no_calendar_has() -> None:
 @pytest.mark.parametrize(
     ("type_name", "problem"),
     [
-        (".google.protobuf.Struct", "x is a google.protobuf.Struct, which may have any form"),
+        (".google.protobuf.Struct", "x is a google.protobuf.Struct, which has no fixed form"),
         (".a.M", "x is of a.M, which contains itself"),
     ],
 )

@@ -85,7 +85,7 @@ async def test_a_slot_that_was_dropped_or_created_again(client: JournalClient, d
     await run(client, database)
     database.drop_slots()
     database.execute("INSERT INTO orders VALUES (2)")
-    with pytest.raises(SourceChanged, match=f"slot {SLOT} is gone, and with it the changes behind .*another stream"):
+    with pytest.raises(SourceChanged, match=f"slot {SLOT} is gone, and with it the changes after .*another stream"):
         await run(client, database)
     database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", SLOT)
     with pytest.raises(SourceChanged, match="the slot was created again, or another program reads it"):

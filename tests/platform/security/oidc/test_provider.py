@@ -307,7 +307,7 @@ async def test_a_new_key_is_fetched_at_its_first_token_and_a_removed_one_is_forg
         assert verdict(provider, old)
         oidc.keys["rsa-2"] = rsa_key()
         new = oidc.token("rsa-2", **CAN_READ)
-        with pytest.raises(Unavailable, match="are fetched; try again"):
+        with pytest.raises(Unavailable, match="are being fetched; try again"):
             verdict(provider, new)
         assert await settled(provider, new)
         assert verdict(provider, old)

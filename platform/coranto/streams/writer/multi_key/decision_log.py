@@ -88,7 +88,8 @@ class DecisionLog:
     def unknown(self, doubt: AppendOutcomeUnknown, problem: CorantoError) -> CommitUnknown:
         """Return the error for a transaction in doubt, whose outcome cannot be read because of `problem`."""
         return CommitUnknown(
-            f"a transaction on stream {self.stream} may be committed or not: {doubt} Nothing told since: {problem}"
+            f"a transaction on stream {self.stream} may be committed or not: {doubt} The outcome could not be read "
+            f"since: {problem}"
         )
 
     async def acknowledge(self, appending: Awaitable[object]) -> CorantoError | None:
