@@ -7,7 +7,7 @@ from pyspark.sql.types import StructType
 
 from coranto.client import SyncJournalClient
 from coranto.client.heads import Heads, JournalHead
-from coranto.errors import InvalidInput, JournalRecreated, Unavailable
+from coranto.errors import CorruptData, InvalidInput, JournalRecreated, Unavailable
 from coranto.labels import CONTENT_TYPE, FORK_OF, JSON_LINES, label_set
 from coranto.messages import JsonLines
 from coranto.streams.model.keys import KeyRange
@@ -21,7 +21,7 @@ from coranto_consumers.spark.journals.losses import LostContent
 from coranto_consumers.spark.journals.ranges import Range, ReadPlan
 from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.source.planning import plan_read
-from coranto_consumers.spark.streaming.journals import lost_at
+from coranto_consumers.spark.streaming.journals import lost_at, require
 from coranto_consumers.spark.streaming.offsets import Position
 from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
@@ -157,6 +157,8 @@ def test_the_head_of_a_broker_that_may_lack_content_is_no_loss(changes, is_end):
     else:
         with pytest.raises(Unavailable, match="a/one is processed through 11"):
             lost_at("a/one", position, found)
+    with pytest.raises(CorruptData if is_end else Unavailable, match="processed through 11"):
+        require("a/one", position, {"a/one": found})
 
 
 @pytest.mark.integration
