@@ -59,7 +59,7 @@ PARSED_PREFIX: Final = "_"
 """The prefix of the source's own columns in parsed reads, which separates them from fields of messages."""
 
 
-class Misfits(enum.Enum):
+class Misfits(enum.StrEnum):
     """The handling of lines that do not fit the columns of a read."""
 
     PERMISSIVE = "PERMISSIVE"

@@ -131,7 +131,13 @@ class TimeOptions:
 
     def of(self, journal: str) -> TimeSpan:
         """Return the span of a journal. Raises InvalidInput when the options leave it out."""
-        return TimeSpan(_at(self.starting, journal, "starting"), _at(self.ending, journal, "ending"))
+        for side, times in (("starting", self.starting), ("ending", self.ending)):
+            if isinstance(times, Mapping) and journal not in times:
+                raise InvalidInput(
+                    f"has no time of {journal}, which is read; name all journals, or set {side}Timestamp",
+                    field=f"option {side}OffsetsByTimestamp",
+                )
+        return self.of_any(journal)
 
     def of_any(self, journal: str) -> TimeSpan:
         """Return the span of a journal, which has no bounds when the options leave the journal out."""
@@ -139,17 +145,6 @@ class TimeOptions:
             side.get(journal) if isinstance(side, Mapping) else side for side in (self.starting, self.ending)
         )
         return TimeSpan(starting, ending)
-
-
-def _at(times: int | Mapping[str, int] | None, journal: str, side: str) -> int | None:
-    if times is None or isinstance(times, int):
-        return times
-    if journal not in times:
-        raise InvalidInput(
-            f"has no time of {journal}, which is read; name all journals, or set {side}Timestamp",
-            field=f"option {side}OffsetsByTimestamp",
-        )
-    return times[journal]
 
 
 def _side(given: Mapping[str, str], side: str) -> int | Mapping[str, int] | None:

@@ -48,6 +48,14 @@ def number_option(
     return int(text)
 
 
+def choice_option(given: Mapping[str, str], name: str, choices: Iterable[str], default: str) -> str:
+    """Return the choice that an option names, in any case. Raises InvalidInput."""
+    text, found = given.get(name.lower(), default), {each.lower(): each for each in choices}
+    if text.lower() not in found:
+        raise InvalidInput(f"{text!r} is not one of {', '.join(found.values())}", field=f"option {name}")
+    return found[text.lower()]
+
+
 def flag_option(given: Mapping[str, str], name: str, default: bool) -> bool:
     """Return True or False, as an option says. Raises InvalidInput."""
     text = given.get(name.lower(), str(default)).lower()

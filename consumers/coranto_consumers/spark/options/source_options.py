@@ -22,7 +22,14 @@ from coranto_consumers.spark.journals.discovery import JournalLabels
 from coranto_consumers.spark.journals.framings import ReadFraming, labels_of
 from coranto_consumers.spark.options import bounds, client_options, selections
 from coranto_consumers.spark.options.bounds import TimeOptions
-from coranto_consumers.spark.options.option_values import OF_BYTES, OF_TASKS, flag_option, number_option, require_known
+from coranto_consumers.spark.options.option_values import (
+    OF_BYTES,
+    OF_TASKS,
+    choice_option,
+    flag_option,
+    number_option,
+    require_known,
+)
 from coranto_consumers.spark.options.selections import SelectedJournals
 
 DEFAULT_MAX_BYTES = 64 << 20
@@ -120,7 +127,8 @@ class SourceOptions:
         for key in options:
             require_known(key, OPTIONS)
         # Unparsed lines cannot become null, so the default for them is an error.
-        tolerant = "mode" in given and _misfits(given) is Misfits.PERMISSIVE
+        misfits = Misfits(choice_option(given, "mode", (Misfits.PERMISSIVE, Misfits.FAILFAST), Misfits.PERMISSIVE))
+        tolerant = "mode" in given and misfits is Misfits.PERMISSIVE
         registry = _registry(given)
         framing = JsonLines(tolerant=tolerant) if registry else framings.parse_framing(given, tolerant=tolerant)
         return cls(
@@ -129,7 +137,7 @@ class SourceOptions:
             starting=bounds.starting_offsets(given),
             ending=bounds.ending_offsets(given),
             as_of=bounds.as_of(given),
-            isolation=_isolation(given),
+            isolation=Isolation(choice_option(given, "isolation", Isolation, Isolation.READ_COMMITTED)),
             max_bytes=number_option(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES, of=OF_BYTES),
             max_records=number_option(given, "maxRecordsPerPartition", 1, of=OF_TASKS)
             if "maxrecordsperpartition" in given
@@ -137,7 +145,7 @@ class SourceOptions:
             min_partitions=number_option(given, "minPartitions", 1, of=OF_TASKS),
             cache_bytes=number_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0, of=OF_BYTES),
             parses=bool(registry) or _parse(given),
-            misfits=_misfits(given),
+            misfits=misfits,
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framing,
             zone=zone_option(given["timezone"]) if "timezone" in given else None,
@@ -198,18 +206,3 @@ def zone_option(name: str) -> tzinfo:
     if (zone := zone_of(name)) is None:
         raise InvalidInput(f"{name!r} is not a time zone: write it as Europe/Paris or +01:00", field="option timeZone")
     return zone
-
-
-def _isolation(given: Mapping[str, str]) -> Isolation:
-    text = given.get("isolation", Isolation.READ_COMMITTED.value)
-    if text.lower() not in list(Isolation):
-        raise InvalidInput(f"{text!r} is not one of {', '.join(Isolation)}", field="option isolation")
-    return Isolation(text.lower())
-
-
-def _misfits(given: Mapping[str, str]) -> Misfits:
-    text = given.get("mode", Misfits.PERMISSIVE.value).upper()
-    offered = (Misfits.PERMISSIVE, Misfits.FAILFAST)
-    if text not in (each.value for each in offered):
-        raise InvalidInput(f"{given['mode']!r} is not one of PERMISSIVE, FAILFAST", field="option mode")
-    return Misfits(text)

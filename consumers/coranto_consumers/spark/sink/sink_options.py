@@ -21,7 +21,7 @@ from coranto_consumers.spark.decoding.type_columns import fields_of_spark
 from coranto_consumers.spark.journals.framings import require_json
 from coranto_consumers.spark.options import client_options, selections
 from coranto_consumers.spark.options.message_types import find_type
-from coranto_consumers.spark.options.option_values import flag_option, require_known
+from coranto_consumers.spark.options.option_values import choice_option, flag_option, require_known
 from coranto_consumers.spark.options.source_options import OPTIONS, SourceOptions
 from coranto_consumers.spark.sink.encoding import require_encodable
 from coranto_consumers.spark.sink.message_rows import ColumnRows, ObjectTextRows, Rows
@@ -91,10 +91,7 @@ class SinkOptions:
         ledger = given.get("ledger") or _default_ledger(given)
         if not ledger and ("stream" not in given or "writerid" in given):
             raise InvalidInput(f"is required: {SINK_OPTIONS['ledger']}", field="option ledger")
-        mapping = given.get("mapping", "rendezvous").lower()
-        names = get_args(MappingName)
-        if mapping not in names:
-            raise InvalidInput(f"{mapping!r} is not one of {', '.join(names)}", field="option mapping")
+        mapping = choice_option(given, "mapping", get_args(MappingName), "rendezvous")
         if streaming and "writerid" in given:
             raise InvalidInput("is for batch writes; a query is known by its checkpoint", field="option writerId")
         shared = {name.lower() for name in _SHARED}

@@ -32,7 +32,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client import SyncJournalClient
 from coranto.errors import BatchChanged, CorantoError, Fenced, InvalidInput
 from coranto.publication import BatchLedger, Decision, Ledger, Mark
 from coranto.publication.publish import append_intents, finish_batch, finish_decision, finish_decisions
@@ -88,10 +88,6 @@ class _Writer:
         ledger = Ledger.unread(client, options.ledger, like=self._journals[0], accept_loss=options.accept_loss)
         self._last_batches = ledger.last_batches  # Of each query. Spark makes another writer to commit the batch.
 
-    @property
-    def _config(self) -> ClientConfig:
-        return self._options.client
-
     def _publish(
         self, batches: Iterator[Any], pool: IdPool = _NEW_IDS, digest: RowDigest | None = None
     ) -> tuple[Pending, Use]:
@@ -105,7 +101,7 @@ class _Writer:
             )
             for batch in batches
         )
-        with told_to_driver(), SyncJournalClient.of(self._config) as client:
+        with told_to_driver(), SyncJournalClient.of(self._options.client) as client:
             return publish(client, self._journals, options.mapping, options.framing, pool, parts, digest)
 
     def _decision(self, writer_id: str, written: Iterable[WrittenPartition]) -> Decision:
@@ -132,7 +128,7 @@ class _Writer:
             for journal, content in each.pending.rollbacks(self._options.framing).items():
                 contents[journal] += content
         try:
-            with SyncJournalClient.of(replace(self._config, retry_timeout=_ABORT_SECONDS)) as client:
+            with SyncJournalClient.of(replace(self._options.client, retry_timeout=_ABORT_SECONDS)) as client:
                 for journal, content in contents.items():
                     client.append(journal, content, retry_unknown=True)
         except CorantoError as error:
@@ -163,7 +159,7 @@ class JournalWriter(_Writer, DataSourceArrowWriter):
             _log.info("sink.written_before", writer_id=self._writer_id, messages=self._seen.messages)
             return
         mine = self._decision(self._writer_id, _written(messages))
-        with told_to_driver(), SyncJournalClient.of(self._config) as client:
+        with told_to_driver(), SyncJournalClient.of(self._options.client) as client:
             loss = self._options.accept_loss
             ledger = Ledger.resume(client, self._seen, like=self._journals[0], accept_loss=loss)
             counts = ledger.decide(mine)
@@ -195,7 +191,7 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query = query_of(each.query for each in written)
         options = self._options
         mine = self._decision(f"spark/{query}/{batchId}", written)
-        with told_to_driver(), SyncJournalClient.of(self._config) as client:
+        with told_to_driver(), SyncJournalClient.of(self._options.client) as client:
             ledger = BatchLedger.open(
                 client, options.ledger, query, like=self._journals[0], accept_loss=options.accept_loss
             )
