@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
 
 from coranto.messages import column_parser
 from coranto.messages.columnar import Mask
@@ -23,21 +24,12 @@ from coranto_consumers.spark.decoding.text_values import mask_of, settled_texts
 from coranto_consumers.spark.session.versions import arrow_schema
 
 TYPES: Final = (
-    (T.StringType(), pa.string()),
-    (T.BooleanType(), pa.bool_()),
-    (T.ByteType(), pa.int8()),
-    (T.ShortType(), pa.int16()),
-    (T.IntegerType(), pa.int32()),
-    (T.LongType(), pa.int64()),
-    (T.DoubleType(), pa.float64()),
+    *(T.StringType(), T.BooleanType(), T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType()),
+    T.DoubleType(),
 )
-"""The types that pyarrow parses, with Arrow's types. They are also the types of columns of CSV rows."""
+"""The types that pyarrow parses as they are. They are also the types of columns of CSV rows."""
 
 _MAX_DIGITS: Final = 76
-
-
-def is_parsed(kind: T.DataType) -> bool:
-    return any(kind == known for known, _ in TYPES)
 
 
 class ColumnParser(column_parser.LineParser):
@@ -48,7 +40,7 @@ class ColumnParser(column_parser.LineParser):
 
     def __init__(self, schema: T.StructType, zone: tzinfo | None = None) -> None:
         self._kinds = [field.dataType for field in schema.fields]
-        self._plain = all(map(is_parsed, self._kinds))
+        self._plain = all(kind in TYPES for kind in self._kinds)
         self._final = arrow_schema(schema)
         self._zone = zone
         self._has_maps = any(map(_has_maps, self._kinds))
@@ -142,11 +134,9 @@ def _parsed_as(kind: T.DataType) -> Any:
         case T.DecimalType():
             # pyarrow does not detect a number that, with its scale, has more digits than a decimal can hold.
             return pa.decimal256(_MAX_DIGITS - kind.scale, kind.scale)
-        case T.FloatType():
-            return pa.float32()
         case T.BinaryType() | T.DateType() | T.TimestampType() | T.TimestampNTZType():
             return pa.string()
-    return next(arrow for known, arrow in TYPES if kind == known)
+    return to_arrow_type(kind)
 
 
 def _lists_around(array: Any, unlike: Mask) -> tuple[Any, Mask]:

@@ -27,7 +27,8 @@ from coranto.messages.json_text import Number, elements_of, fields_of
 from coranto_consumers.spark.decoding.json_limits import has_long_number, is_deep
 from coranto_consumers.spark.decoding.json_times import NoZone, days_of, local_micros_of, micros_of
 
-_BITS: Final[dict[type[T.DataType], int]] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
+BITS: Final[dict[type[T.DataType], int]] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
+"""The sizes of types of integers."""
 _INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?")
 _DIGIT: Final = "[A-Za-z0-9+/]"
@@ -178,7 +179,7 @@ def _whole(value: object) -> int | None:
 
 
 def _integer(kind: type[T.DataType]) -> Convert:
-    limit = 1 << (_BITS[kind] - 1)
+    limit = 1 << (BITS[kind] - 1)
 
     def convert(value: object, _: str) -> object:
         number = _whole(value)
@@ -299,7 +300,7 @@ def _or_misfit(found: object) -> object:
 _SIMPLE: Final[Mapping[T.DataType, Convert]] = {
     T.StringType(): _string,
     T.BooleanType(): _boolean,
-    **{kind(): _integer(kind) for kind in _BITS},
+    **{kind(): _integer(kind) for kind in BITS},
     T.FloatType(): _float,
     T.DoubleType(): _double,
     T.BinaryType(): _binary,

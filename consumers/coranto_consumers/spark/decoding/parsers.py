@@ -15,33 +15,21 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-)
+from pyspark.sql.types import BinaryType, BooleanType, DataType, DoubleType, StringType, StructType
 
 from coranto.errors import InvalidInput
 from coranto.messages.column_parser import is_text
 from coranto.messages.columnar import Mask
 from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.decoding.csv_columns import text_columns, typed_columns
-from coranto_consumers.spark.decoding.json_columns import TYPES, ColumnParser, is_parsed
-from coranto_consumers.spark.decoding.json_values import MISFIT, LineValues
+from coranto_consumers.spark.decoding.json_columns import TYPES, ColumnParser
+from coranto_consumers.spark.decoding.json_values import BITS, MISFIT, LineValues
 from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming
 from coranto_consumers.spark.session.versions import arrow_schema
 
 Values: TypeAlias = tuple[Sequence[object], bool]
 """The values of a message for columns, null for those that do not fit, and True if all fit."""
 
-_BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 # Possessive, so that the time is linear in the length of a field.
 _INTEGER: Final = re.compile(r"[+-]?\d{1,40}+", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d{1,9}+)?", re.ASCII)
@@ -187,14 +175,14 @@ def _value(kind: DataType, text: str) -> object:
         return float(text) if _NUMBER.fullmatch(text) else _WORDS.get(text, MISFIT)
     if not _INTEGER.fullmatch(text):
         return MISFIT
-    number, limit = int(text), 1 << (_BITS[type(kind)] - 1)
+    number, limit = int(text), 1 << (BITS[type(kind)] - 1)
     return number if -limit <= number < limit else MISFIT
 
 
 def _require_parsed(schema: StructType) -> None:
     for field in schema.fields:
-        if not is_parsed(field.dataType):
-            types = ", ".join(kind.simpleString().upper() for kind, _ in TYPES)
+        if field.dataType not in TYPES:
+            types = ", ".join(kind.simpleString().upper() for kind in TYPES)
             raise InvalidInput(
                 f"column {field.name!r} is {field.dataType.simpleString()}, and rows of CSV are parsed into "
                 f"{types}. Declare one of these and cast it",
