@@ -20,7 +20,7 @@ from coranto.client import JournalClient
 from coranto.streams.control.lifecycle import Streams, default_template
 from tests.consumers.tables.killed import KilledTables, differences, rows_of
 from tests.consumers.tables.shop import table_file
-from tests.platform.ingest.killing import Killing, two_brokers
+from tests.platform.ingest.killing import Killing, crash_broker, two_brokers
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
@@ -63,7 +63,7 @@ async def test_both_tables_have_the_rows_of_the_files(
         endpoint = ",".join(cluster.info.endpoints)
         async with JournalClient(endpoint, retry_timeout=120) as client:
             await Streams(client).create(STREAM, 2, template=default_template(replication=2))
-            killing = Killing(client, STREAM, ingest, chance, [partial(cluster.kill_broker, 1)])
+            killing = Killing(client, STREAM, ingest, chance, [partial(crash_broker, cluster)])
             tables = KilledTables(endpoint, chance, everything, latest)
             while not killing.is_over(KILLS) or tables.killed < KILLS:
                 for _ in range(2):

@@ -17,7 +17,7 @@ from dlt.sources.rest_api import rest_api_source
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.messages.framing import JsonLines
-from coranto_consumers.tables import TableReport, read_table, run_table
+from coranto_consumers.tables import RunOptions, TableReport, read_table, run_table
 
 DATASET = "shop_data"
 _PAGE = 20
@@ -102,4 +102,4 @@ def loaded(endpoint: str, store: str, table: str, columns: str, *lines: str) -> 
     """Run `coranto table` once over a table of the dataset."""
     head = f"name: of-{table}\ninput: {{prefix: {DATASET}/{table}/, keyed: true}}\n"
     text = f"{head}columns: {columns}\nstore: {store}\ntable: {table}\n"
-    return run_table(ClientConfig(endpoint), read_table(text + "\n".join(lines)), once=True)
+    return run_table(ClientConfig(endpoint), read_table(text + "\n".join(lines)), RunOptions(once=True))

@@ -26,6 +26,12 @@ def two_brokers(folder: Path) -> Iterator[EmbeddedCluster]:
         yield cluster
 
 
+def crash_broker(cluster: EmbeddedCluster) -> None:
+    """Kill the second broker and start it again. The cluster itself gives up after ten deaths in quick succession."""
+    cluster.kill_broker(1)
+    cluster.start_broker(1)
+
+
 class Killing:
     """Runs processes of an ingest, one or two at a time, and kills each at a random moment.
 
@@ -100,15 +106,18 @@ async def live(file: Path, client: JournalClient, moment: Awaitable[object] | No
         stderr=asyncio.subprocess.PIPE,
     )
     ended = asyncio.ensure_future(process.communicate())
-    if moment is not None:
-        waited = asyncio.ensure_future(moment)
-        await asyncio.wait([ended, waited], return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            await waited
+    try:
+        if moment is not None:
+            waited = asyncio.ensure_future(moment)
+            await asyncio.wait([ended, waited], return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await waited
+                return None
+            waited.cancel()
+        _, errors = await ended
+        assert process.returncode == 0, errors.decode()
+        return process.returncode
+    finally:
+        if process.returncode is None:
             process.kill()
             await ended
-            return None
-        waited.cancel()
-    _, errors = await ended
-    assert process.returncode == 0, errors.decode()
-    return process.returncode

@@ -14,7 +14,7 @@ import pytest
 from coranto.client import JournalClient
 from coranto.errors import StreamNotFound
 from coranto.streams.control.lifecycle import Streams, default_template
-from tests.platform.ingest.killing import Killing, two_brokers
+from tests.platform.ingest.killing import Killing, crash_broker, two_brokers
 from tests.platform.ingest.lists import events
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
@@ -61,7 +61,7 @@ async def test_each_row_is_there_once_and_each_key_in_order(tmp_path: Path, seed
     with two_brokers(tmp_path) as cluster:
         async with JournalClient(",".join(cluster.info.endpoints), retry_timeout=120) as client:
             await Streams(client).create(STREAM, 2, template=default_template(replication=2))
-            killing = Killing(client, STREAM, file, chance, [partial(cluster.kill_broker, 1)])
+            killing = Killing(client, STREAM, file, chance, [partial(crash_broker, cluster)])
             expected = list[tuple[int, int]]()
             while not killing.is_over(KILLS):
                 expected += put_files(tmp_path / "in", len(expected) // ROWS)

@@ -26,7 +26,7 @@ from coranto.streams.control.lifecycle import Streams, default_template
 from tests.consumers.tables.killed import KilledTables, differences, rows_of
 from tests.consumers.tables.shop import table_file
 from tests.platform.ingest.gateway.posting import post
-from tests.platform.ingest.killing import COMMAND, two_brokers
+from tests.platform.ingest.killing import COMMAND, crash_broker, two_brokers
 from tests.platform.ingest.lists import events, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
@@ -158,7 +158,7 @@ async def test_the_stream_and_its_table_are_what_was_acknowledged(tmp_path: Path
                     killed = chance.choice(gateways)
                     await killed.kill()
                     if kill == KILLS // 2:
-                        await asyncio.to_thread(cluster.kill_broker, 1)
+                        await asyncio.to_thread(crash_broker, cluster)
                     await killed.start()
                     if chance.random() < 0.7:
                         await killed.ready(session)

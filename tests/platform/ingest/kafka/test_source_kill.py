@@ -22,7 +22,7 @@ from coranto.streams.control.lifecycle import Streams, default_template
 from tests.consumers.tables.killed import KilledTables, differences, rows_of
 from tests.consumers.tables.shop import table_file
 from tests.platform.ingest.kafka.topics import Topics
-from tests.platform.ingest.killing import Killing, two_brokers
+from tests.platform.ingest.killing import Killing, crash_broker, two_brokers
 from tests.platform.ingest.lists import events
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
@@ -85,7 +85,7 @@ async def test_each_committed_record_is_there_once(server: KafkaServer, tmp_path
         endpoint = ",".join(cluster.info.endpoints)
         async with JournalClient(endpoint, retry_timeout=120) as client:
             await Streams(client).create(STREAM, 2, template=default_template(replication=2))
-            outages = [partial(restart, server), partial(cluster.kill_broker, 1)]
+            outages = [partial(restart, server), partial(crash_broker, cluster)]
             killing = Killing(client, STREAM, ingest, chance, outages)
             tables = KilledTables(endpoint, chance, everything, latest)
             while not killing.is_over(KILLS):

@@ -20,7 +20,7 @@ from coranto.client import JournalClient
 from coranto.streams.control.lifecycle import Streams, default_template
 from tests.consumers.tables.killed import KilledTables, differences, rows_of
 from tests.consumers.tables.shop import table_file
-from tests.platform.ingest.killing import Killing, two_brokers
+from tests.platform.ingest.killing import Killing, crash_broker, two_brokers
 from tests.platform.ingest.lists import events
 from tests.platform.ingest.postgres.database import ORDERS, SETTINGS, Copies, Database
 from tests.servers.sql import PostgresServer
@@ -89,7 +89,7 @@ async def test_copies_are_equal_to_the_table(tmp_path: Path, seed: int) -> None:
         endpoint = ",".join(cluster.info.endpoints)
         async with JournalClient(endpoint, retry_timeout=120) as client:
             await Streams(client).create(STREAM, 2, template=default_template(replication=2))
-            outages = [partial(cluster.kill_broker, 1), crash]
+            outages = [partial(crash_broker, cluster), crash]
             killing = Killing(client, STREAM, file, chance, outages, "--follow")
             copies = KilledTables(endpoint, chance, copy)
             end = threading.Event()
