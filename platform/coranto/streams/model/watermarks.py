@@ -12,7 +12,8 @@ A writer that is silent for `timeout` seconds no longer holds back the watermark
 that other writers' clocks counted since its last mark, each between its own consecutive marks. Two clocks are never
 compared, so a clock that is ahead does not make other writers seem silent. The step between two marks counts at most
 half of `timeout`, so that setting a clock forward once does not either. If marks are further apart, it takes longer to
-find a writer silent.
+find a writer silent. A step that began before a writer's mark counts as a whole. So a writer whose marks are at most
+half of `timeout` apart is never silent.
 
 Time windows are a weak promise: they are only as good as the writers' clocks and the times that writers note.
 """
