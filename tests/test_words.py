@@ -47,7 +47,7 @@ FORBIDDEN = frozenset(
 """Names that hid their purpose, or stood for several things, and have a better one now."""
 
 IDIOM = tuple(
-    re.compile(pattern)
+    re.compile(pattern, re.IGNORECASE)
     for pattern in (
         r"\b(anew|beside|heed|mend(s|ed)?|grave(st)?|in vain|patience|for ever)\b",
         r"\b(of|in|by|for|from|at|to|with|on|under|below) which\b",

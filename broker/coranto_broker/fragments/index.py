@@ -203,7 +203,7 @@ class FragmentIndex:
         entries, head = self._all, self.head
         begin = entries.begin_offset if len(entries) else head
         persisted = begin
-        for position in range(len(entries) - 1, -1, -1):  # What is not stored is at the end, save for a while.
+        for position in range(len(entries) - 1, -1, -1):  # Unstored fragments are mostly at the end.
             if entries[position].fragment.backing_store:
                 persisted = entries[position].end
                 break

@@ -61,7 +61,7 @@ _OPEN_SECONDS = 3.0
 """Time that `close` waits for undecided fragments. Their primary may be ending too, and store them. If it is not, it
 continues with its own copies."""
 _HOPE_SECONDS = 2 * REPLICA_DELAY_SECONDS
-"""Time that fragments wait for a damaged one before them. By then, replicas with good copies have stored them."""
+"""Time that fragments wait for a damaged one before them. Replicas with good copies store them within it."""
 _log = structlog.get_logger(__name__)
 
 OnStored = Callable[[Sealed, Fragment], None]

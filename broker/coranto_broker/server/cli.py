@@ -52,7 +52,7 @@ def adopt(configuration: Configuration[BrokerSettings]) -> None:
         if found.late:
             return f"{told}. The other brokers have finished before: start it"
         others = ", ".join(found.cluster.missing((), ())) or "the ones with data directories that are not gathered yet"
-        return f"{told}. So far: {', '.join(found.cluster.gathered)}. Go on with {others}, then finish-adoption"
+        return f"{told}. So far: {', '.join(found.cluster.gathered)}. Continue with {others}, then finish-adoption"
 
     _adopt(settings, gather)
 
@@ -61,13 +61,13 @@ Without = Annotated[
     list[str],
     typer.Option(
         "--without",
-        help="A broker, as zone#id, whose data directory is gone for good. What only it had is lost. May be repeated.",
+        help="A broker, as zone#id, whose data directory is lost for good, with content that only it had. Repeatable.",
         show_default=False,
     ),
 ]
 
 
-def finish_adoption(configuration: Configuration[BrokerSettings], without: Without = []) -> None:  # noqa: B006  Nobody changes it.
+def finish_adoption(configuration: Configuration[BrokerSettings], without: Without = []) -> None:  # noqa: B006  It is never changed.
     """Let brokers serve again, once `adopt` has been run for every one of them."""
 
     async def finish(adoption: Adoption) -> str:

@@ -12,7 +12,7 @@ was written. Where acknowledgements wait for the disk, it is the journal's end t
 Otherwise it is UNAWAITED. A mark records a later value of `flushed`, once the disk has that much. `readable` is the
 end of the content that readers had been shown when the record was written.
 
-Older records lack fields. Those of magic `csp2` lack `flushed` and count as UNAWAITED. Those of `csp1` also lack the
+Older records lack fields. Records of magic `csp2` lack `flushed` and count as UNAWAITED. `csp1` records also lack the
 stamp and count as written before any pipeline. Where `readable` is missing, all content up to the record's end had been
 shown.
 

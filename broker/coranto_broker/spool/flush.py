@@ -99,7 +99,7 @@ class Flusher:
         """Logs that the next flush removes."""
         return tuple(self._superseded)
 
-    # -- What is to be flushed -----------------------------------------------------------------------------------------
+    # -- The content to flush ------------------------------------------------------------------------------------------
 
     def names_change(self) -> None:
         """Note that files were created in the folder."""
@@ -114,8 +114,8 @@ class Flusher:
     def supersede(self, log: SharedFile, *, in_turn: bool) -> None:
         """Remove this log after the next flush, because another log has replaced it.
 
-        `in_turn` is for spools that are not flushed: the log then stays until the next call at most. By then the kernel
-        has written the log that replaced it.
+        `in_turn` is for spools that are not flushed: the log then stays until the next call at most: before that, the
+        kernel has written the log that replaced it.
         """
         log.seal()
         if in_turn:

@@ -198,7 +198,7 @@ class Takeover(enum.Enum):
     """The next step of a synchronized Route."""
 
     CLEAN = "clean"
-    """Go on."""
+    """Continue."""
     ROLL = "roll"
     """Roll to the end of the record that was closed or left, with its registers, and synchronize again."""
     VERIFY = "verify"

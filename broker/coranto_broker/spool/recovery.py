@@ -287,7 +287,7 @@ def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_FragmentF
 def _give_up_empty(examined: list[tuple[_FragmentFiles, Examined]], promised: int) -> int:
     """Give up empty last fragments that follow one which lost content. Return their offset, or 0 if there are none.
 
-    Going on there would leave a hole that readers wait at. If there is content after the hole, it cannot be avoided.
+    Continuing there would leave a hole that readers wait at. If there is content after the hole, it cannot be avoided.
     """
     kept = len(examined)
     while kept and examined[kept - 1][1].kept_end == examined[kept - 1][0].begin and not examined[kept - 1][1].problem:

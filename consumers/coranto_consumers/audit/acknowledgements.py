@@ -54,7 +54,7 @@ class AcknowledgementCheck:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout_s
         while True:
-            # What is missing at last may be in content that a store with another clock received earlier.
+            # Missing acknowledgements may be in content that a store with another clock received earlier.
             last = clock() >= deadline
             findings = await self._unmet_intents(subject, row, journals, whole=last)
             if not findings:

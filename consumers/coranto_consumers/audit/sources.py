@@ -252,8 +252,8 @@ class SourceCheck:
                 audit,
                 Kind.CHECKPOINT_SET_BACK,
                 f"the checkpoint has read {self.journal} through {through}, and an earlier audit saw "
-                f"{usable.read_through}: it was set back, or the store was restored from a backup. What the consumer "
-                "reads again counts twice, unless the tables were set back together with it",
+                f"{usable.read_through}: it was set back, or the store was restored from a backup. Messages that "
+                "the consumer reads again count twice, unless the tables were set back together with it",
                 read_through=through,
                 known=usable.read_through,
             )
@@ -333,7 +333,7 @@ class SourceCheck:
         audit.replayed_bytes = expected.read_through - replayed.begin
         audit.messages, audit.totals = replayed.messages, replayed.totals
         if self.accept:
-            audit.totals_problem = ""  # What the tables have besides is accepted as a difference.
+            audit.totals_problem = ""  # Other content of the tables is accepted as a difference.
         elif replayed.gaps:
             audit.totals_problem = f"content of {self.journal} is gone at {_spans(replayed.gaps)}"
         elif base is None and not complete:

@@ -230,7 +230,7 @@ async def _require_same_content(client: JournalClient, fork: Fork, end: int) -> 
     try:
         ours, theirs = [await client.read_all(journal, begin, end) for journal in (fork.name, fork.source)]
     except OffsetJump:
-        return  # Retention has removed it. What is read from now on is there.
+        return  # Retention has removed it. Later content is there.
     if ours != theirs:
         raise InvalidInput(
             f"has other content before {end} than {fork.source}, which was deleted and created again since it was "

@@ -104,7 +104,7 @@ class MendedCatalog:
 
         home = IcebergHome.at(url)
         self._name = home.name
-        # What is written under this owner has no files. Folders are the rule, so that the next owner looks for them.
+        # Writes under this owner have no files. Folders are the rule, so that the next owner looks for them.
         self._owner = IcebergOwner(home.catalog, home.table)
 
     def raise_fence(self, shard: str) -> Restored:

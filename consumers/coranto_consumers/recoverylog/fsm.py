@@ -79,7 +79,7 @@ class Fsm:
         self.next_seq_no = self._hinted_segments[0].first_seq_no
         self.next_checksum = self._hinted_segments[0].first_checksum
 
-    # -- What it knows ------------------------------------------------------------------------------------------------
+    # -- Its knowledge ------------------------------------------------------------------------------------------------
 
     @property
     def paths(self) -> Mapping[str, Fnode]:

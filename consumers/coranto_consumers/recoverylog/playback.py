@@ -34,7 +34,7 @@ class Playback:
         self._write: tuple[Fnode, int] | None = None
 
     def seek(self, log: str, offset: int) -> None:
-        """Go on at `offset` of `log`, where an operation begins."""
+        """Continue at `offset` of `log`, where an operation begins."""
         self.log = log
         self._decoder = LogDecoder(log, offset)
         self._pass_expected(offset)
@@ -61,7 +61,7 @@ class Playback:
         return segment.log != self.log or segment.first_offset > self._decoder.position
 
     def skip_to(self, offset: int) -> None:
-        """Go on at `offset`: the log has no content up to there. Raises CorruptData when that content is needed."""
+        """Continue at `offset`: the log has no content up to there. Raises CorruptData when that content is needed."""
         segment = self.fsm.next_hinted
         expected, at = self.position, f"{self.log} has nothing in [{self.position}, {offset})"
         if self._decoder.is_inside_wanted:

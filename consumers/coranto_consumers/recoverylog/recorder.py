@@ -153,7 +153,7 @@ class Recorder:
             await asyncio.wait([self._sender])
         self._failure = self._failure or InvalidInput(f"the recorder of {self.log} is closed; open another one")
 
-    # -- What is recorded ---------------------------------------------------------------------------------------------
+    # -- Recording ----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -322,7 +322,7 @@ class Recorder:
         if self._group is None:
             self._put(group)
 
-    # -- What is appended ---------------------------------------------------------------------------------------------
+    # -- Appending ----------------------------------------------------------------------------------------------------
 
     @property
     def _chain(self) -> HistoryPosition:

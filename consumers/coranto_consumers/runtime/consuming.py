@@ -84,7 +84,7 @@ class Consuming:
         self._batches.add_source(journal, framing, store)
         return self._batches
 
-    # -- What is known of it -------------------------------------------------------------------------------------------
+    # -- Its state -----------------------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:

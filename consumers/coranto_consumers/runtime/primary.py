@@ -1,7 +1,7 @@
 """A shard's primary: it reads, consumes, commits and acknowledges, from its checkpoint on.
 
 `transaction.Transactions` decides the next step, and `consuming.Consuming` has the next messages. The effects are here.
-One task runs the steps. Beside it run one reader for each source, the appends, and the completion of the prior
+One task runs the steps. Others are one reader for each source, the appends, and the completion of the prior
 transaction.
 """
 

@@ -269,7 +269,7 @@ def _refuse_to_go_on(connection: Connection, cursor: Any, statement: str, *_: ob
     if _is_guarded(connection) and not cursor.connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
         connection.invalidate()
         raise InvalidInput(
-            f"{_brief(statement)!r} has ended the transaction. What came before it in this transaction may be "
+            f"{_brief(statement)!r} has ended the transaction. Earlier changes of this transaction may be "
             "committed without its checkpoint: check it before the shard restarts",
             field="SQL statement",
         )

@@ -116,7 +116,7 @@ class SparkConsumerOperator(BaseOperator):
             return self._consume(context)
 
     def on_kill(self) -> None:
-        """Stop Spark's work. What was not committed will be consumed again."""
+        """Stop Spark's work. Uncommitted messages will be consumed again."""
         if self._session is not None:
             self._session.stop()
 

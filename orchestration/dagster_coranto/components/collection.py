@@ -62,7 +62,7 @@ class JournalCollectionComponent(dg.StateBackedComponent, dg.Model, dg.Resolvabl
     )
     assets: Literal["folder", "journal"] = Field(
         default="folder",
-        description="What is one asset: the journals of one folder (shop/orders for shop/orders/part-000), or each "
+        description="The journals of one asset: all of one folder (shop/orders for shop/orders/part-000), or each "
         "journal.",
     )
     specs: str | None = Field(

@@ -29,7 +29,7 @@ class Severity(enum.StrEnum):
 class Kind(enum.StrEnum):
     """The kinds of findings. Their values are stable names."""
 
-    # What was selected.
+    # The selected journals.
     NOTHING_SELECTED = "nothing_selected"
     """The selector matches nothing, and the audit's options do not allow that."""
     JOURNAL_GONE = "journal_gone"

@@ -64,7 +64,7 @@ def _of_source(spec: pb.JournalSpec, specs: Mapping[str, pb.JournalSpec]) -> Ite
     try:
         holds = holds_of(spec)
     except InvalidInput as error:
-        text = f"its holds for forks cannot be read, so that it keeps everything: {error}. Mend the labels"
+        text = f"its holds for forks cannot be read, so that it keeps everything: {error}. Correct the labels"
         yield Finding(Kind.FORK_HOLD_STALE, Severity.WARNING, Subject.journal(spec.name), text)
         return
     for name, begin in sorted(holds.items()):

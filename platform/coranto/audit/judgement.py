@@ -139,7 +139,7 @@ class _Judgement(ComparedJournal):
         index = [known(each) for each in self.present.gone]
         if before is None:
             retention = shortest(self.present.retention_seconds)
-            # What the index knows was there, even if this is the first audit.
+            # Fragments of the index were there, even if this is the first audit.
             first = min([beginning, *(each.begin for each in index)])
             return Expected(first, self.head, index, 0.0, retention)
         retention = shortest(before.retention_seconds, self.present.retention_seconds)

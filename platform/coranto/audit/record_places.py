@@ -160,8 +160,8 @@ def _contradicted(subject: Subject, broken: Sequence[str], weight: Severity) -> 
         Kind.MEMORY_DAMAGED,
         weight,
         subject,
-        f"the records of earlier audits contradict the brokers' note of them: {shown}. Somebody changed, removed or "
-        "added files, or the store or etcd was restored from a backup. Later losses may be unknown, and nothing is "
+        f"the records of earlier audits contradict the brokers' note of them: {shown}. Files were changed, removed or "
+        "added, or the store or etcd was restored from a backup. Later losses may be unknown, and nothing is "
         "recorded until the files are as they were: restore them from a copy. If there is none, accept all journals "
         "that may have records there (coranto audit --accept, without a selector or with one that selects all of them)",
         {"files": list(broken)},

@@ -54,7 +54,7 @@ class KnownFragment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Somebody's word that the journal is to be taken as it was at that time."""
+    """An operator's word that the journal is to be taken as it was at that time."""
 
     at: float
     reason: str

@@ -1,6 +1,6 @@
 """Stray objects: stored fragments far above a journal, which keep it from taking appends. Pure.
 
-Somebody copied a file into the wrong folder, or gave it a wrong name. Brokers take its end for the journal's head, and
+A file was copied into the wrong folder, or got a wrong name. Brokers take its end for the journal's head, and
 refuse appends, because they do not know content up to there. An object is a stray if
 
 * brokers refuse appends for that reason, and have content of their own that is not stored yet,

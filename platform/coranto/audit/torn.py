@@ -50,7 +50,7 @@ class Torn:
 
 
 class TornSearch:
-    """Looks at the content of one fragment, fed in order. What is found is added to `torn`."""
+    """Looks at the content of one fragment, fed in order. Findings are added to `torn`."""
 
     def __init__(self, spec: pb.JournalSpec, begin: int, torn: Torn) -> None:
         self._torn = torn

@@ -38,7 +38,7 @@ def doctor(
     ] = None,
     stores: Annotated[
         list[str], typer.Option("--store", help="A fragment store to write to, read, and remove from. May be repeated.")
-    ] = [],  # noqa: B006  Nobody changes it.
+    ] = [],  # noqa: B006  It is never changed.
     file_root: Annotated[
         Path | None, typer.Option("--file-root", envvar="CORANTO_FILE_ROOT", help="Folder of file:/// stores.")
     ] = None,

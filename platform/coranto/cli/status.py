@@ -46,7 +46,7 @@ def status(
             "processes show options: use $CORANTO_STORE_URL for passwords.",
             show_default=False,
         ),
-    ] = [],  # noqa: B006  Nobody changes it.
+    ] = [],  # noqa: B006  It is never changed.
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, help="The longest wait for one thing, in seconds.")
     ] = 5.0,

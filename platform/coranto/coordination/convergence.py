@@ -194,7 +194,7 @@ class Convergence:
         """
         for item, current, holders, desired in unsettled:
             if not any(self._wanted[holder] for holder in holders if holder not in desired):
-                continue  # Nobody waits for what this item could give up.
+                continue  # No other item waits for what this one could give up.
             room = [m for m in range(len(self._members)) if self._has_room(m) and m not in holders]
             if room:
                 member = min(room, key=lambda member: (self._load(member), member))

@@ -147,7 +147,7 @@ async def _pieces(content: IO[bytes]) -> AsyncIterator[bytes]:
 
 def _other_content(fork: Fork, what: str) -> CorruptData:
     return CorruptData(
-        f"{fork.name} has other content than a fork of {fork.source}: {what}. Somebody appended to it while it was "
+        f"{fork.name} has other content than a fork of {fork.source}: {what}. A client appended to it while it was "
         f"forming, or its folder has fragments of an earlier journal of that name. Drop it (coranto journals drop-fork "
         f"{fork.name}), and choose another name"
     )

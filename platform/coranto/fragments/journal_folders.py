@@ -27,7 +27,7 @@ MARKER: Final = ".coranto-journal"
 """The name of the file that marks a folder as a journal's."""
 MARKER_TEXT: Final = (
     b"This folder holds fragments of the Coranto journal that its path names. Keep this file for as long as there are\n"
-    b"fragments: it keeps them from being taken for those of a journal of a shorter name.\n"
+    b"fragments: without it, they could be taken for fragments of a journal of a shorter name.\n"
 )
 
 

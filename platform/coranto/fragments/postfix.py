@@ -8,7 +8,7 @@ Gazette evaluates these with Go's text/template. Coranto evaluates the part of t
 references, their methods, `printf`, `print`, `|`, parentheses, comments and `{{-`/`-}}`. A template that uses
 anything else (`if`, `range`, variables, other functions) is refused when its spec is validated, never later.
 
-Anybody who may apply a spec can write a template, so parsing must take time in proportion to its length: it scans the
+Everyone who may apply a spec can write a template, so parsing must take time in proportion to its length: it scans the
 text once, and never tries an expression a second time. MAX_TEMPLATE_BYTES, MAX_DEPTH and MAX_WIDTH limit the work of
 one template.
 

@@ -37,7 +37,7 @@ OWN: Final = pa.schema(
         pa.field("_journal", pa.string(), nullable=False),
         pa.field("_offset", pa.int64(), nullable=False),  # The message's begin offset in the journal.
         pa.field("_next_offset", pa.int64(), nullable=False),  # The message's end offset in the journal, exclusive.
-        pa.field("_time", pa.timestamp("us", tz="UTC")),  # That of its UUID; null without one.
+        pa.field("_time", pa.timestamp("us", tz="UTC")),  # The time in its UUID; null without one.
     ]
 )
 """The columns of every scan."""

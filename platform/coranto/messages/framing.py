@@ -312,7 +312,9 @@ class JsonLinesDecoder(Generic[M]):
         self._endless = False  # The line that has not ended is corrupt: its rest is skipped.
         self._fed = offset
         self._lines: list[bytes] = []  # Complete lines not yet returned, the next one last.
-        self._pieces: list[tuple[bytes, bool]] = []  # Those of a line before them, the next one last. True: it is torn.
+        self._pieces: list[
+            tuple[bytes, bool]
+        ] = []  # Pieces of a line before them, the next one last. True: it is torn.
 
     @property
     def offset(self) -> int:
@@ -412,7 +414,7 @@ class JsonLinesDecoder(Generic[M]):
         return Envelope(self._journal, error.offset, self._offset, *ZERO_UUID, content, self._framing)
 
     def _jump(self, offset: int) -> IncompleteTail | None:
-        """Go on at `offset`. Return the line that is cut off by the jump, if any."""
+        """Continue at `offset`. Return the line that is cut off by the jump, if any."""
         if offset < self._fed:
             raise InvalidInput(f"content of {self._journal} at offset {offset} was fed before, up to {self._fed}")
         tail = self.finish()

@@ -1,6 +1,6 @@
 """JSON as Python's `json` module reads and writes it, by a faster library where that makes no difference.
 
-msgspec decodes no text that `json` refuses, and gives the same values. What it refuses (`NaN`, single surrogates,
+msgspec decodes no text that `json` refuses, and gives the same values. Texts that it refuses (`NaN`, single surrogates,
 numbers beyond floats, other encodings) is left to `json`.
 
 It encodes values that `json` refuses, such as times and bytes, and writes numbers that are none as null. So it gets

@@ -90,7 +90,7 @@ class _UncommittedReader(Generic[M]):
             try:
                 return next(self._decoded, None)
             except CorruptMessage as error:
-                self._decoded = self._decoder.feed(b"")  # Go on behind it.
+                self._decoded = self._decoder.feed(b"")  # Continue behind it.
                 if self._on_corrupt is None:
                     raise
                 self._on_corrupt(error)

@@ -10,7 +10,7 @@ from pathlib import Path
 def java_program() -> Path | None:
     """Return the path of `java`: that below `JAVA_HOME` or, if it is not set, the first one on the PATH.
 
-    None if neither is there. Nobody has looked whether there is a program at the path below `JAVA_HOME`.
+    None if neither is there. Whether the path below `JAVA_HOME` has a program was not checked.
     """
     home = os.environ.get("JAVA_HOME")
     if home:

@@ -71,7 +71,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class FoundLong:
-    """Acknowledgements of transactions that have to be delivered in parts. What was read must not be committed."""
+    """Acknowledgements of transactions that are delivered in parts. Rows that are read must not be committed."""
 
     transactions: tuple[LongTransaction, ...]
 

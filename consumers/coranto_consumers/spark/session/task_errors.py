@@ -57,7 +57,7 @@ def error_of_task(error: BaseException) -> CorantoError | None:
     """Return the error of Coranto that ended a task or a query; None if it was another error. It has the original's
     fields that are texts, numbers or flags.
     """
-    # What comes before the last one may be a quotation.
+    # Text before the last one may be a quotation.
     for found in reversed(_LINE.findall(str(error))):
         try:
             told = json.loads(urlsafe_b64decode(found))

@@ -1,7 +1,7 @@
 """The differences between the versions of PySpark that Coranto supports, 4.0 to 4.3.
 
-Other modules import from here what some version lacks or spells in another way. What a version cannot do raises
-VersionTooOld (`require_spark`).
+Other modules import from here the names that some version lacks or spells in another way. Features that a version
+lacks raise VersionTooOld (`require_spark`).
 
 =======  ===============================================================================================================
 before   missing

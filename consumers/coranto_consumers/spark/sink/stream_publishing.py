@@ -44,7 +44,7 @@ from coranto_consumers.spark.sink.publishing import content_of
 from coranto_consumers.spark.sink.row_digest import RowDigest
 
 KEPT_PLACES: Final = 1 << 18
-"""The events of a task whose places it tells the driver, 8 bytes each. Those of more cannot be moved after the task."""
+"""The events of a task whose places it tells the driver, 8 bytes each. Others cannot be moved after the task."""
 _APPEND_BYTES: Final = 1 << 20
 _HELD_BYTES: Final = 16 << 20
 _PENDING_BYTES: Final = 32 << 20
@@ -199,7 +199,7 @@ class SegmentPublisher:
     def _send(self, journal: str) -> None:
         segment = self._segments.get(journal)
         if segment is None:
-            return  # What it had has gone elsewhere.
+            return  # Its events have gone elsewhere.
         if segment.held:
             if journal not in self._prepared:
                 try:
@@ -218,7 +218,7 @@ class SegmentPublisher:
             await hold_segment(client, journal, self._clock, client.config.retry_timeout)
 
     def _settle(self, journal: str, *, wait: bool) -> None:
-        """Take note of appends that are done, in their order. What a sealed segment refused goes to others."""
+        """Take note of appends that are done, in their order. Events that a sealed segment refused go to others."""
         segment = self._segments.get(journal)
         while segment is not None and segment.sent and (wait or segment.sent[0].done.done()):
             block = segment.sent[0]

@@ -163,7 +163,7 @@ class JournalWriter(_Writer, DataSourceArrowWriter):
             loss = self._options.accept_loss
             ledger = Ledger.resume(client, self._seen, like=self._journals[0], accept_loss=loss)
             counts = ledger.decide(mine)
-            # Those of others are left to the next write: this one's token may not be for their journals.
+            # Journals of others are left to the next write: this one's token may not be for their journals.
             finish_decision(client, ledger, counts)
         if counts.producer != mine.producer:
             _log.info("sink.written_before", writer_id=self._writer_id, messages=counts.messages)

@@ -118,7 +118,7 @@ class JournalReader(DataSourceReader):
             return
         with told_to_driver(), task_client(partition.client, self._options.cache_bytes) as client:
             framing, isolation = self._options.framing, self._options.isolation
-            # What is committed in one of several ranges of a journal depends on all of them, so each task reads those.
+            # The committed rows of one of several ranges of a journal depend on all ranges, so each task reads all.
             once = [
                 each.range
                 for each in partition.parts

@@ -32,7 +32,7 @@ class Shares(NamedTuple):
     ranges: Mapping[str, Sequence[Range]]
     """The ranges of each journal, in order, for committed reads: a task needs all ranges of its journal."""
     of_tasks: Sequence[tuple[NumberedRange, ...]]
-    """The ranges that each task reads. Those of a journal are numbered from 0."""
+    """The ranges that each task reads. A journal's ranges are numbered from 0."""
 
 
 def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narrowing = Narrowing()) -> Shares:
@@ -59,7 +59,7 @@ def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narr
     numbers = {part: NumberedRange(number, part) for found in ranges.values() for number, part in enumerate(found)}
     is_committed = options.isolation is Isolation.READ_COMMITTED
     if is_committed:
-        # What is committed in a part depends on all parts, but only these have rows.
+        # The committed rows of a part depend on all parts, but only these have rows.
         parts = [part for part in parts if _may_pass(part, narrowing)]
     few = options.min_partitions > 1 or options.max_records is not None
     shares = [[part] for part in parts] if few else share(parts, min(WORTHWHILE_BYTES, options.max_bytes))
@@ -78,7 +78,7 @@ def _at_moment(
 ) -> SourceOptions:
     """Return options with the offsets of the moment that they ask for. Raises ContentGone if its content is not there.
 
-    Journals that are not named had no content then. What a stream was truncated of is not its content.
+    Journals that are not named had no content then. Truncated content of a stream does not count.
     """
     asked = options.as_of
     if asked is None:

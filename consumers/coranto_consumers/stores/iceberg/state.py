@@ -91,7 +91,7 @@ def encode(shard: str, state: ShardState) -> str:
 
 
 def names_in(table: Table) -> set[str]:
-    """Return the names of the shards that have a state in a table. Those of unreadable states are left out."""
+    """Return the names of the shards that have a state in a table, except for unreadable states."""
     found = set()
     for key, value in table.properties.items():
         if key.startswith(PREFIX):

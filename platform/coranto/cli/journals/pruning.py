@@ -70,7 +70,7 @@ async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -
     if info.is_asleep:
         return []
     listed = [item.fragment for item in await client.fragments(info.name)]
-    # What a fork shares is its source's to remove.
+    # Its source removes the fragments that a fork shares.
     return [each for each in expired(listed, retention, now, held_from(info.spec)) if each.journal == info.name]
 
 
@@ -88,7 +88,7 @@ async def _remove(client: JournalClient, old: list[Fragment], planned: Mapping[s
     stores, removed, ended = StoreRegistry(root), list[Fragment](), set[str]()
     with progress("Removing fragments", len(old), unit="fragments") as report:
         for fragment in old:
-            # Somebody may fork the journal, or lengthen its retention, at any time.
+            # The journal may be forked, or its retention lengthened, at any time.
             if fragment.journal not in ended and not await _allows(client, fragment, planned):
                 ended.add(fragment.journal)
             if fragment.journal not in ended:

@@ -31,7 +31,7 @@ class TransactionBegin(NamedTuple):
 
 
 class TransactionCommit(NamedTuple):
-    """A transaction has ended. What follows it in the log begins at `end_lsn`."""
+    """A transaction has ended. The log after it begins at `end_lsn`."""
 
     end_lsn: int
 

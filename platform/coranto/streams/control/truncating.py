@@ -73,7 +73,7 @@ def truncation(
 
 
 def batched(groups: Iterable[Sequence[pb.ApplyRequest.Change]], most: int) -> Iterator[list[pb.ApplyRequest.Change]]:
-    """Yield batches of at most `most` changes. Those of a group stay together; it has no more than that."""
+    """Yield batches of at most `most` changes. The changes of a group, which has no more than that, stay together."""
     batch: list[pb.ApplyRequest.Change] = []
     for group in groups:
         if batch and len(batch) + len(group) > most:

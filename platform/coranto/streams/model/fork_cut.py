@@ -37,7 +37,7 @@ Unit: TypeAlias = Mapping[int, SegmentSpan]
 def consistent_cut(stream: Stream, wanted: Mapping[int, int], units: Iterable[Unit] = ()) -> dict[int, int]:
     """Return the largest consistent cut at or below `wanted`, by segment number. It may leave segments out.
 
-    `wanted` has an offset for each segment, and `units` are the transactions with content below it. Nobody reads below
+    `wanted` has an offset for each segment, and `units` are the transactions with content below it. No reader is below
     a segment's `begin`, so spans that begin there cannot be torn. Raises InvalidInput if a segment of the cut would end
     below its `begin`.
     """

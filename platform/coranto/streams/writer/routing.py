@@ -74,7 +74,7 @@ class Routing:
 
     async def cancel(self, error: WriteError) -> None:
         while waiting := [writer for writer in self.writers if not writer.is_closed]:
-            for writer in waiting:  # Meanwhile, one may hand units over to others.
+            for writer in waiting:  # One may hand units over to others in between.
                 await writer.cancel(error)
 
     # -- For segment writers -------------------------------------------------------------------------------------------

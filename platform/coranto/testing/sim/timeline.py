@@ -57,7 +57,7 @@ class Timeline(Protocol):
 
 
 class Killed(asyncio.CancelledError):
-    """Raised by an effect of a process that is dead. Nobody handles it; the process's task ends."""
+    """Raised by an effect of a process that is dead. It is not handled; the process's task ends."""
 
 
 class Process:
