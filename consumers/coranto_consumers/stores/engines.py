@@ -231,7 +231,7 @@ class _UtcDateTime(sqlite.DATETIME):
 def _use_wal(cursor: sqlite3.Cursor) -> None:
     """Switch a database file to WAL permanently. Waits while another connection writes to it in another mode.
 
-    The wait is needed because SQLite's own time-out does not apply: SQLite must assume that the other connection waits
+    The wait is needed because SQLite's own timeout does not apply: SQLite must assume that the other connection waits
     for this one.
     """
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000

@@ -85,7 +85,7 @@ _ENDS_TRANSACTION: Final = re.compile(
 
 _RECORD_CHANGED: Final = 1020
 _ROLLED_BACK: Final = frozenset({_RECORD_CHANGED, ER.LOCK_WAIT_TIMEOUT, ER.LOCK_TABLE_FULL, ER.LOCK_DEADLOCK})
-"""Errors after which the transaction is, or may be, rolled back. Server settings decide if a time-out rolls back one
+"""Errors after which the transaction is, or may be, rolled back. Server settings decide if a timeout rolls back one
 statement or all."""
 
 _UNAVAILABLE: Final = frozenset(

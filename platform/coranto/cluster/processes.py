@@ -197,7 +197,7 @@ def describe_exit(code: int | None) -> str:
 def wait_ready(
     process: ChildProcess, ready: Callable[[], bool], *, timeout_seconds: float, cancelled: Callable[[], bool]
 ) -> None:
-    """Wait until `ready` returns True. Raises ClusterError if the process ends first, and after the time-out."""
+    """Wait until `ready` returns True. Raises ClusterError if the process ends first, and after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     while not ready():
         if not process.alive:

@@ -40,7 +40,7 @@ def test_the_help_of_autoscale_names_the_windows_of_its_rule() -> None:
 @pytest.mark.parametrize(
     ("page", "text"),
     [
-        ("dagster.md", "more than {} in several transactions"),
+        ("dagster.md", "more than {} changes take several transactions"),
         ("operations.md", "up to {} changes (`--max-txn-size`) all or nothing"),
         ("operations.md", "More than {} changes take several transactions"),
     ],

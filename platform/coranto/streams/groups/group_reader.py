@@ -67,7 +67,7 @@ class GroupReader(Generic[E]):
 
     `async for event in reader` yields single events, and `async for transaction in reader.transactions()` yields whole
     transactions. Both wait for more until the stream is sealed and the group has read it (`is_finished`). A cancelled
-    call (such as by a time-out) takes no event; simply call again. `ReaderGroup.reader` creates readers.
+    call (such as by a timeout) takes no event; simply call again. `ReaderGroup.reader` creates readers.
 
     Without `auto_commit`, iteration also ends when only a commit lets it continue. This happens if a segment is read to
     its end, so that its successors wait until that is consumed, or if a segment must pass to another reader. Commit,

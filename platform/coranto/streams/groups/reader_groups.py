@@ -163,7 +163,7 @@ class ReaderGroup:
     async def initiate_checkpoint(self, name: str) -> StreamPosition:
         """Begin a checkpoint and wait until it is complete. Returns its place in the stream, to store or to `reset` to.
 
-        Use a time-out: a reader that does not ask for events does not pass a checkpoint. Cancelling leaves the
+        Use a timeout: a reader that does not ask for events does not pass a checkpoint. Cancelling leaves the
         checkpoint under way; `checkpoint` finds it later. Raises what `begin_checkpoint` raises, and CheckpointRefused
         if the group is reset.
         """

@@ -41,7 +41,7 @@ class StreamReader(Generic[E]):
     """Reads the events of a stream. Use as `async with StreamReader(client, "name") as reader:`, by one task.
 
     `async for event in reader` yields single events, and `async for transaction in reader.transactions()` yields whole
-    transactions. A cancelled call (such as by a time-out) takes no event; simply call again.
+    transactions. A cancelled call (such as by a timeout) takes no event; simply call again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The open transactions of one writer: at most one per key, and none for longer than its time-out."""
+"""The open transactions of one writer: at most one per key, and none for longer than its timeout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OpenTransactions(Generic[E]):
         self._reaps_at = math.inf
 
     def add(self, transaction: Transaction[E]) -> None:
-        """Add a transaction and start its time-out. Raises TransactionInProgress."""
+        """Add a transaction and start its timeout. Raises TransactionInProgress."""
         key = transaction.key
         if (other := self._open.get(key)) is not None:
             other.expire_if_due()
@@ -41,7 +41,7 @@ class OpenTransactions(Generic[E]):
             if self._reaper is not None:
                 self._reaper.cancel()
             self._reaps_at = transaction.deadline
-            self._reaper = asyncio.create_task(self._reap(), name=f"time-outs of {self._stream}")
+            self._reaper = asyncio.create_task(self._reap(), name=f"timeouts of {self._stream}")
 
     def remove(self, transaction: Transaction[E]) -> None:
         """Remove a transaction that is no longer open."""

@@ -8,7 +8,7 @@ stream; after it, all or nothing is. Its states:
     OPEN ──commit──> COMMITTING ──> COMMITTED
      │                   └────────> FAILED
      ├──abort, or an exception leaves the block──> ABORTED
-     └──longer open than its time-out────────────> TIMED_OUT
+     └──longer open than its timeout────────────> TIMED_OUT
 
 `TABLE` defines the effect of every call in every state. All states but OPEN and COMMITTING are final.
 """
@@ -49,7 +49,7 @@ class TransactionEvent(Enum):
     ABORT = "abort"
     EXIT = "the block is left"
     RAISE = "an exception leaves the block"
-    EXPIRE = "the time-out is over"
+    EXPIRE = "the timeout is over"
     SUCCEED = "the commit succeeded"
     FAIL = "the commit failed"
 
@@ -216,7 +216,7 @@ class Transaction(Generic[E]):
 
     @property
     def raw_state(self) -> TransactionState:
-        """The state, without checking the time-out."""
+        """The state, without checking the timeout."""
         self._note_outcome()
         return self._state
 

@@ -219,7 +219,7 @@ def test_unrecorded_events_of_a_dead_reader_are_read_again() -> None:
         heir = Process(world, "r1", beat=5, timeout=20)
         begun = world.loop.time()
         await until(lambda: len(heir.read) >= 20)
-        assert 15 <= world.loop.time() - begun <= 30, "it is missed for the time-out first"
+        assert 15 <= world.loop.time() - begun <= 30, "it is missed for the timeout first"
         await asyncio.sleep(30)
         # The transaction that was last delivered from somewhere counts as consumed when the next is asked for.
         assert set(heir.numbers) | set(dying.numbers) == set(range(40))
@@ -613,7 +613,7 @@ def test_groups_that_are_not_there_and_values_that_make_no_sense() -> None:
             await stranger.state()
         with pytest.raises(InvalidInput):
             ReaderGroup(world.client, "s", "no such/../name")
-        with pytest.raises(InvalidInput, match="time-out"):
+        with pytest.raises(InvalidInput, match="a reader with a heartbeat"):
             world.group("g").reader(beat=5, timeout=5)
         with pytest.raises(InvalidInput, match="not open"):
             await anext(world.group("g").reader())

@@ -52,7 +52,7 @@ def test_a_silent_writer_does_not_hold_up_time_for_ever() -> None:
 def test_no_clock_that_is_ahead_or_is_set_drops_a_writer_that_lives(
     notes: list[tuple[str, float]], ahead: dict[str, float], steps: dict[str, int | None]
 ) -> None:
-    """Each of the writers notes something at least every 40 s of true time; the time-out is 120 s."""
+    """Each of the writers notes something at least every 40 s of true time; the timeout is 120 s."""
     marks, now, times = Watermarks(120), 0.0, dict.fromkeys("abc", 0.0)
     for number, (writer, pause) in enumerate([(name, 0.0) for name in "abc"] + notes):
         if steps[writer] == number:
@@ -66,7 +66,7 @@ def test_no_clock_that_is_ahead_or_is_set_drops_a_writer_that_lives(
 
 
 def test_one_writer_whose_clock_is_ahead_does_not_end_the_time_of_others() -> None:
-    """By a day: before, each of its marks made all other writers silent for longer than the time-out."""
+    """By a day: before, each of its marks made all other writers silent for longer than the timeout."""
     marks = Watermarks(timeout=120)
     marks.add(TimeMark("slow", 10, {0: 5}), 1000)
     assert marks.add(TimeMark("ahead", 50, {1: 5}), 1001 + 86_400) is None
