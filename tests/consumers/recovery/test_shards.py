@@ -62,7 +62,7 @@ async def test_failed_shards_are_unassigned_and_what_mends_itself_is_left_alone(
         [
             shard("broken", "PRIMARY", "FAILED", errors=["ZeroDivisionError: boom"]),
             shard("silent", "FAILED"),
-            shard("nobody's", primary=-1),
+            shard("no-primary", primary=-1),
             shard("off", primary=-1, disable=True),
             shard("late", "BACKFILL"),
             shard("well", "STANDBY", "PRIMARY"),
@@ -79,7 +79,7 @@ async def test_failed_shards_are_unassigned_and_what_mends_itself_is_left_alone(
     assert plan.remarks == (
         Remark("broken", "it failed: ZeroDivisionError: boom"),
         Remark("late", "its most advanced replica is backfill, and not primary yet"),
-        Remark("nobody's", "no process is its primary: are enough processes of the consumer running, with capacity?"),
+        Remark("no-primary", "no process is its primary: are enough processes of the consumer running, with capacity?"),
         Remark("silent", "it failed: without a reason"),
     )
 
