@@ -26,79 +26,73 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LONG = (
-    "system/test_main_job.py",
-    "orchestration/verification/test_ui.py",
-    "orchestration/test_tutorial.py",
-    "consumers/spark/cluster/test_cluster.py",
-    "consumers/spark/consumer/test_rejected_batches.py",
-    "system/test_faults.py",
-    "consumers/spark/test_killed_executors.py",
-    "platform/recovery/test_journals.py",
-    "consumers/spark/test_restored_checkpoints.py",
     "system/test_consumer_chain.py",
-    "consumers/spark/outputs/test_iceberg.py",
-    "orchestration/verification/test_damage_table.py",
-    "consumers/spark/consumer/test_outages.py",
-    "consumers/spark/consumer/test_rejections.py",
-    "orchestration/windows/test_turns.py",
-    "consumers/spark/consumer/test_consumer.py",
-    "consumers/cli/test_running.py",
-    "consumers/spark/options/test_message_types.py",
+    "system/test_main_job.py",
     "consumers/spark/sink/test_sink.py",
-    "consumers/tables/test_spark_runner.py",
-    "orchestration/flights/test_ui_processes.py",
-    "consumers/spark/consumer/test_windows.py",
-    "orchestration/flights/test_pipeline.py",
+    "consumers/spark/consumer/test_consumer.py",
+    "consumers/spark/consumer/test_rejected_batches.py",
+    "consumers/spark/outputs/test_iceberg.py",
     "consumers/tables/test_running.py",
-    "consumers/tables/test_tables_killed.py",
-    "broker/recovery/test_adoption.py",
-    "platform/ingest/postgres/test_source_kill.py",
-    "orchestration/ingests/test_assets.py",
-    "orchestration/flights/test_ui.py",
+    "platform/ingest/postgres/test_source.py",
+    "platform/publication/test_ledger.py",
     "simulation/test_simulation.py",
-    "simulation/test_streams_simulation.py",
-    "system/test_crash_matrix_logs.py",
-    "system/test_crash_matrix.py",
-    "orchestration/verification/test_recovery.py",
-    "broker/handlers/test_unread_answers.py",
-    "consumers/recovery/test_losses_in_time.py",
-    "platform/recovery/test_losses_in_time.py",
-    "platform/cli/test_with_cluster.py",
-    "simulation/test_streams_shared_simulation.py",
-    "consumers/spark/consumer/test_foreach_batch.py",
-    "consumers/spark/test_streams.py",
+    "consumers/runtime/test_primary.py",
+    "consumers/spark/options/test_message_types.py",
     "system/test_streams_kill.py",
-    "platform/streams/control/test_forking.py",
-    "platform/cli/journals/test_journals_with_cluster.py",
-    "orchestration/windows/test_windows_backfill.py",
-    "broker/server/test_kill.py",
-    "consumers/spark/streaming/test_batches.py",
-    "simulation/test_forks_simulation.py",
-    "consumers/spark/journals/test_fetching.py",
-    "consumers/spark/test_large_run.py",
-    "broker/server/test_rotated_certificates.py",
-    "consumers/spark/decoding/test_json_columns.py",
+    "consumers/spark/consumer/test_outages.py",
+    "consumers/spark/consumer/test_foreach_batch.py",
     "consumers/spark/test_store_restarts.py",
-    "orchestration/test_serve.py",
-    "broker/handlers/test_fuzz.py",
-    "consumers/spark/streaming/test_query.py",
-    "consumers/test_consumer_on_cluster.py",
-    "consumers/spark/committed/test_joint_reading.py",
-    "system/test_kill_broker.py",
-    "broker/fragments/test_retention.py",
-    "platform/fragments/test_s3_store.py",
-    "orchestration/consumers/test_one_run_at_a_time.py",
-    "broker/recovery/test_in_sync_on_brokers.py",
-    "platform/client/test_client_with_broker.py",
+    "consumers/runtime/test_rejections.py",
+    "consumers/recovery/test_losses_in_time.py",
+    "consumers/audit/test_check.py",
+    "consumers/tables/test_tables_killed.py",
+    "simulation/test_streams_simulation.py",
+    "platform/streams/test_contract_t01_t14.py",
+    "consumers/tables/test_spark_runner.py",
+    "consumers/spark/consumer/test_windows.py",
+    "system/test_crash_matrix.py",
     "simulation/test_consumer_simulation.py",
-    "platform/cluster/test_embedded.py",
-    "consumers/forks/test_walk_through.py",
-    "consumers/cli/test_consumer.py",
+    "consumers/stores/iceberg/test_shard_store.py",
+    "platform/ingest/test_engine.py",
     "consumers/stores/test_merge.py",
-    "consumers/recoverylog/test_standby_with_cluster.py",
-    "broker/server/test_exit.py",
-    "system/test_s3_journal.py",
-    "orchestration/flights/test_publish.py",
+    "orchestration/flights/test_pipeline.py",
+    "consumers/cli/test_resetting.py",
+    "orchestration/ingests/test_assets.py",
+    "system/test_lost_disks.py",
+    "platform/cli/journals/test_journals_with_cluster.py",
+    "consumers/stores/test_gathering.py",
+    "system/test_faults.py",
+    "consumers/spark/sink/test_stream_writer.py",
+    "platform/ingest/test_engine_kill.py",
+    "orchestration/windows/test_windows.py",
+    "platform/ingest/postgres/test_server.py",
+    "consumers/stores/test_sql_shard.py",
+    "broker/server/test_oidc.py",
+    "consumers/spark/source/test_source.py",
+    "platform/cluster/test_embedded.py",
+    "orchestration/consumers/test_one_run_at_a_time.py",
+    "platform/ingest/gateway/test_server.py",
+    "broker/server/test_kill.py",
+    "platform/cli/test_with_cluster.py",
+    "consumers/test_consumer_on_cluster.py",
+    "broker/handlers/test_authorization.py",
+    "platform/client/test_client_with_broker.py",
+    "platform/streams/control/test_forking.py",
+    "orchestration/verification/test_damage_table.py",
+    "consumers/runtime/test_process.py",
+    "consumers/spark/sink/test_writer.py",
+    "consumers/stores/test_sql.py",
+    "broker/fragments/test_nested_names.py",
+    "simulation/test_recreated_simulation.py",
+    "consumers/spark/consumer/test_rejections.py",
+    "platform/ingest/gateway/test_docs_webhooks.py",
+    "system/test_torn_appends.py",
+    "simulation/test_streams_shared_simulation.py",
+    "broker/fragments/test_store_refuses.py",
+    "orchestration/journals/test_io_manager.py",
+    "consumers/cli/test_consumer.py",
+    "platform/coordination/test_keyspace.py",
+    "platform/streams/test_contract_t15_t28.py",
 )
 """Files that take long, about the longest first, and those that wait in turn with those that compute.
 
@@ -136,6 +130,9 @@ SLOW_FILE = Path(__file__).with_name("slow.txt")
 """Test functions without servers that take long. `make slow` writes it."""
 SLOW_SECONDS = 0.15
 SLOW = frozenset(SLOW_FILE.read_text().split())
+EXHAUSTIVE_FILE = Path(__file__).with_name("exhaustive.txt")
+"""Lists long tests, and cases of tests, that only `make test-all` runs. Others test the same promises."""
+EXHAUSTIVE = frozenset(EXHAUSTIVE_FILE.read_text().splitlines())
 
 # A shell has what it starts in the background ignore interrupts, and all that this starts in turn; Dagster then has
 # them ignore SIGTERM, too.
@@ -195,6 +192,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for mark in _derived_marks(item, here):
             item.add_marker(mark)
+        if _is_exhaustive(item.nodeid):
+            item.add_marker("exhaustive")
         if _has_no_server(item) and _function_name(item.nodeid) not in SLOW:
             item.add_marker("fast")
     ranks = {here / name: rank for rank, name in enumerate(LONG)}
@@ -235,6 +234,11 @@ def _derived_marks(item: pytest.Item, here: Path) -> Iterator[str]:
 def _function_name(name: str) -> str:
     """Return the name of a test without its parameters."""
     return name.partition("[")[0]
+
+
+def _is_exhaustive(name: str) -> bool:
+    """Return True if `exhaustive.txt` lists a test, or this case of it."""
+    return not EXHAUSTIVE.isdisjoint((name, _function_name(name)))
 
 
 def _has_no_server(item: pytest.Item) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import random
 import subprocess
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -80,3 +82,23 @@ def test_every_slow_test_has_its_file(conftest: ModuleType) -> None:
     root = conftest.SLOW_FILE.parent.parent
     gone = {path for path in (name.partition("::")[0] for name in conftest.SLOW) if not (root / path).exists()}
     assert gone == set(), "write tests/slow.txt again with `make slow`, or remove the lines"
+
+
+def test_tests_that_only_the_exhaustive_run_has_exist(conftest: ModuleType) -> None:
+    lines = conftest.EXHAUSTIVE_FILE.read_text().splitlines()
+    assert lines == sorted(set(lines))
+    root = Path(HERE).parent
+    for path, listed in itertools.groupby(lines, lambda line: line.partition("::")[0]):
+        names = {line.partition("[")[0].rpartition("::")[2] for line in listed}
+        defined = {
+            node.name
+            for node in ast.walk(ast.parse((root / path).read_text()))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert names <= defined, f"tests/exhaustive.txt lists tests of {path} that it does not have"
+
+
+def test_a_listed_test_or_case_is_exhaustive(conftest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "EXHAUSTIVE", frozenset({"a.py::whole", "a.py::some[1]"}))
+    names = ["a.py::whole", "a.py::whole[1]", "a.py::some[1]", "a.py::some[2]", "a.py::other"]
+    assert [conftest._is_exhaustive(name) for name in names] == [True, True, True, False, False]

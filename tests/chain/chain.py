@@ -210,11 +210,11 @@ class Chain(StagedContext):
         await asyncio.gather(*(broker.serving() for broker in self.brokers))
         config = ClientConfig(self.endpoint, self.file_root, retry_timeout=SECONDS)
         self.client = await self._exits.enter_async_context(JournalClient.of(config))
+        self._exits.push_async_callback(self._end_tasks)
+        self._spawn(self._supervise())
         await self._create_journals()
         await members
         await asyncio.gather(*(self._apply(consumer) for consumer in self.consumers))
-        self._exits.push_async_callback(self._end_tasks)
-        self._spawn(self._supervise())
         for journal in ALERTS:
             self._spawn(self._follow(journal))
         self._start_publishing()
@@ -333,7 +333,7 @@ class Chain(StagedContext):
         """Restart processes that end by themselves, for example when a lease runs out on a busy machine."""
         while True:
             for place in self.brokers if self._members_may_end else self.places:
-                if not place.is_harmed and not place.is_running:
+                if place.incarnation >= 0 and not place.is_harmed and not place.is_running:
                     place.note_end()
                     place.spawn()
             await asyncio.sleep(0.2)
