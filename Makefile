@@ -10,7 +10,7 @@ AIRFLOW_BIN := $(AIRFLOW_VENV)/bin
 AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
 # Processes that share the tests; those of one file stay together, since they share what they start. The order of files
 # is that of tests/conftest.py.
-WORKERS ?= 2
+WORKERS ?= 3
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests of words, names and pages, which `make lint` runs.
 LINT_TESTS := tests/test_words.py tests/test_mirror.py tests/test_log_events.py tests/test_architecture_page.py tests/test_links.py
