@@ -288,7 +288,7 @@ class Local(Application):
 LOCAL_SHARDS = """
 shards:
 - id: local-000
-  sources: [{journal: numbers/part-000}]
+  sources: [{journal: local/part-000}]
   recovery_log_prefix: recovery
   hint_prefix: /local-hints
   hint_backups: 1
@@ -306,11 +306,12 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
     info = cluster.info
     settings = ConsumerProcessSettings(etcd=info.etcd, etcd_prefix="/test/local", id="local-a", lease_seconds=60)
     async with JournalClient(info.endpoint, file_root=info.file_root) as client:
-        await client.apply([pb.ApplyRequest.Change(upsert=log)])
+        numbers = journal("local/part-000", JSON_LINES)
+        await client.apply([pb.ApplyRequest.Change(upsert=spec) for spec in (log, numbers)])
         builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
-        builder.outside("numbers/part-000", {"n": 123_456})
+        builder.outside("local/part-000", {"n": 123_456})
         ((_, content),) = builder.take_batches(1 << 20)
-        head = (await client.append("numbers/part-000", content)).end
+        head = (await client.append("local/part-000", content)).end
         async with ConsumerProcess(settings, load_application("local:Local"), client) as process:
             monkeypatch.setenv("CORANTO_CONSUMER", process.endpoint)
 
@@ -320,7 +321,7 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
                 return done.output
 
             assert await run_here("shards", "apply", "--specs", "-", input=LOCAL_SHARDS) == "create local-000\n"
-            idle = "common: {max_txn_duration: 1s, disable: true, sources: [{journal: numbers/part-000}]}\nshards:\n"
+            idle = "common: {max_txn_duration: 1s, disable: true, sources: [{journal: local/part-000}]}\nshards:\n"
             many = idle + "".join(f"- id: idle-{number:03}\n" for number in range(300))
             words = ("shards", "apply", "--specs", "-", "--update", "--prune", "id:prefix=idle-")
             plan = await run_here(*words, "--dry-run", input=many)
@@ -337,7 +338,7 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
                     while not (await shards.list())[0].status:
                         await process.keyspace.wait_for_change(state)
                         state = process.keyspace.state
-                await shards.stat("local-000", {"numbers/part-000": head})
+                await shards.stat("local-000", {"local/part-000": head})
 
             def list_blocking() -> list[str]:
                 with SyncShardClient(ClientConfig(process.endpoint)) as blocking:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,8 +155,20 @@ def test_a_fenced_consumer_fails_its_run_and_is_not_retried(
     assert delays(materialized, "carrier_delays") == before, "other journals and another table leave the first alone"
 
 
-def test_forgetting_drops_tables_and_checkpoints_of_this_cluster_only(materialized: Path) -> None:
-    store = SqlStore(store_url(materialized))
+@pytest.fixture
+def restored(materialized: Path) -> Iterator[Path]:
+    """The same, whose store and record of jobs are restored afterwards."""
+    record = next(materialized.glob("flights-kept.jsonl"))
+    before, saved = record.read_bytes(), sqlite3.connect(":memory:")
+    with contextlib.closing(sqlite3.connect(materialized / "store.db")) as store, contextlib.closing(saved):
+        store.backup(saved)
+        yield materialized
+        saved.backup(store)
+    record.write_bytes(before)
+
+
+def test_forgetting_drops_tables_and_checkpoints_of_this_cluster_only(restored: Path) -> None:
+    materialized, store = restored, SqlStore(store_url(restored))
     kept = store.raise_fence("somebody-elses")
     assert store.read(consumer_name(FIRST)) is not None
     forget(materialized)
