@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Unpack
 
 import structlog
@@ -26,7 +27,7 @@ from coranto.errors import (
     SourceChanged,
 )
 from coranto.ingest.progress import load, next_batch
-from coranto.ingest.rows import RowEncoder, letter_of
+from coranto.ingest.rows import RowEncoder, encode_rows, letter_of
 from coranto.ingest.runs import IngestOptions, RunningIngest, prepare
 from coranto.ingest.source import Poison, Position, Read, RowSource, SourceRow
 from coranto.ingest.spec import IngestSpec
@@ -132,23 +133,15 @@ class Ingest(RunningIngest):
 
     def _add(self, batch: _Batch, encoder: RowEncoder, reads: Sequence[Read]) -> None:
         """Encode rows. A read with a row that cannot be an event is left out, unless such rows are kept."""
-        spec, encode = self.spec, encoder.encode
+        spec = self.spec
         for read in reads:
-            keys, events, letters = list[str](), list[bytes](), list[Mapping[str, object]]()
-            for number, row in enumerate(read.rows):
-                if not isinstance(row, Poison):
-                    try:
-                        key, event = encode(row)
-                    except InvalidInput as error:
-                        row = poison_of(row, read, number, error)
-                    else:
-                        keys.append(key)
-                        events.append(event)
-                        continue
-                if not spec.keeps_poison:
-                    batch.poison = PoisonRow(spec.kind, read.split, row.place, row.problem)
-                    return
-                letters.append(letter_of(spec.name, read.split, row))
+            keys, events, poison = encode_rows(
+                encoder, read.rows, partial(poison_of, read.position), keeps_poison=spec.keeps_poison
+            )
+            if poison and not spec.keeps_poison:
+                batch.poison = PoisonRow(spec.kind, read.split, poison[0].place, poison[0].problem)
+                return
+            letters = [letter_of(spec.name, read.split, row) for row in poison]
             batch.keys += keys
             batch.events += events
             batch.letters += letters
@@ -199,9 +192,9 @@ class Ingest(RunningIngest):
             self.metrics.retained.labels(self.spec.name).set(retained)
 
 
-def poison_of(row: SourceRow, read: Read, number: int, error: InvalidInput) -> Poison:
-    """Return a row that its source took for one, and that cannot be an event."""
-    place = f"row {number + 1} of the read that ends at {read.position}"
+def poison_of(position: Position, row: SourceRow, number: int, error: InvalidInput) -> Poison:
+    """Return a row that its source took for one, and that cannot be an event. Its read ends at the position."""
+    place = f"row {number + 1} of the read that ends at {position}"
     if row.meta:
         place = f"{{{row.meta.decode()}}}"
     text = json.dumps(row.fields, default=str).encode() if row.text is None else row.text

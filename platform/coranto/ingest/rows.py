@@ -7,8 +7,11 @@ import datetime as dt
 import decimal
 import math
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from operator import contains
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -27,6 +30,36 @@ _BLANK: Final = _EVENTS.encode({})[: -len(b"}}\n")]  # {"_meta":{"uuid":"0…0"
 _LF: Final = 0x0A
 _CR: Final = 0x0D
 _decode: Final = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class UnparsedRows:
+    """Rows as texts, with the routing key and the `meta` of each.
+
+    `poison` returns a row whose text is not an object of JSON, given by its number and the problem.
+    """
+
+    keys: Sequence[str]
+    texts: Sequence[bytes]
+    metas: Sequence[bytes]
+    poison: Callable[[int, str], Poison]
+
+    def __iter__(self) -> Iterator[SourceRow | Poison]:
+        for number, (key, content, meta) in enumerate(zip(self.keys, self.texts, self.metas, strict=True)):
+            try:
+                fields, text = parse_object(content)
+            except InvalidInput as error:
+                yield self.poison(number, error.message)
+            else:
+                yield SourceRow(key, fields, text, meta)
+
+
+class EncodedRows(NamedTuple):
+    """Events behind their routing keys, and rows that cannot be events."""
+
+    keys: Sequence[str]
+    events: Sequence[bytes]
+    poison: Sequence[Poison]
 
 
 class RowEncoder:
@@ -57,6 +90,33 @@ class RowEncoder:
             raise InvalidInput(f"is an event of {len(line)} bytes; it may have {MAX_ROW_BYTES}")
         return key, line
 
+    def encode_texts(self, rows: UnparsedRows) -> tuple[Sequence[str], list[bytes]] | None:
+        """Return the keys and events of all rows, as `encode` makes them; None if there are other rows than plain ones.
+
+        The text of a plain row is one line, and an object that has fields, but no metadata of its own.
+        """
+        keys = rows.keys
+        try:
+            parsed = list(map(_decode, rows.texts))
+            if set(map(type, parsed)) != {dict} or not all(parsed) or any(map(contains, parsed, repeat(META))):
+                return None
+            if self._fields is not None:
+                for each in parsed:
+                    require_message(each, self._fields, (META, "uuid"))
+        except (InvalidInput, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        if self._key_field:
+            keys = [each.get(self._key_field) for each in parsed]
+            if set(map(type, keys)) != {str}:
+                return None
+        texts = list(map(bytes.strip, rows.texts))
+        whole, has_meta = b"".join(texts), any(rows.metas)
+        if _LF in whole or _CR in whole or has_meta != all(rows.metas):
+            return None
+        head = _BLANK + b"," if has_meta else _BLANK
+        events = [b"%b%b},%b\n" % (head, meta, text[1:]) for meta, text in zip(rows.metas, texts, strict=True)]
+        return None if max(map(len, events)) > MAX_ROW_BYTES else (keys, events)
+
     def _key_of(self, fields: Mapping[str, Any]) -> str:
         value = fields.get(self._key_field)
         if isinstance(value, str):
@@ -64,6 +124,36 @@ class RowEncoder:
         if value is None:
             raise InvalidInput(f"has no field {self._key_field!r}, which is the key of the stream")
         return encode_json(value).decode()
+
+
+def encode_rows(
+    encoder: RowEncoder,
+    rows: Iterable[SourceRow | Poison],
+    poison_of: Callable[[SourceRow, int, InvalidInput], Poison],
+    *,
+    keeps_poison: bool,
+) -> EncodedRows:
+    """Encode rows. `poison_of` returns a row that cannot be an event, given with its number.
+
+    Ends at the first poison, unless it `keeps_poison`.
+    """
+    if isinstance(rows, UnparsedRows) and (found := encoder.encode_texts(rows)) is not None:
+        return EncodedRows(*found, [])
+    keys, events, poison = list[str](), list[bytes](), list[Poison]()
+    for number, row in enumerate(rows):
+        if not isinstance(row, Poison):
+            try:
+                key, event = encoder.encode(row)
+            except InvalidInput as error:
+                row = poison_of(row, number, error)
+            else:
+                keys.append(key)
+                events.append(event)
+                continue
+        poison.append(row)
+        if not keeps_poison:
+            break
+    return EncodedRows(keys, events, poison)
 
 
 def _merged(fields: Mapping[str, Any], meta: bytes) -> bytes:

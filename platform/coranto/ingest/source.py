@@ -52,8 +52,8 @@ class Poison(NamedTuple):
 class Read(NamedTuple):
     """Rows of one split, and the position after them. `lost` is the number of rows before them that are gone.
 
-    The rows are read once, before the next call of the source. So a source can make each as it is read: rows that are
-    held together take memory, and time of Python's garbage collector.
+    The rows are read before the next call of the source. So a source can make each as it is read: rows that are held
+    together take memory, and time of Python's garbage collector.
     """
 
     split: str

@@ -139,15 +139,16 @@ def build_uuid(producer: ProducerId, clock: int, flags: int) -> uuid.UUID:
     return uuid.UUID(bytes=pack_uuid(producer, clock, flags))
 
 
-def uuid_runs(producer: ProducerId, first_clock: int, count: int, flags: int) -> Iterator[tuple[range, bytes]]:
+def uuid_runs(producer: ProducerId, first_clock: int, count: int, flags: int) -> Iterator[tuple[list[bytes], bytes]]:
     """Yield the UUIDs of messages with consecutive clocks, which are CLOCK_TICK apart, in runs: up to a carry.
 
-    The UUIDs of a run differ in their first eight digits, which are given as numbers, and have the same rest.
+    The UUIDs of a run differ in their first eight digits, and have the same rest.
     """
     clock, left = first_clock, count
     while left:
         lows = range(clock >> 4 & 0xFFFFFFFF, 1 << 32, CLOCK_TICK >> 4)[:left]
-        yield lows, str(build_uuid(producer, clock, flags)).encode()[8:]
+        digits = struct.pack(f">{len(lows)}I", *lows).hex(" ", 4).encode().split()
+        yield digits, str(build_uuid(producer, clock, flags)).encode()[8:]
         clock, left = clock + len(lows) * CLOCK_TICK, left - len(lows)
 
 

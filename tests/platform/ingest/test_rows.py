@@ -10,15 +10,39 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.ingest import rows
-from coranto.ingest.rows import RowEncoder, letter_of, parse_object, plain
+from coranto.ingest.rows import RowEncoder, UnparsedRows, encode_rows, letter_of, parse_object, plain
 from coranto.ingest.source import Poison, SourceRow
 from coranto.messages.uuids import Flags, ProducerId, build_uuid
 from coranto.streams.model.events import JsonEvents
 from coranto.types import parse_fields
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+OBJECTS = st.builds(
+    lambda fields, key, ascii: json.dumps({**fields, "k": key}, ensure_ascii=ascii).encode("utf-8", "surrogatepass"),
+    st.dictionaries(st.sampled_from(["n", "é", "\n", "", "_met"]) | st.text(max_size=3), VALUES, max_size=4),
+    st.text(max_size=3),
+    st.booleans(),
+)
+ODD = st.sampled_from(
+    [
+        *(b"", b"{}", b"{ }", b"1", b"[{}]", b"null", b'"k"', b"\xff", b"{", b"}"),
+        *(b'{"k":"a"}{"k":"b"}', b'{"k":"a"},{"k":"b"}', b'{"k":"a"}\0', b'\x0b{"k":"a"}', b'\xef\xbb\xbf{"k":"a"}'),
+        *(b' {"k":"a"}\t\r\n', b'{"k":\n"a"}', b'{"k":\r"a"}', b'{"k":"%b"}' % (b"x" * 400)),
+        *(b'{"k":%b}' % each for each in (b"1", b"null", b'"\xff"', b'"\\ud800"', b"1e400", b"NaN", b"{}", b"\\u00e9")),
+        *(b'{"k":"a","k":%b}' % each for each in (b'"b"', b"7", b"null")),
+        *(b'{"k":"a","n":%b}' % each for each in (b'"1"', b"1.0", b'{"_meta":1}', b"9" * 5000)),
+        *(b'{"_meta":{"a":1},"k":"a"}', b'{"\\u005fmeta":{"uuid":"x"},"k":"a"}', b'{"k":"a","_meta":3}'),
+    ]
+)
 UUID = build_uuid(ProducerId(b"\x01\x02\x03\x04\x05\x06"), 17 << 4, Flags.CONTINUE_TXN)
 
 
@@ -120,6 +144,42 @@ def test_rows_that_are_too_large_or_have_no_json_are_refused(monkeypatch: pytest
     for value in (float("nan"), object()):
         with pytest.raises(InvalidInput, match="cannot be written as JSON"):
             event(SourceRow("k", {"a": value}))
+
+
+@given(
+    st.lists(OBJECTS, max_size=6) | st.lists(OBJECTS | ODD, max_size=6) | st.lists(ODD, max_size=2),
+    st.sampled_from(["", "k", "n"]),
+    st.sampled_from([None, "k STRING", "k STRING NOT NULL, n BIGINT"]),
+    st.sampled_from([b'"request":"a","item":', b""]),
+    st.booleans(),
+)
+def test_texts_are_encoded_as_rows_are(
+    texts: list[bytes], key: str, type: str | None, meta: bytes, keeps: bool
+) -> None:
+    fields = None if type is None else parse_fields(type)
+    encoder = RowEncoder(key, fields, "shop.N@1")
+    metas = [meta and b"%b%d" % (meta, number) for number in range(len(texts))]
+    rows_given = UnparsedRows(["request"] * len(texts), texts, metas, lambda *given: Poison(str(given), "is text"))
+
+    def poison_of(row: SourceRow, number: int, error: InvalidInput) -> Poison:
+        return Poison(str(number), error.message, row.key.encode(), row.text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "MAX_ROW_BYTES", 400)
+        one_by_one, together = (
+            encode_rows(encoder, each, poison_of, keeps_poison=keeps) for each in (iter(rows_given), rows_given)
+        )
+    assert [list(each) for each in together] == [list(each) for each in one_by_one]
+
+
+@pytest.mark.parametrize(("key", "type"), [("", None), ("k", None), ("k", "k STRING")])
+def test_plain_texts_are_not_parsed_row_by_row(key: str, type: str | None) -> None:
+    encoder = RowEncoder(key, None if type is None else parse_fields(type))
+    given = UnparsedRows(["a"] * 2, [b'{"k":"b"}', b' {"k": "c"}\r'], [b'"at":1', b'"at":2'], Poison)
+    found = encoder.encode_texts(given)
+    assert found is not None
+    assert list(found[0]) == (["b", "c"] if key else ["a", "a"])
+    assert [json.loads(each)["_meta"]["at"] for each in found[1]] == [1, 2]
 
 
 def test_plain_values() -> None:

@@ -146,4 +146,4 @@ def test_texts_of_consecutive_clocks_are_those_of_each() -> None:
         expected = [str(build_uuid(producer, first + n * CLOCK_TICK, 2)).encode() for n in range(9)]
         for count in (0, 1, 9):
             runs = uuid_runs(producer, first, count, 2)
-            assert [b"%08x%b" % (low, rest) for lows, rest in runs for low in lows] == expected[:count]
+            assert [each + rest for digits, rest in runs for each in digits] == expected[:count]

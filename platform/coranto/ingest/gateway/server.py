@@ -21,9 +21,9 @@ from multidict import CIMultiDictProxy
 
 from coranto.errors import ClusterError, InvalidInput
 from coranto.ingest.gateway.queue import GatewayEnded, KeyUsed, Request, WindowFull
-from coranto.ingest.rows import RowEncoder, letter_of, parse_object
-from coranto.ingest.source import Poison, SourceRow
-from coranto.ingest.webhook.bodies import JSON, LINES, field_of, has_known_type, parts_of
+from coranto.ingest.rows import RowEncoder, encode_rows, letter_of
+from coranto.ingest.source import Poison
+from coranto.ingest.webhook.bodies import JSON, LINES, field_of, has_known_type, parts_of, rows_of
 from coranto.ingest.webhook.keys import ANY_BODY, KEY_BYTES, digest_of, key_of
 from coranto.ingest.webhook.options import WebhookOptions
 from coranto.ingest.webhook.signatures import verify
@@ -231,20 +231,15 @@ class WebhookServer:
                 key = field_of(parts, scheme.delivery_field)
         id = key_of(spec.name, key) if key else os.urandom(KEY_BYTES)
         name = id.hex()
-        request = b'"request":"%b","item":' % name.encode()
-        keys, events, letters = list[str](), list[bytes](), list[Mapping[str, object]]()
-        for number, (place, content) in enumerate(parts):
-            try:
-                fields, content = parse_object(content)
-                routing, event = encoder.encode(SourceRow(name, fields, content, b"%b%d" % (request, number)))
-            except InvalidInput as error:
-                if not spec.keeps_poison:
-                    raise Refused(400, f"{place} {error.message}") from None
-                poison = Poison(place, error.message, None, content)
-                letters.append(letter_of(spec.name, f"request {name}", poison))
-            else:
-                keys.append(routing)
-                events.append(event)
+        keys, events, poison = encode_rows(
+            encoder,
+            rows_of(parts, name, b'"request":"%b","item":' % name.encode()),
+            lambda row, number, error: Poison(parts.place(number), error.message, None, row.text),
+            keeps_poison=spec.keeps_poison,
+        )
+        if poison and not spec.keeps_poison:
+            raise Refused(400, f"{poison[0].place} {poison[0].problem}")
+        letters = [letter_of(spec.name, f"request {name}", row) for row in poison]
         answer: _Answer = {"request": name, "events": len(events)}
         if letters:
             answer["dead_letters"] = len(letters)

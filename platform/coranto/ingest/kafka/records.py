@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from coranto.errors import InvalidInput
 from coranto.ingest.kafka.options import KafkaOptions
-from coranto.ingest.rows import parse_object
+from coranto.ingest.rows import UnparsedRows, parse_object
 from coranto.ingest.source import Poison, SourceRow
 from coranto.types.kinds import TypeField
 
@@ -37,10 +37,24 @@ class RecordRows:
         self._with_key = "key" in options.meta
         self._with_headers = "headers" in options.meta
 
-    def rows(self, topic: str, partition: int, records: Iterable[Any]) -> Iterator[SourceRow | Poison]:
-        """Yield the rows of records of a partition. Raises Unavailable if a schema cannot be read."""
+    def rows(self, topic: str, partition: int, records: Sequence[Any]) -> Iterable[SourceRow | Poison]:
+        """Return the rows of records of a partition. Their iterator raises Unavailable if a schema cannot be read."""
         parts = [("topic", topic), ("partition", partition)]
         head = b"".join(_member(*each) for each in parts if each[0] in self._options.meta)
+        # Records without a key keep the order of their partition.
+        unkeyed = f"{topic}/{partition}"
+        texts = [record.value() for record in records]
+        if self._decode is not parse_object or self._options.operation or None in texts:
+            return self._decoded(head, unkeyed, records)
+        keys = [record.key() for record in records]
+        return UnparsedRows(
+            [_name(key, unkeyed) for key in keys],
+            texts,
+            [self._meta(head, *each, is_deletion=False) for each in zip(records, keys, strict=True)],
+            lambda number, problem: _poison(records[number], problem),
+        )
+
+    def _decoded(self, head: bytes, unkeyed: str, records: Sequence[Any]) -> Iterator[SourceRow | Poison]:
         decode, operation = self._decode, self._options.operation
         text: bytes | None
         for record in records:
@@ -49,7 +63,7 @@ class RecordRows:
                 try:
                     fields, text = decode(value)
                 except InvalidInput as error:
-                    yield Poison(f"offset {record.offset()}", error.message, key, value)
+                    yield _poison(record, error.message)
                     continue
             elif not self._options.tombstones:
                 continue
@@ -59,13 +73,12 @@ class RecordRows:
             if operation:
                 if operation in fields:
                     problem = f"has a field {operation!r}, which `operation` names: choose another name"
-                    yield Poison(f"offset {record.offset()}", problem, key, value)
+                    yield _poison(record, problem)
                     continue
                 if is_deletion:
                     fields = {operation: DELETE, **fields}
-            # Records without a key keep the order of their partition.
-            name = f"{topic}/{partition}" if key is None else key.decode("utf-8", "surrogateescape")
-            yield SourceRow(name, fields, text, self._meta(head, record, key, is_deletion=is_deletion), is_deletion)
+            meta = self._meta(head, record, key, is_deletion=is_deletion)
+            yield SourceRow(_name(key, unkeyed), fields, text, meta, is_deletion)
 
     def _meta(self, head: bytes, record: Any, key: bytes | None, *, is_deletion: bool) -> bytes:
         kind, time = record.timestamp()
@@ -82,6 +95,15 @@ class RecordRows:
         if self._with_headers:
             head += _member("headers", [[name, _text(each)] for name, each in record.headers() or ()])
         return head[:-1]
+
+
+def _poison(record: Any, problem: str) -> Poison:
+    return Poison(f"offset {record.offset()}", problem, record.key(), record.value())
+
+
+def _name(key: bytes | None, unkeyed: str) -> str:
+    """Return the routing key of a record."""
+    return unkeyed if key is None else key.decode("utf-8", "surrogateescape")
 
 
 def _member(name: str, value: object) -> bytes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
@@ -117,12 +118,14 @@ def stamped(
 ) -> bytes:
     """Put UUIDs with consecutive clocks into events that `encode` returned, and join them."""
     if type(format) is JsonEvents:
-        prefix, lines = format.uuid_prefix, list[bytes]()
+        prefix, pieces = format.uuid_prefix, list[bytes]()
         behind = len(prefix) + len(_BLANK_TEXT)
-        for lows, rest in uuid_runs(producer, first_clock, len(events), flags):
-            run = zip(lows, events[len(lines) : len(lines) + len(lows)], strict=True)
-            lines += [b"%b%08x%b%b" % (prefix, low, rest, each[behind:]) for low, each in run]
-        return b"".join(lines)
+        tails = iter([each[behind:] for each in events])
+        for digits, rest in uuid_runs(producer, first_clock, len(events), flags):
+            run = [prefix, b"", rest, b""] * len(digits)
+            run[1::4], run[3::4] = digits, islice(tails, len(digits))
+            pieces += run
+        return b"".join(pieces)
     return b"".join(
         format.stamp(event, build_uuid(producer, first_clock + number * CLOCK_TICK, flags))
         for number, event in enumerate(events)

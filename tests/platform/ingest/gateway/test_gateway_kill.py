@@ -52,7 +52,7 @@ class Gateway:
     """A process of a gateway at one port, which can be killed and started again."""
 
     def __init__(self, folder: Path, endpoint: str) -> None:
-        port = free_port()
+        port = free_port(taken=[int(each.stem.rpartition("-")[2]) for each in folder.glob("gateway-*.yaml")])
         self.url = f"http://127.0.0.1:{port}/"
         self._file = folder / f"gateway-{port}.yaml"
         self._file.write_text(SPEC.format(stream=STREAM, port=port))

@@ -11,6 +11,7 @@ import pytest
 from coranto.errors import InvalidInput
 from coranto.ingest.kafka.options import META, KafkaOptions
 from coranto.ingest.kafka.records import RecordRows, values_of
+from coranto.ingest.rows import UnparsedRows
 from coranto.ingest.source import Poison, SourceRow
 
 
@@ -39,7 +40,7 @@ class Record:
 
 def row(record: Record, **options: Any) -> SourceRow | Poison | None:
     given = KafkaOptions("k:9092", ("orders",), **options)
-    return next(RecordRows(given, values_of(given)).rows("orders", 3, [record]), None)
+    return next(iter(RecordRows(given, values_of(given)).rows("orders", 3, [record])), None)
 
 
 def meta(found: SourceRow | Poison | None) -> Any:
@@ -124,8 +125,25 @@ def test_texts() -> None:
 def test_poison_between_records_leaves_the_others_as_they_are() -> None:
     values = [b'{"n": 0}', b"{", None, b'{"n":\n1}', b'{"n": "\xff"}', b'{"n": 2}']
     given = KafkaOptions("k:9092", ("orders",), tombstones=False)
-    found = list(RecordRows(given, values_of(given)).rows("orders", 3, map(Record, values)))
+    found = list(RecordRows(given, values_of(given)).rows("orders", 3, list(map(Record, values))))
     assert [each.value if isinstance(each, Poison) else each.text for each in found] == [
         *(b'{"n": 0}', b"{", b'{"n":1}', b'{"n": "\xff"}', b'{"n": 2}')
     ]
     assert [isinstance(each, Poison) for each in found] == [False, True, False, True, False]
+
+
+def test_json_records_are_the_same_rows_together_and_one_by_one() -> None:
+    """Rows among which a tombstone is are made one by one."""
+    records = [
+        Record(),
+        Record(b'{"n":\n2}', None, (0, -1)),
+        Record(b"{"),
+        Record(b" {}", b"\xff", (1, 5), [("a", b"x")]),
+    ]
+    for names in ((), META, META[3:]):
+        given = KafkaOptions("k:9092", ("orders",), meta=names, tombstones=False)
+        rows = RecordRows(given, values_of(given))
+        together, one_by_one = (rows.rows("orders", 3, each) for each in (records, [*records, Record(None)]))
+        assert isinstance(together, UnparsedRows)
+        assert not isinstance(one_by_one, UnparsedRows)
+        assert list(together) == list(one_by_one)
