@@ -1,7 +1,7 @@
 """The HTTP server of webhooks: it takes requests, and answers in JSON.
 
 Each request has limits of its own: of bytes, and of the time to arrive and to be committed. All bodies together have a
-limit of memory, and a fourth of it is for small ones. An address may hold three fourths of the connections. So senders
+limit of memory, and a fourth of it is for small ones. A sender may hold three fourths of the connections. So senders
 that flood, stall or send too much are refused, and others are served.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import time
 from collections import Counter
@@ -68,7 +69,7 @@ class WebhookServer:
         self._ingest = ingest
         self._options = ingest.options
         self._scheme = ingest.options.scheme
-        self._connections = Counter[str]()  # By address.
+        self._connections = Counter[str]()  # By sender.
         self._serving = 0
         self._encoding = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -276,10 +277,18 @@ def _key_in(headers: CIMultiDictProxy[str]) -> str:
     return key
 
 
+def sender_of(address: str) -> str:
+    """Return what stands for a sender: an address of IPv4, or the /64 network of IPv6, all of which a sender has."""
+    found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    return str(found.ipv4_mapped or ipaddress.IPv6Address(int(found) >> 64 << 64))
+
+
 class _Connection(web.RequestHandler):
     """A connection, which is closed if no request comes in time. A later request has aiohttp's time of idleness.
 
-    `counts` has the connections by address. An address may have three fourths of all, so that it keeps no other out.
+    `counts` has the connections by sender. A sender may have three fourths of all, so that it keeps no other out.
     """
 
     def __init__(self, server: web.Server, options: WebhookOptions, counts: Counter[str]) -> None:
@@ -287,25 +296,25 @@ class _Connection(web.RequestHandler):
         self.is_used = False
         self._limits = options
         self._counts = counts
-        self._address = ""
+        self._sender = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        most, address = self._limits.requests, str(transport.get_extra_info("peername")[0])
-        if self._counts.total() >= most or self._counts[address] >= most - most // 4:
+        most, sender = self._limits.requests, sender_of(transport.get_extra_info("peername")[0])
+        if self._counts.total() >= most or self._counts[sender] >= most - most // 4:
             full = _Full()
             transport.set_protocol(full)
             full.connection_made(transport)
             return
-        self._address = address
-        self._counts[address] += 1
+        self._sender = sender
+        self._counts[sender] += 1
         super().connection_made(transport)
         asyncio.get_running_loop().call_later(self._limits.receive_seconds, self._close_unused)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._counts[self._address] -= 1
-        if not self._counts[self._address]:
-            del self._counts[self._address]
+        self._counts[self._sender] -= 1
+        if not self._counts[self._sender]:
+            del self._counts[self._sender]
         super().connection_lost(exc)
 
     def _close_unused(self) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from coranto.client import JournalClient
 from coranto.errors import ClusterError, InvalidInput
+from coranto.ingest.gateway.server import sender_of
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.model.stream import transactions_journal
 from coranto.testing.cluster import STORE_URL
@@ -174,6 +175,39 @@ async def test_one_address_does_not_hold_all_connections(client: JournalClient) 
                 return (await post(flood, ingest.url, {"id": 3}))[0] == 200
 
             await until(is_served)
+
+
+@pytest.mark.parametrize(
+    ("address", "sender"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2:ffff::", "2001:db8:1:2::"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("::1", "::"),
+    ],
+)
+def test_the_sender_of_an_address(address: str, sender: str) -> None:
+    assert sender_of(address) == sender
+
+
+async def test_connections_by_ipv6_are_limited(client: JournalClient) -> None:
+    given = spec("requests: 4")
+    async with gateway(client, replace(given, options=replace(given.options, host="::1"))) as ingest:
+        port = urlsplit(ingest.url).port
+        held = [await asyncio.open_connection("::1", port) for _ in range(3)]
+        async with aiohttp.ClientSession() as session:
+            assert (await post(session, ingest.url, {"id": 1}))[0] == 429
+            held[0][1].close()
+
+            async def is_served() -> bool:
+                return (await post(session, ingest.url, {"id": 2}))[0] == 200
+
+            await until(is_served)
+        for _, writer in held:
+            writer.close()
 
 
 async def test_memory_is_bounded_and_small_bodies_have_a_part_of_it(client: JournalClient) -> None:
