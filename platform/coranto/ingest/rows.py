@@ -114,7 +114,8 @@ class RowEncoder:
         if _LF in whole or _CR in whole or has_meta != all(rows.metas):
             return None
         head = _BLANK + b"," if has_meta else _BLANK
-        events = [b"%b%b},%b\n" % (head, meta, text[1:]) for meta, text in zip(rows.metas, texts, strict=True)]
+        parts = zip(rows.metas, texts, strict=True)
+        events = [b"".join((head, meta, b"},", text[1:], b"\n")) for meta, text in parts]
         return None if max(map(len, events)) > MAX_ROW_BYTES else (keys, events)
 
     def _key_of(self, fields: Mapping[str, Any]) -> str:

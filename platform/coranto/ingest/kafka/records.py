@@ -50,7 +50,7 @@ class RecordRows:
         return UnparsedRows(
             [_name(key, unkeyed) for key in keys],
             texts,
-            [self._meta(head, *each, is_deletion=False) for each in zip(records, keys, strict=True)],
+            self._metas(head, records, keys),
             lambda number, problem: _poison(records[number], problem),
         )
 
@@ -80,14 +80,19 @@ class RecordRows:
             meta = self._meta(head, record, key, is_deletion=is_deletion)
             yield SourceRow(_name(key, unkeyed), fields, text, meta, is_deletion)
 
+    def _metas(self, head: bytes, records: Sequence[Any], keys: Sequence[bytes | None]) -> list[bytes]:
+        if self._with_offset and self._with_time and not self._with_key and not self._with_headers:  # As by default.
+            times = [record.timestamp() for record in records]
+            if all(kind for kind, _ in times):
+                both = zip(records, times, strict=True)
+                return [b'%b"offset":%d,"timestamp":%d' % (head, record.offset(), at) for record, (_, at) in both]
+        return [self._meta(head, *each, is_deletion=False) for each in zip(records, keys, strict=True)]
+
     def _meta(self, head: bytes, record: Any, key: bytes | None, *, is_deletion: bool) -> bytes:
         kind, time = record.timestamp()
-        if self._with_offset and self._with_time and kind:  # As by default.
-            head = b'%b"offset":%d,"timestamp":%d,' % (head, record.offset(), time)
-        else:
-            head += b'"offset":%d,' % record.offset() if self._with_offset else b""
-            if self._with_time:
-                head += b'"timestamp":%d,' % time if kind else b'"timestamp":null,'
+        head += b'"offset":%d,' % record.offset() if self._with_offset else b""
+        if self._with_time:
+            head += b'"timestamp":%d,' % time if kind else b'"timestamp":null,'
         if self._with_key or is_deletion:
             head += _member("key", _text(key))
         if is_deletion:

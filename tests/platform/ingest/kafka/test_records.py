@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -140,10 +141,10 @@ def test_json_records_are_the_same_rows_together_and_one_by_one() -> None:
         Record(b"{"),
         Record(b" {}", b"\xff", (1, 5), [("a", b"x")]),
     ]
-    for names in ((), META, META[3:]):
+    for names, some in product(((), META, META[:4], META[3:]), (records, records[2:])):
         given = KafkaOptions("k:9092", ("orders",), meta=names, tombstones=False)
         rows = RecordRows(given, values_of(given))
-        together, one_by_one = (rows.rows("orders", 3, each) for each in (records, [*records, Record(None)]))
+        together, one_by_one = (rows.rows("orders", 3, each) for each in (some, [*some, Record(None)]))
         assert isinstance(together, UnparsedRows)
         assert not isinstance(one_by_one, UnparsedRows)
         assert list(together) == list(one_by_one)
