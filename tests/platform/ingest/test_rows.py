@@ -7,7 +7,9 @@ import datetime as dt
 import decimal
 import json
 import random
-from typing import Any
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -32,17 +34,15 @@ OBJECTS = st.builds(
     st.text(max_size=3),
     st.booleans(),
 )
-ODD = st.sampled_from(
-    [
-        *(b"", b"{}", b"{ }", b"1", b"[{}]", b"null", b'"k"', b"\xff", b"{", b"}"),
-        *(b'{"k":"a"}{"k":"b"}', b'{"k":"a"},{"k":"b"}', b'{"k":"a"}\0', b'\x0b{"k":"a"}', b'\xef\xbb\xbf{"k":"a"}'),
-        *(b' {"k":"a"}\t\r\n', b'{"k":\n"a"}', b'{"k":\r"a"}', b'{"k":"%b"}' % (b"x" * 400)),
-        *(b'{"k":%b}' % each for each in (b"1", b"null", b'"\xff"', b'"\\ud800"', b"1e400", b"NaN", b"{}", b"\\u00e9")),
-        *(b'{"k":"a","k":%b}' % each for each in (b'"b"', b"7", b"null")),
-        *(b'{"k":"a","n":%b}' % each for each in (b'"1"', b"1.0", b'{"_meta":1}', b"9" * 5000)),
-        *(b'{"_meta":{"a":1},"k":"a"}', b'{"\\u005fmeta":{"uuid":"x"},"k":"a"}', b'{"k":"a","_meta":3}'),
-    ]
-)
+ODD = [
+    *(b"", b"{}", b"{ }", b"1", b"[{}]", b"null", b'"k"', b"\xff", b"{", b"}"),
+    *(b'{"k":"a"}{"k":"b"}', b'{"k":"a"},{"k":"b"}', b'{"k":"a"}\0', b'\x0b{"k":"a"}', b'\xef\xbb\xbf{"k":"a"}'),
+    *(b' {"k":"a"} ', b' {"k":"a"}\t\r\n', b'{"k":\n"a"}', b'{"k":\r"a"}', b'{"k":"%b"}' % (b"x" * 400)),
+    *(b'{"k":%b}' % each for each in (b"1", b"null", b'"\xff"', b'"\\ud800"', b"1e400", b"NaN", b"{}", b"\\u00e9")),
+    *(b'{"k":"a","k":%b}' % each for each in (b'"b"', b"7", b"null")),
+    *(b'{"k":"a","n":%b}' % each for each in (b'"1"', b"1.0", b'{"_meta":1}', b"9" * 5000)),
+    *(b'{"_meta":{"a":1},"k":"a"}', b'{"\\u005fmeta":{"uuid":"x"},"k":"a"}', b'{"k":"a","_meta":3}'),
+]
 UUID = build_uuid(ProducerId(b"\x01\x02\x03\x04\x05\x06"), 17 << 4, Flags.CONTINUE_TXN)
 
 
@@ -146,30 +146,42 @@ def test_rows_that_are_too_large_or_have_no_json_are_refused(monkeypatch: pytest
             event(SourceRow("k", {"a": value}))
 
 
-@given(
-    st.lists(OBJECTS, max_size=6) | st.lists(OBJECTS | ODD, max_size=6) | st.lists(ODD, max_size=2),
-    st.sampled_from(["", "k", "n"]),
-    st.sampled_from([None, "k STRING", "k STRING NOT NULL, n BIGINT"]),
-    st.sampled_from([b'"request":"a","item":', b""]),
-    st.booleans(),
-)
-def test_texts_are_encoded_as_rows_are(
-    texts: list[bytes], key: str, type: str | None, meta: bytes, keeps: bool
-) -> None:
-    fields = None if type is None else parse_fields(type)
-    encoder = RowEncoder(key, fields, "shop.N@1")
-    metas = [meta and b"%b%d" % (meta, number) for number in range(len(texts))]
-    rows_given = UnparsedRows(["request"] * len(texts), texts, metas, lambda *given: Poison(str(given), "is text"))
+KEYS: Final = ("", "k", "n")
+TYPES: Final = (None, "k STRING", "k STRING NOT NULL, n BIGINT")
+METAS: Final = ((b'"at":1', b'"at":2'), (b"", b""), (b'"at":1', b""))
+
+
+def require_the_same(texts: list[bytes], key: str, type: str | None, metas: Sequence[bytes]) -> None:
+    """Raise AssertionError if rows that are encoded together become other events or poison than one by one."""
+    encoder = RowEncoder(key, None if type is None else parse_fields(type), "shop.N@1")
+    chosen = [metas[number % len(metas)] for number in range(len(texts))]
+    given = UnparsedRows(["request"] * len(texts), texts, chosen, lambda *given: Poison(str(given), "is text"))
 
     def poison_of(row: SourceRow, number: int, error: InvalidInput) -> Poison:
         return Poison(str(number), error.message, row.key.encode(), row.text)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "MAX_ROW_BYTES", 400)
-        one_by_one, together = (
-            encode_rows(encoder, each, poison_of, keeps_poison=keeps) for each in (iter(rows_given), rows_given)
+    for keeps in (True, False):
+        together, one_by_one = (
+            encode_rows(encoder, each, poison_of, keeps_poison=keeps) for each in (given, iter(given))
         )
-    assert [list(each) for each in together] == [list(each) for each in one_by_one]
+        assert [list(each) for each in together] == [list(each) for each in one_by_one]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd[:40]))
+def test_odd_texts_are_encoded_as_rows_are(odd: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 400)
+    for texts, key, type, metas in product(([odd], [b'{"k":"a"}', odd]), KEYS, TYPES, METAS):
+        require_the_same(texts, key, type, metas)
+
+
+@given(
+    st.lists(OBJECTS | st.sampled_from(ODD), max_size=6),
+    st.sampled_from(KEYS),
+    st.sampled_from(TYPES),
+    st.sampled_from(METAS),
+)
+def test_texts_are_encoded_as_rows_are(texts: list[bytes], key: str, type: str | None, metas: Sequence[bytes]) -> None:
+    require_the_same(texts, key, type, metas)
 
 
 @pytest.mark.parametrize(("key", "type"), [("", None), ("k", None), ("k", "k STRING")])
