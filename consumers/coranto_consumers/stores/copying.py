@@ -100,9 +100,23 @@ def _texts(column: Any) -> Any:
 
     if not pa.types.is_string(column.type):
         return pc.cast(column, pa.string())
+    if not _may_need_escapes(column):
+        return column
     for character, escape in _ESCAPES:
         column = pc.replace_substring(column, character, escape)
     return column
+
+
+def _may_need_escapes(texts: Any) -> bool:
+    """Return True if texts have characters that COPY escapes, or a few others."""
+    import numpy as np
+
+    _, borders, content = texts.buffers()
+    if content is None:
+        return False
+    ends = np.frombuffer(borders, dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    characters = np.frombuffer(content, dtype=np.uint8)[ends[0] : ends[-1]]
+    return bool(((characters <= ord("\r")) | (characters == ord("\\"))).any())
 
 
 def _escaped(text: str) -> str:

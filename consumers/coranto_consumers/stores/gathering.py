@@ -1,7 +1,8 @@
-"""Buffered inserts of a transaction, written many rows at a time.
+"""Buffered inserts and merges of a transaction, written many rows at a time.
 
 One statement for each row costs several times more than the row. So rows are buffered, and written before a statement
-could read them: before another statement of the transaction, at its commit, and once they are many.
+could read them: before another statement of the transaction, at its commit, and once they are many. What is written at
+the commit is written while the shard reads and consumes the next transaction.
 """
 
 from __future__ import annotations
@@ -14,31 +15,42 @@ from sqlalchemy import Column, Connection, Dialect, Table, insert
 from coranto.errors import InvalidInput
 from coranto_consumers.stores.binding import Row, cleaned, rows_of
 from coranto_consumers.stores.copying import can_copy, copy_text, copying
-from coranto_consumers.stores.staging import write_in_transaction
+from coranto_consumers.stores.merge import MergePlan
+from coranto_consumers.stores.staging import merge_in_transaction, write_in_transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_ROWS: Final = 10_000
-"""The number of rows that are buffered at most."""
+"""The number of rows to insert that are buffered at most."""
+_MAX_MERGED_BYTES: Final = 64 << 20
+"""The bytes of rows to merge that are buffered at most, beyond the last batch."""
 
 _MIN_TO_COPY: Final = 64
 """Fewer rows are written by INSERT: the fixed cost of COPY is too high for them."""
 
-_Place: TypeAlias = tuple[Table, tuple[str, ...]]
+_Place: TypeAlias = tuple[Table, tuple[str, ...], int]
+_Merge: TypeAlias = "tuple[MergePlan, pa.RecordBatch]"
+_Part: TypeAlias = "list[Row] | pa.RecordBatch | _Merge"
 
 
 class GatheredRows:
     """Rows of one transaction that are not written yet."""
 
     def __init__(self) -> None:
-        self._places: dict[_Place, list[list[Row] | pa.RecordBatch]] = {}
-        """The parts to write, in order, for each table and its columns."""
-        self._count = 0
+        self._places: dict[_Place, list[_Part]] = {}
+        """The parts to write, in order, for each table and its columns between two merges."""
+        self._merges = 0
+        self._count = self._merged_bytes = 0
         self._failure: Exception | None = None
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def are_many(self) -> bool:
+        """True if the rows are to be written now."""
+        return self._count >= MAX_ROWS or self._merged_bytes >= _MAX_MERGED_BYTES
 
     def add(self, table: Table, row: Row) -> None:
         """Gather a row, given by column. Raises InvalidInput for a column that the table does not have."""
@@ -57,8 +69,14 @@ class GatheredRows:
             parts.append(rows)
             self._count += rows.num_rows
 
-    def _parts(self, table: Table, names: tuple[str, ...]) -> list[list[Row] | pa.RecordBatch]:
-        parts = self._places.get((table, names))
+    def add_merge(self, plan: MergePlan, rows: pa.RecordBatch) -> None:
+        """Gather the rows of an Arrow record batch, to merge them by a plan for its columns."""
+        self._merges += 1
+        self._places[plan.table, plan.columns, -self._merges] = [(plan, rows)]
+        self._merged_bytes += rows.nbytes
+
+    def _parts(self, table: Table, names: tuple[str, ...]) -> list[_Part]:
+        parts = self._places.get((table, names, self._merges))
         if parts is None:
             unknown = [name for name in names if name not in table.c]
             if unknown:
@@ -66,11 +84,13 @@ class GatheredRows:
                     f"table {table.name} has no column {unknown[0]!r}, but {', '.join(map(repr, table.c.keys()))}",
                     field="row",
                 )
-            parts = self._places[table, names] = []
+            parts = self._places[table, names, self._merges] = []
         return parts
 
     def write(self, connection: Connection) -> None:
         """Write the gathered rows: tables in the order of their first rows, and the rows of each in order.
+
+        Merges separate the rows that were added before from those that were added later.
 
         Raises the database's error as SQLAlchemy does, and again at each later call: the transaction lacks rows then,
         and must not commit.
@@ -78,11 +98,13 @@ class GatheredRows:
         if self._failure is not None:
             raise self._failure
         # Cleared before writing, since the statements below trigger this method again.
-        places, self._places, self._count = self._places, {}, 0
+        places, self._places, self._count, self._merged_bytes = self._places, {}, 0, 0
         try:
-            for (table, names), parts in places.items():
+            for (table, names, _), parts in places.items():
                 for part in parts:
-                    if not isinstance(part, list):
+                    if isinstance(part, tuple):
+                        merge_in_transaction(connection, *part)
+                    elif not isinstance(part, list):
                         _write_batch(connection, table, part)
                     elif not _copied(connection, table, names, part):
                         connection.execute(insert(table), [cleaned(row) for row in part])

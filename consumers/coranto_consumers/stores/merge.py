@@ -331,12 +331,12 @@ def _quotient(numerator: ColumnElement[Any], denominator: ColumnElement[Any]) ->
 
 
 def last_of_keys(plan: MergePlan, rows: pa.Table) -> pa.Table:
-    """Return only the last row of each key, if all columns have the rule `Replace`."""
+    """Return only the last row of each key, sorted by key, if all columns have the rule `Replace`."""
     if not all(isinstance(rule, Replace) for rule in plan.rules.values()):
         return rows
     import pyarrow as pa
 
     index, keys = "coranto_index", list(plan.keys)
     numbered = rows.select(keys).append_column(index, pa.array(range(rows.num_rows), pa.int64()))
-    last = numbered.group_by(keys).aggregate([(index, "max")]).column(f"{index}_max")
-    return rows.take(last.combine_chunks().sort())
+    last = numbered.group_by(keys).aggregate([(index, "max")]).sort_by([(key, "ascending") for key in keys])
+    return rows.take(last.column(f"{index}_max").combine_chunks())

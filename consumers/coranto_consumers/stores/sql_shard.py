@@ -16,11 +16,10 @@ from coranto.messages.checkpoints import Checkpoint, Identity
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.binding import Row, without_halves
 from coranto_consumers.stores.engines import is_transient
-from coranto_consumers.stores.gathering import MAX_ROWS, GatheredRows
+from coranto_consumers.stores.gathering import GatheredRows
 from coranto_consumers.stores.merge import MergePlan, MergeRule, plan_merge
 from coranto_consumers.stores.rejections import rejection_of
 from coranto_consumers.stores.sql import SqlStore, StoreTransaction
-from coranto_consumers.stores.staging import merge_in_transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +33,7 @@ class SqlShardStore(Store):
     Messages are read and sequenced in the meantime.
 
     `insert` is the fast way to add rows: they are written many at a time, and any statement of the transaction sees
-    those that were inserted before it. `insert_batch` and `merge_batch` take Arrow batches.
+    those that were inserted before it. `insert_batch` and `merge_batch` take Arrow batches, in the same way.
 
     If the outcome of a commit is unknown, it is looked up by fence and checkpoint. Conflicts of transactions and lost
     connections are transient: the shard restarts from its checkpoint.
@@ -83,7 +82,7 @@ class SqlShardStore(Store):
 
     def _write_many(self) -> None:
         """Write gathered rows if they are many."""
-        if len(self._rows) >= MAX_ROWS and (self._open is not None or not _on_event_loop()):
+        if self._rows.are_many and (self._open is not None or not _on_event_loop()):
             _ = self.connection
 
     def insert_batch(self, table: Table, rows: pa.RecordBatch) -> None:
@@ -104,6 +103,9 @@ class SqlShardStore(Store):
     ) -> None:
         """Merge rows into a table by `keys`, which are unique in the table; `merge` has a rule for each other column.
 
+        They are merged with the writing of inserted rows, in order: at the latest at the commit, while the shard
+        consumes the next transaction.
+
         The rules come from `coranto_consumers.stores.merge`, as for Spark consumers: `Add`, `Max`, `Min`,
         `Replace`, `Quotient`. With `Replace` a key may be in the rows only once. `delete` is a further column of the
         rows: where it is true, the row of the keys goes. Raises InvalidInput.
@@ -112,7 +114,8 @@ class SqlShardStore(Store):
         plan = self._plans.get(place)
         if plan is None:
             plan = self._plans[place] = plan_merge(table, rows.schema.names, keys, merge, delete)
-        merge_in_transaction(self.connection, plan, rows)
+        self._rows.add_merge(plan, rows)
+        self._write_many()
 
     async def begin(self) -> Connection:
         """Begin the current transaction, unless it has begun, and return its connection.

@@ -195,11 +195,11 @@ def merge_in_transaction(connection: Connection, plan: MergePlan, *batches: Any)
         return
     stage = stage_table(plan, stage_name(plan) + "_own", prefixes=["TEMPORARY"], on_commit="DROP")
     connection.execute(CreateTable(stage, if_not_exists=True))
+    connection.execute(delete(stage))  # Of an earlier merge of the transaction.
     owner = ("", 0, "")
     for batch in batches:
         write_in_transaction(connection, stage, batch, owner)
     merge_staged(connection, plan, stage, (owner[-1],), sum(batch.num_rows for batch in batches))
-    connection.execute(delete(stage))
 
 
 def _parts(batch: Any) -> Iterator[Any]:

@@ -221,7 +221,7 @@ class ChosenRows:
         """Return them in order of commit; without any, no rows of `empty`."""
         if not self.chosen:
             return empty.slice(0, 0)
-        batches = [batch if mask.all() else batch.filter(pa.array(mask)) for batch, mask in self.chosen]
+        batches = [_kept(batch, mask) for batch, mask in self.chosen]
         together = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         order = np.lexsort((self.offsets, self.when))
         in_order = (order[1:] > order[:-1]).all()
@@ -267,7 +267,15 @@ def _pending_rows(piece: Piece, parts: Sequence[PendingPart], journal: JournalSt
         if state.begin == old.first_offset:
             journal.states[old.producer] = ProducerState(state.last_ack, segment.first_offset, state.seen_through)
         segments.append(segment)
-    return Piece(piece.batch.filter(pa.array(mask)), clocks, offsets, row_segment, segments, list(range(len(segments))))
+    return Piece(_kept(piece.batch, mask), clocks, offsets, row_segment, segments, list(range(len(segments))))
+
+
+def _kept(batch: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
+    """Return the rows of a mask: without a copy if they are adjacent, and so many that they may keep all in memory."""
+    rows = np.flatnonzero(mask)
+    if 2 * len(rows) > len(mask) and rows[-1] - rows[0] + 1 == len(rows):
+        return batch.slice(int(rows[0]), len(rows))
+    return batch.filter(pa.array(mask))
 
 
 def _pending_mask(piece: Piece, parts: Sequence[PendingPart]) -> Mask:

@@ -14,6 +14,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     DateTime,
     Float,
     Integer,
@@ -32,10 +33,16 @@ from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores import gathering
 from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint
 from coranto_consumers.stores.gathering import GatheredRows
+from coranto_consumers.stores.merge import MergePlan
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.sql_shard import SqlShardStore
+from coranto_consumers.stores.staging import merge_in_transaction
 
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True))
+
+
+def batch(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": list(numbers)})
 
 
 class InsertingSubject(StoreSubject):
@@ -46,10 +53,13 @@ class InsertingSubject(StoreSubject):
         return SqlShardStore(self.url, NUMBERS)
 
     async def add(self, store: Any, number: int) -> None:
-        if number % 2:
-            store.insert(NUMBERS, {"n": number})
-        else:
-            store.insert_batch(NUMBERS, pa.RecordBatch.from_pydict({"n": [number]}))
+        match number % 3:
+            case 0:
+                store.insert(NUMBERS, {"n": number})
+            case 1:
+                store.insert_batch(NUMBERS, batch(number))
+            case 2:
+                store.merge_batch(NUMBERS, batch(number), ["n"], {})
 
     async def numbers(self, store: Any) -> Sequence[int]:
         connection = await store.begin()
@@ -115,6 +125,40 @@ async def test_rows_are_written_once_they_are_many(store_url: str, monkeypatch: 
     assert written == [gathering.MAX_ROWS, gathering.MAX_ROWS, 1]
     connection = await store.begin()
     assert connection.execute(select(func.count()).select_from(NUMBERS)).scalar() == 2 * gathering.MAX_ROWS + 1
+    await store.destroy()
+
+
+async def test_rows_to_merge_wait_for_their_commit_while_the_next_transaction_goes_on(store_url: str) -> None:
+    store = await restored(store_url)
+    store.insert(NUMBERS, {"n": 1})
+    store.merge_batch(NUMBERS, batch(1, 2), ["n"], {})
+    store.insert(NUMBERS, {"n": 3})
+    appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    committing = await store.start_commit(SHARD, checkpoint(1), [appended])
+    store.merge_batch(NUMBERS, batch(3, 4), ["n"], {})
+    appended.set_result(None)
+    await committing
+    await (await store.start_commit(SHARD, checkpoint(2), []))
+    assert numbers(await store.begin()) == [1, 2, 3, 4]
+    await store.destroy()
+
+
+async def test_rows_to_merge_are_written_once_they_are_many(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_MAX_MERGED_BYTES", batch(1, 2).nbytes)
+    store = await restored(store_url)
+    merged: list[int] = []
+
+    def merge(connection: Connection, plan: MergePlan, rows: pa.RecordBatch) -> None:
+        merged.append(rows.num_rows)
+        merge_in_transaction(connection, plan, rows)
+
+    monkeypatch.setattr("coranto_consumers.stores.gathering.merge_in_transaction", merge)
+    await asyncio.to_thread(store.merge_batch, NUMBERS, batch(1), ["n"], {})
+    assert not merged
+    await asyncio.to_thread(store.merge_batch, NUMBERS, batch(2), ["n"], {})
+    assert merged == [1, 1]
+    await (await store.start_commit(SHARD, checkpoint(1), []))
+    assert numbers(await store.begin()) == [1, 2]
     await store.destroy()
 
 

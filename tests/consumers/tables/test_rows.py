@@ -37,7 +37,7 @@ def part(journal: str, *rows: tuple[int, int | None]) -> JournalRows:
 
 def test_the_last_row_of_each_key() -> None:
     parts = [part("a", (1, 1), (2, 2), (1, 3)), part("b", (3, 9)), part("a", (2, None))]
-    assert last_rows(SPEC, PLAN, parts).to_pylist() == [{"id": 1, "n": 3}, {"id": 3, "n": 9}, {"id": 2, "n": None}]
+    assert last_rows(SPEC, PLAN, parts).to_pylist() == [{"id": 1, "n": 3}, {"id": 2, "n": None}, {"id": 3, "n": 9}]
 
 
 def test_a_key_in_two_journals_is_refused() -> None:
