@@ -56,10 +56,9 @@ class JournalOutput:
 
 @dataclass(frozen=True, slots=True)
 class SqlOutput:
-    """Rows for an application's own SQL statements.
+    """Rows, with the columns of `sql.rows`, for an application's own SQL statements.
 
-    The rows have the columns of `sql.rows`. If a transaction has rows, the statements run once, in the store's
-    transaction, after the rows of `TableOutput`s are merged.
+    The statements of a transaction with rows run once, in the store's, after the rows of `TableOutput`s are merged.
     """
 
     sql: StagedSql

@@ -1,25 +1,20 @@
 """Committed reads of one journal by many tasks.
 
-The committed messages of a range depend on the ranges before and after it, but only on their *outlines*, which are
-small (`coranto.messages.outlines`). So a read has two steps for each range: *scan* it, which yields its outline, and,
-once all ranges of the journal are scanned, *choose* its committed rows. All scans are independent of each other, and so
-are all choices.
+The committed messages of a range depend on the other ranges only by their *outlines*, which are small
+(`coranto.messages.outlines`). So each range is *scanned*, which yields its outline, and, once all are, its committed
+rows are *chosen*.
 
-**The tasks scan, and the tasks fold.** Spark plans a read in a process that can start no tasks, and a task must not
-wait for a task that may not have started. So each task takes the journal's ranges in turn, beginning with its own, and
-scans those that no task has scanned or is scanning. Then it waits for the scans that running tasks have begun. A
-running task holds a lock, which the end of its process releases, so no task waits for a dead one. One task then
-resolves the outlines, and every task finds the limits of its range in the result.
+**The tasks scan and fold.** Spark plans a read in a process that can start no tasks, and a task must not wait for one
+that may not have started. So each task takes the journal's ranges in turn, beginning with its own, and scans those that
+no task has scanned or is scanning. Then it waits for the scans of running tasks: these hold locks, which the end of a
+process releases. One task resolves the outlines, and every task finds the limits of its range in the result.
 
-**Tasks on one machine share a folder of the application** (`fetching.machine_folder`). It also holds the fetched
-fragments (`coranto.client.disk_cache`). So a machine fetches a fragment once, scans each range once, and reads most
-ranges a second time from its disk. A task keeps its own range in memory, up to `HELD_BYTES`, instead of reading it
-again.
+**Tasks on one machine share a folder of the application** (`fetching.machine_folder`), with the fetched fragments
+(`coranto.client.disk_cache`). So a machine fetches a fragment and scans a range once. A task keeps its own range in
+memory, up to `HELD_BYTES`, instead of reading it again. Without a folder, a task scans all ranges itself.
 
 **Machines share nothing.** M machines fetch and scan a journal of more than one range up to M times, and parse its
 values once. `SparkConsumer`, whose driver can start tasks, fetches and scans everything once.
-
-Without a folder (outside of an executor, or if its disk is full), a task scans all ranges itself.
 """
 
 from __future__ import annotations
@@ -66,10 +61,7 @@ class CommittedReader:
     """True if lines have the offsets that committed them."""
 
     def read(self, number: int) -> Iterator[Lines]:
-        """Yield the committed content of range `number`, ignoring messages before the first range.
-
-        Raises CorruptMessage and OffsetJump, for content of any of the ranges.
-        """
+        """Yield the committed content of range `number`, ignoring messages before the first range."""
         held: list[tuple[Lines, Int32s]] = []
 
         def scan(wanted: int) -> RangeSummary:

@@ -1,15 +1,12 @@
-"""Producer transactions with more content than a consumer reads in one transaction.
+"""Producer transactions with more content than a consumer reads in one transaction. Pure.
 
 The messages of an open transaction are read again when its acknowledgement arrives (`columnar.py`, Replay). If that is
-much, a consumer continues in three steps:
+much, a consumer continues in three steps, and so delivers messages in the order of their commits:
 
 1. It processes the journal up to the acknowledgement, without it.
-2. It **replays parts**: each consumer transaction reads a bounded part of the producer's pending messages, and delivers
-   them. Its checkpoint still ends before the acknowledgement, but the producer's pending messages now begin after the
-   part, and its last clock is the clock of the part's last message.
+2. It **replays parts** of the producer's pending messages, one in each consumer transaction. The checkpoint still ends
+   before the acknowledgement, but pending messages now begin after the part, and its last clock is the producer's.
 3. The rest, which is small enough, is delivered with the content after the acknowledgement.
-
-So messages are delivered in the order of their commits, and any consumer can continue from each checkpoint. Pure.
 """
 
 from __future__ import annotations
@@ -80,10 +77,7 @@ class LongTransactions:
         }
 
     def due(self, sources: Mapping[str, Source], max_bytes: int) -> LongTransaction | None:
-        """Return a transaction with a part to replay now, whose journal is processed up to its acknowledgement.
-
-        Forgets transactions with at most `max_bytes` left to read.
-        """
+        """Return a transaction with a part to replay now. Forgets ones with at most `max_bytes` left to read."""
         for journal, long in list(self._met.items()):
             source = sources[journal]
             if source.read_through < long.acknowledged_at:

@@ -1,9 +1,8 @@
 """Scanning of ranges by tasks, and summaries of scans for the driver or other tasks.
 
-A sequenced read gives each row a number, its *piece*. The upper bits are the range's number in the plan, and the lower
-bits are the row's segment in the range (see `coranto.messages.columnar`). After the rows of each range comes one row
-with the range's summary for the driver. Summaries hold outlines (`coranto.messages.outlines`), so they do not grow with
-the number of transactions. The driver decides the clocks of pieces that are *not* committed.
+A sequenced read gives each row a number, its *piece*: the range's number in the plan, and in the lower bits the row's
+segment (`coranto.messages.columnar`). After the rows of a range comes one with its summary, which holds an outline, and
+so does not grow with the number of transactions. The driver decides the clocks of pieces that are *not* committed.
 """
 
 from __future__ import annotations
@@ -54,10 +53,9 @@ class RangeSummary(NamedTuple):
     """The number of other rows that are committed independently of other ranges, if `is_counted`."""
     is_counted: bool = True
     misfits: int = 0
-    """The number of messages that do not fit, committed or not."""
+    """Messages that do not fit, committed or not."""
 
     def dumps(self) -> bytes:
-        """Return the summary as bytes: a JSON list, compressed if it is long."""
         content = msgspec.json.encode(self)
         return content if len(content) <= _PLAIN_BYTES else zlib.compress(content, 1)
 
@@ -95,10 +93,7 @@ class RangeSummarizer:
     def segments(
         self, content: JournalContent, framing: ReadFraming, max_messages: int | None = None
     ) -> Iterator[tuple[Lines, Int32s]]:
-        """Yield the messages, with the segment of each. Blank rows count for `max_messages`, too.
-
-        Raises CorruptMessage and OffsetJump.
-        """
+        """Yield the messages, with the segment of each. Blank rows count for `max_messages`, too."""
         replay = self._numbered.replay
         for lines in read_lines(content, self._numbered.range, framing):
             if max_messages is not None and self._rows + len(lines) > max_messages:
@@ -119,10 +114,7 @@ class RangeSummarizer:
                 return
 
     def pieces(self, content: JournalContent, framing: ReadFraming) -> Iterator[tuple[Lines, Int64s]]:
-        """Yield the messages that may be committed, with their pieces: no duplicates, and no acknowledgements.
-
-        Raises as `segments`.
-        """
+        """Yield the messages that may be committed, with their pieces: no duplicates, and no acknowledgements."""
         for lines, row_segment in self.segments(content, framing):
             counts = row_segment != DROPPED
             segment = row_segment[counts].astype(np.int64)

@@ -1,7 +1,4 @@
-"""The driver's part of sequencing: decide from summaries of ranges about commits, and where to continue.
-
-It handles summaries (`scanning.py`), never rows. It uses the rules of `coranto.messages.outlines`.
-"""
+"""The driver's part of sequencing: decide from summaries of ranges about commits, and where to continue."""
 
 from __future__ import annotations
 
@@ -42,15 +39,14 @@ class RangeDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequenced:
-    """The result of sequencing the ranges of one journal.
+    """The result of sequencing the ranges of one journal. If `replay` is set, the other fields are not final.
 
-    If `replay` is not None, the other fields are not final: read its range for its producers, and sequence again with
-    the result.
+    Then read its range for its producers, and sequence again with the result.
     """
 
     source: Source
     decisions: Mapping[int, RangeDecision]
-    """The decisions about ranges, by the ranges' numbers."""
+    """By the ranges' numbers."""
     messages: int | None
     """The number of committed messages. None if only the rows can tell."""
     resets: tuple[ClockReset, ...]
@@ -67,9 +63,10 @@ def sequence(
     replayed_producers: Iterable[ProducerId] = (),
     pruning: Pruning | None = None,
 ) -> Sequenced:
-    """Sequence adjacent ranges of a journal that begin at the entry's `read_through`.
+    """Sequence adjacent ranges of a journal that begin at the entry's `read_through`, and forget producers by
+    `pruning`.
 
-    Forgets producers as `pruning` decides; without it, none. Raises CorruptData if the ranges are not contiguous.
+    Raises CorruptData if the ranges are not contiguous.
     """
     read_through = read_end(journal, entry.read_through, parts)
     before = dict(replayed or {})

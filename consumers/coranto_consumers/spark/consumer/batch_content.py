@@ -1,9 +1,8 @@
 """The content of a batch of a streaming query: the offsets of its sources, and the names of files.
 
-A number alone does not identify a batch. When a query's checkpoint is restored from a backup, or a crash of the machine
-has dropped its last files, the query plans its last batches again, and they may cover more, or less, than before. When
-Spark only repeats a batch, it uses the recorded offsets, so equal texts mean equal content. The offsets of Spark's file
-source are positions in its own list of files, so the content includes the names of the files.
+A number alone does not identify a batch: a query whose checkpoint is restored, or lost its last files in a crash, plans
+its last batches again, and they may cover more, or less. When Spark only repeats a batch, it uses the recorded offsets,
+so equal texts mean equal content. Offsets of Spark's file source are positions in its own list of files.
 """
 
 from __future__ import annotations
@@ -85,11 +84,10 @@ class BatchDifference:
 
 
 def difference(now: BatchContent, committed: BatchContent, batches: int = 1) -> BatchDifference:
-    """Compare a batch with the last committed one.
+    """Compare a batch with the last committed one; `batches` are committed from this one on.
 
-    `batches` is the number of committed batches from this one on. If there are several, the following ones, which are
-    skipped as well, may have the content that this one lacks. This one may also have files of committed batches before
-    the last, which are not recorded.
+    If there are several, the ones after it, which are skipped as well, may have the content that it lacks. It may also
+    have files of committed batches before the last, which are not recorded.
     """
     lost, twice = [], []
     for source, (begin, end) in enumerate(zip(now.begin, now.end, strict=True)):

@@ -9,13 +9,10 @@
     write = exactly_once("postgresql://…", delays, name="delays")
     query = frame.writeStream.foreachBatch(write).option("checkpointLocation", "/srv/checkpoints/delays").start()
 
-Spark repeats the last batch of a query that ended before Spark recorded the batch as done. Here each batch commits in
-one transaction of the store, together with its number and content (`batch_content.py`) and under a fence. So a repeated
-batch is skipped, and a query that still runs after its successor has started cannot commit.
-
-The store knows the query by the id in its checkpoint. A query with another checkpoint counts its batches from 0 again,
-and its offsets do not match the store's. So it is rejected under the same name, instead of skipping batches or adding
-them twice.
+Spark repeats the last batch of a query that ended before Spark recorded it. Here a batch commits in one transaction of
+the store with its number and content (`batch_content.py`), under a fence: a repeated batch is skipped, and a query
+whose successor has started cannot commit. The store knows the query by the id in its checkpoint: another checkpoint
+counts batches from 0, so it is rejected under the same name.
 """
 
 from __future__ import annotations

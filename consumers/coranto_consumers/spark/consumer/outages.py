@@ -1,9 +1,7 @@
 """Retries of a Spark consumer while a store, broker or fragment store is unavailable.
 
-The consumer continues from its last commit under its current fence. It never raises the fence again: that would fence
-off another instance that has started in between.
-
-A commit may have been applied although its answer was lost (`RunCommits`).
+The consumer continues from its last commit under its fence, and never raises it again: that would fence off another
+instance that has started in between. A commit may have been applied although its answer was lost (`RunCommits`).
 """
 
 from __future__ import annotations

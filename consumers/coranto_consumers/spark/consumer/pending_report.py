@@ -1,7 +1,7 @@
 """Reports of producers' transactions that stay open.
 
-Once an open transaction is committed, everything in the journal since its first message is read again. So the consumer
-warns when that is a lot, and again at each doubling.
+Once one is committed, everything in the journal since its first message is read again. So the consumer warns when that
+is a lot, and again at each doubling.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Prefetch: plan and read the next transaction's input while one transaction commits.
 
-The prefetched input is used only if the next transaction's plan is equal: the same ranges, from the same states of its
-sources. So prefetch never changes the result.
-
-A run without an end lists the journals again once it has read all that it knew of. Prefetch does that listing, too: its
-*extents* come with the plan that follows from it.
+The input is used only if the next plan is equal: the same ranges, from the same states. So prefetch never changes the
+result. A run without an end lists the journals again once it has read all: prefetch does that, too.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ T = TypeVar("T")
 
 
 class PlannedInput(NamedTuple):
-    """The plan of a transaction's input: everything that the input depends on."""
+    """Everything that a transaction's input depends on."""
 
     ranges: tuple[Range, ...]
     sources: Mapping[str, Source]

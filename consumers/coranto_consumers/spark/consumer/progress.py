@@ -96,10 +96,7 @@ NOTHING: Final = ConsumeReport(0, 0, 0, 0, {}, {}, 0, 0)
 
 @contextmanager
 def catching_up(log: Log | None = None) -> Iterator[Callable[[ConsumeReport], None]]:
-    """Show a consumer's progress, in bytes: a bar on a terminal, otherwise lines of `log`.
-
-    Yields the function that takes the consumer's reports (its `on_progress`).
-    """
+    """Show a consumer's progress in bytes, on a terminal or in `log`. Yields the function for `on_progress`."""
     with progress("Consuming", unit="bytes", log=log) as bar:
         lag: int | None = None
 

@@ -53,9 +53,8 @@ def settled(
 ) -> SettledBatch:
     """Return a batch without the rows that the store rejects, or with nulls in them.
 
-    `name` names the batch in errors and dead letters, and `query` names the query in the log. `reject` is as in
-    `Rejections`, and `problem` is the store's rejection of all rows together. Raises RejectedRow, with the place, for a
-    row that `misfits` forbids.
+    `name` names the batch in errors and dead letters, `query` the query in the log. `reject` is as in `Rejections`, and
+    `problem` rejects all rows together. Raises RejectedRow, with the place, for a row that `misfits` forbids.
     """
     columns = batch.columns
     if len({each.lower() for each in columns}) < len(columns):

@@ -1,8 +1,11 @@
-"""Finds messages whose rows the store rejects, and treats them as the consumer's `misfits` decides.
+"""Finds messages, and rows of batches, that the store rejects, and treats them as `misfits` decides.
 
 A database reports that it rejects a row of a transaction, but not the message that the row comes from. So the search
-writes parts of the transaction, in transactions of the store that are rolled back (`outputs.rejections`). Two columns
-with places identify messages; `rejected_batches.py` gives rows that come from no message such places.
+writes parts of the transaction, in transactions of the store that are rolled back (`outputs.rejections`).
+
+Two columns with places identify messages. Rows with the same place are treated together. Rows of a batch that was not
+read from journals are numbered from 0, in the order of `batch.collect()`: such a batch is evaluated once more and kept
+by the executors, because each evaluation may have another order. If an executor loses its part, the batch fails.
 """
 
 from __future__ import annotations
@@ -73,9 +76,8 @@ class Rejections:
     ) -> dict[MessagePlace, Treatment]:
         """Return the messages that the store rejects, with the treatment of each by the policy.
 
-        `problem` is the store's rejection of all messages together. Columns in `kept` are never set to null. Raises
-        RejectedRow, with the place, for a message that the policy forbids, and `problem` if no single message causes
-        it.
+        `problem` rejects all messages together. Columns in `kept` are never set to null. Raises RejectedRow, with the
+        place, for a message that the policy forbids, and `problem` if no single message causes it.
         """
         places = self._places_in(committed)
 
@@ -168,7 +170,7 @@ def treated(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], plac
 def left_out(
     frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns, columns: Collection[str]
 ) -> DataFrame:
-    """Return the left-out messages as dead letters. Their lines are the given columns of their rows, as JSON."""
+    """Return the left-out messages as dead letters, with the given columns of their rows as JSON."""
     row = F.to_json(F.struct(*(column_named(name) for name in columns)), {"ignoreNullFields": "false"})
     lines = F.array_join(F.sort_array(F.collect_list(row)), "\n")
     letters = _marked(frame, treatments, places).where(F.col(_MARK) & F.col(_NULLS).isNull())
@@ -177,10 +179,7 @@ def left_out(
 
 
 def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) -> Input:
-    """Return an input without the messages that the store rejects, or with nulls in them.
-
-    `problem` and the raised errors are as in `Rejections.treatments`.
-    """
+    """Return an input without the messages that the store rejects, or with nulls in them, as `Rejections` decides."""
     treatments = rejections.treatments(read.committed, read.required.union(METADATA), problem)
     gone = sorted(place for place, nulls in treatments.items() if nulls is None)
     dead = read.dead

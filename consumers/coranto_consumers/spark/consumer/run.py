@@ -94,7 +94,6 @@ class Run:
         return self._inputs.present(self._client)
 
     def prefetched(self) -> Mapping[str, ContentExtent] | None:
-        """Return the content of the journals, if the prefetch has listed it while the last transaction committed."""
         return self._ahead.extents()
 
     def _check(self) -> None:
@@ -178,10 +177,7 @@ class Run:
         self._settings.tell(self.report)
 
     def _record(self) -> None:
-        """Record segments that were begun, and ids for positions without one (as after `accept-journals`).
-
-        Losses are found by comparing ids.
-        """
+        """Record segments that were begun, and ids for positions without one (as after `accept-journals`)."""
         if self._unread.has_successors(self.sources.keys() - self._recorded) or self._has_new_ids:
             self._owner.record(self.sources, self.report)
 
@@ -327,4 +323,4 @@ def _has_unread(recorded: Checkpoint, present: Mapping[str, ContentExtent]) -> b
 
 
 def _prefetch_nothing(read: Input) -> None:
-    """Prefetch nothing: the run may end after this transaction, or its next plan is not known."""
+    """The run may end after this transaction, or its next plan is not known."""

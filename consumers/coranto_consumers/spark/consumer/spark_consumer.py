@@ -1,7 +1,5 @@
 """`SparkConsumer`: exactly-once consumer transactions that run on Spark's executors.
 
-The driver runs each transaction, and executors do the work (`docs/architecture.md` has the details):
-
 1. **Start.** Raise the fence, restore the checkpoint, and append its acknowledgements again.
 2. **Plan** byte ranges of the source journals.
 3. **Read and sequence.** Tasks read ranges. From their summaries, the driver decides which messages are committed.
@@ -9,9 +7,8 @@ The driver runs each transaction, and executors do the work (`docs/architecture.
 5. **Commit** the winning attempts' rows and acknowledgements with the checkpoint, in one transaction of the store.
 6. **Acknowledge.** Append the acknowledgements, only after the commit.
 
-`Run` has steps 1 and 2, and `ConsumerTransaction` has steps 4 to 6. Steps 5 and 6 overlap with reading the next
-transaction's input (`prefetch.py`). Where it is likely to succeed, one job runs steps 3 and 4
-(`optimistic_writes.py`), without prefetch. After any failure, the next instance continues from the last commit.
+`Run` has steps 1 and 2, `ConsumerTransaction` 4 to 6. Steps 5 and 6 overlap with reading the next input
+(`prefetch.py`). Where it is likely to succeed, one job runs 3 and 4 (`OptimisticWrites`), without prefetch.
 """
 
 from __future__ import annotations
@@ -62,13 +59,9 @@ class SparkConsumer:
     is called once the plan is known, and after each transaction.
 
     Use an instance from one thread only. Instances with the same application name fence each other off, on any machine.
-
-    If a store, broker or fragment store is unavailable, or a transaction conflicts with another one, the consumer
-    continues from its last commit, under the same fence.
-
-    The checkpoint records the sources, the outputs and the store's location. If any of them changes under the same
-    name, the run ends with ConsumerChanged, which names the code that confirms the change
-    (`outputs/identity.py`).
+    After a failure of a store or broker, or a conflict of transactions, it continues from its last commit, under the
+    same fence. The checkpoint records the sources, the outputs and the store's location. If one changes under the same
+    name, the run ends with ConsumerChanged, which names the code that confirms the change (`outputs/identity.py`).
     """
 
     def __init__(

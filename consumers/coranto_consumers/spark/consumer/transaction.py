@@ -95,11 +95,10 @@ class Owner:
     """The holder of a consumer's fence in this process."""
 
     name: str
-    """The consumer's name in logs."""
+    """In logs."""
     shard: str
     """The key of the fence and the checkpoint in the store."""
     outputs: Callable[[DataFrame], Outputs]
-    """Makes the outputs of messages."""
     store: OutputStore[Any]
     misfits: MisfitPolicy | DeadLetters
     identity: IdentityCheck
@@ -141,8 +140,8 @@ class Owner:
     def compare(self, nothing: DataFrame) -> None:
         """Raise InvalidInput for outputs that their tables cannot take, or that the role may not write.
 
-        Calls `outputs` with `nothing`, a frame without rows. An application may fail for that, because it gets no such
-        frame otherwise: then nothing is compared. Raises SqlStoreError.
+        Calls `outputs` with `nothing`, a frame without rows. An application that fails for that is not compared: it
+        gets no such frame otherwise. Raises SqlStoreError.
         """
         try:
             made = self.outputs(nothing)
@@ -160,10 +159,7 @@ class Owner:
         self.is_compared = True
 
     def recover(self, checkpoint: Checkpoint, connect: Connect) -> int:
-        """Append the acknowledgements of the restored checkpoint again, and delete stale rows.
-
-        Returns the number of journals that got acknowledgements. Raises as the client and the store do.
-        """
+        """Append the acknowledgements of the checkpoint again, and delete stale rows. Return the number of journals."""
         self.ids.begin(self.fence)
         self.hooks.reached(Step.FENCED)
         replayed = 0
@@ -197,10 +193,9 @@ class Owner:
 
 
 class ConsumerTransaction:
-    """One transaction of an owner. `report` is the progress of its run: before it, and then after it."""
+    """One transaction. `report` is its run's progress, before it and then after. `times` has measured its phases."""
 
     def __init__(self, owner: Owner, report: ConsumeReport, connect: Connect, times: PhaseTimes | None = None) -> None:
-        """`times` has measured the phases so far."""
         self.report = report
         self._owner = owner
         self._connect = connect
@@ -213,10 +208,7 @@ class ConsumerTransaction:
         self._connected: SyncJournalClient | None = None
 
     def write_expected(self, made: Outputs, rows: ExpectedRows) -> None:
-        """Write outputs of messages that are not known to be committed yet. Next `run` their input, or forget this.
-
-        Raises as the store's `write_all`, and ConsumerChanged.
-        """
+        """Write outputs of messages that are not known to be committed yet. `run` their input next, or forget this."""
         self._owner.identity.take(made.names)
         self._written = self._owner.store.write_all([made], self._owner.shard, self._owner.fence, rows)
         self._is_expected = True
@@ -278,7 +270,6 @@ class ConsumerTransaction:
         owner.hooks.reached(Step.PUBLISHED)
 
     def _without_rejected(self, read: Input, problem: RejectedRow) -> Input:
-        """Return an input without the messages that the store rejects. Raises RejectedRow if `misfits` forbids that."""
         owner = self._owner
         rejections = Rejections(owner.name, owner.outputs, owner.misfits, owner.rejection)
         return without_rejected(read, rejections, problem)
@@ -343,19 +334,13 @@ def _dead_letter_outputs(letters: DeadLetters, dead: DataFrame) -> Outputs:
 
 
 class Acknowledged(NamedTuple):
-    """The outcome of appending acknowledgements."""
-
     journals: int
     may_repeat: bool
     """True if one of them may appear in its journal again, any time later."""
 
 
 def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> Acknowledged:
-    """Append acknowledgements to their journals.
-
-    Tries all journals, then raises the client's first error. The committed checkpoint has the acknowledgements, so the
-    next start appends them again.
-    """
+    """Append acknowledgements. Tries all journals, then raises the first error: the next start appends them again."""
     appended, may_repeat = 0, False
     failure: CorantoError | None = None
     for journal, content in sorted(intents.items()):

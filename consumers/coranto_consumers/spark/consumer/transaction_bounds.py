@@ -23,8 +23,10 @@ _TOLERANCE: Final = 2
 class MessageBound:
     """The bytes that a transaction may read to have at most about `max_messages`. If that is None: `max_bytes`.
 
-    A new mean length takes effect at the next call of `settle`. Until then, the prefetch's plan and the transaction's
-    own plan are equal.
+    A range's messages are known only after reading it, so the plan uses the mean length of those read before. The first
+    transaction assumes the shortest lines, so that it reads too little rather than too much. If messages turn out to be
+    much shorter, the transaction is discarded, and planned again. Otherwise a new mean takes effect at the next
+    `settle`, so that the prefetch's plan and the transaction's own are equal.
     """
 
     def __init__(self, max_bytes: int, max_messages: int | None) -> None:
@@ -40,10 +42,7 @@ class MessageBound:
         return max(1, min(self._max_bytes, int(self._max_messages * self._settled)))
 
     def see(self, ranges: Sequence[Range], messages: int) -> bool:
-        """Record the number of messages in ranges. Return False if one transaction must not have them.
-
-        Then the new mean length takes effect immediately, to plan the transaction again.
-        """
+        """Record the messages in ranges. Return False if one transaction must not have them: plan it again."""
         if self._max_messages is None or not messages:
             return True
         self._seen = sum(each.length for each in ranges) / messages

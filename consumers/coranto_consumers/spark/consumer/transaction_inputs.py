@@ -38,10 +38,9 @@ _ANY_LABELS = JournalLabels(content_type=None)
 
 
 class TransactionInputs:
-    """The inputs of one consumer's transactions.
+    """The inputs of one consumer's transactions. `spark` may be a function that starts a session.
 
-    `spark` may be a function that starts a session. `name` is the consumer's. With a registry, the first listing of
-    journals resolves the message type, which then stays the same.
+    With a registry, the first listing of journals resolves the message type, which then stays the same.
     """
 
     def __init__(
@@ -74,10 +73,7 @@ class TransactionInputs:
     def journals(
         self, client: SyncJournalClient, wanted: str | Sequence[str], *, field: str
     ) -> tuple[JournalInfo, ...]:
-        """Return the journals of a label selector or a list of names. Checks that their labels fit the input.
-
-        Raises as `list_journals` and, with a registry, `resolve_type`.
-        """
+        """Return the journals of a selector or of names, whose labels must fit the input. Raises InvalidInput."""
         if self._options.registry is None:
             return list_journals(client, wanted, field=field, labels=labels_of(self._options.chosen_framing))
         if self._type is None:
@@ -90,11 +86,9 @@ class TransactionInputs:
         return self.journals(client, self._application.sources, field="application sources")
 
     def names(self, client: SyncJournalClient) -> set[str]:
-        """Return the names of the application's sources."""
         return {each.name for each in self._sources(client)}
 
     def present(self, client: SyncJournalClient) -> dict[str, ContentExtent]:
-        """Return the content of the application's sources."""
         present = contents(client, self._sources(client))
         self._routes = routes_of(present)
         return present

@@ -74,10 +74,7 @@ class UnreadContent:
         return not (self.holes or self.long)
 
     def plan_next(self, ranges: Sequence[Range], after: Mapping[str, Source], max_bytes: int) -> list[Range]:
-        """Return what `plan` will return once these ranges are processed. Empty at the end, or if unknown yet.
-
-        It is unknown until lost content and long transactions are handled.
-        """
+        """Return what `plan` will return once ranges are processed. Empty at the end, or if unknown yet."""
         if not self.is_clear:
             return []
         return self.plan(after, max_bytes, _unread(ranges, after))

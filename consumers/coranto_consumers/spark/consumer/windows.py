@@ -1,13 +1,10 @@
 """`WindowConsumer`: runs an application over one window of offsets, and replaces the window's rows.
 
-A message belongs to the window that commits it: its own window if it is in no transaction, otherwise the window with
-its acknowledgement. So each message is in exactly one window, always the same one, and all windows together give the
-result of a continuous consumer. This depends on the states of producers at the window's begin. They are stored with the
-windows; where they are missing, the windows before are read once to compute them.
-
-Rows have the number of their window in the column `coranto_window`. One SQL transaction claims the window, deletes its
-rows, merges the new ones and commits the window's checkpoint. So a window may be materialized any number of times, and
-different windows concurrently. The transaction also records the consumer's identity (`outputs/identity.py`).
+A message belongs to the window that commits it: its own if it is in no transaction, otherwise the one with its
+acknowledgement. So each message is in exactly one window, and all windows together give the result of a continuous
+consumer. The states of producers at a window's begin are stored with the windows; where they are missing, the windows
+before are read once. One SQL transaction claims the window, deletes its rows (column `coranto_window`), merges the new
+ones and commits its checkpoint. So windows may be materialized any number of times, and concurrently.
 """
 
 from __future__ import annotations
@@ -110,10 +107,7 @@ class WindowConsumer:
         self._recorded = Identity()
 
     def window(self, name: str) -> Window:
-        """Return the window `name`, or the larger window that it was merged into.
-
-        Raises InvalidInput for an unknown window, and SqlStoreError.
-        """
+        """Return the window `name`, or the larger one it was merged into. Raises InvalidInput and SqlStoreError."""
         return find([each.window for each in self.log.load()], name)
 
     def materialize(self, name: str) -> WindowReport:

@@ -29,10 +29,10 @@ _SPECIAL: Final = (b'"', b"\r", b"\0")
 
 
 def text_columns(content: Any, width: int, left_out: int | None) -> list[Any] | None:
-    """Return the columns of rows as Arrow arrays of texts, without column number `left_out`.
+    """Return the texts of rows as Arrow columns, without column number `left_out`. None for rows that are not plain.
 
-    `content` is an Arrow binary array of rows, each with a trailing newline. Returns None for rows that are not plain:
-    with quotes or other special characters, or without exactly `width` fields of UTF-8.
+    `content` is an Arrow binary array of rows with newlines. Plain rows have no quotes or other special characters, and
+    `width` fields of UTF-8.
     """
     whole = pa.ListArray.from_arrays(pa.array([0, len(content)], pa.int32()), content)
     data = pc.binary_join(whole, b"")[0].as_py()
@@ -59,10 +59,7 @@ def text_columns(content: Any, width: int, left_out: int | None) -> list[Any] | 
 
 
 def typed_columns(texts: Sequence[Any], kinds: Sequence[DataType], types: Sequence[Any]) -> tuple[list[Any], Mask]:
-    """Return texts as arrays of Spark's `kinds`, in Arrow's `types`, and the mask of rows that are left to parse.
-
-    Empty texts are null. The values of rows that are left are undefined.
-    """
+    """Return texts as arrays of Spark's `kinds`, in Arrow's `types`, and the mask of rows that are left to parse."""
     left: Mask = np.zeros(len(texts[0]), dtype=np.bool_)
     columns = []
     for text, kind, to in zip(texts, kinds, types, strict=True):

@@ -33,10 +33,7 @@ _MAX_DIGITS: Final = 76
 
 
 class ColumnParser(column_parser.LineParser):
-    """Parses lines of JSON objects into columns of a schema, of types that `json_values.py` reads.
-
-    `zone` is the time zone of texts without one.
-    """
+    """Parses lines of JSON objects into columns. `zone` is the time zone of texts without one."""
 
     def __init__(self, schema: T.StructType, zone: tzinfo | None = None) -> None:
         self._kinds = [field.dataType for field in schema.fields]
@@ -71,7 +68,7 @@ class ColumnParser(column_parser.LineParser):
         return pa.Table.from_arrays([pa.nulls(rows, each.type) for each in self._final], schema=self._final)
 
     def _settled_table(self, parsed: Any, doubtful: Mask) -> Any:
-        """Return a parsed table with the final columns. Adds doubtful rows to the mask."""
+        """Return a table with the final columns. Adds doubtful rows to the mask."""
         if self._plain:
             return parsed if self._kinds else pa.table({}).select([])
         if doubtful.all():
@@ -85,7 +82,6 @@ class ColumnParser(column_parser.LineParser):
         return found.take(pa.array(np.arange(len(parsed)), mask=doubtful)) if doubtful.any() else found
 
     def _settled(self, array: Any, kind: T.DataType, to: Any) -> tuple[Any, Mask]:
-        """Convert parsed values to a column's type. Return them, and the mask of doubtful ones."""
         match kind:
             case T.ArrayType():
                 return self._settled_lists(array, kind, to)

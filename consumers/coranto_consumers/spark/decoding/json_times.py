@@ -1,7 +1,6 @@
 """Parsing of dates and times in texts, as Spark's JSON reader parses them without a user's format.
 
-Dates are days since 1970, and times are microseconds, because Spark's range of years exceeds the range of Python's
-dates. Functions return None for texts that are not dates or times.
+Dates are days since 1970, and times microseconds, because Spark's years exceed Python's. Other texts give None.
 """
 
 from __future__ import annotations
@@ -85,10 +84,7 @@ def days_of(text: str) -> int | None:
 
 
 def micros_of(text: str, zone: tzinfo | None) -> int | None:
-    """Return the microseconds since 1970 UTC of a time. `zone` is the time zone of texts without one.
-
-    Raises NoZone for a text without a zone if `zone` is None.
-    """
+    """Return the microseconds since 1970 UTC of a time. Raises NoZone for a text without a zone if `zone` is None."""
     found = _micros_in_zone(text, zone)
     return _micros_in_zone(text.replace("GMT", ""), zone) if found is None and "GMT" in text else found
 
@@ -191,7 +187,6 @@ def _clock(found: re.Match[str]) -> int | None:
 
 
 def _utc_offset(days: int, clock: int, zone: tzinfo) -> int:
-    """Return the offset of a zone's local time from UTC, in microseconds."""
     cycles = 0
     if days > _days(9998, 12, 31):  # Zone rules and weekdays repeat every 400 years.
         cycles = (days - _days(9600, 1, 1)) // _CYCLE_DAYS

@@ -1,11 +1,9 @@
 """Parsing of one JSON line with the same values as Spark's JSON reader, for lines that are not parsed column-wise.
 
-The line must be JSON as RFC 8259 defines it, in UTF-8; in addition, `NaN`, `Infinity` and `-Infinity` are allowed.
-Other lines have no values, even if Spark would accept them (names in single quotes, text after the object). Nor have
-lines that are nested more deeply than Python's parser allows, about 900 levels. Spark allows slightly more.
-
-Dates are days since 1970, times are microseconds since then, and maps are lists of names and values, as pyarrow expects
-them. A map may repeat a name.
+The line must be JSON of RFC 8259 in UTF-8, or `NaN`, `Infinity` and `-Infinity` in it. Other lines have no values, even
+if Spark would accept them (names in single quotes, text after the object), nor have lines nested more deeply than
+Python's parser allows, about 900 levels: slightly fewer than Spark's. Dates are days since 1970, times are microseconds
+since then, and maps are lists of names and values, as pyarrow expects them. A map may repeat a name.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from coranto_consumers.spark.decoding.json_limits import has_long_number, is_dee
 from coranto_consumers.spark.decoding.json_times import NoZone, days_of, local_micros_of, micros_of
 
 BITS: Final[dict[type[T.DataType], int]] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
-"""The sizes of types of integers."""
 _INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?")
 _DIGIT: Final = "[A-Za-z0-9+/]"
@@ -55,19 +52,16 @@ class Partial(NamedTuple):
 
 
 class LineValues:
-    """Parses lines into the columns of a schema. `zone` is the time zone of texts without one.
-
-    Raises InvalidInput for unsupported types.
-    """
+    """Parses lines into the columns of a schema. `zone` is the time zone of texts without one."""
 
     def __init__(self, schema: T.StructType, zone: tzinfo | None = None) -> None:
         self._columns = {field.name: converter_of(field, field.dataType, zone) for field in schema.fields}
 
     def __call__(self, line: bytes) -> tuple[list[object], bool]:
-        """Return the values of a line, and True if all of them fit.
+        """Return the values of a line, null where they do not fit, and True if all fit. Of equal names, the last
+        counts.
 
-        A value that does not fit is null. If the line is not a JSON object, all values are. If names are equal, the
-        last value that fits counts. Raises InvalidInput for a time without a zone if no zone is known.
+        Raises InvalidInput for a time without a zone if no zone is known.
         """
         try:
             text = line.decode()
@@ -86,7 +80,7 @@ class LineValues:
 
 
 def converter_of(column: T.StructField, kind: T.DataType, zone: tzinfo | None) -> Convert:
-    """Return the function that converts values of a type within a column. Raises InvalidInput for unsupported types."""
+    """Return the function that converts values of a type. Raises InvalidInput for unsupported types."""
     match kind:
         case T.ArrayType():
             return _several(list, elements_of, converter_of(column, kind.elementType, zone))

@@ -1,7 +1,7 @@
 """Parsers of messages into typed columns, one for each framing.
 
 Lines of JSON are parsed column-wise, and doubtful ones again, one by one. Plain rows of CSV are parsed column-wise, and
-messages of other framings one by one; they are never doubtful.
+messages of other framings one by one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MessageParser(Protocol):
     """False if doubtful messages have to be parsed again with `values_of`."""
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
-        """Parse an Arrow binary array of messages, each with a trailing newline.
+        """Parse an Arrow binary array of messages with newlines.
 
         Returns a table with a row for each, and the mask of messages that do not fit or are doubtful.
         """
@@ -55,10 +55,7 @@ class MessageParser(Protocol):
 
 
 def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = None) -> MessageParser:
-    """Return the parser of a framing's messages. `zone` is the time zone of texts without one.
-
-    Raises InvalidInput for columns that the messages do not have.
-    """
+    """Return the parser of a framing's messages. Raises InvalidInput for columns that the messages do not have."""
     match framing:
         case AnyLines():
             return _Whole(schema, "lines have", BinaryType(), StringType())

@@ -1,9 +1,7 @@
 """Decoding of protobuf messages into Spark's columns: fields by their names, nested messages as structs.
 
-`coranto.types.protobuf` has the table of the fields and the columns that they fit.
-
-A field that is not set is null if its type has presence (`optional`, messages, members of a `oneof`), and otherwise has
-the type's default. `google.protobuf` decodes the messages.
+`coranto.types.protobuf` has the table of the fields and the columns that they fit. A field that is not set is null if
+its type has presence (`optional`, messages, members of a `oneof`), and otherwise has the type's default.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ class _Unfit(Exception):
 
 
 def reader_of(kind: Any, schema: StructType) -> Callable[[bytes], tuple[list[object], bool]]:
-    """Return a function from a message's bytes to its values for the columns, and True if all fit.
-
-    Raises InvalidInput for columns that the type does not have.
+    """Return a function from a message's bytes to its values, and True if all fit. Raises InvalidInput for unknown
+    columns.
     """
     columns = [_field(kind.DESCRIPTOR, column.name, column.dataType) for column in schema.fields]
 
@@ -56,7 +53,6 @@ def reader_of(kind: Any, schema: StructType) -> Callable[[bytes], tuple[list[obj
 
 
 def _field(owner: Descriptor, name: str, kind: DataType) -> _Convert:
-    """Return the function from a message to the value of one of its fields."""
     field = owner.fields_by_name.get(name)
     if field is None:
         names = ", ".join(each.name for each in owner.fields)
@@ -68,7 +64,6 @@ def _field(owner: Descriptor, name: str, kind: DataType) -> _Convert:
 
 
 def _converter(field: FieldDescriptor, kind: DataType) -> _Convert:
-    """Return the function from a field's value to the column's value."""
     if (entry := map_entry(field)) is not None:
         if not isinstance(kind, MapType):
             raise _wrong(field, kind, "a map")

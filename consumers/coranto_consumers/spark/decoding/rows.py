@@ -92,7 +92,6 @@ class RowLayout:
 
     @property
     def has_commits(self) -> bool:
-        """True if a column has the offsets that committed messages."""
         return COMMIT_OFFSET in self.own.values()
 
 
@@ -266,7 +265,7 @@ class BatchBuilder:
         return without_heads(lines.content, lines.headed, self._head_bytes)
 
     def _one_by_one(self, lines: Lines, columns: dict[str, Any], doubtful: Mask) -> tuple[dict[str, Any], Mask]:
-        """Parse doubtful lines one by one. Return the columns, and the mask of lines that do not fit."""
+        """Parse doubtful lines again. Return the columns, and the mask of lines that do not fit."""
         misfits = np.zeros(len(lines), dtype=np.bool_)
         found = []
         values: Sequence[object]

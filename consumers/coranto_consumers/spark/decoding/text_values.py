@@ -85,8 +85,8 @@ def _each_once(array: Any, convert: Callable[[str], object], to: Any) -> tuple[A
 def _rules() -> tuple[Any, Any]:
     """Return the times between which pyarrow's and Spark's time zone data agree.
 
-    Early times are local mean times, and time zone data may end in 2037. pyarrow imports pandas for its first scalar,
-    so a worker creates none before it needs one.
+    Early times are local mean times, and the data may end in 2037. pyarrow imports pandas for its first scalar: not
+    before.
     """
     return tuple(pa.scalar(datetime(year, 1, 1), _LOCAL) for year in (1900, 2037))
 

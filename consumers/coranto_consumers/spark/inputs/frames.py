@@ -122,8 +122,7 @@ class PlannedRows(NamedTuple):
 def sequenced_layout(schema: StructType, framing: ReadFraming, zone: tzinfo | None) -> RowLayout:
     """Return the layout of rows with an application's columns, and the columns of a sequenced read.
 
-    A message without a value for a column that is not nullable in `schema` is a misfit. Raises InvalidInput for columns
-    that messages of the framing cannot be parsed into.
+    A message without a value for a column that is not nullable is a misfit. Raises InvalidInput for unfit columns.
     """
     # Only the columns that are needed below, because rows are cached with all their columns.
     asked = StructType([*_NEEDED, *map(required, schema.fields)])
@@ -145,10 +144,7 @@ def planned_rows(
 def choose_committed(
     spark: SparkSession, rows: DataFrame, decisions: Mapping[int, RangeDecision], *, commits: bool
 ) -> DataFrame:
-    """Return the committed messages among sequenced rows, each once, by the decisions about numbered ranges.
-
-    With `commits`, they have the column `COMMITTED_AT`.
-    """
+    """Return the committed messages among sequenced rows, each once; with `commits`, with `COMMITTED_AT`."""
     messages = rows.where(F.col(PIECE_COLUMN) != SUMMARY_PIECE)
     pieces: dict[int, dict[str, int]] = {}
     for number, each in decisions.items():
@@ -174,8 +170,7 @@ def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
     """Return the columns of an application's `value_schema`, which may include `COMMITTED_AT`. Raises InvalidInput.
 
     `*` at the beginning stands for the columns of a registered type. These are nullable, because messages of other
-    versions may lack them. A message without a column that the schema itself declares NOT NULL is a misfit. Parts of
-    columns are nullable.
+    versions may lack them. A message without a column that the schema itself declares NOT NULL is a misfit.
     """
     require_ddl(ddl)
     star, rest = _ALL.match(ddl), ddl

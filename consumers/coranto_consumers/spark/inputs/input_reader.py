@@ -131,8 +131,8 @@ class InputReader:
     ) -> Iterator[Input | FoundLong]:
         """Read ranges that begin where `sources` end. `cuts` are cheap offsets for splits.
 
-        Yields FoundLong when more than `max_replay_bytes` of a journal would have to be read again. Forgets producers
-        by `pruning`. Raises CorruptData when a message is missing. Errors of tasks are raised as Spark's errors.
+        Yields FoundLong when more than `max_replay_bytes` of a journal would have to be read again. Raises CorruptData
+        when a message is missing. Errors of tasks are Spark's errors.
         """
         with ExitStack() as kept:
             found = self._sequenced(kept, ranges, sources, cuts, pruning, max_replay_bytes)
@@ -155,9 +155,8 @@ class InputReader:
             yield self._input_of(_Sequencing(read.rows, {journal: result}, summaries), sources)
 
     def expect(self, ranges: Sequence[Range], cuts: Mapping[str, Sequence[int]]) -> ExpectedRows | None:
-        """Return the messages of ranges, before they are read, as if all were committed. None if that is impossible.
-
-        Pass them to `settle` once the outputs of `committed` are written.
+        """Return the messages of ranges as if all were committed; None if that is impossible. Write them, then
+        `settle`.
         """
         plan = self._plan(ranges, cuts)
         if self._commits or is_little(plan) or is_remote():
@@ -165,10 +164,8 @@ class InputReader:
         return ExpectedRows(self._spark, self._planned(plan), plan, self._schema)
 
     def settle(self, expected: ExpectedRows, sources: Mapping[str, Source], pruning: Pruning) -> Input | None:
-        """Return the input of expected messages that were written.
-
-        None if not all of them are committed and fit their columns. The written rows must then be ignored, and `read`
-        used instead.
+        """Return the input of expected messages that were written. None if they do not all fit, or are not all
+        committed.
         """
         summaries = expected.summaries()
         if summaries is None or any(summary.misfits for summary in summaries.values()):
@@ -307,10 +304,7 @@ class InputReader:
 
 
 def cores(spark: SparkSession) -> int:
-    """Return the number of tasks that run concurrently.
-
-    Spark reports it, except in a session of Spark Connect: then it is derived from the settings.
-    """
+    """Return the number of tasks that run concurrently, in a session of Spark Connect by its settings."""
     try:
         return max(1, int(spark.sparkContext.defaultParallelism))
     except PySparkException:

@@ -1,7 +1,6 @@
 """Batches of the rows of many ranges in sequence.
 
-A batch costs about as much for one message as for a hundred. So messages of small ranges are put together until they
-are worth a batch, and so are the ranges' summaries.
+A batch costs about as much for one message as for a hundred, so messages and summaries of small ranges are joined.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _OBSERVED_SECONDS: Final = 2.0
 
 
 class InputStrategy(ABC):
-    """A way to produce the rows of a plan. Close it when the rows are not needed any more."""
+    """A way to produce the rows of a plan."""
 
     rows: DataFrame
     _kept: DataFrame | None = None
@@ -82,10 +82,7 @@ class CachedRows(InputStrategy):
 
 
 class ChooseTask:
-    """Reads partitions, and yields the batches of messages with the chosen columns (new name to name) only.
-
-    `texts` collects the texts of summaries.
-    """
+    """Reads partitions, and yields messages with the chosen columns (new name to name). `texts` has the summaries."""
 
     def __init__(self, read: ReadTask, columns: Mapping[str, str]) -> None:
         self._read = read
@@ -139,8 +136,7 @@ def _each(found: Any) -> Iterator[Any]:
 class ExpectedRows(InputStrategy):
     """Rows of messages that are expected to be committed. The first action over them collects the summaries.
 
-    If an output only has columns of the messages, the task that reads them may write it (`batches_of`), and collects
-    the summaries.
+    If an output only has columns of the messages, the task that reads them may write it (`batches_of`).
     """
 
     def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan, schema: StructType) -> None:
@@ -156,10 +152,7 @@ class ExpectedRows(InputStrategy):
         """The application's frame of the messages."""
 
     def batches_of(self, rows: DataFrame) -> tuple[DataFrame, ChooseTask] | None:
-        """Return partitions, and the task that reads an output's rows there. Pass its summaries to `add_summaries`.
-
-        None if the rows are more than chosen columns of the messages.
-        """
+        """Return partitions, and the task that reads an output's rows there; None for more than chosen columns."""
         columns = chosen_columns(rows, self.committed)
         if columns is None:
             return None

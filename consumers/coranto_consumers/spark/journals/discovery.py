@@ -81,9 +81,9 @@ def checked(found: Iterable[JournalInfo], field: str, labels: JournalLabels) -> 
 
 
 def require_unread(client: SyncJournalClient, journals: Iterable[str], known: Collection[str]) -> None:
-    """Check that journals which are new to a checkpoint are not forks of journals that it knows and lacks now.
+    """Raise InvalidInput for journals that are forks of journals which a checkpoint knows and which are no source now.
 
-    Makes no call unless the checkpoint has journals that are not sources any more. Raises InvalidInput.
+    Makes no call unless the checkpoint has such journals.
     """
     present = set(journals)
     left, new = set(known) - present, sorted(present - set(known))
@@ -124,10 +124,7 @@ def routes_of(present: Mapping[str, ContentExtent]) -> dict[str, KnownRoute]:
 
 
 def contents(client: SyncJournalClient, journals: Iterable[JournalInfo]) -> dict[str, ContentExtent]:
-    """Return the content of listed journals, without segments that were truncated away since.
-
-    Raises CorruptData if the labels of a segment contradict each other, and the client's errors.
-    """
+    """Return the content of listed journals, without segments that were truncated away since. Raises CorruptData."""
     routes, segments = {}, {}
     for info in journals:
         routes[info.name] = KnownRoute.listed(info.route)
@@ -146,10 +143,7 @@ def contents(client: SyncJournalClient, journals: Iterable[JournalInfo]) -> dict
 def extents(
     client: SyncJournalClient, journals: Sequence[str], *, absent_ok: Collection[str] = ()
 ) -> dict[str, ContentExtent]:
-    """Return the content of journals, in the order given, by one call for all of them.
-
-    Raises the client's error for an unknown journal, unless it is in `absent_ok`; then it is left out.
-    """
+    """Return the content of journals, in the order given, by one call. Leaves out unknown ones of `absent_ok`."""
     if not journals:
         return {}
     reports = client.heads(label_selector(include=[(NAME, name) for name in journals])).by_name
@@ -208,8 +202,5 @@ def head_of(client: SyncJournalClient, journal: str) -> int:
 
 
 def earliest(begins: Sequence[int], head: int) -> int:
-    """Return the first readable offset. `begins` are the begins of fragments, which were listed after `head`.
-
-    Without fragments, all content before the head is gone.
-    """
+    """Return the first readable offset, by fragments listed after `head`. Without any, all content before is gone."""
     return begins[0] if begins else head

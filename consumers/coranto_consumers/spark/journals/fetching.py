@@ -18,10 +18,9 @@ _LOCAL_FOLDERS: Final = "SPARK_EXECUTOR_DIRS"
 
 
 def executor_folder() -> Path | None:
-    """Return the folder of this executor's files, which Spark removes when the executor ends.
+    """Return the folder of this executor's files, which Spark removes with it. None outside of Spark's processes.
 
-    Drivers, and processes that plan for Spark, have such a folder too. On a local master, it is the executor's. Returns
-    None outside of Spark's processes.
+    Drivers, and processes that plan for Spark, have one too.
     """
     if SparkFiles._is_running_on_worker or SparkContext._active_spark_context is not None:
         return Path(SparkFiles.getRootDirectory())
@@ -31,10 +30,10 @@ def executor_folder() -> Path | None:
 def machine_folder() -> Path | None:
     """Return a folder shared by an application's executors on this machine, or else this executor's folder.
 
-    Standalone workers give an application's executors common local folders, and remove these when the application has
-    ended; they keep executors' working folders for a week. On YARN, the working folders are in a folder that is named
-    after the application, and is removed with it. Machines may share a network drive. So the folder's name contains the
-    machine's name: locks and mapped files work on one machine only. Returns None outside of Spark's processes.
+    Standalone workers give executors common local folders, which they remove when the application has ended, and keep
+    working folders for a week. On YARN, working folders are in the application's. Machines may share a network drive,
+    and locks and mapped files work on one machine only, so the name contains the machine's. None outside of Spark's
+    processes.
     """
     folder = executor_folder()
     if folder is None:
@@ -49,7 +48,6 @@ def machine_folder() -> Path | None:
 
 
 def shared_cache(max_bytes: int) -> DiskCache | None:
-    """Return the fragment cache of an application's processes on this machine; None outside of Spark's processes."""
     folder = machine_folder()
     return DiskCache(folder / "coranto-fragments", max_bytes) if max_bytes and folder else None
 

@@ -1,7 +1,7 @@
 """The framings of messages that Spark reads: lines, rows of CSV and fixed frames (option `framing`).
 
-A range of lines may begin anywhere, because the next newline shows where a line begins. Rows of CSV may have newlines
-in their fields, and frames may contain any bytes. So with a *record framing*, a range starts where a message starts.
+A range of lines may begin anywhere: the next newline shows where a line begins. Rows of CSV and frames may contain any
+bytes. So with a *record framing*, a range starts where a message starts.
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ _log = structlog.get_logger(__name__)
 class LostContent:
     """Content of a journal that is gone: [begin, end).
 
-    If `made_again`, nothing from `begin` on exists, and the journal ends at `end`: it was deleted and recreated, or has
-    lost content. If `known` is set, it was recreated: `known` is the id of the journal that `begin` refers to, and
-    `found` is the present journal's id.
+    If `made_again`, nothing from `begin` on exists, and the journal ends at `end`. If `known` is set, it was recreated:
+    `known` is the id of the journal that `begin` refers to, and `found` is the present one.
     """
 
     journal: str
@@ -56,10 +55,7 @@ class LostContent:
 
 
 def of_another(source: Source, journal: str, head: int, found: str) -> LostContent | None:
-    """Return the loss of a reader if the journal, with the end `head` and the id `found`, was recreated.
-
-    None if it is the same journal, or if that is unknown.
-    """
+    """Return the loss of a reader if the journal, of end `head` and id `found`, was certainly recreated."""
     if is_same(source.expected_id, source.read_through, found):
         return None
     return LostContent(journal, source.read_through, head, made_again=True, known=source.expected_id, found=found)
@@ -97,8 +93,7 @@ class PartlyLost:
 def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[Source, list[PartlyLost]]:
     """Return the source after lost content, and the transactions that are partly lost.
 
-    A recreated journal is read from `begin`, or from where its head fell to. Pending messages of the previous journal
-    are lost.
+    A recreated journal is read from `begin`, or from where its head fell to, without earlier pending messages.
     """
     if lost.made_again:
         at = lost.same_through
@@ -172,10 +167,7 @@ class Holes:
         }
 
     def stuck(self, journal: str, read_through: int) -> bool:
-        """Return True if something other than lost content stopped the reading of a journal at an offset.
-
-        Otherwise a line has lost its end, and is lost, too.
-        """
+        """Return True if something else than lost content stopped reading at an offset. Else a line lost its end."""
         hole = self._holes.get(journal)
         if hole is None:
             return True

@@ -1,9 +1,8 @@
 """Placement of tasks: tasks that read one fragment run on one executor, which caches its content.
 
-Adjacent fragments go to one executor, too: the byte before a task's range shows if a line begins there, and is in the
-fragment before. Executors get about equal shares, and keep their fragments in later transactions. Large parts of one
-fragment go to several executors, because fetching takes less time than parsing. Placement is a preference: if an
-executor is busy for long or gone, Spark runs the task elsewhere.
+Adjacent fragments go to one executor, too: the byte before a range shows if a line begins there. Executors get about
+equal shares, and keep their fragments. Large parts of one fragment go to several, because fetching takes less time than
+parsing. Placement is a preference: if an executor is busy for long or gone, Spark runs the task elsewhere.
 """
 
 from __future__ import annotations
@@ -95,10 +94,7 @@ def _by_fragment(whole: Range, cuts: Sequence[int]) -> Iterator[tuple[tuple[str,
 
 
 def executors_of(spark: SparkSession) -> tuple[str, ...]:
-    """Return the locations of a session's executors, as Spark names them. Empty for one executor, or if unknown.
-
-    They are unknown in a session of Spark Connect, and if the Java process cannot be reached.
-    """
+    """Return the executors' locations, as Spark names them. Empty for one, or if unknown, as in Spark Connect."""
     executors = []
     try:
         found = spark.sparkContext._jsc.sc().statusStore().executorList(True).iterator()

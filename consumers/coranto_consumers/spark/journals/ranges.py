@@ -1,10 +1,7 @@
-"""Planning of a transaction's input: byte ranges of journals, split into slices that tasks read.
+"""Planning of a transaction's input: byte ranges of journals, split into slices that tasks read. Pure.
 
-A range [begin, end) contains the lines that *start* within it. The `begin` of a whole range is the start of a line.
-Slices may be split at any offset; a line belongs to the slice where it starts. So each line is read exactly once,
-however a range is split. The real end of a range is the end of its last line, which is known after reading it.
-
-Nothing here does I/O.
+A range [begin, end) contains the lines that *start* within it, and a whole one begins with a line. So slices may be
+split at any offset, and each line is read once. A range really ends with its last line, known after reading it.
 """
 
 from __future__ import annotations
@@ -55,8 +52,8 @@ Slice = tuple[Range, ...]
 def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> list[Range]:
     """Return ranges of at most about `max_bytes` in total, from each journal's (begin, head), sorted by journal.
 
-    Each journal gets an even share of the bytes, so that a journal far behind does not delay the others. Unused bytes
-    of a share go to the other journals. Journals with nothing to read are left out.
+    Each journal gets an even share, so that one far behind does not delay the others. Unused bytes go to other
+    journals.
     """
     if max_bytes < 1:
         raise InvalidInput(
@@ -78,9 +75,8 @@ def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> li
 def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0) -> list[Range]:
     """Split `whole` into adjacent ranges of at most about `max_bytes` each.
 
-    `cuts` are preferred offsets for splits, sorted: the begins of fragments, so that two tasks do not fetch the
-    same one. So a fragment is split only if it is larger than `max_bytes`. A range may be larger by `slack` bytes if it
-    then ends at a cut or at the end.
+    `cuts` are preferred offsets, sorted: the begins of fragments, so that two tasks do not fetch the same one. A range
+    may be larger by `slack` bytes if it then ends at a cut or at the end.
     """
     if max_bytes < 1:
         raise InvalidInput(
@@ -122,10 +118,9 @@ def plan_slices(
     cuts: Mapping[str, Sequence[int]] | None = None,
     worthwhile_bytes: int = WORTHWHILE_BYTES,
 ) -> list[Slice]:
-    """Distribute ranges to at most `max_slices` tasks of similar size.
+    """Distribute ranges to at most `max_slices` tasks of similar size. With `max_bytes` None, no range is split.
 
-    Small journals share a task, and ranges of less than `worthwhile_bytes` are not split. A slice exceeds `max_bytes`
-    only if `max_slices` requires that. With `max_bytes` None, no range is split.
+    Small journals share a task. A slice exceeds `max_bytes` only if `max_slices` requires that.
     """
     ranges = [found for found in ranges if found.length > 0]
     total = sum(found.length for found in ranges)

@@ -117,8 +117,7 @@ def read_lines(
 ) -> Iterator[Lines]:
     """Yield the lines, or other messages, that start in a range, in blocks. Some may be blank.
 
-    Raises CorruptMessage for a line that is not a message, unless the framing is tolerant, and OffsetJump where content
-    is gone.
+    Raises CorruptMessage, unless the framing is tolerant, and OffsetJump where content is gone.
     """
     if not isinstance(framing, JsonLines):
         yield from read_records(content, part, framing, block_bytes)
@@ -158,10 +157,9 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
 def read_records(
     content: JournalContent, part: Range, records: Records, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """Yield the messages that start in a range, in blocks. The first one starts at the range's begin.
+    """Yield the messages that start in a range, in blocks, each with a trailing newline. One starts at the begin.
 
-    Each message has its payload and a trailing newline, as lines have. Other content between and after them, such as
-    empty lines, becomes one blank row each time. Raises as `read_lines` does.
+    Other content between and after them, such as empty lines, becomes one blank row each time.
     """
     framing = records.framing()
     decoder: Decoder[Any] = framing.decoder(part.journal, part.begin)
@@ -264,8 +262,8 @@ def read_blocks(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield offset and content of blocks of whole lines: exactly the lines that start in the range.
 
-    A last line that exceeds the range's `limit` is left out, because its writer has not finished it. Raises
-    CorruptMessage for a line that has not ended after `max_line_bytes`.
+    A last line that exceeds the range's `limit` is left out: its writer has not finished it. Raises CorruptMessage for
+    a line that has not ended after `max_line_bytes`.
     """
     start = part.start
     skipping = not part.aligned
@@ -299,11 +297,7 @@ def read_blocks(
 
 
 def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: int, max_bytes: int) -> None:
-    """Read after the range, up to the end of its last line or the range's limit.
-
-    Appends the content to `held`, which begins at `offset`. Raises CorruptMessage for a line that has not ended after
-    `max_bytes`.
-    """
+    """Append content after the range to `held`, up to the end of its last line or the range's limit."""
     begin, step = part.end, OVERRUN_BYTES
     line = held.rfind(b"\n") + 1
     while begin < part.limit:
@@ -320,10 +314,7 @@ def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: 
 
 
 def _contiguous(content: JournalContent, part: Range, begin: int, end: int) -> Iterator[bytes]:
-    """Yield exactly the content [begin, end) of a part's journal.
-
-    The content existed when the range was planned, so the read waits for lagging brokers.
-    """
+    """Yield exactly [begin, end) of a part's journal. It existed at planning, so this waits for lagging brokers."""
     if begin < end:
         yield from contiguous(
             JournalRange(part.journal, begin, end, part.journal_id),

@@ -1,12 +1,9 @@
 """Segments of streams among the journals of a read: the readable ones, and the truncated ones.
 
 As a stream is split and merged, the events of a key are in one segment after the other. A segment is *open* when all
-its predecessors have been read to their final offsets (`coranto.streams.model.frontier` has the rule). A transaction or
-micro-batch reads only segments that are open at its beginning. So it never has events of two segments of a key: within
-a transaction, commits have the order of their offsets, and later transactions deliver later commits.
-
-A stream is *truncated* by deleting segments. A checkpoint includes a segment only once it is open, so a checkpoint with
-the first remaining segments needs nothing of the segments before.
+its predecessors have been read to their final offsets (`coranto.streams.model.frontier`). A transaction or micro-batch
+reads only segments that are open at its beginning, so it never has events of two segments of a key. A checkpoint
+includes a segment only once it is open, so one with the first segments that truncation left needs none before.
 """
 
 from __future__ import annotations
@@ -34,10 +31,7 @@ class GoneSegments(NamedTuple):
 
 
 def open_journals(present: Mapping[str, ContentExtent], read: Mapping[str, int]) -> frozenset[str]:
-    """Return the journals that may be read: all except segments that wait for others.
-
-    `read` has the offsets through which journals are read. Other journals are read from their begin.
-    """
+    """Return the journals that may be read, by the offsets that others are `read` through."""
     waiting: set[str] = set()
     for segments in _streams(present).values():
         from coranto.streams.model.frontier import readable  # Imported only if streams are read.
@@ -75,9 +69,9 @@ def not_read(journal: str, offset: int) -> StreamTruncated:
 
 
 def when_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> dict[str, ContentExtent]:
-    """Call `ask` for the content of journals until every segment is open once all present content is read.
+    """Call `ask` until every segment is open once all present content is read. Raises StreamChanged after `timeout`.
 
-    During a split or merge, some are not for a moment. Raises StreamChanged after `timeout` seconds.
+    During a split or merge, some are not for a moment.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -1,8 +1,4 @@
-"""Concurrent reads of a task's small ranges.
-
-Reading a few messages of each of many journals would take one round trip for each. So the task's client prefetches
-small ranges, several concurrently, in bounded memory (`SyncJournalClient.read_each`).
-"""
+"""Concurrent reads of a task's small ranges: one round trip for each would take long."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Options for the begin and end of a read: offsets, times, or the end as of a moment.
 
-The time of a message is in its UUID. A fragment is stored after all of its messages were published. So fragments that
-were stored before the begin of a read are not read, and of the rest each message is checked.
+A message's time is in its UUID. A fragment is stored after its messages were published, so fragments stored before the
+begin are not read, and of the rest each message is checked.
 """
 
 from __future__ import annotations

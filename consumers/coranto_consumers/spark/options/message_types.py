@@ -1,7 +1,7 @@
 """Registered message types for Spark: their framing, and the type of the journals that are read.
 
-A type that a registry has takes the place of a schema and of the options of a framing. The version is found once, when
-a read, a query or a consumer's run begins, and stays the same until its end.
+A type takes the place of a schema and of the options of a framing. Its version is found when a read, a query or a
+consumer's run begins.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def resolve_type(
 ) -> ResolvedType:
     """Return the type that a reference names in a registry, else the one that all journals name.
 
-    Raises InvalidInput if they name none, or several, and what `TypeRegistry.find_for` raises.
+    Raises what `TypeRegistry.find_for` raises, such as InvalidInput if they name none, or several.
     """
     with SyncTypeRegistry(client, registry) as types:
         return ResolvedType(types.find_for(journals, reference or ""), not reference)
@@ -86,10 +86,7 @@ def with_type(options: SourceOptions, found: ResolvedType) -> SourceOptions:
 
 
 def registered_schema(found: ResolvedType, options: SourceOptions) -> StructType:
-    """Return the columns of a read without a schema: the type's, and the requested ones of the source.
-
-    Raises InvalidInput for a type with a field that has the name of a column of the source.
-    """
+    """Return a registered type's columns and the requested ones of the source. Raises InvalidInput for equal names."""
     own = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
     taken = [name for name in found.schema.names if name in own or name == options.text_column]
     if taken:

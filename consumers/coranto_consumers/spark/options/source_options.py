@@ -1,7 +1,4 @@
-"""Options of `format("journal")`. They are checked before anything is read.
-
-Options that Spark's Kafka source has too are spelled as there.
-"""
+"""Options of `format("journal")`. Those that Spark's Kafka source has too are spelled as there."""
 
 from __future__ import annotations
 
@@ -122,7 +119,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
+        """Parse options, in any case. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
             require_known(key, OPTIONS)

@@ -5,13 +5,12 @@
     catalog = SqlCatalog("lake", uri="postgresql+psycopg://…", warehouse="s3://lake/")
     SparkConsumer(application, client, IcebergStore(catalog, "shop.orders"), spark).run_until_caught_up()
 
-Tasks write Parquet files, and one commit of the catalog adds them to their tables, together with the checkpoint and
-under the fence (`stores/iceberg/owner.py`). The driver merges rows with keys: it reads the files that may have the
-keys, and rewrites those that do.
+Tasks write Parquet files, and one commit of the catalog adds them with the checkpoint, under the fence
+(`stores/iceberg/owner.py`). The driver merges rows with keys: it rewrites the files that have the keys.
 
 Each transaction has its own folder in each table's data location. After the commit, files in it that the commit does
-not name are removed: files of losing attempts, and files that were only staged. The next commit and the next owner
-check the folder again, since a hanging attempt may still write.
+not name are removed, of losing attempts or only staged. The next commit and the next owner check the folder again,
+since a hanging attempt may still write.
 """
 
 from __future__ import annotations
@@ -174,10 +173,7 @@ class IcebergStore(OutputStore[Written]):
         return Written(name, plan, output.overwrite, writer, files, staged, carried)
 
     def _planned(self, output: TableOutput) -> tuple[IcebergTable, MergePlan]:
-        """Return the table of an output, created if absent, and the plan for its rows.
-
-        Raises InvalidInput for rows that do not fit.
-        """
+        """Return the table of an output, created if absent, and the plan for its rows. Raises InvalidInput."""
         name = self._name_of(output.table)
         require_deletes(output, name)
         with self._explained(f"table {name} could not be read"):
@@ -248,10 +244,7 @@ class IcebergStore(OutputStore[Written]):
         return change
 
     def _sweep_losers(self) -> None:
-        """Remove files in the folders of recent transactions that their commits do not name.
-
-        A failure is only logged: the commit is done, and the next owner sweeps as well.
-        """
+        """Remove files in folders of recent transactions that their commits do not name. The next owner sweeps, too."""
         for transaction in self._recent:
             named = set[str]().union(*transaction.named.values())  # Tables may share their location and folder.
             for name in transaction.named:

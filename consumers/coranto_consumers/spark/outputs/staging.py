@@ -41,7 +41,7 @@ CARRIED_TO_APPEND: Final = 8 << 20
 CARRIED_TO_MERGE: Final = 1 << 20
 """The limit for rows with keys, which have to be staged anyway: if they are many, by the tasks in parallel.
 
-On PostgreSQL the limit is `CARRIED_TO_APPEND`: staging them in a table of the session takes a third of the time.
+On PostgreSQL it is `CARRIED_TO_APPEND`: a table of the session takes a third of the time.
 """
 
 
@@ -62,9 +62,8 @@ class Staged:
     sql: StagedSql | None = None
 
     def merge(self, connection: Connection) -> None:
-        """Merge the rows into their table, or run the statements for them. Raises like `merge_staged`.
-
-        Carried rows that are only appended are written directly into the table.
+        """Merge the rows, or run the statements for them. Carried rows that are only appended go directly to their
+        table.
         """
         attempts, rows = self.attempts, self.rows
         is_appended = not self.plan.keys and self.sql is None
@@ -135,8 +134,7 @@ def require_deletes(output: TableOutput, name: str) -> None:
 def can_carry(plan: MergePlan) -> bool:
     """Return True if writing rows directly into a plan's table has the same result as a merge.
 
-    A merge is a SQLAlchemy statement, which sets the defaults of other columns. In it, the database rejects
-    values for generated columns.
+    A merge is a SQLAlchemy statement: it sets defaults of other columns, and rejects values for generated ones.
     """
     others = [column for name, column in plan.table.c.items() if name not in plan.columns]
     own = [plan.table.c[name] for name in plan.columns]
@@ -148,10 +146,7 @@ def can_carry(plan: MergePlan) -> bool:
 def publish_journal_outputs(
     outputs: Sequence[JournalOutput], client: SyncJournalClient, ids: SettledIds | None = None
 ) -> Published:
-    """Publish the messages of outputs as pending. Raises InvalidInput for missing journals or columns.
-
-    Tasks may reuse the producer ids of `ids`; without it, each task uses a new one.
-    """
+    """Publish the messages of outputs as pending, under ids of `ids`, else new ones. Raises InvalidInput."""
     intents: defaultdict[str, bytes] = defaultdict(bytes)
     rollbacks: defaultdict[str, bytes] = defaultdict(bytes)
     uses: dict[ProducerId, Use] = {}
@@ -180,7 +175,7 @@ def _shown(journals: str | Sequence[str]) -> str:
 def _keys_and_values(output: JournalOutput, *, keyed: bool) -> tuple[DataFrame, tuple[StructField, ...] | None]:
     """Return the rows' keys and values, and the fields of values that tasks encode; None if values are text.
 
-    Tasks encode structs as JSON. Spark encodes types that tasks do not support (times of day, intervals, variants).
+    Spark itself encodes types that tasks do not support (times of day, intervals, variants).
     """
     rows = output.rows
     wanted = {"key", "value"} if keyed and output.mapping != "random" else {"value"}

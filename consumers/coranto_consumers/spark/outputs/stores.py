@@ -1,7 +1,7 @@
 """Stores of outputs: the interface for a consumer's driver, and its implementation for SQL databases.
 
-A store has the consumer's tables, its checkpoint and its fence, and commits them together. The other implementation is
-`iceberg.IcebergStore`.
+A store has the consumer's tables, its checkpoint and its fence, and commits them together. `iceberg.IcebergStore` is
+the other implementation.
 """
 
 from __future__ import annotations
@@ -49,10 +49,7 @@ class OutputStore(ABC, Generic[W]):
         return self.name
 
     def require_fence(self, shard: str, fence: int) -> None:
-        """Raise Fenced if a later owner has raised the fence of a consumer since `fence`.
-
-        A store that does not answer now is left to the next transaction. Raises InvalidInput for a retired consumer.
-        """
+        """Raise Fenced if a later owner has raised the fence since. A store without an answer is left for later."""
         try:
             found = self.read(shard)
         except SqlStoreError as error:
@@ -64,19 +61,17 @@ class OutputStore(ABC, Generic[W]):
 
     @abstractmethod
     def raise_fence(self, shard: str) -> Restored:
-        """Raise the fence of a consumer, and return it with the last committed checkpoint.
+        """Raise the fence of a consumer, and return it with the last checkpoint: no earlier owner can commit any more.
 
-        On return no earlier owner can commit. Raises InvalidInput for a store without durable commits, and
-        SqlStoreError.
+        Raises InvalidInput for a store without durable commits, and SqlStoreError.
         """
 
     @abstractmethod
     def resume(self, shard: str, fence: int) -> Checkpoint:
-        """Return the last committed checkpoint of the owner of a fence, after a failure of the store.
+        """Return the last checkpoint of a fence's owner, after a failure: none of its commits can take effect any more.
 
-        On return no earlier commit of this owner can take effect any more. The fence is not raised. Raises Fenced when
-        a later owner has raised it, CorruptData when the store has an earlier fence and so has lost commits, and
-        SqlStoreError.
+        Raises Fenced when a later owner has raised the fence, CorruptData when the store has an earlier fence and so
+        has lost commits, and SqlStoreError.
         """
 
     @abstractmethod
@@ -85,10 +80,9 @@ class OutputStore(ABC, Generic[W]):
 
     @abstractmethod
     def write(self, output: TableOutput, shard: str, fence: int, expected: ExpectedRows | None = None) -> W:
-        """Let tasks write the rows of an output, for `commit` to make them visible.
+        """Let tasks write the rows of an output, for `commit` to make them visible. Raises InvalidInput.
 
-        `expected` are the messages of the rows, if these are not known to be committed: only for a store that
-        `writes_optimistically`. Raises InvalidInput for rows that do not fit the table.
+        `expected` are the messages of the rows, if these are not known to be committed (`writes_optimistically`).
         """
 
     def prepare(self, sql: StagedSql) -> None:
@@ -108,23 +102,14 @@ class OutputStore(ABC, Generic[W]):
 
     @abstractmethod
     def read(self, shard: str) -> Restored | None:
-        """Return a consumer's fence and checkpoint without raising the fence. None if it never started.
-
-        Raises InvalidInput for a retired consumer, and SqlStoreError.
-        """
+        """Return a consumer's fence and checkpoint. None if it never started. Raises InvalidInput for a retired one."""
 
     @abstractmethod
     def compare(self, made: Outputs) -> None:
-        """Raise InvalidInput for outputs whose rows their tables cannot take, and for missing privileges.
-
-        Creates tables and stage tables that are absent. Raises SqlStoreError.
-        """
+        """Raise InvalidInput for rows that tables cannot take, or missing privileges. Creates absent tables."""
 
     def rejection(self, made: Outputs, shard: str, fence: int) -> RejectedRow | None:
-        """Write the rows of outputs in a transaction that is rolled back. Return the store's rejection, if any.
-
-        Raises as `commit` does for other errors. Called only for stores that raise RejectedRow.
-        """
+        """Write the rows of outputs in a transaction that is rolled back. Return the store's rejection, if any."""
         raise InvalidInput(f"{self.name} rejects no rows", field="store")
 
     @abstractmethod
@@ -202,10 +187,7 @@ class SqlOutputs(OutputStore[Staged]):
         sql: StagedSql | None = None,
         expected: ExpectedRows | None = None,
     ) -> Staged:
-        """Let tasks stage rows, or carry them, at most `most` bytes each.
-
-        If the rows are columns of `expected` messages, the tasks that read the messages stage them.
-        """
+        """Let tasks stage rows, or carry at most `most` bytes each. Tasks that read `expected` messages stage them."""
         read = None if expected is None else expected.batches_of(rows)
         given, choose = read or (rows, None)
         task = StageTask(self._store.url, stage, shard, fence, most, choose)

@@ -1,9 +1,7 @@
 """Tasks for an output's rows: they stage rows in the store, write them as files of an Iceberg table, or publish them.
 
-Each returns the identity of their attempt, which the driver needs to commit the rows: an attempt id, files or
-acknowledgements. If a table's rows are few, the task carries them to the driver instead. Spark gives the driver the
-results of the winning attempts. Rows of other attempts have no effect: staged rows are not merged, files are swept,
-carried rows do not arrive, and messages are never acknowledged.
+Each returns the identity of its attempt, which the driver needs to commit the rows: an attempt id, files or
+acknowledgements; or the rows themselves if they are few. Rows of attempts that do not win have no effect.
 """
 
 from __future__ import annotations
@@ -53,8 +51,7 @@ STAGED, FILES, PUBLISHED = map(from_arrow_schema, (_STAGED, _FILES, _PUBLISHED))
 class StageTask:
     """Stages the rows of a partition. Yields (attempt, rows, carried) if there are rows, then summaries.
 
-    Few rows are not staged but carried to the driver, as an Arrow stream. All tasks together carry a bounded number of
-    bytes: a task may carry `carried_bytes`, and less the higher its number is (`share_of`).
+    Few rows are carried to the driver as an Arrow stream: `carried_bytes`, or less (`share_of`).
     """
 
     store_url: str = field(repr=False)  # It may hold a password.
@@ -108,10 +105,7 @@ def _results(schema: Any, rows: Sequence[Mapping[str, object]]) -> Any:
 
 
 def share_of(most: int, partition: int) -> int:
-    """Return the number of bytes that the task of a partition may carry to the driver.
-
-    The first tasks may carry `most` each, later ones less: 10,000 tasks carry at most 80 times as much as one.
-    """
+    """Return the bytes that the task of a partition may carry: 10,000 tasks carry at most 80 times as much as one."""
     return most // (1 + partition // _WITH_FULL_SHARE)
 
 
@@ -134,8 +128,7 @@ class WriteFilesTask:
     """Writes the rows of a partition. Yields (files, staged, carried) if there are rows.
 
     `files` are the pickled `DataFile`s to commit. If the driver has to merge the rows (`merged`), `staged` are the
-    locations of files for it to read. Rows up to `carried_bytes` (less for later tasks) are `carried` as an Arrow
-    stream.
+    locations of files for it to read. Few rows are `carried`, as by `StageTask`.
     """
 
     writer: FileWriter
@@ -158,11 +151,7 @@ class WriteFilesTask:
 
 @dataclass(frozen=True, slots=True)
 class PublishTask:
-    """Publishes the rows (`key`, `value`) of a partition as pending. Yields each journal's acknowledgement.
-
-    On return all messages are in their journals. They commit when the acknowledgements are appended. A failing attempt
-    tells readers to drop its messages.
-    """
+    """Publishes the rows (`key`, `value`) of a partition as pending. Yields each journal's acknowledgement."""
 
     client: ClientConfig
     journals: tuple[str, ...]

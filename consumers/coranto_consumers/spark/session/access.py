@@ -21,10 +21,9 @@ _MAX_SCOPE_BYTES: Final = 1536
 def for_tasks(
     config: ClientConfig, capability: Capability, journals: Iterable[str], seconds: float = DEFAULT_TOKEN_SECONDS
 ) -> ClientConfig:
-    """Return the configuration for tasks that need a capability on journals.
+    """Return the configuration for tasks with a capability on journals. Keys become a token that lasts `seconds`.
 
-    Keys are replaced by a token that grants only this, for `seconds`. A given token is passed unchanged. A token for
-    too many journals grants the folders that hold them.
+    A given token is passed unchanged. A token for too many journals grants the folders that hold them.
     """
     return for_selector(config, capability, _scope(journals), seconds)
 

@@ -1,8 +1,8 @@
 """The archive of classes that halves the processor time of starting local sessions.
 
-Java can keep the classes that Spark's driver loads and checks in a file, and map that into memory at the next start
-(class data sharing). `new_session` uses the file if it is there; `tools/class_archive.py` makes it. Java starts without
-a file that does not suit it. But it crashes over a file that was cut off, so the name tells the size.
+Java can map the classes that Spark's driver loads from a file (class data sharing). `new_session` uses it if it is
+there; `tools/class_archive.py` makes it. Java ignores an unsuitable file, but crashes over one that was cut off, so the
+name tells the size.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ def find_archive() -> Path | None:
 
 
 def archive_place() -> tuple[Path, str] | None:
-    """Return the folder of archives, `~/.cache/coranto` (or `$XDG_CACHE_HOME/coranto`), and how this one's name begins.
-
-    None without Java, or without a home.
-    """
+    """Return the folder of archives, in `~/.cache` (or `$XDG_CACHE_HOME`), and how this one's name begins."""
     java, spark = find_java(), find_spec("pyspark")
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")

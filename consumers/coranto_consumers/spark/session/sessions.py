@@ -93,10 +93,9 @@ def new_session(
 ) -> SparkSession:
     """Return a new session on `master`. `settings` override the settings for consumers.
 
-    If the process has a session already, that one is returned as it is: none of its settings changes.
-    `short` is for sessions of a few minutes: Java then compiles quickly rather than well. In longer ones, expressions
-    and aggregates would be slower in the end.
-    Python workers run on this interpreter, unless PYSPARK_PYTHON names another. Raises InvalidInput without Java.
+    A session that the process has already is returned as it is. For `short` sessions, of a few minutes, Java compiles
+    quickly rather than well. Python workers run on this interpreter, unless PYSPARK_PYTHON names another. Raises
+    InvalidInput without Java.
     """
     if (running := running_session()) is not None:
         return running
@@ -133,10 +132,7 @@ def start_session(app_name: str, master: str | None = None, settings: Mapping[st
 
 
 def submitted_session(app_name: str) -> SparkSession:
-    """Return the session of a program that `spark-submit` runs.
-
-    It has the settings of Spark's SQL for consumers, except for those that `spark-submit` gave.
-    """
+    """Return the session of `spark-submit`, with consumers' settings of Spark's SQL that it did not give."""
     spark = SparkSession.builder.appName(app_name).getOrCreate()
     given = spark.sparkContext.getConf()
     for name, value in settings_for(given.get("spark.master") or "").items():
@@ -157,10 +153,7 @@ def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
 
 @contextmanager
 def described(spark: SparkSession, text: str) -> Iterator[None]:
-    """Give the jobs that this thread starts in the block a description, unless they are given one in it.
-
-    Sessions of Spark Connect have none.
-    """
+    """Describe the jobs that this thread starts in the block. Sessions of Spark Connect have no descriptions."""
     try:
         context = spark.sparkContext
     except PySparkException:

@@ -1,7 +1,7 @@
 """Errors of tasks. They reach the driver with their types and fields, although Spark passes on only text.
 
-A task's error gets a note of one line, JSON in base 64, which tracebacks print behind the error's own text. So its
-text is there to read once. The traceback of a value that a user gave is left out: it is about Coranto's own modules.
+A task's error gets a note of one line, JSON in base 64, so that its text is there to read once. The traceback of a
+value that a user gave is left out: it is about Coranto's own modules.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ def errors_of_tasks() -> Iterator[None]:
 
 
 def error_of_task(error: BaseException) -> CorantoError | None:
-    """Return the error of Coranto that ended a task or a query; None if it was another error. It has the original's
-    fields that are texts, numbers or flags.
-    """
+    """Return the error of Coranto, with plain fields, that ended a task or a query; None for other errors."""
     # Text before the last one may be a quotation.
     for found in reversed(_LINE.findall(str(error))):
         try:
@@ -99,8 +97,8 @@ def _dumps(error: CorantoError) -> str:
 def _is_worker() -> bool:
     """Return True in a process that Spark has started for a task or a plan. It ends with the error.
 
-    The process of a streaming reader does not count: Spark replaces an error of its start by one of its own, and only
-    the traceback shows both.
+    The process of a streaming reader does not count: Spark replaces an error of its start, and only the traceback shows
+    both.
     """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name.startswith("pyspark.") and ".streaming." not in spec.name

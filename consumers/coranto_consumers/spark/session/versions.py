@@ -105,10 +105,8 @@ class PositionedReader(DataSourceStreamReader):
 
     The first batch begins at the initial offset. Before the first batch of a query with a checkpoint, Spark asks for
     the empty batch at the query's offset, and before any batch that it repeats, for that batch. Each other one begins
-    where the last one ends.
-
-    If `spark.sql.streaming.triggerAvailableNowWrapper.enabled` is true, `Trigger.AvailableNow` asks where the batch
-    ends before anything else. Of a query with a checkpoint this assumes a wrong begin, which is an error.
+    where the last one ends. With `spark.sql.streaming.triggerAvailableNowWrapper.enabled`, `Trigger.AvailableNow` asks
+    for the end first. Of a query with a checkpoint this assumes a wrong begin, which is an error.
     """
 
     def __init__(self, reader: DataSourceStreamReader, *, limited: bool) -> None:
@@ -154,9 +152,9 @@ def stream_reader(
 ) -> DataSourceStreamReader:
     """Return a reader of streaming queries in the form that this version of Spark calls.
 
-    `limits` are the limits of batches that the user gave. Before 4.2, `Trigger.AvailableNow` and `Trigger.Once` run
-    one batch, and no reader can see the trigger. A limit would leave out the rest, so it raises VersionTooOld unless
-    the user says that the query has a `processing_time` trigger. Without a limit, a batch has all that there is.
+    Before 4.2, `Trigger.AvailableNow` and `Trigger.Once` run one batch, and no reader can see the trigger. One of
+    `limits` would leave out the rest, so it raises VersionTooOld unless the user says that the query has a
+    `processing_time` trigger.
     """
     if SPARK >= (4, 2):
         return reader

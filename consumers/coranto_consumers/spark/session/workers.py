@@ -1,10 +1,8 @@
-"""The parent of a local session's Python workers.
+"""The parent of a local session's Python workers, in place of `pyspark.daemon` (`spark.python.daemon.module`).
 
-Spark forks its workers from a daemon. This one imports the workers' modules before it forks, so that only the first
-worker of a session waits for them. Workers collect garbage after each task, except for the daemon's objects, which
-would take 50 ms. They keep freed memory for the next block of content. Spark starts it in place of `pyspark.daemon`
-(setting `spark.python.daemon.module`), with the name of the workers' module: one for tasks, and one for each step of
-planning a read.
+It imports the workers' modules before it forks, so that only a session's first worker waits for them. Workers collect
+garbage after each task, except for its objects, which would take 50 ms, and keep freed memory for the next block. Its
+argument is the workers' module: one for tasks, and one for each step of planning a read.
 """
 
 from __future__ import annotations

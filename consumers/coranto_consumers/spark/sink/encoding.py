@@ -1,8 +1,4 @@
-"""The types of rows that become JSON objects: the types of `columnar_json`, and maps with text keys.
-
-`columnar_json.object_texts` writes what Spark's `to_json` writes. Types that would not arrive as they left are refused
-before anything is written.
-"""
+"""The types of rows that become JSON objects. Types that would not arrive as they left are refused."""
 
 from __future__ import annotations
 

@@ -1,23 +1,18 @@
 """Producer ids that tasks use again, so that readers of an output need not remember a new one for each task.
 
-Only clocks distinguish a producer's messages. So two attempts of tasks must never write under one id at the same time,
-and an acknowledgement of an earlier use must never arrive during a later one. Three rules ensure this:
+Only clocks distinguish a producer's messages. So two attempts must never write under one id at the same time, and an
+acknowledgement of an earlier use must never arrive during a later one:
 
-- An id belongs to the executor that made it. Its tasks **take** ids from a folder by renaming files, so only one of
-  them gets each. A task that finds none makes a new id.
-- An id is free again when the driver says that its last use is **settled**: the transaction has committed, and its
-  acknowledgements are appended, each by a single attempt. An attempt that failed or lost is never settled, so its id is
-  never used again.
-- Only one instance of a consumer uses a folder, under fences without a gap between them. After an interruption, another
-  instance may append the last acknowledgements again at any time, so the interrupted one begins a new folder.
+- An id belongs to the executor that made it. Its tasks **take** ids by renaming files, so only one of them gets each.
+- An id is free again once its last use is **settled**: the transaction has committed, and its acknowledgements are
+  appended, each by a single attempt. A failed or losing attempt is never settled, so its id is never used again.
+- Only one instance of a consumer uses a folder, under fences without a gap. After an interruption, another instance may
+  append the last acknowledgements again at any time, so the interrupted one begins a new folder.
 
-Clocks continue after the last use, whatever the executor's own clock.
-
-The driver of a consumer remembers the settled uses (`SettledIds`). For a streaming query, Spark plans and commits a
-batch in different processes, which share the settled uses in files of the driver's folder, one for each run of the
-query (`settled_pools`, `settle`). There a use is settled once its batch is decided, its acknowledgements are appended
-once, and no other process has taken the batch over (`coranto.publication.batch_ledger`). A restarted query is another
-run, and begins with new ids. So does one whose file is lost.
+A consumer's driver remembers the settled uses (`SettledIds`). Spark plans and commits a query's batch in different
+processes, which share them in a file for each run of the query (`settled_pools`, `settle`). There a use is settled once
+its batch is decided and acknowledged once, and no other process has taken it over (`coranto.publication.batch_ledger`).
+A restarted query, or one whose file is lost, begins with new ids.
 """
 
 from __future__ import annotations
@@ -53,9 +48,8 @@ class Use(NamedTuple):
 
     producer: ProducerId
     token: str
-    """The name of the attempt."""
     clock: int = 0
-    """The largest clock of the use, known at its end."""
+    """The largest clock, known at its end."""
 
 
 class TakenId(NamedTuple):
@@ -63,22 +57,19 @@ class TakenId(NamedTuple):
 
     use: Use
     clock: ProducerClock
-    """Gives clocks after all earlier uses."""
+    """Gives clocks after all earlier uses, whatever the executor's own clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdPool:
-    """The ids of one instance of a consumer, as far as its driver knows them. Tasks get a copy."""
+    """The ids of one instance of a consumer, as its driver knows them."""
 
     name: str | None = None
     """The name of the instance's folders. Without one, ids are new."""
     settled: tuple[Use, ...] = ()
 
     def take(self, folder: Path | None) -> TakenId:
-        """Return an unused id: a settled one, or a new one.
-
-        `folder` is shared by the tasks of an executor. Without it, or if it cannot be used, ids are new.
-        """
+        """Return a settled id from the folder of an executor, or a new one, also if the folder cannot be used."""
         try:
             found = self._take_settled(folder / "coranto-producers" / self.name) if folder and self.name else None
         except OSError as error:
@@ -133,7 +124,6 @@ class SettledIds:
 
 
 def _latest(known: Mapping[ProducerId, Use], uses: Iterable[Use]) -> dict[ProducerId, Use]:
-    """Return the last uses of the ids that were used last."""
     found = dict(known)
     for use in uses:
         found.pop(use.producer, None)

@@ -1,7 +1,7 @@
 """Publishing of a task's rows as pending messages, by columns.
 
-Each attempt of a task is a producer of its own (`producer_ids.py`). The driver decides which acknowledgements are
-appended, so that messages of failed, repeated or slower attempts are never read.
+Each attempt of a task is a producer of its own. The driver decides which acknowledgements are appended, so messages of
+failed, repeated or slower attempts are never read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Pending:
     ack_clocks: Mapping[str, int] = field(default_factory=dict)
     """By journal: a clock after the clocks of all messages."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """By journal: the number of messages."""
+    """By journal."""
 
     def intents(self, framing: JsonLines) -> dict[str, bytes]:
         """Return the acknowledgements that commit the messages."""
@@ -61,10 +61,7 @@ class Pending:
 
 
 class PendingPublisher:
-    """Publishes messages of one attempt. Leaving its context after an error tells readers to drop them.
-
-    `digest` takes in the messages.
-    """
+    """Publishes messages of one attempt. Leaving its context after an error tells readers to drop them."""
 
     def __init__(
         self,
@@ -104,11 +101,7 @@ class PendingPublisher:
             error.add_note(f"{failure}: readers keep the attempt's messages aside until retention removes them")
 
     def add(self, rows: Rows, keys: Any = None, names: Any = None) -> None:
-        """Publish rows as messages.
-
-        `names` are their journals. Without it, they are mapped by `keys`, an Arrow array of texts or binary values.
-        Raises InvalidInput for messages that cannot be published.
-        """
+        """Publish rows. Without `names` of journals, they are mapped by `keys`: Arrow texts or binary values."""
         if not len(rows):
             return
         clock = self._clock.ticks(len(rows))
@@ -188,10 +181,7 @@ def publish(
     parts: Iterable[tuple[Rows, Any, Any]],
     digest: RowDigest | None = None,
 ) -> tuple[Pending, Use]:
-    """Publish rows with their keys and journals (see `PendingPublisher.add`) under an id of a pool.
-
-    Returns the pending messages, and the use of the id.
-    """
+    """Publish rows with their keys and journals under an id of a pool. Return pending messages, and the id's use."""
     taken = pool.take(executor_folder())
     with PendingPublisher(client, journals, mapping, framing, taken, digest) as publisher:
         for rows, keys, names in parts:

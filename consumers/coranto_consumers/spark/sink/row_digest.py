@@ -1,8 +1,7 @@
-"""A digest of rows that does not depend on their order, nor on how they are divided among tasks and batches of Arrow.
+"""A digest of rows that does not depend on their order, nor on how they are divided among tasks and batches.
 
-It identifies the content of a batch of a streaming query, whose number alone does not. It is the sum of the mixed
-checksums of the messages, without their UUIDs, which differ in each attempt. It finds differences that come about by
-accident, not constructed ones.
+It identifies the content of a query's batch, whose number alone does not: the sum of the mixed checksums of messages
+without their UUIDs, which differ in each attempt. It finds accidental differences, not constructed ones.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
+        """Parse options, in any case. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
             require_known(key, SINK_OPTIONS)
@@ -110,10 +110,7 @@ class SinkOptions:
         )
 
     def typed(self) -> SinkOptions:
-        """Return the options with the registered type that rows have to fit, if there is a registry.
-
-        Raises InvalidInput for a type whose messages the sink does not write.
-        """
+        """Return the options with the registered type that rows have to fit, if any. Raises InvalidInput."""
         if not self.target.registry:
             return self
         with SyncJournalClient.of(self.client) as client:
@@ -146,11 +143,7 @@ def _default_ledger(given: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """The form of the rows: their messages, keys and journals.
-
-    A column `value` is the message, and there may also be a key and a column `journal`. Otherwise all columns together
-    are the message.
-    """
+    """The form of rows: a column `value` is the message, with a key and a `journal`; or all columns together are."""
 
     fields: tuple[StructField, ...]
     """The fields of the message, unless it is the text of a single column."""
@@ -163,10 +156,7 @@ class RowForm:
 
     @classmethod
     def of(cls, schema: StructType, options: SinkOptions, journals: int = 0) -> RowForm:
-        """Return the form of rows of a schema, for so many journals or a stream.
-
-        Raises InvalidInput for rows that cannot be written.
-        """
+        """Return the form of rows of a schema, for so many journals or a stream. Raises InvalidInput."""
         names = schema.names
         key = names.index(options.key_column) if options.key_column in names else None
         kinds = (StringType,) if options.stream else (StringType, BinaryType)

@@ -1,10 +1,8 @@
 """Publishing of a task's rows to the segments of a stream, as pending events that the driver commits.
 
-Each attempt of a task is a producer of its own. When a segment is sealed, unappended events go to its successors, with
-new clocks. The driver moves appended events there when it commits (`coranto.streams.writer.multi_key.bulk`).
-
-If the answer to an append is lost, the attempt's part in that segment ends before it. The events of the append are
-published again under another producer id, so that they count once.
+Each attempt is a producer of its own. When a segment is sealed, unappended events go to its successors, with new
+clocks; the driver moves appended ones when it commits (`coranto.streams.writer.multi_key.bulk`). If the answer to an
+append is lost, its events are published again under another producer id, so that they count once.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ class _Segment:
 class SegmentPublisher:
     """Publishes events of one attempt. Leaving its context after an error tells readers to drop them.
 
-    `prepared` are the journals of segments that are known to be ready for events. `digest` takes in the events.
+    `prepared` are the journals of segments that are known to be ready for events.
     """
 
     def __init__(
@@ -121,10 +119,7 @@ class SegmentPublisher:
             await roll_back(client, parts)
 
     def add(self, events: Rows, keys: Any) -> None:
-        """Publish events by their routing keys, which are texts.
-
-        Raises InvalidInput, StreamSealed, and errors of appends.
-        """
+        """Publish events by their routing keys, which are texts. Raises InvalidInput and StreamSealed."""
         if not len(events):
             return
         if keys.null_count:
@@ -264,10 +259,7 @@ class SegmentPublisher:
             self._hold(name, b"".join(stamped), clocks[0], clocks[-1], places[rows])
 
     def _await_change(self, journal: str, error: CorantoError) -> None:
-        """Learn the active segments, once a segment that refuses events is none of them.
-
-        A broker that does not know a new segment yet says that it does not exist.
-        """
+        """Learn the active segments once one that refuses events is none. Brokers may not know a new one yet."""
         deadline = time.monotonic() + self._client.config.retry_timeout
         while True:
             self._look()

@@ -1,15 +1,12 @@
 """The writers of `option("stream", …)`: rows go to the segments of a stream by their routing keys, all or none.
 
-Tasks append events as pending to the segments of their keys (`stream_publishing.py`). When all tasks have succeeded,
-the driver commits their results as one bulk transaction (`coranto.streams.writer.multi_key.bulk`): one append to the
-stream's journal of decisions makes the write happen, and acknowledgements follow. The stream may be scaled at any time.
+Tasks append events as pending (`stream_publishing.py`), and the driver commits their results as one bulk transaction
+(`coranto.streams.writer.multi_key.bulk`): one append to the stream's journal of decisions makes the write happen.
 
-A batch of a streaming query has a name, made of the query's id in its checkpoint and of its number, and is committed
-once. A batch write is named by the option `writerId`; without a name it is committed each time it runs. A register of
-the stream's decisions has the last named write. A ledger has the earlier ones: each is recorded there before the
-register is overwritten. Before the first named write, the stream gets the register, and then the ledger gets a record
-that it keeps the names of this stream. If one of them is missing later, it was lost or recreated, and the write is
-refused.
+A query's batch is named by the query's id and its number, a batch write by `writerId`; either is committed once. A
+register of the stream's decisions has the last named write, and a ledger the earlier ones: each is recorded there
+before the register is overwritten. Before the first named write, the stream gets the register, and then the ledger a
+record that it keeps the names of this stream. If one is missing later, it was lost or recreated: the write is refused.
 """
 
 from __future__ import annotations

@@ -1,21 +1,18 @@
 """The writers of `write.format("journal")` and `writeStream.format("journal")`.
 
-Tasks append messages as pending, each attempt under its own producer (`publishing.py`). When all tasks have succeeded,
-Spark gives the driver the results of the attempts that count, and the driver makes the write happen in two phases:
+Tasks append messages as pending (`publishing.py`). Spark gives the driver the results of the attempts that count, and
+the driver makes the write happen:
 
-1.  **Decide.** One append to the ledger records the acknowledgements of all of them. At that moment the write has
-    happened, in all journals, and cannot be undone.
+1.  **Decide.** One append to the ledger records all acknowledgements. At that moment the write has happened.
 2.  **Acknowledge.** The acknowledgements are appended to their journals, and readers see the messages.
 
-If the driver dies before the decision, readers never see the messages. If it dies after it, acknowledgements may be
-missing. A repeated write finds the decision, appends them and adds nothing. Any other batch write with the same ledger
-appends them, too, before its own work, as far as its rights permit.
+If the driver dies in between, a repeated write finds the decision, appends them and adds nothing. So does any other
+batch write with the same ledger, before its own work, as far as its rights permit.
 
-A batch write is known by the option `writerId`, and cannot be repeated without it. A batch of a streaming query is
-known by the query's id, which its checkpoint holds, and by its number. Of two queries with one checkpoint, one decides
-each batch. The other one ends with `Fenced` when it comes with a batch before the last decided one. A query whose
-checkpoint is older than the ledger ends with `BatchChanged`: it comes with the last decided batch, and with other rows
-(`row_digest.py`), or it has planned a batch when a later one was decided already.
+A batch write is known by `writerId`, and cannot be repeated without it; a query's batch by the query's id, which its
+checkpoint holds, and its number. Of two queries with one checkpoint, one decides each batch, and the other ends with
+`Fenced`. A query whose checkpoint is older than the ledger ends with `BatchChanged`: its batch has other rows than the
+decided one, or was planned when a later one was decided.
 """
 
 from __future__ import annotations
@@ -91,7 +88,6 @@ class _Writer:
     def _publish(
         self, batches: Iterator[Any], pool: IdPool = _NEW_IDS, digest: RowDigest | None = None
     ) -> tuple[Pending, Use]:
-        """Publish a task's rows as pending. Returns them, and the use of the producer id that they have."""
         options, form = self._options, self._form
         parts = (
             (
@@ -119,10 +115,7 @@ class _Writer:
             self._roll_back(messages)
 
     def _roll_back(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Tell readers to drop what attempts have appended, so that they do not keep it aside.
-
-        Only for attempts whose acknowledgements are in no decision, and never will be.
-        """
+        """Tell readers to drop messages of attempts whose acknowledgements are in no decision, and never will be."""
         contents: defaultdict[str, bytes] = defaultdict(bytes)
         for each in _written(messages):
             for journal, content in each.pending.rollbacks(self._options.framing).items():

@@ -46,8 +46,8 @@ class JournalPartition(InputPartition):
 class _TakesFilters:
     """The method of a reader that takes filters.
 
-    Spark ends each read with an error if a reader overrides this method of `DataSourceReader`, and the session does not
-    hand filters over. To let reads of such sessions work, this looks as if it was not overridden.
+    Spark ends a read if a reader overrides this method of `DataSourceReader`, and the session does not hand filters
+    over. So this looks as if it was not overridden.
     """
 
     __func__ = staticmethod(push_filters())
@@ -60,10 +60,7 @@ class _TakesFilters:
 
 
 class JournalReader(DataSourceReader):
-    """Plans a read, and reads its parts. Spark calls `partitions` and `read` in different processes.
-
-    The plan is made once, when it is first needed.
-    """
+    """Plans a read, and reads its parts. Spark calls `partitions` and `read` in different processes."""
 
     def __init__(self, options: SourceOptions, layout: RowLayout) -> None:
         self._options = options
@@ -96,7 +93,7 @@ class JournalReader(DataSourceReader):
         return self._planned
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out keys, because executors have no use for them, and shares, because each task is given its own."""
+        """Leave out keys, which executors do not use, and shares: each task is given its own."""
         planned = Shares({}, ())
         # Spark would make an error of its own of this one. `partitions` raises it next.
         with contextlib.suppress(CorantoError):

@@ -1,20 +1,17 @@
-"""`spark.read.format("journal")`: journals as DataFrames.
+"""`spark.read.format("journal")`: journals as DataFrames. `format("coranto")` is the same source.
 
 ::
 
-    spark.read.format("journal").options(endpoint="127.0.0.1:8080", selector="name:prefix=flights/events/").load()
+spark.read.format("journal").options(endpoint="127.0.0.1:8080", selector="name:prefix=flights/events/").load()
 
 has a row for each message: `journal`, `offset` (of its first byte), `next_offset`, `producer` (six bytes), `clock`,
-`flags` and `value`, which is the line without its newline. A schema given by the user chooses columns (Spark offers
-Python sources no other way) and may declare `value` as BINARY.
+`flags` and `value`, the line without its newline. A schema chooses columns, and may declare `value` as BINARY.
 
-With a schema of the messages' fields, such as `carrier STRING, arr_delay DOUBLE`, lines are parsed into these columns
-as by Spark's reader of JSON files. The source's own columns then begin with an underscore: `_journal`, `_offset`,
-`_value`. See `source_options.py` for the options. `format("coranto")` is the same source.
+With a schema of the messages' fields, such as `carrier STRING, arr_delay DOUBLE`, lines are parsed as by Spark's reader
+of JSON files, and the source's own columns begin with an underscore: `_journal`. `source_options.py` has the options.
 
-Spark plans a read in one process and runs it in others, so `coranto` must be installed in all of them. The packages
-`pyspark_coranto` and `pyspark_coranto_name` register the names `journal` and `coranto` for Spark's discovery. Call
-`register` where Spark does not discover them.
+Spark plans a read in one process and runs it in others, so all need `coranto`. The packages `pyspark_coranto` and
+`pyspark_coranto_name` register the names for Spark's discovery. Call `register` where Spark does not discover them.
 """
 
 from __future__ import annotations

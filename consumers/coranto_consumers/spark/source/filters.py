@@ -1,8 +1,7 @@
 """Filters of a query that say which journals, offsets and times a batch read needs.
 
-Spark hands filters to a source only if `spark.sql.python.filterPushdown.enabled` is set. Here they leave out what
-cannot have a row that passes them. Spark applies all of them to the rows again, so a filter that is not understood
-costs nothing but time.
+Spark hands them to a source only if `spark.sql.python.filterPushdown.enabled` is set, and applies them to the rows
+again. So a filter that is not understood costs nothing but time.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ class Narrowing:
 
     @property
     def since(self) -> int | None:
-        """The time in milliseconds since 1970 UTC: content that was stored before has no row that passes.
+        """The time in milliseconds since 1970 UTC: content stored before has no row that passes. None: no such time.
 
-        None: there is no such time. Messages have times of their producers, whose clocks may be ahead by an hour.
+        Producers' clocks may be ahead by an hour.
         """
         if self.clocks.least <= 0:
             return None

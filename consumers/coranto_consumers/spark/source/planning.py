@@ -36,9 +36,8 @@ class Shares(NamedTuple):
 
 
 def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narrowing = Narrowing()) -> Shares:
-    """Return the shares of tasks in a read.
+    """Return the shares of tasks in a read, without what cannot have a row of `narrowing`.
 
-    What cannot have a row of `narrowing` is left out, as far as the others can be read without it.
     Raises InvalidInput for offsets that the journals do not have, StreamChanged for a stream whose split or merge does
     not end, and the errors of lost content.
     """
@@ -147,11 +146,10 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
 
 
 def _of_present(journal: str, start: int, end: int, extent: ContentExtent, options: SourceOptions) -> tuple[int, int]:
-    """Return the range to read of the present journal. The offsets may be of an earlier journal.
+    """Return the range to read of the present journal, if the offsets may be of an earlier one.
 
-    A start of an earlier journal becomes the present journal's beginning, or its reset head. With an end of an earlier
-    journal, nothing is read: its content is gone. Raises JournalRecreated if lost content is an
-    error.
+    A start of an earlier journal becomes the beginning, or the reset head. With an end of one, nothing is read: its
+    content is gone. Raises JournalRecreated if lost content is an error.
     """
     found = extent.journal_id
     of_earlier = [at for at in (start, end) if not is_same(id_of(at), at, found)]

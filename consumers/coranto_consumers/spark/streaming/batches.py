@@ -1,12 +1,9 @@
 """The plan of a micro-batch: the ranges that its tasks read, and their committed messages.
 
-The planning process reads a batch's messages once, only for their UUIDs, and decides which of them are committed
-(`sequencing.py`). Tasks then read them once more, for their values.
-
-A transaction that began before the batch, and is acknowledged in it, is delivered in this batch: the content since its
-begin is read again, for this producer's messages alone. If that is more than a batch may read, the transaction is
-delivered in parts, as by consumers (`long_transactions.py`): a batch ends before the acknowledgement, and the next
-ones deliver a part each. Their positions have the same offset, and later begins of the producer's pending messages.
+The planning process reads a batch's messages once, for their UUIDs alone, and decides which are committed. Tasks then
+read them for their values. A transaction that began before the batch, and is acknowledged in it, is delivered in it:
+the content since its begin is read again. If that is more than a batch may read, it is delivered in parts
+(`long_transactions.py`), with positions of the same offset and later begins of the producer's pending messages.
 """
 
 from __future__ import annotations
@@ -60,8 +57,6 @@ class StreamPart:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """The knowledge of a journal's producers at a position."""
-
     position: Position
     source: Source
     anchors: Mapping[ProducerId, int]
@@ -75,7 +70,7 @@ class JournalBatch:
     rows: int
     """Messages that were read, acknowledgements included."""
     state: ReadState
-    """The state behind the batch."""
+    """Behind the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +98,10 @@ class BatchPlanner:
     ) -> JournalBatch:
         """Plan to read the messages that start in `whole`, and no more than `max_messages` of them.
 
-        If more than `max_replay_bytes` before them would be read again for a transaction, the batch ends before its
-        acknowledgement, or delivers a part of it. `state` is the state before the batch. `cuts` are cheap offsets for
-        splitting the range, `listed` is the number of producers to list in the position after it. Messages of an
-        uncommitted read are counted only if `counted`. Raises CorruptMessage, CorruptData and OffsetJump.
+        If more than `max_replay_bytes` would be read again for a transaction, the batch ends before its
+        acknowledgement, or delivers a part of it. `cuts` are cheap offsets for splits, `listed` is the number of
+        producers in the position after it. Uncommitted messages are counted if `counted`. Raises CorruptMessage,
+        CorruptData and OffsetJump.
         """
         if not self.committed:
             if counted or max_messages:
@@ -156,11 +151,7 @@ class BatchPlanner:
     def plan_part(
         self, long: LongTransaction, state: ReadState, head: int, max_bytes: int, *, cuts: Sequence[int], listed: int
     ) -> JournalBatch:
-        """Plan to deliver the next part of a long transaction, whose acknowledgement is read next.
-
-        The part has `max_bytes` of content, and a line. `head` is a known head of the journal. Raises CorruptMessage,
-        CorruptData and OffsetJump.
-        """
+        """Plan to deliver the next `max_bytes`, and a line, of a long transaction. `head` is a head of the journal."""
         source = state.source
         replays = {long.producer: source.producers[long.producer]}
         acknowledgement = self._scan(long.acknowledgement(head), 0, max_messages=1)
@@ -214,7 +205,6 @@ class BatchPlanner:
         ranges: Mapping[Range, RangeSummary],
         replays: Mapping[ProducerId, ProducerState],
     ) -> tuple[StreamPart, ...]:
-        """Return sequenced ranges for tasks. With `replays`, only the messages of these producers count."""
         return tuple(
             StreamPart(NumberedRange(each.number, part, replays, self.commits), sequenced.decisions[each.number])
             for part, each in ranges.items()
@@ -229,7 +219,7 @@ class BatchPlanner:
         replay: Mapping[ProducerId, ProducerState] | None = None,
         max_messages: int | None = None,
     ) -> Iterator[tuple[Range, RangeSummary]]:
-        """Yield the parts of a range with their summaries, up to `max_messages`. Parts with messages are numbered.
+        """Yield the parts of a range with their summaries. Parts with messages are numbered.
 
         A part of records begins where the last message of the one before ends, so it is known only then.
         """
@@ -268,10 +258,7 @@ def _state_after(before: ReadState, source: Source, anchors: Mapping[ProducerId,
 
 
 def part_between(journal: str, state: ReadState, after: Position) -> tuple[LongTransaction, int] | None:
-    """Return the long transaction with a part between a state and a position, and the bytes of that part.
-
-    None if there is none. Both have the same offset, so nothing else was read between them.
-    """
+    """Return the long transaction, and its bytes, between a state and a position of the same offset, if any."""
     for producer, end in after.producers.items():
         begin = state.source.producers.get(producer)
         if begin is not None and begin.is_pending and end.is_pending and begin.begin < end.begin:

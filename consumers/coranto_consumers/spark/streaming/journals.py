@@ -48,7 +48,7 @@ class QueryJournals:
         return self.ask()
 
     def ask_for_all(self) -> dict[str, ContentExtent]:
-        """Ask like `ask`, until all of it can be read now. Raises StreamChanged (`when_sealed`)."""
+        """Ask until all of it can be read now. Raises StreamChanged (`when_sealed`)."""
         return when_sealed(self.ask, self._options.client.retry_timeout)
 
     def close(self) -> None:

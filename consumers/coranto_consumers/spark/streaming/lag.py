@@ -12,10 +12,10 @@ from coranto_consumers.spark.streaming.offsets import loads
 
 
 def bytes_behind(progress: Any) -> dict[str, int]:
-    """Return the bytes of each journal that a query has not read yet, as of a report of its progress.
+    """Return the bytes of each journal that a query has not read yet, over all of its sources.
 
-    `progress` is an item of `query.recentProgress`, or its JSON. Journals of all of the query's sources are counted.
-    Raises VersionTooOld before Spark 4.2, whose reports do not have the journals' heads.
+    `progress` is an item of `query.recentProgress`, or its JSON. Raises VersionTooOld before Spark 4.2, which lacks
+    heads.
     """
     require_spark("bytes_behind", (4, 2))
     raw = progress if isinstance(progress, Mapping) else json.loads(progress.json)

@@ -117,10 +117,7 @@ def dumps(positions: Positions) -> dict[str, object]:
 
 
 def begin_of(start: Position | None, end: Position) -> int:
-    """Return the first offset of a batch with this start and end in a journal.
-
-    If Spark asked for the initial offset again, `start` may not be the start of the batch.
-    """
+    """Return a batch's first offset. `start` is not its start if Spark asked for the initial offset again."""
     if end == start:
         return end.offset
     if end.since is not None:
@@ -133,8 +130,7 @@ def bounded(
 ) -> tuple[dict[ProducerId, ProducerState], dict[ProducerId, ProducerState], int | None]:
     """Return the states to list, the others to remember, and the offset to read the others' content from.
 
-    `anchors` holds the producers' anchors, as far as they are known; a producer without one must be listed. `listed` is
-    the number of producers to list.
+    At least `listed` producers are listed, and those without an anchor.
     """
     order = sorted(states, key=lambda producer: (anchors.get(producer, -1), producer))
     listed = max(listed, sum(producer not in anchors for producer in order))

@@ -1,6 +1,6 @@
 """Planning of a query's micro-batches over all of its journals (`batches.py` plans one journal's part).
 
-It keeps the producers' states at the end of the last batch. After a restart, the checkpoint's offsets have them.
+It keeps the producers' states after the last batch. After a restart, the checkpoint's offsets have them.
 """
 
 from __future__ import annotations
@@ -89,10 +89,7 @@ class QueryPlanner:
         heads: Mapping[str, ContentExtent],
         limited: bool,
     ) -> dict[str, JournalBatch]:
-        """Plan the next batch, of ranges of journals. It has as many messages as the options allow if it is `limited`.
-
-        Raises CorruptMessage, CorruptData and OffsetJump.
-        """
+        """Plan the next batch. It has as many messages as the options allow if it is `limited`."""
         total = sum(each.length for each in ranges)
         options, planner = self._options, self._planner(total)
 

@@ -1,8 +1,7 @@
 """The reader of `spark.readStream.format("journal")`.
 
-Spark keeps one instance in a process of its own, which plans micro-batches (`query_planner.py`), and copies of it read
-them in the executors. Planning fetches each batch's content once, so one process bounds it: some hundred megabytes a
-second.
+One process of Spark plans micro-batches (`query_planner.py`), and executors read them. Planning fetches each batch's
+content once, so the process bounds it: some hundred megabytes a second.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ _MIN_LINE_BYTES: Final = len('{"_meta":{"uuid":"00000000-0000-1000-8000-00000000
 
 @dataclass
 class StreamPartition(InputPartition):
-    """The ranges that one task reads."""
-
     parts: tuple[StreamPart, ...]
     client: ClientConfig = field(repr=False)
     """For this task: with a token for its journals instead of keys."""
@@ -158,7 +155,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the partitions of a batch. A batch from before a restart is planned again."""
+        """Return the partitions of a batch, which is planned again if it is from before a restart."""
         key, planned = self._planned
         if key == _key(start, end):
             return planned

@@ -41,7 +41,7 @@ class StreamOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
-        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
+        """Parse options, in any case. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "asOf", "timestampAsOf"):
             if name.lower() in given:
