@@ -30,7 +30,7 @@ LONG = (
     "system/test_main_job.py",
     "consumers/spark/sink/test_sink.py",
     "consumers/spark/consumer/test_consumer.py",
-    "consumers/spark/consumer/test_rejected_batches.py",
+    "consumers/spark/consumer/test_rejections_of_batches.py",
     "consumers/spark/outputs/test_iceberg.py",
     "consumers/tables/test_running.py",
     "platform/ingest/postgres/test_source.py",

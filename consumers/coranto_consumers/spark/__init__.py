@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         SparkApplication,
         SqlOutput,
         TableOutput,
+        Upsert,
     )
-    from coranto_consumers.spark.application.upserts import Upsert
     from coranto_consumers.spark.consumer.foreach_batch import exactly_once
     from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
     from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, Step
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.session.sessions import new_session
     from coranto_consumers.spark.session.task_errors import error_of_task, errors_of_tasks
     from coranto_consumers.spark.source.data_source import register
-    from coranto_consumers.spark.streaming.lag import bytes_behind
+    from coranto_consumers.spark.streaming.offsets import bytes_behind
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
     from coranto_consumers.stores.staged_sql import StagedSql
 
@@ -44,7 +44,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer.spark_consumer"),
     **dict.fromkeys(("ConsumerOptions",), "coranto_consumers.spark.application.consumer_options"),
-    **dict.fromkeys(("Upsert",), "coranto_consumers.spark.application.upserts"),
+    **dict.fromkeys(("Upsert",), "coranto_consumers.spark.application.outputs"),
     **dict.fromkeys(("DeadLetters", "MisfitPolicy", "dead_letter_table"), "coranto_consumers.outputs.dead_letters"),
     **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.journals.framings"),
     **dict.fromkeys(("IcebergStore",), "coranto_consumers.spark.outputs.iceberg"),
@@ -57,7 +57,7 @@ _HOMES = {
     **dict.fromkeys(("register",), "coranto_consumers.spark.source.data_source"),
     **dict.fromkeys(("error_of_task", "errors_of_tasks"), "coranto_consumers.spark.session.task_errors"),
     **dict.fromkeys(("exactly_once",), "coranto_consumers.spark.consumer.foreach_batch"),
-    **dict.fromkeys(("bytes_behind",), "coranto_consumers.spark.streaming.lag"),
+    **dict.fromkeys(("bytes_behind",), "coranto_consumers.spark.streaming.offsets"),
     **dict.fromkeys(("Add", "Max", "MergeRule", "Min", "Quotient", "Replace"), "coranto_consumers.stores.merge"),
     **dict.fromkeys(("StagedSql",), "coranto_consumers.stores.staged_sql"),
 }

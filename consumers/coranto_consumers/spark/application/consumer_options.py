@@ -59,7 +59,7 @@ class ConsumerOptions:
     (`long_transactions.py`). The next transaction is read while one commits, so Spark keeps the rows of up to two."""
     max_transaction_messages: int | None = None
     """The most new messages of a transaction, approximately, by the mean length of earlier messages
-    (`transaction_bounds.py`)."""
+    (`MessageBound`)."""
     atomic: bool = False
     """True to deliver all messages that one acknowledgement commits in a journal in one transaction, within
     `max_transaction_bytes` of the journal from the first of them on. A longer set ends the run before any of it is

@@ -44,7 +44,7 @@ from coranto_consumers.spark.consumer.batch_content import (
 )
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks
-from coranto_consumers.spark.consumer.rejected_batches import settled
+from coranto_consumers.spark.consumer.rejections import settled
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, output_store
 from coranto_consumers.spark.inputs.input_reader import Input
 from coranto_consumers.spark.outputs.stores import OutputStore

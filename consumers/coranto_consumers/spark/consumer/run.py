@@ -215,7 +215,7 @@ class Run:
         log_long_transactions(found.transactions, self.sources, most)
 
     def _written_as_expected(self, ranges: Sequence[Range]) -> tuple[ConsumerTransaction, Input] | None:
-        """Run steps 3 and 4 (`spark_consumer.py`) in one job. None if that is impossible (`optimistic_writes.py`)."""
+        """Run steps 3 and 4 (`spark_consumer.py`) in one job. None if that is impossible (`OptimisticWrites`)."""
         inputs, transaction, read = self._inputs, self._transaction(), None
         expected = inputs.expect(self._client, ranges)
         if expected is not None:

@@ -40,7 +40,6 @@ from coranto_consumers.spark.consumer.prefetch import Prefetcher
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks
 from coranto_consumers.spark.consumer.run import Run, RunSettings
 from coranto_consumers.spark.consumer.transaction import Owner, output_store
-from coranto_consumers.spark.consumer.transaction_bounds import Pace
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import ends_of
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
@@ -49,6 +48,22 @@ from coranto_consumers.spark.outputs.stores import OutputStore
 
 _FENCE_SECONDS: Final = 5.0
 """The time after which a service that has nothing to read asks its store if it is fenced off."""
+
+
+class Pace:
+    """Limits how often a service begins to catch up: at most once in `seconds`."""
+
+    def __init__(self, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._due = float("-inf")
+
+    @property
+    def is_due(self) -> bool:
+        return self._monotonic() >= self._due
+
+    def took(self) -> None:
+        self._due = self._monotonic() + self._seconds
 
 
 class SparkConsumer:

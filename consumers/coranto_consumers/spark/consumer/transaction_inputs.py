@@ -1,10 +1,11 @@
-"""The inputs of a consumer's transactions: what its journals contain, and the ways to read ranges of them."""
+"""The inputs of a consumer's transactions: the content of its journals, the bounds of one, and the ways to read it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -15,10 +16,8 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import policy_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.application.outputs import NamesMessageType, SparkApplication
+from coranto_consumers.spark.application.outputs import NamesMessageType, Outputs, SparkApplication
 from coranto_consumers.spark.committed.long_transactions import LongTransaction
-from coranto_consumers.spark.consumer.optimistic_writes import OptimisticWrites
-from coranto_consumers.spark.consumer.transaction_bounds import MessageBound
 from coranto_consumers.spark.inputs.frames import parse_schema, require_ddl
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
@@ -35,6 +34,88 @@ from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.options.message_types import ResolvedType, resolve_type
 
 _ANY_LABELS = JournalLabels(content_type=None)
+_MAX_SKIPPED = 256
+SHORTEST_MESSAGE: Final = 64
+"""The approximate bytes of a line of JSON that has a UUID and little else."""
+_TOLERANCE: Final = 2
+"""The most that a transaction may exceed `max_messages`, as a factor."""
+
+
+class MessageBound:
+    """The bytes that a transaction may read to have at most about `max_messages`. If that is None: `max_bytes`.
+
+    A range's messages are known only after reading it, so the plan uses the mean length of those read before. The first
+    transaction assumes the shortest lines, so that it reads too little rather than too much. If messages turn out to be
+    much shorter, the transaction is discarded, and planned again. Otherwise a new mean takes effect at the next
+    `settle`, so that the prefetch's plan and the transaction's own are equal.
+    """
+
+    def __init__(self, max_bytes: int, max_messages: int | None) -> None:
+        self._max_bytes = max_bytes
+        self._max_messages = max_messages
+        self._seen: float = SHORTEST_MESSAGE
+        self._settled: float = SHORTEST_MESSAGE
+
+    @property
+    def max_bytes(self) -> int:
+        if self._max_messages is None:
+            return self._max_bytes
+        return max(1, min(self._max_bytes, int(self._max_messages * self._settled)))
+
+    def see(self, ranges: Sequence[Range], messages: int) -> bool:
+        """Record the messages in ranges. Return False if one transaction must not have them: plan it again."""
+        if self._max_messages is None or not messages:
+            return True
+        self._seen = sum(each.length for each in ranges) / messages
+        # A transaction reads at least one message of each journal.
+        if messages > _TOLERANCE * max(self._max_messages, len(ranges)):
+            self.settle()
+            return False
+        return True
+
+    def settle(self) -> None:
+        self._settled = self._seen
+
+
+class OptimisticWrites:
+    """Chooses the transactions of one consumer that one job reads and writes.
+
+    Normally one job reads, and once the committed messages are known, another writes their outputs. Usually all are
+    committed, so one job may write as if all were, and the driver checks the ranges' summaries afterwards. If it was
+    wrong, the rows are never merged, and the transaction takes two jobs, at about one and a half times the cost.
+
+    So it is chosen where no producer has an open transaction, the application writes one table and no journal, and the
+    last attempt succeeded. An `IcebergStore` does without, because it sweeps unused files only later.
+    """
+
+    def __init__(self, is_possible: bool = True) -> None:
+        self._skipped = 0
+        self._to_skip = 0
+        self._is_possible = is_possible
+
+    def is_worthwhile(self, ranges: Iterable[Range], sources: Mapping[str, Source]) -> bool:
+        """Return True if one job is likely to write a transaction over ranges, from the states of sources."""
+        ranges = list(ranges)
+        return (
+            self._is_possible
+            and self._skipped >= self._to_skip
+            and sum(each.length for each in ranges) > WORTHWHILE_BYTES
+            and not any(state.begin >= 0 for each in ranges for state in sources[each.journal].producers.values())
+        )
+
+    def allows(self, outputs: Outputs) -> bool:
+        """Return True for outputs that one job can write. Otherwise this application is not tried again."""
+        self._is_possible = not outputs.journals and len(outputs.tables) + len(outputs.sql) == 1
+        return self._is_possible
+
+    def took_two_jobs(self, *, wasted: bool) -> None:
+        """Record a transaction that took two jobs, and if they followed a `wasted` optimistic one."""
+        self._skipped += 1
+        if wasted:
+            self._skipped, self._to_skip = 0, min(_MAX_SKIPPED, max(1, 2 * self._to_skip))
+
+    def took_one_job(self) -> None:
+        self._to_skip = 0
 
 
 class TransactionInputs:

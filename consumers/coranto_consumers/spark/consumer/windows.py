@@ -40,7 +40,7 @@ from coranto_consumers.spark.consumer.transaction_inputs import TransactionInput
 from coranto_consumers.spark.inputs.input_reader import Input, InputReader
 from coranto_consumers.spark.journals.discovery import cuts_of
 from coranto_consumers.spark.journals.ranges import Range
-from coranto_consumers.spark.outputs.window_rows import WindowRows
+from coranto_consumers.spark.outputs.stores import WindowRows
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import delete_shards, delete_stale
 from coranto_consumers.stores.windows import WINDOW_COLUMN, KnownWindow, WindowLog, is_merged, shard_of, sources_before

@@ -22,7 +22,6 @@ from pyspark.sql import types as T
 
 from coranto.errors import InvalidInput
 from coranto.messages.json_text import Number, elements_of, fields_of
-from coranto_consumers.spark.decoding.json_limits import has_long_number, is_deep
 from coranto_consumers.spark.decoding.json_times import NoZone, days_of, local_micros_of, micros_of
 
 BITS: Final[dict[type[T.DataType], int]] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
@@ -38,6 +37,12 @@ _WORDS: Final = {
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), math.inf),
     **dict.fromkeys(("-Infinity", "-INF"), -math.inf),
 }
+MAX_DIGITS: Final = 1000
+"""The most digits of a number of Spark's JSON, including its exponent. pyarrow and Python have other limits."""
+MAX_DEPTH: Final = 1000
+"""The deepest nesting of objects and lists."""
+# Possessive, so that the time is linear in the length of a line.
+_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 MISFIT: Final = object()
 """The result for a value that does not fit its column's type."""
 
@@ -77,6 +82,36 @@ class LineValues:
         except (ValueError, RecursionError):
             return [None] * len(self._columns), False
         return list(found.values()), fits
+
+
+def is_deep(text: str) -> bool:
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for token in _TOKENS.finditer(text):
+        first = token[0][0]
+        depth += first in "[{"
+        depth -= first in "]}"
+        if depth > MAX_DEPTH:
+            return True
+    return False
+
+
+def has_long_number(value: object, text: str) -> bool:
+    """Return True if a JSON value is or contains a number that is too long. `text` is its JSON text."""
+    if len(text) <= MAX_DIGITS:
+        return False
+    left = [value]
+    while left:
+        match left.pop():
+            case Number() as number:
+                if sum(map(str.isdigit, number)) > MAX_DIGITS:
+                    return True
+            case dict() as found:
+                left.extend(found.values())
+            case list() as found:
+                left.extend(found)
+    return False
 
 
 def converter_of(column: T.StructField, kind: T.DataType, zone: tzinfo | None) -> Convert:

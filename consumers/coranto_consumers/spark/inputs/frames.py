@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -19,10 +20,17 @@ from pyspark.sql.types import StructField, StructType
 from coranto.client import ClientConfig
 from coranto.client.routes import KnownRoute
 from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.columnar import Int64s
 from coranto.security.tokens import Capability
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application.outputs import column_named
-from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, piece_of
+from coranto_consumers.spark.committed.scanning import (
+    SUMMARY_PIECE,
+    RangeSummarizer,
+    RangeSummary,
+    piece_of,
+    summary_rows,
+)
 from coranto_consumers.spark.committed.sequencing import RangeDecision
 from coranto_consumers.spark.decoding.rows import (
     COMMIT_OFFSET,
@@ -31,18 +39,18 @@ from coranto_consumers.spark.decoding.rows import (
     PARSED_PREFIX,
     PIECE,
     SUMMARY,
+    BatchBuilder,
     Misfits,
     RowLayout,
     nullable,
     parsed_layout,
     required,
 )
-from coranto_consumers.spark.inputs.joined_rows import SequencedRows
-from coranto_consumers.spark.journals.fetching import task_client
+from coranto_consumers.spark.journals.fetching import read_together, task_client
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.placing import numbered_partitions
 from coranto_consumers.spark.journals.ranges import NumberedRange, ReadPlan
-from coranto_consumers.spark.journals.small_ranges import read_together
+from coranto_consumers.spark.journals.reading import JournalContent, Lines
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import arrow_schema
@@ -63,6 +71,76 @@ _NEEDED: Final = tuple(
     for each in (*FIELDS.values(), PIECE, LINE, SUMMARY)
     if PARSED_PREFIX + each.name in (*METADATA, PIECE_COLUMN, _LINE, SUMMARY_COLUMN)
 )
+
+
+JOINED_BYTES: Final = 1 << 20
+JOINED_RANGES: Final = 4_096
+
+
+class SequencedRows:
+    """Makes the batches of a task's ranges, which are read in order: their messages, and a summary of each range.
+
+    A batch costs about as much for one message as for a hundred, so messages and summaries of small ranges are joined.
+    """
+
+    def __init__(self, layout: RowLayout) -> None:
+        self._batches = BatchBuilder(layout)
+        self._held: list[tuple[Lines, Int64s]] = []
+        self._ranges: list[int] = []
+        """The index in `_read` of the range of each part that is held."""
+        self._bytes = 0
+        self._read: list[tuple[str, RangeSummarizer]] = []
+        """The ranges that were read and not summarized; behind them is the one that is being read."""
+        self._misfits = [0]
+
+    def read(self, content: JournalContent, parts: Sequence[NumberedRange], framing: ReadFraming) -> Iterator[Any]:
+        """Yield the batches of ranges. Raises CorruptMessage and OffsetJump."""
+        for numbered in parts:
+            scan = RangeSummarizer(numbered)
+            for lines, pieces in scan.pieces(content, framing):
+                if len(lines):
+                    yield from self._hold(lines, pieces)
+            self._read.append((numbered.range.journal, scan))
+            self._misfits.append(0)
+            if self._bytes >= JOINED_BYTES or len(self._read) >= JOINED_RANGES:
+                yield from self._summarized()
+        yield from self._summarized()
+
+    def _hold(self, lines: Lines, pieces: Int64s) -> Iterator[Any]:
+        """Hold messages of the range that is being read. Yields the batches that are due."""
+        length = int(lines.ends[-1] - lines.begins[0])
+        if self._bytes + length > JOINED_BYTES:
+            yield from self._built()
+        self._held.append((lines, pieces))
+        self._ranges.append(len(self._read))
+        self._bytes += length
+        if self._bytes >= JOINED_BYTES:
+            yield from self._built()
+
+    def _built(self) -> Iterator[Any]:
+        """Yield the batches of the messages that are held, and count those that do not fit."""
+        if not self._held:
+            return
+        lines = Lines.together([each for each, _ in self._held])
+        yield from self._batches.build(lines, np.concatenate([pieces for _, pieces in self._held]))
+        if self._batches.misfits.any():
+            ranges = np.repeat(self._ranges, [len(each) for each, _ in self._held])
+            for index in ranges[self._batches.misfits].tolist():
+                self._misfits[index] += 1
+        self._held.clear()
+        self._ranges.clear()
+        self._bytes = 0
+
+    def _summarized(self) -> Iterator[Any]:
+        yield from self._built()
+        found: list[tuple[str, RangeSummary]] = [
+            (journal, scan.summary(misfits))
+            for (journal, scan), misfits in zip(self._read, self._misfits, strict=False)
+        ]
+        self._read.clear()
+        self._misfits = [0]
+        if found:
+            yield from self._batches.build(*summary_rows(found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,11 @@ from coranto_consumers.spark.inputs.frames import (
     sequenced_layout,
 )
 from coranto_consumers.spark.inputs.strategies import ExpectedRows, InputStrategy, is_little, strategy_for
-from coranto_consumers.spark.journals.fetching import task_client
+from coranto_consumers.spark.journals.fetching import read_together, task_client
 from coranto_consumers.spark.journals.framings import ReadFraming, made_tolerant
 from coranto_consumers.spark.journals.placing import FragmentPlaces, executors_of
 from coranto_consumers.spark.journals.ranges import Range, ReadPlan, plan_slices
 from coranto_consumers.spark.journals.reading import read_lines
-from coranto_consumers.spark.journals.small_ranges import read_together
 from coranto_consumers.spark.options.source_options import zone_option
 from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.spark.source.data_source import register

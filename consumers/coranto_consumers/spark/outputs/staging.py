@@ -23,7 +23,7 @@ from coranto_consumers.spark.journals.discovery import list_journals
 from coranto_consumers.spark.outputs.tasks import PUBLISHED, PublishTask
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.sessions import described
-from coranto_consumers.spark.sink.encoding import is_encodable, require_text_keys
+from coranto_consumers.spark.sink.message_rows import is_encodable, require_text_keys
 from coranto_consumers.spark.sink.producer_ids import SettledIds, Use
 from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
 from coranto_consumers.stores.staged_sql import StagedSql

@@ -6,20 +6,31 @@ the other implementation.
 
 from __future__ import annotations
 
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from pyspark.sql import DataFrame
-from sqlalchemy import Connection, Table
+from pyspark.sql import functions as F
+from sqlalchemy import Connection, Table, delete
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.errors import InvalidInput, RejectedRow, SqlStoreError
-from coranto.messages.checkpoints import Checkpoint
+from coranto.fragments.windows import Window
+from coranto.messages.checkpoints import Checkpoint, Identity
 from coranto_consumers.spark.application.outputs import Outputs, SqlOutput, TableOutput, column_named
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
-from coranto_consumers.spark.outputs.staging import CARRIED_TO_APPEND, CARRIED_TO_MERGE, Staged, can_carry, plan_of
+from coranto_consumers.spark.outputs.staging import (
+    CARRIED_TO_APPEND,
+    CARRIED_TO_MERGE,
+    Staged,
+    can_carry,
+    plan_of,
+    table_of,
+)
 from coranto_consumers.spark.outputs.tasks import STAGED, StageTask
 from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
@@ -28,6 +39,7 @@ from coranto_consumers.stores.merge import MergePlan
 from coranto_consumers.stores.sql import SqlStore, check_deferred
 from coranto_consumers.stores.staged_sql import StagedSql
 from coranto_consumers.stores.staging import compare_plan, delete_staged, delete_stale, stage_of
+from coranto_consumers.stores.windows import WINDOW_COLUMN, WindowLog
 
 W = TypeVar("W")
 
@@ -236,3 +248,70 @@ class SqlOutputs(OutputStore[Staged]):
     def _merge(self, connection: Connection, written: Sequence[Staged]) -> None:
         for each in written:
             each.merge(connection)
+
+
+class WindowRows(SqlOutputs):
+    """The store of one window's outputs. Rows have the number of the window in the column `coranto_window`.
+
+    `recorded` is the consumer's identity in its log of windows. `letters` is the table of dead letters.
+    """
+
+    writes_optimistically = False
+
+    def __init__(
+        self, store: SqlStore, window: Window, log: WindowLog, recorded: Identity, letters: Table | None
+    ) -> None:
+        super().__init__(store)
+        self._window = window
+        self._log = log
+        self._recorded = recorded
+        self._letters = letters
+
+    def write_all(
+        self, made: Sequence[Outputs], shard: str, fence: int, expected: ExpectedRows | None = None
+    ) -> list[Staged]:
+        if any(outputs.journals for outputs in made):
+            raise InvalidInput(
+                "an application that runs by windows cannot publish: messages in journals cannot be replaced; "
+                "let it return tables only",
+                field="outputs",
+            )
+        if any(outputs.sql for outputs in made):
+            raise InvalidInput(
+                "an application that runs by windows cannot write by SQL of its own: the rows to replace would be "
+                "unknown; let it return tables only",
+                field="outputs",
+            )
+        tables = [_of_window(output, self._window) for outputs in made for output in outputs.tables]
+        return [self.write(output, shard, fence) for output in tables]
+
+    def _begin(self, connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
+        after = replace(checkpoint, identity=Identity())  # The log has it, for all windows.
+        self._log.record(connection, checkpoint.identity, self._recorded)
+        self._log.claim(connection, self._window, after, time.time())
+        return after
+
+    def _merge(self, connection: Connection, written: Sequence[Staged]) -> None:
+        tables: dict[str, Table] = {each.plan.table.fullname: each.plan.table for each in written}
+        if self._letters is not None:
+            tables[self._letters.fullname] = self._letters  # Delete old letters even if there are none now.
+        for table in tables.values():
+            numbers = table.c[WINDOW_COLUMN]
+            connection.execute(delete(table).where(numbers.between(self._window.first, self._window.last)))
+        super()._merge(connection, written)
+
+
+def _of_window(output: TableOutput, window: Window) -> TableOutput:
+    """Add the column with the window's number to an output. Raises InvalidInput for a table without the column."""
+    table = table_of(output)
+    where = f"table {table.name}"
+    if WINDOW_COLUMN not in table.c:
+        raise InvalidInput(
+            f"has no column {WINDOW_COLUMN}, which identifies a window's rows to replace; add "
+            f'Column("{WINDOW_COLUMN}", BigInteger, nullable=False), and to its keys if it has any',
+            field=where,
+        )
+    if WINDOW_COLUMN in output.rows.columns:
+        raise InvalidInput(f"the rows have a column {WINDOW_COLUMN}; leave it out, it is filled in", field=where)
+    rows = output.rows.withColumn(WINDOW_COLUMN, F.lit(window.first).cast("bigint"))
+    return replace(output, rows=rows, keys=(*output.keys, WINDOW_COLUMN) if output.keys else ())

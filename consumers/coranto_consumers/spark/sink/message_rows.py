@@ -1,20 +1,79 @@
-"""Rows that wait for their UUIDs: columns, or texts of JSON objects."""
+"""Rows that wait for their UUIDs: columns, or texts of JSON objects; their types, and a digest of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, Final, Protocol
+from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import types as T
 from pyspark.sql.types import StructField
 
 from coranto.errors import InvalidInput
-from coranto.messages.columnar import Int64s
+from coranto.messages.columnar import Int64s, UInt64s
 from coranto.messages.columnar_json import object_texts, stamped_columns
 from coranto.messages.columnar_stamps import stamped_lines
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import Flags, ProducerId
+
+_TEXTS: Final = (T.StringType, T.CharType, T.VarcharType)
+_ENCODABLE: Final = (
+    *(T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DecimalType, T.FloatType, T.DoubleType),
+    *(*_TEXTS, T.DateType, T.TimestampType, T.TimestampNTZType, T.BinaryType, T.ArrayType, T.MapType, T.NullType),
+)
+
+
+def require_encodable(kind: T.DataType, place: str) -> None:
+    """Raise InvalidInput, naming `place`, for a type that would not arrive in a message as it left."""
+    require_text_keys(kind, place, field="schema")
+    for where, part in _parts(kind, place):
+        if isinstance(part, T.StructType):
+            if repeated := sorted({name for name in part.names if part.names.count(name) > 1}):
+                raise InvalidInput(f"{where or 'the row'} has two fields {repeated[0]!r}; rename one", field="schema")
+        elif not isinstance(part, _ENCODABLE):
+            raise InvalidInput(
+                f"{where} is {part.simpleString()}, which JSON cannot express: cast it, or write texts of to_json",
+                field="schema",
+            )
+
+
+def require_text_keys(kind: T.DataType, place: str, *, field: str) -> None:
+    """Raise InvalidInput about `field`, naming `place`, for a map on any level without text keys."""
+    for where, part in _parts(kind, place):
+        if isinstance(part, T.MapType) and not isinstance(part.keyType, _TEXTS):
+            raise InvalidInput(
+                f"{where} is {part.simpleString()}, and names in JSON are texts: cast its keys to STRING, or write "
+                "its entries as an array of structs (map_entries)",
+                field=field,
+            )
+
+
+def is_encodable(kind: T.DataType) -> bool:
+    """Return True if `require_encodable` refuses nothing of a type."""
+    try:
+        require_encodable(kind, "value")
+    except InvalidInput:
+        return False
+    return True
+
+
+def _parts(kind: T.DataType, place: str) -> Iterator[tuple[str, T.DataType]]:
+    """Yield a type and all that it consists of, each with its place."""
+    yield place, kind
+    match kind:
+        case T.StructType():
+            for field in kind.fields:
+                yield from _parts(field.dataType, f"{place}.{field.name}" if place else field.name)
+        case T.ArrayType():
+            yield from _parts(kind.elementType, f"{place}[]")
+        case T.MapType():
+            yield from _parts(kind.valueType, f"{place}{{}}")
 
 
 class Rows(Protocol):
@@ -87,3 +146,59 @@ class ColumnRows:
 def _require_values(column: Any) -> None:
     if column.null_count:
         raise InvalidInput("a row has no value; filter such rows out", field="column value")
+
+
+_UUID: Final = 36
+_NODE: Final = 24
+"""The place of the producer in the text of a UUID."""
+_ALL: Final = 1 << 64
+
+
+class RowDigest:
+    """A digest of messages that does not depend on their order, nor on how they are divided among tasks and batches.
+
+    It identifies the content of a query's batch, whose number alone does not: the sum of the mixed checksums of
+    messages without their UUIDs, which differ in each attempt. It finds accidental differences, not constructed ones.
+    """
+
+    def __init__(self, messages: int = 0, total: int = 0) -> None:
+        self.messages = messages
+        self.total = total
+
+    def add(self, lines: Any, framing: JsonLines, producer: ProducerId) -> None:
+        """Add an Arrow binary array of lines with UUIDs of a producer."""
+        if not len(lines):
+            return
+        _, borders, data = lines.buffers()
+        ends = np.frombuffer(borders, dtype=np.int32)[lines.offset : lines.offset + len(lines) + 1].astype(np.int64)
+        behind = len(framing.uuid_prefix) + _UUID
+        view, places = memoryview(data), ends.tolist()
+        sums = [crc32(view[begin + behind : end]) for begin, end in pairwise(places)]
+        for row in _elsewhere(np.frombuffer(data, dtype=np.uint8), ends[:-1] + behind, producer):
+            uuid = re.compile(rb"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}" + producer.hex().encode())
+            sums[row] = crc32(uuid.sub(b"", view[places[row] : places[row + 1]], count=1))
+        self.messages += len(lines)
+        self.total = (self.total + int(_mixed(np.array(sums, dtype=np.uint64)).sum())) % _ALL
+
+    @classmethod
+    def of(cls, parts: Iterable[RowDigest]) -> RowDigest:
+        all_of_them = list(parts)
+        return cls(sum(each.messages for each in all_of_them), sum(each.total for each in all_of_them) % _ALL)
+
+    def __str__(self) -> str:
+        return f"{self.messages}-{self.total:016x}"
+
+
+def _elsewhere(content: NDArray[np.uint8], behind: NDArray[np.int64], producer: ProducerId) -> list[int]:
+    """Return the lines that have their UUID not at their beginning, because their texts had a value where it comes."""
+    node = np.frombuffer(producer.hex().encode(), dtype=np.uint8)
+    places = (behind - (_UUID - _NODE))[:, None] + np.arange(len(node))
+    return np.flatnonzero((content[np.minimum(places, len(content) - 1)] != node).any(axis=1)).tolist()
+
+
+def _mixed(numbers: UInt64s) -> UInt64s:
+    """Mix the bits of numbers (the finalizer of splitmix64), so that sums of different rows differ."""
+    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -22,9 +22,8 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
 from coranto_consumers.spark.journals.fetching import executor_folder
-from coranto_consumers.spark.sink.message_rows import Rows
+from coranto_consumers.spark.sink.message_rows import RowDigest, Rows
 from coranto_consumers.spark.sink.producer_ids import IdPool, TakenId, Use
-from coranto_consumers.spark.sink.row_digest import RowDigest
 
 _APPEND_BYTES: Final = 4 << 20
 _PENDING_BYTES: Final = 32 << 20

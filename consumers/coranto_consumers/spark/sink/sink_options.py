@@ -23,8 +23,7 @@ from coranto_consumers.spark.options import client_options, selections
 from coranto_consumers.spark.options.message_types import find_type
 from coranto_consumers.spark.options.option_values import choice_option, flag_option, require_known
 from coranto_consumers.spark.options.source_options import OPTIONS, SourceOptions
-from coranto_consumers.spark.sink.encoding import require_encodable
-from coranto_consumers.spark.sink.message_rows import ColumnRows, ObjectTextRows, Rows
+from coranto_consumers.spark.sink.message_rows import ColumnRows, ObjectTextRows, Rows, require_encodable
 
 _SHARED: Final = (*client_options.OPTIONS, *selections.OPTIONS, "uuidPointer", "registry", "messageType")
 """The options that reads have, too."""

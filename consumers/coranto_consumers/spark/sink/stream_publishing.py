@@ -37,9 +37,8 @@ from coranto.streams.model.columnar_keys import key_hashes
 from coranto.streams.model.stream import decode, segments_selector
 from coranto.streams.writer.multi_key.bulk import hold_segment
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, restamped, roll_back
-from coranto_consumers.spark.sink.message_rows import Rows
+from coranto_consumers.spark.sink.message_rows import RowDigest, Rows
 from coranto_consumers.spark.sink.publishing import content_of
-from coranto_consumers.spark.sink.row_digest import RowDigest
 
 KEPT_PLACES: Final = 1 << 18
 """The events of a task whose places it tells the driver, 8 bytes each. Others cannot be moved after the task."""

@@ -34,7 +34,7 @@ from coranto.streams.writer.multi_key.bulk_parts import BulkPart, roll_back
 from coranto_consumers.spark.session.access import for_selector
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
-from coranto_consumers.spark.sink.row_digest import RowDigest
+from coranto_consumers.spark.sink.message_rows import RowDigest
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 from coranto_consumers.spark.sink.stream_publishing import SegmentPublisher
 from coranto_consumers.spark.sink.writer import outdated, query_of, query_of_task, refuse_overwriting, written_now

@@ -37,9 +37,9 @@ from coranto.security.tokens import Capability
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
+from coranto_consumers.spark.sink.message_rows import RowDigest
 from coranto_consumers.spark.sink.producer_ids import IdPool, Use, pool_of, run_of_task, settle, settled_pools
 from coranto_consumers.spark.sink.publishing import Pending, publish
-from coranto_consumers.spark.sink.row_digest import RowDigest
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 
 _ABORT_SECONDS: Final = 5.0

@@ -18,10 +18,9 @@ from coranto.errors import CorantoError
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.committed.joint_reading import CommittedReader
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
-from coranto_consumers.spark.journals.fetching import machine_folder, task_client
+from coranto_consumers.spark.journals.fetching import machine_folder, read_together, task_client
 from coranto_consumers.spark.journals.ranges import NumberedRange
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
-from coranto_consumers.spark.journals.small_ranges import read_together
 from coranto_consumers.spark.options.bounds import TimeSpan
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 from coranto_consumers.spark.session.access import for_tasks, without_keys

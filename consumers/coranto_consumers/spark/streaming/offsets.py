@@ -30,6 +30,7 @@ is lost.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -38,6 +39,8 @@ from coranto.errors import InvalidInput
 from coranto.journal_ids import same_journal
 from coranto.messages.checkpoints import ProducerState
 from coranto.messages.uuids import ProducerId
+from coranto.offsets import offset_of_json
+from coranto_consumers.spark.session.versions import require_spark
 
 MAX_LISTED: Final = 2_000
 """The producers that are listed, over all journals of a query; but 8 for each journal."""
@@ -164,3 +167,27 @@ def _producer(text: str, raw: Any) -> tuple[ProducerId, ProducerState]:
     if len(begin) > 1:
         raise ValueError(f"producer {text!r} has more than three numbers")
     return producer, ProducerState(last_ack, begin[0] if begin else -1, seen_through)
+
+
+def bytes_behind(progress: Any) -> dict[str, int]:
+    """Return the bytes of each journal that a query has not read yet, over all of its sources.
+
+    `progress` is an item of `query.recentProgress`, or its JSON. Raises VersionTooOld before Spark 4.2, which lacks
+    heads.
+    """
+    require_spark("bytes_behind", (4, 2))
+    raw = progress if isinstance(progress, Mapping) else json.loads(progress.json)
+    behind = {}
+    for source in raw["sources"]:
+        heads, ends = _journals(source["latestOffset"]), _journals(source["endOffset"])
+        if not isinstance(heads, dict) or not isinstance(ends, dict):
+            continue  # This source reads something else than journals.
+        positions = loads(ends)
+        for journal, head in heads.items():
+            read = positions[journal].offset if journal in positions else 0
+            behind[journal] = max(0, offset_of_json(head) - read)
+    return behind
+
+
+def _journals(offsets: object) -> object:
+    return json.loads(offsets) if isinstance(offsets, str) else offsets

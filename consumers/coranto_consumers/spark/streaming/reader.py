@@ -21,11 +21,10 @@ from coranto.offsets import vector_to_json
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of
-from coranto_consumers.spark.journals.fetching import task_client
+from coranto_consumers.spark.journals.fetching import read_together, task_client
 from coranto_consumers.spark.journals.framings import name_of
 from coranto_consumers.spark.journals.ranges import plan_transaction
 from coranto_consumers.spark.journals.segments import open_journals
-from coranto_consumers.spark.journals.small_ranges import read_together
 from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import (
@@ -35,9 +34,8 @@ from coranto_consumers.spark.session.versions import (
     SupportsTriggerAvailableNow,
 )
 from coranto_consumers.spark.streaming.batches import JournalBatch, StreamPart
-from coranto_consumers.spark.streaming.journals import QueryJournals
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
-from coranto_consumers.spark.streaming.query_planner import QueryPlanner
+from coranto_consumers.spark.streaming.query_planner import QueryJournals, QueryPlanner
 from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
 _WORTHWHILE_BYTES: Final = 2 << 20

@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Column, Date, DateTime, Float, LargeBinary, M
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto_consumers.spark import DeadLetters, MisfitPolicy, Outputs, SparkConsumer, TableOutput, dead_letter_table
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.consumer import optimistic_writes
+from coranto_consumers.spark.consumer import transaction_inputs
 from coranto_consumers.spark.inputs import strategies
 from coranto_consumers.spark.outputs.staging import EXACT
 from coranto_consumers.stores import SqlStore
@@ -81,7 +81,7 @@ def session(spark, request):
 def read_by(request, monkeypatch):
     """The driver reads small inputs, and tasks read others."""
     if request.param == "tasks":
-        monkeypatch.setattr(optimistic_writes, "WORTHWHILE_BYTES", 0)
+        monkeypatch.setattr(transaction_inputs, "WORTHWHILE_BYTES", 0)
         monkeypatch.setattr(strategies, "WORTHWHILE_BYTES", 0)
     return request.param
 

@@ -17,13 +17,12 @@ from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark import ConsumeReport, ConsumerOptions, Hooks
 from coranto_consumers.spark.committed.long_transactions import LongTransaction
-from coranto_consumers.spark.consumer.optimistic_writes import OptimisticWrites
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions
 from coranto_consumers.spark.consumer.prefetch import Prefetcher
 from coranto_consumers.spark.consumer.run import Run, RunSettings
 from coranto_consumers.spark.consumer.transaction import Owner
-from coranto_consumers.spark.consumer.transaction_bounds import MessageBound
+from coranto_consumers.spark.consumer.transaction_inputs import MessageBound, OptimisticWrites
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
 from coranto_consumers.spark.journals.discovery import ContentExtent
 from tests.consumers.spark.consumer.test_transaction import Rows, outputs

@@ -12,9 +12,8 @@ from pyspark.sql.types import StructType
 from coranto.errors import InvalidInput
 from coranto.messages import column_parser
 from coranto_consumers.spark.decoding.json_columns import ColumnParser
-from coranto_consumers.spark.decoding.json_limits import MAX_DIGITS
 from coranto_consumers.spark.decoding.json_times import zone_of
-from coranto_consumers.spark.decoding.json_values import LineValues
+from coranto_consumers.spark.decoding.json_values import MAX_DIGITS, LineValues
 from tests.sampling import examples
 
 LINES = examples(5000)

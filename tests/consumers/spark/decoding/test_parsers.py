@@ -16,8 +16,7 @@ from pyspark.sql.types import (
 )
 
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.decoding.csv_columns import text_columns
-from coranto_consumers.spark.decoding.parsers import parser_of
+from coranto_consumers.spark.decoding.parsers import parser_of, text_columns
 from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords
 from tests.sampling import examples
 

@@ -21,8 +21,8 @@ from coranto_consumers.spark.journals.losses import LostContent
 from coranto_consumers.spark.journals.ranges import Range, ReadPlan
 from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.source.planning import plan_read
-from coranto_consumers.spark.streaming.journals import lost_at, require
 from coranto_consumers.spark.streaming.offsets import Position
+from coranto_consumers.spark.streaming.query_planner import lost_at, require
 from coranto_consumers.spark.streaming.stream_options import StreamOptions
 
 AWAKE, ASLEEP = "a/awake", "a/asleep"

@@ -9,7 +9,7 @@ from coranto.errors import InvalidInput
 from coranto_consumers.spark import Add, JournalOutput, Max, Replace, TableOutput, errors_of_tasks
 from coranto_consumers.spark.outputs import stores as outputs
 from coranto_consumers.spark.outputs.staging import Staged, can_carry, publish_journal_outputs
-from coranto_consumers.spark.sink.encoding import is_encodable
+from coranto_consumers.spark.sink.message_rows import is_encodable
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.merge import plan_merge
 

@@ -20,7 +20,7 @@ from coranto_consumers.spark.session.versions import (
     require_spark,
     stream_reader,
 )
-from coranto_consumers.spark.streaming.lag import bytes_behind
+from coranto_consumers.spark.streaming.offsets import bytes_behind
 
 
 class Steps:

@@ -15,7 +15,7 @@ import pytest
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
-from coranto_consumers.spark.streaming.lag import bytes_behind
+from coranto_consumers.spark.streaming.offsets import bytes_behind
 
 ONE, TWO = "a/topic/one", "a/topic/two"
 SCHEMA = "n INT, _journal STRING, _offset BIGINT"

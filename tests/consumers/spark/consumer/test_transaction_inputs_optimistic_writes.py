@@ -10,8 +10,8 @@ from coranto.client.publishing import SyncPublisher
 from coranto.messages import JsonLines, ProducerClock, new_producer_id
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto_consumers.spark import JournalOutput, Outputs, Replace, SparkConsumer, TableOutput
-from coranto_consumers.spark.consumer import optimistic_writes
-from coranto_consumers.spark.consumer.optimistic_writes import OptimisticWrites
+from coranto_consumers.spark.consumer import transaction_inputs
+from coranto_consumers.spark.consumer.transaction_inputs import OptimisticWrites
 from coranto_consumers.spark.inputs import strategies
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.journals.ranges import Range
@@ -85,7 +85,7 @@ def optimistic(monkeypatch) -> list[bool]:
 
     monkeypatch.setattr(OptimisticWrites, "took_one_job", in_one_job)
     monkeypatch.setattr(OptimisticWrites, "took_two_jobs", in_two_jobs)
-    monkeypatch.setattr(optimistic_writes, "WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(transaction_inputs, "WORTHWHILE_BYTES", 0)
     monkeypatch.setattr(strategies, "WORTHWHILE_BYTES", 0)
     return taken
 

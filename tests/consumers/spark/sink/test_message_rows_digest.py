@@ -9,8 +9,7 @@ import pytest
 
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import Flags, new_producer_id
-from coranto_consumers.spark.sink.message_rows import ObjectTextRows
-from coranto_consumers.spark.sink.row_digest import RowDigest
+from coranto_consumers.spark.sink.message_rows import ObjectTextRows, RowDigest
 
 FRAMING = JsonLines()
 TEXTS = [f'{{"n":{n},"t":"{"x" * (n % 7)}"}}' for n in range(200)] + [

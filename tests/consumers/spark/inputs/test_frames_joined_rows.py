@@ -14,8 +14,8 @@ from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummarizer, summary_of_row
 from coranto_consumers.spark.decoding.rows import FIELDS, LINE, PARSED_PREFIX, PIECE, SUMMARY, Misfits, parsed_layout
-from coranto_consumers.spark.inputs import joined_rows
-from coranto_consumers.spark.inputs.joined_rows import SequencedRows
+from coranto_consumers.spark.inputs import frames
+from coranto_consumers.spark.inputs.frames import SequencedRows
 from coranto_consumers.spark.journals.framings import made_tolerant
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
 from tests.consumers.spark.folding import FRAMING, Memory
@@ -71,8 +71,8 @@ def test_what_is_put_together_is_what_each_range_has(contents, sizes: random.Ran
     parts = numbered([part for whole in wholes(journals) for part in split(whole, sizes.randint(30, 2000))])
     alone = [(each, list(SequencedRows(KEPT).read(memory, [each], FRAMING))) for each in parts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joined_rows, "JOINED_BYTES", joined)
-        patch.setattr(joined_rows, "JOINED_RANGES", sizes.randint(1, 10))
+        patch.setattr(frames, "JOINED_BYTES", joined)
+        patch.setattr(frames, "JOINED_RANGES", sizes.randint(1, 10))
         batches = list(SequencedRows(KEPT).read(memory, parts, FRAMING))
 
     if not parts:
@@ -98,7 +98,7 @@ def test_small_ranges_make_one_batch_and_one_of_summaries():
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4])
 def test_misfits_count_to_their_ranges(monkeypatch: pytest.MonkeyPatch, at_once: int):
-    monkeypatch.setattr(joined_rows, "JOINED_RANGES", at_once)
+    monkeypatch.setattr(frames, "JOINED_RANGES", at_once)
     journals = {
         "j/a": message(1) + message(2, 2),
         "j/b": message("x") + message(3, 2) + message("y", 3),

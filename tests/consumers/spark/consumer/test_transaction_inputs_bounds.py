@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coranto_consumers.spark.consumer.transaction_bounds import SHORTEST_MESSAGE, MessageBound, Pace
+from coranto_consumers.spark.consumer.spark_consumer import Pace
+from coranto_consumers.spark.consumer.transaction_inputs import SHORTEST_MESSAGE, MessageBound
 from coranto_consumers.spark.journals.ranges import Range, plan_transaction
 
 

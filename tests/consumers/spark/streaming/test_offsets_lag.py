@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from coranto_consumers.spark.streaming.lag import bytes_behind
+from coranto_consumers.spark.streaming.offsets import bytes_behind
 
 
 def test_journals_of_all_sources_are_counted_and_other_sources_are_not() -> None:

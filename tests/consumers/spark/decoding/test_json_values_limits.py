@@ -4,7 +4,8 @@ import pyarrow as pa
 import pytest
 
 from coranto.messages.json_text import DECODER
-from coranto_consumers.spark.decoding.json_limits import has_long_number, is_deep, may_be_beyond
+from coranto_consumers.spark.decoding.json_columns import may_be_beyond
+from coranto_consumers.spark.decoding.json_values import has_long_number, is_deep
 
 
 def marked(*lines: str) -> list[bool]:

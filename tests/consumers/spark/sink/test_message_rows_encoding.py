@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 from coranto.errors import InvalidInput
 from coranto.messages.columnar_json import object_texts
 from coranto_consumers.spark.outputs.staging import EXACT
-from coranto_consumers.spark.sink.encoding import require_encodable
+from coranto_consumers.spark.sink.message_rows import require_encodable
 
 INNER = StructType().add("p", IntegerType()).add("t\"'\\é", StringType())
 SCHEMA = (

@@ -10,7 +10,7 @@ from coranto.fragments.windows import Span, Window
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto_consumers.outputs.dead_letters import dead_letter_table
 from coranto_consumers.spark import JournalOutput, Outputs, TableOutput
-from coranto_consumers.spark.outputs.window_rows import WindowRows
+from coranto_consumers.spark.outputs.stores import WindowRows
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.windows import WINDOW_COLUMN, WindowLog, shard_of
 
