@@ -95,7 +95,9 @@ class ColumnParser(column_parser.LineParser):
     def _settled(self, array: Any, kind: T.DataType, to: Any) -> tuple[Any, Mask]:
         match kind:
             case T.ArrayType():
-                return self._settled_lists(array, kind, to)
+                values, unlike = self._settled(array.flatten(), kind.elementType, to.value_type)
+                borders, doubtful = _lists_around(array, unlike)
+                return pa.ListArray.from_arrays(borders, values, type=to, mask=pc.is_null(array)), doubtful
             case T.StructType():
                 return self._settled_structs(array, kind, to)
             case T.BinaryType() | T.DateType() | T.TimestampNTZType() | T.TimestampType():
@@ -107,11 +109,6 @@ class ColumnParser(column_parser.LineParser):
             case T.FloatType() | T.DoubleType():
                 return array, _unlike_numbers(array)
         return array, np.zeros(len(array), dtype=np.bool_)
-
-    def _settled_lists(self, array: Any, kind: T.ArrayType, to: Any) -> tuple[Any, Mask]:
-        values, unlike = self._settled(array.flatten(), kind.elementType, to.value_type)
-        borders, doubtful = _lists_around(array, unlike)
-        return pa.ListArray.from_arrays(borders, values, type=to, mask=pc.is_null(array)), doubtful
 
     def _settled_structs(self, array: Any, kind: T.StructType, to: Any) -> tuple[Any, Mask]:
         doubtful: Mask = np.zeros(len(array), dtype=np.bool_)

@@ -34,36 +34,14 @@ _DAY: Final = 86_400 * _MICROSECONDS
 _GREGORIAN_SINCE: Final = -141_427
 """The day 1582-10-15."""
 _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
-_SHORT_NAMES: Final = {
-    "ACT": "Australia/Darwin",
-    "AET": "Australia/Sydney",
-    "AGT": "America/Argentina/Buenos_Aires",
-    "ART": "Africa/Cairo",
-    "AST": "America/Anchorage",
-    "BET": "America/Sao_Paulo",
-    "BST": "Asia/Dhaka",
-    "CAT": "Africa/Harare",
-    "CNT": "America/St_Johns",
-    "CST": "America/Chicago",
-    "CTT": "Asia/Shanghai",
-    "EAT": "Africa/Addis_Ababa",
-    "ECT": "Europe/Paris",
-    "IET": "America/Indiana/Indianapolis",
-    "IST": "Asia/Kolkata",
-    "JST": "Asia/Tokyo",
-    "MIT": "Pacific/Apia",
-    "NET": "Asia/Yerevan",
-    "NST": "Pacific/Auckland",
-    "PLT": "Asia/Karachi",
-    "PNT": "America/Phoenix",
-    "PRT": "America/Puerto_Rico",
-    "PST": "America/Los_Angeles",
-    "SST": "Pacific/Guadalcanal",
-    "VST": "Asia/Ho_Chi_Minh",
-    "EST": "-05:00",
-    "MST": "-07:00",
-    "HST": "-10:00",
-}
+_ZONES: Final = """
+    ACT=Australia/Darwin AET=Australia/Sydney AGT=America/Argentina/Buenos_Aires ART=Africa/Cairo AST=America/Anchorage
+    BET=America/Sao_Paulo BST=Asia/Dhaka CAT=Africa/Harare CNT=America/St_Johns CST=America/Chicago CTT=Asia/Shanghai
+    EAT=Africa/Addis_Ababa ECT=Europe/Paris IET=America/Indiana/Indianapolis IST=Asia/Kolkata JST=Asia/Tokyo
+    MIT=Pacific/Apia NET=Asia/Yerevan NST=Pacific/Auckland PLT=Asia/Karachi PNT=America/Phoenix PRT=America/Puerto_Rico
+    PST=America/Los_Angeles SST=Pacific/Guadalcanal VST=Asia/Ho_Chi_Minh EST=-05:00 MST=-07:00 HST=-10:00
+"""
+_SHORT_NAMES: Final = dict(pair.split("=") for pair in _ZONES.split())
 """Java's short names of zones, which Spark accepts."""
 _NO_REGIONS: Final = ("Factory", "localtime", "posixrules", "posix/", "right/")
 
@@ -75,7 +53,9 @@ class NoZone(Exception):
 def days_of(text: str) -> int | None:
     """Return the days since 1970 of a date. A number of one to three, or more than seven, digits means such days."""
     for each in (text, text.replace("GMT", "")):
-        if (days := _days_of_date(each)) is not None:
+        found = _DATE.fullmatch(each.strip(_SPACE))
+        days = None if found is None else _day(found)
+        if days is not None and -(1 << 31) <= days < 1 << 31:
             return days
     if not _DAYS_AS_NUMBER.fullmatch(text) or any(character > "\uffff" for character in text):
         return None
@@ -136,12 +116,6 @@ def _offset(text: str) -> tzinfo | None:
     return timezone(-size if found[1] == "-" else size)
 
 
-def _days_of_date(text: str) -> int | None:
-    found = _DATE.fullmatch(text.strip(_SPACE))
-    days = None if found is None else _day(found)
-    return None if days is None or not -(1 << 31) <= days < 1 << 31 else days
-
-
 def _micros_in_zone(text: str, zone: tzinfo | None) -> int | None:
     found = _TIME.fullmatch(text.strip(_SPACE))
     if found is None:
@@ -159,13 +133,9 @@ def _micros_in_zone(text: str, zone: tzinfo | None) -> int | None:
         return None
     if zone is None:
         raise NoZone
-    days = _day(found) if "year" in found.re.groupindex else _today(zone)
-    return None if days is None else _long(days * _DAY + clock - _utc_offset(days, clock, zone))
-
-
-def _today(zone: tzinfo) -> int:
     today = datetime.now(zone)
-    return _days(today.year, today.month, today.day)
+    days = _day(found) if "year" in found.re.groupindex else _days(today.year, today.month, today.day)
+    return None if days is None else _long(days * _DAY + clock - _utc_offset(days, clock, zone))
 
 
 def _day(found: re.Match[str]) -> int | None:

@@ -126,7 +126,7 @@ def converter_of(column: T.StructField, kind: T.DataType, zone: tzinfo | None) -
         case T.DecimalType():
             return _decimal(kind.precision, kind.scale)
         case T.TimestampType():
-            return lambda value, _: _timestamp(value, zone)
+            return lambda value, text: _timestamp(value, text, zone)
     for known, convert in _SIMPLE.items():
         if kind == known:
             return convert
@@ -196,10 +196,6 @@ def _string(value: object, text: str) -> object:
     return _plain(value if type(value) is str else text)
 
 
-def _boolean(value: object, _: str) -> object:
-    return value if isinstance(value, bool) else MISFIT
-
-
 def _whole(value: object) -> int | None:
     """Return a number that is written as an integer and not too long for Spark; None for anything else."""
     if not isinstance(value, Number) or _INTEGER.fullmatch(value) is None or has_long_number(value, value):
@@ -262,10 +258,7 @@ def _nearest(text: str, near: float) -> float:
 def _decimal(precision: int, scale: int) -> Convert:
     places = decimal.Decimal(1).scaleb(-scale)
     context = decimal.Context(
-        prec=2 * T.DecimalType().precision + 80,
-        rounding=decimal.ROUND_HALF_UP,
-        Emax=decimal.MAX_EMAX,
-        Emin=decimal.MIN_EMIN,
+        2 * T.DecimalType().precision + 80, decimal.ROUND_HALF_UP, decimal.MIN_EMIN, decimal.MAX_EMAX
     )
 
     def convert(value: object, _: str) -> object:
@@ -305,34 +298,32 @@ def _binary(value: object, _: str) -> object:
     return b"".join(binascii.a2b_base64(digits[at : at + 4]) for at in range(0, len(digits), 4))
 
 
-def _date(value: object, _: str) -> object:
-    return _or_misfit(days_of(value) if type(value) is str else None)
+def _of_text(parse: Callable[[str], int | None]) -> Convert:
+    """Return the function that converts texts by a function, which returns None for ones that do not fit."""
+
+    def convert(value: object, _: str) -> object:
+        found = parse(value) if type(value) is str else None
+        return MISFIT if found is None else found
+
+    return convert
 
 
-def _timestamp(value: object, zone: tzinfo | None) -> object:
-    if isinstance(value, Number):
-        seconds = _whole(value)
-        if seconds is None or not -(1 << 63) <= seconds < 1 << 63:
-            return MISFIT
-        return (seconds * 1_000_000 + (1 << 63)) % (1 << 64) - (1 << 63)  # As Java multiplies.
-    return _or_misfit(micros_of(value, zone) if type(value) is str else None)
-
-
-def _local_timestamp(value: object, _: str) -> object:
-    return _or_misfit(local_micros_of(value) if type(value) is str else None)
-
-
-def _or_misfit(found: object) -> object:
-    return MISFIT if found is None else found
+def _timestamp(value: object, text: str, zone: tzinfo | None) -> object:
+    if not isinstance(value, Number):
+        return _of_text(lambda time: micros_of(time, zone))(value, text)
+    seconds = _whole(value)
+    if seconds is None or not -(1 << 63) <= seconds < 1 << 63:
+        return MISFIT
+    return (seconds * 1_000_000 + (1 << 63)) % (1 << 64) - (1 << 63)  # As Java multiplies.
 
 
 _SIMPLE: Final[Mapping[T.DataType, Convert]] = {
     T.StringType(): _string,
-    T.BooleanType(): _boolean,
+    T.BooleanType(): lambda value, _: value if isinstance(value, bool) else MISFIT,
     **{kind(): _integer(kind) for kind in BITS},
     T.FloatType(): _float,
     T.DoubleType(): _double,
     T.BinaryType(): _binary,
-    T.DateType(): _date,
-    T.TimestampNTZType(): _local_timestamp,
+    T.DateType(): _of_text(days_of),
+    T.TimestampNTZType(): _of_text(local_micros_of),
 }

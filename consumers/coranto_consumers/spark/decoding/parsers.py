@@ -62,7 +62,6 @@ def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = No
         case JsonLines():
             return _Json(schema, zone)
         case CsvRecords():
-            _require_parsed(schema)
             return _Csv(framing, schema)
         case FixedRecords(message_type=None):
             return _Whole(schema, "frames without a messageType have", BinaryType())
@@ -125,6 +124,14 @@ class _Csv(_OneByOne):
 
     def __init__(self, framing: CsvRecords, schema: StructType) -> None:
         rows = framing.framing()
+        for field in schema.fields:
+            if field.dataType not in TYPES:
+                types = ", ".join(kind.simpleString().upper() for kind in TYPES)
+                raise InvalidInput(
+                    f"column {field.name!r} is {field.dataType.simpleString()}, and rows of CSV are parsed into "
+                    f"{types}. Declare one of these and cast it",
+                    field="schema",
+                )
         if schema.fields and len(schema.fields) != rows.rows.width:
             raise InvalidInput(
                 f"rows of CSV have {rows.rows.width} columns and their UUID (csvColumns, csvUuidColumn), and "
@@ -174,17 +181,6 @@ def _value(kind: DataType, text: str) -> object:
         return MISFIT
     number, limit = int(text), 1 << (BITS[type(kind)] - 1)
     return number if -limit <= number < limit else MISFIT
-
-
-def _require_parsed(schema: StructType) -> None:
-    for field in schema.fields:
-        if field.dataType not in TYPES:
-            types = ", ".join(kind.simpleString().upper() for kind in TYPES)
-            raise InvalidInput(
-                f"column {field.name!r} is {field.dataType.simpleString()}, and rows of CSV are parsed into "
-                f"{types}. Declare one of these and cast it",
-                field="schema",
-            )
 
 
 _PLAIN_INTEGER: Final = "^[+-]?[0-9]{1,18}$"

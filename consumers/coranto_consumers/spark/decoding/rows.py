@@ -11,17 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql import types as T
 
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.column_parser import without_heads
@@ -34,26 +24,26 @@ from coranto_consumers.spark.journals.reading import Lines
 from coranto_consumers.spark.session.versions import arrow_schema
 
 ROWS_PER_BATCH: Final = 32_768
-FIELDS: Final[Mapping[str, StructField]] = {
+FIELDS: Final[Mapping[str, T.StructField]] = {
     field.name: field
     for field in (
-        StructField("journal", StringType()),
-        StructField("offset", LongType()),
-        StructField("next_offset", LongType()),
-        StructField("producer", BinaryType()),
-        StructField("clock", LongType()),
-        StructField("flags", IntegerType()),
-        StructField("value", StringType()),
-        StructField("commit_offset", LongType()),
+        T.StructField("journal", T.StringType()),
+        T.StructField("offset", T.LongType()),
+        T.StructField("next_offset", T.LongType()),
+        T.StructField("producer", T.BinaryType()),
+        T.StructField("clock", T.LongType()),
+        T.StructField("flags", T.IntegerType()),
+        T.StructField("value", T.StringType()),
+        T.StructField("commit_offset", T.LongType()),
     )
 }
 COMMIT_OFFSET: Final = "commit_offset"
 """The field with the offset that committed a message: its acknowledgement's offset, or its own."""
-PIECE: Final = StructField("coranto_piece", LongType())
+PIECE: Final = T.StructField("coranto_piece", T.LongType())
 """The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
-LINE: Final = StructField("coranto_line", BinaryType())
+LINE: Final = T.StructField("coranto_line", T.BinaryType())
 """The column of sequenced reads with the lines that do not fit."""
-SUMMARY: Final = StructField("coranto_summary", StringType())
+SUMMARY: Final = T.StructField("coranto_summary", T.StringType())
 """The column of sequenced reads with the summary of a range (see `scanning.py`)."""
 PARSED_PREFIX: Final = "_"
 """The prefix of the source's own columns in parsed reads, which separates them from fields of messages."""
@@ -78,10 +68,10 @@ _REQUIRED: Final = "coranto.required"
 class RowLayout:
     """The origins of a schema's columns."""
 
-    schema: StructType
+    schema: T.StructType
     own: Mapping[str, str]
     """Maps columns to fields of `FIELDS`, or to `PIECE`, `LINE` and `SUMMARY`."""
-    message: StructType
+    message: T.StructType
     """The columns that are fields of messages."""
     text: str | None = None
     """The column with the text of lines that do not fit, if any."""
@@ -95,17 +85,17 @@ class RowLayout:
         return COMMIT_OFFSET in self.own.values()
 
 
-def raw_layout(schema: StructType) -> RowLayout:
+def raw_layout(schema: T.StructType) -> RowLayout:
     """Return the layout of an unparsed read. Raises InvalidInput for columns that the source does not have."""
     for column in schema.fields:
         if column.name not in FIELDS:
             raise InvalidInput(f"there is no column {column.name!r}; there are {', '.join(FIELDS)}", field="schema")
         _require_type(column, FIELDS[column.name])
-    return RowLayout(schema, {name: name for name in schema.names}, StructType([]))
+    return RowLayout(schema, {name: name for name in schema.names}, T.StructType([]))
 
 
 def parsed_layout(
-    schema: StructType, text: str | None, misfits: Misfits, framing: ReadFraming, zone: tzinfo | None = None
+    schema: T.StructType, text: str | None, misfits: Misfits, framing: ReadFraming, zone: tzinfo | None = None
 ) -> RowLayout:
     """Return the layout of a parsed read. Columns that are not the source's own are fields of messages.
 
@@ -123,16 +113,21 @@ def parsed_layout(
             own[column.name] = known[column.name].name
         elif column.name == text:
             # Frames are not text, so their column is BINARY.
-            kind = BinaryType() if isinstance(framing, FixedRecords) else StringType()
-            _require_type(column, StructField(column.name, kind))
+            kind = T.BinaryType() if isinstance(framing, FixedRecords) else T.StringType()
+            _require_type(column, T.StructField(column.name, kind))
         else:
-            _require_nullable(column)
+            if not column.nullable or column.dataType != nullable(column.dataType):
+                raise InvalidInput(  # Spark fails with an unclear error at the first null.
+                    f"column {column.name!r}, or a part of it, is NOT NULL, and messages may lack fields: declare it "
+                    "nullable, and filter rows with nulls out",
+                    field="schema",
+                )
             message.append(column)
-    parser_of(framing, StructType(message), zone)  # Raises InvalidInput.
-    return RowLayout(schema, own, StructType(message), text if text in schema.names else None, misfits, framing, zone)
+    parser_of(framing, T.StructType(message), zone)  # Raises InvalidInput.
+    return RowLayout(schema, own, T.StructType(message), text if text in schema.names else None, misfits, framing, zone)
 
 
-def is_raw(schema: StructType) -> bool:
+def is_raw(schema: T.StructType) -> bool:
     """Return True if a schema has only the source's own columns. Raises InvalidInput if that is ambiguous."""
     own = [name for name in schema.names if name in FIELDS]
     others = [name for name in schema.names if name not in own]
@@ -145,39 +140,29 @@ def is_raw(schema: StructType) -> bool:
     return not others
 
 
-def _require_type(column: StructField, expected: StructField) -> None:
-    if column.dataType != expected.dataType and not (expected.name == "value" and column.dataType == BinaryType()):
+def _require_type(column: T.StructField, expected: T.StructField) -> None:
+    if column.dataType != expected.dataType and not (expected.name == "value" and column.dataType == T.BinaryType()):
         raise InvalidInput(
             f"column {column.name!r} is {expected.dataType.simpleString()}, not {column.dataType.simpleString()}",
             field="schema",
         )
 
 
-def nullable(kind: DataType) -> DataType:
+def nullable(kind: T.DataType) -> T.DataType:
     """Return a type whose parts are all nullable."""
     match kind:
-        case StructType():
-            return StructType([StructField(each.name, nullable(each.dataType), True) for each in kind.fields])
-        case ArrayType():
-            return ArrayType(nullable(kind.elementType), True)
-        case MapType():
-            return MapType(kind.keyType, nullable(kind.valueType), True)
+        case T.StructType():
+            return T.StructType([T.StructField(each.name, nullable(each.dataType), True) for each in kind.fields])
+        case T.ArrayType():
+            return T.ArrayType(nullable(kind.elementType), True)
+        case T.MapType():
+            return T.MapType(kind.keyType, nullable(kind.valueType), True)
     return kind
 
 
-def required(column: StructField) -> StructField:
+def required(column: T.StructField) -> T.StructField:
     """Return a nullable column for Spark. If the given column is not nullable, its nulls are misfits."""
-    return StructField(column.name, column.dataType, True, None if column.nullable else {_REQUIRED: True})
-
-
-def _require_nullable(column: StructField) -> None:
-    """Raise InvalidInput for a column that is not nullable: Spark fails with an unclear error at the first null."""
-    if not column.nullable or column.dataType != nullable(column.dataType):
-        raise InvalidInput(
-            f"column {column.name!r}, or a part of it, is NOT NULL, and messages may lack fields: declare it nullable, "
-            "and filter rows with nulls out",
-            field="schema",
-        )
+    return T.StructField(column.name, column.dataType, True, None if column.nullable else {_REQUIRED: True})
 
 
 class BatchBuilder:
@@ -201,7 +186,11 @@ class BatchBuilder:
         if not len(lines):
             return
         is_summary = pieces is not None and bool((pieces == SUMMARY_PIECE).any())
-        parsed, misfits = self._summary(lines) if is_summary else self._parsed(lines)
+        misfits: Mask = np.zeros(len(lines), dtype=np.bool_)
+        if is_summary:
+            parsed = {name: pa.nulls(len(lines), self._schema.field(name).type) for name in self._layout.message.names}
+        else:
+            parsed, misfits = self._parsed(lines)
         own: dict[str, Callable[[Any], Any]] = {
             "journal": lambda kind: _journals(lines, kind),
             "offset": lambda kind: pa.array(lines.begins, kind),
@@ -223,22 +212,22 @@ class BatchBuilder:
         for start in range(0, len(lines), ROWS_PER_BATCH):
             yield whole.slice(start, ROWS_PER_BATCH)
 
-    def _summary(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
-        empty = {name: pa.nulls(len(lines), self._schema.field(name).type) for name in self._layout.message.names}
-        return empty, np.zeros(len(lines), dtype=np.bool_)
-
     def _parsed(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
         """Return the columns of the messages' fields and of the texts of misfits, and the mask of misfits."""
         layout, parser = self._layout, self._parser
         columns: dict[str, Any] = {}
         misfits: Mask
         if layout.message.fields or layout.misfits is Misfits.KEPT:
-            table, misfits = parser.parse(self._fields(lines))
+            content = lines.content
+            if lines.headed is not None and self._head_bytes:  # Leave out fields that contain only the UUID.
+                content = without_heads(content, lines.headed, self._head_bytes)
+            table, misfits = parser.parse(content)
             if lines.unreadable is not None:
                 misfits |= lines.unreadable
             columns = {name: table.column(name).combine_chunks() for name in layout.message.names}
             if misfits.any() and parser.decides:
-                columns = {name: _without(column, lines.unreadable) for name, column in columns.items()}
+                if lines.unreadable is not None:
+                    columns = {name: _where(column, ~lines.unreadable) for name, column in columns.items()}
             elif misfits.any():
                 columns, misfits = self._one_by_one(lines, columns, misfits)
         else:
@@ -257,12 +246,6 @@ class BatchBuilder:
         if layout.text:
             columns[layout.text] = self._texts(lines, layout.text, misfits)
         return columns, misfits
-
-    def _fields(self, lines: Lines) -> Any:
-        """Return the content of the lines, without leading fields that contain only the UUID."""
-        if lines.headed is None or not self._head_bytes:
-            return lines.content
-        return without_heads(lines.content, lines.headed, self._head_bytes)
 
     def _one_by_one(self, lines: Lines, columns: dict[str, Any], doubtful: Mask) -> tuple[dict[str, Any], Mask]:
         """Parse doubtful lines again. Return the columns, and the mask of lines that do not fit."""
@@ -306,11 +289,6 @@ def producer_ids(producers: UInt64s) -> Any:
     data = np.ascontiguousarray(producers.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:])
     borders = np.arange(0, 6 * len(producers) + 1, 6, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(producers), [None, pa.py_buffer(borders), pa.py_buffer(data)])
-
-
-def _without(column: Any, mask: Mask | None) -> Any:
-    """Return a column with nulls where `mask` is set."""
-    return column if mask is None or not mask.any() else _where(column, ~mask)
 
 
 def _replaced(column: Any, mask: Any, values: Any) -> Any:

@@ -36,31 +36,15 @@ OPTIONS: Final = {
     "startingOffsetsByTimestamp": 'the same by journal, as JSON: {"flights/events/part-000": 1704067200000}',
     "endingOffsetsByTimestamp": "the same by journal, as JSON",
 }
-_NOT_BESIDE_A_MOMENT: Final = (
-    "asOf",
-    "endingOffsets",
-    "endingTimestamp",
-    "endingOffsetsByTimestamp",
-    "startingTimestamp",
-)
+ENDINGS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
-def starting_offsets(given: Mapping[str, str]) -> dict[str, int] | None:
-    """Return the first offsets by journal; None for the beginnings of all. Raises InvalidInput."""
-    return _offsets(given, "startingOffsets", "earliest", EARLIEST)
-
-
-def ending_offsets(given: Mapping[str, str]) -> dict[str, int] | None:
-    """Return the end offsets by journal; None for the heads of all. Raises InvalidInput."""
-    return _offsets(given, "endingOffsets", "latest", LATEST)
-
-
-def _offsets(given: Mapping[str, str], name: str, word: str, symbol: int) -> dict[str, int] | None:
+def bounds_of(given: Mapping[str, str], name: str, word: str, symbol: int) -> dict[str, int] | None:
+    """Return the offsets by journal of an option; None for its `word`. Raises InvalidInput."""
     text = given.get(name.lower(), word).strip()
-    where = f"option {name}"
     if text.lower() == word:
         return None
-    return vector_of_json(offsets_option(text, name, word), where, symbol)
+    return vector_of_json(offsets_option(text, name, word), f"option {name}", symbol)
 
 
 def as_of(given: Mapping[str, str]) -> float | Mapping[str, int] | None:
@@ -69,7 +53,7 @@ def as_of(given: Mapping[str, str]) -> float | Mapping[str, int] | None:
     text = given.get(name.lower(), "").strip()
     if not text:
         return None
-    for other in _NOT_BESIDE_A_MOMENT:
+    for other in ("asOf", *ENDINGS, "startingTimestamp"):
         if other != name and other.lower() in given:
             raise InvalidInput(f"{other} is given, too; leave one of them out", field=f"option {name}")
     if text.startswith("{") and name == "asOf":

@@ -126,13 +126,15 @@ class SourceOptions:
         # Unparsed lines cannot become null, so the default for them is an error.
         misfits = Misfits(choice_option(given, "mode", (Misfits.PERMISSIVE, Misfits.FAILFAST), Misfits.PERMISSIVE))
         tolerant = "mode" in given and misfits is Misfits.PERMISSIVE
-        registry = _registry(given)
+        registry, parse = _registry(given), given.get("parse", "")
+        if not registry and parse not in ("", named := given.get("framing", "json").lower()):
+            raise InvalidInput(f"{parse!r} is not {named}, the framing of the messages", field="option parse")
         framing = JsonLines(tolerant=tolerant) if registry else framings.parse_framing(given, tolerant=tolerant)
         return cls(
             client=client_options.client_of(given),
             selected=SelectedJournals.parse(given),
-            starting=bounds.starting_offsets(given),
-            ending=bounds.ending_offsets(given),
+            starting=bounds.bounds_of(given, "startingOffsets", "earliest", bounds.EARLIEST),
+            ending=bounds.bounds_of(given, "endingOffsets", "latest", bounds.LATEST),
             as_of=bounds.as_of(given),
             isolation=Isolation(choice_option(given, "isolation", Isolation, Isolation.READ_COMMITTED)),
             max_bytes=number_option(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES, of=OF_BYTES),
@@ -141,7 +143,7 @@ class SourceOptions:
             else None,
             min_partitions=number_option(given, "minPartitions", 1, of=OF_TASKS),
             cache_bytes=number_option(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0, of=OF_BYTES),
-            parses=bool(registry) or _parse(given),
+            parses=bool(registry) or bool(parse),
             misfits=misfits,
             text_column=given.get("columnnameofcorruptrecord", "_corrupt_record"),
             framing=framing,
@@ -169,12 +171,11 @@ def _registry(given: Mapping[str, str]) -> str | None:
 
 def type_reference(given: Mapping[str, str]) -> str | None:
     """Return the message type that an option names, if any. Raises InvalidInput."""
-    text = given.get("messagetype", "")
     if "messagetype" not in given:
         return None
     from coranto.types.references import parse_reference  # Not for each worker.
 
-    return str(parse_reference(text, field="option messageType"))
+    return str(parse_reference(given["messagetype"], field="option messageType"))
 
 
 def _metadata(given: Mapping[str, str], registry: str | None) -> tuple[str, ...]:
@@ -188,14 +189,6 @@ def _metadata(given: Mapping[str, str], registry: str | None) -> tuple[str, ...]
     if unknown := [name for name in names if name not in known]:
         raise InvalidInput(f"{unknown[0]!r} is not one of {', '.join(known)}", field=field)
     return names
-
-
-def _parse(given: Mapping[str, str]) -> bool:
-    text = given.get("parse", "")
-    framing = given.get("framing", "json").lower()
-    if text not in ("", framing):
-        raise InvalidInput(f"{text!r} is not {framing}, the framing of the messages", field="option parse")
-    return bool(text)
 
 
 def zone_option(name: str) -> tzinfo:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +59,7 @@ class Pending:
 
 
 class PendingPublisher:
-    """Publishes messages of one attempt. Leaving its context after an error tells readers to drop them."""
+    """Publishes messages of one attempt."""
 
     def __init__(
         self,
@@ -84,14 +83,8 @@ class PendingPublisher:
         self._counts: dict[str, int] = {}
         self._random = np.random.default_rng()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
+    def roll_back(self, error: BaseException) -> None:
+        """Tell readers to drop the messages, after an error."""
         self._service.cancel()
         try:
             for journal, content in self._pending().rollbacks(self._framing).items():
@@ -182,10 +175,14 @@ def publish(
 ) -> tuple[Pending, Use]:
     """Publish rows with their keys and journals under an id of a pool. Return pending messages, and the id's use."""
     taken = pool.take(executor_folder())
-    with PendingPublisher(client, journals, mapping, framing, taken, digest) as publisher:
-        for rows, keys, names in parts:
-            publisher.add(rows, keys, names)
+    publisher = PendingPublisher(client, journals, mapping, framing, taken, digest)
+    try:
+        for each in parts:
+            publisher.add(*each)
         pending = publisher.finish()
+    except BaseException as error:
+        publisher.roll_back(error)
+        raise
     return pending, taken.use._replace(clock=taken.clock.tick())
 
 

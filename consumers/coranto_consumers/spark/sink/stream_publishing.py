@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -78,10 +77,7 @@ class _Segment:
 
 
 class SegmentPublisher:
-    """Publishes events of one attempt. Leaving its context after an error tells readers to drop them.
-
-    `prepared` are the journals of segments that are known to be ready for events.
-    """
+    """Publishes events of one attempt. `prepared` are journals of segments that are known to be ready for them."""
 
     def __init__(
         self, client: SyncJournalClient, stream: str, prepared: Iterable[str] = (), digest: RowDigest | None = None
@@ -102,18 +98,12 @@ class SegmentPublisher:
         self._events = 0
         self._look()
 
-    def __enter__(self) -> Self:
-        return self
+    def roll_back(self) -> None:
+        """Tell readers to drop the events, after an error."""
+        self._service.cancel()
+        run_blocking(self._roll_back([replace(self._part(*each), last_clock=self._clock.tick()) for each in self._all]))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._service.cancel()
-            parts = [replace(self._part(*each), last_clock=self._clock.tick()) for each in self._all]
-            run_blocking(self._rolled_back(parts))
-
-    async def _rolled_back(self, parts: list[BulkPart]) -> None:
+    async def _roll_back(self, parts: list[BulkPart]) -> None:
         async with JournalClient.of(self._client.config) as client:
             await roll_back(client, parts)
 

@@ -15,8 +15,8 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import structlog
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -37,33 +37,20 @@ from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
 from coranto_consumers.spark.sink.message_rows import RowDigest
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 from coranto_consumers.spark.sink.stream_publishing import SegmentPublisher
-from coranto_consumers.spark.sink.writer import outdated, query_of, query_of_task, refuse_overwriting, written_now
-
-_ABORT_SECONDS: Final = 5.0
+from coranto_consumers.spark.sink.writer import ABORT_SECONDS, SinkWriter, WrittenPartition
 
 T = TypeVar("T")
+Parts = tuple[BulkPart, ...]
 
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class PublishedPartition(WriterCommitMessage):
-    """The result of an attempt of a task."""
-
-    parts: tuple[BulkPart, ...]
-    query: str | None = None
-    digest: RowDigest = field(default_factory=RowDigest)
-    planned_behind: int | None = None
-    """The last batch of the query that was in the stream when this one was planned."""
-
-
-class _ToStream:
-    """The common part of both writers. Spark pickles it, and uses it in tasks and in the driver."""
+class _ToStream(SinkWriter[Parts]):
+    """The common part of the writers to streams."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, streaming: bool) -> None:
-        refuse_overwriting(overwrite, streaming=streaming)
+        super().__init__(options, overwrite, streaming=streaming)
         self._form = RowForm.of(schema, options)
-        self._options = options
         stream, self._last_batches = self._with_committer(_prepared)
         self._prepared = [segment.journal for segment in stream.active()]
         self._look()
@@ -83,31 +70,31 @@ class _ToStream:
 
         return run_blocking(run())
 
-    def _publish(self, batches: Iterator[Any], digest: RowDigest | None = None) -> tuple[BulkPart, ...]:
+    def _publish(self, batches: Iterator[Any], digest: RowDigest | None = None) -> Parts:
         options, form = self._options, self._form
         with told_to_driver(), SyncJournalClient.of(options.client) as client:
-            with SegmentPublisher(client, options.stream, self._prepared, digest) as publisher:
+            publisher = SegmentPublisher(client, options.stream, self._prepared, digest)
+            try:
                 for batch in batches:
                     publisher.add(form.rows(batch), batch.column(form.key))
                 return publisher.finish()
+            except BaseException:
+                publisher.roll_back()
+                raise
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], **write: Any) -> bool:
+    def _commit(self, written: Sequence[WrittenPartition[Parts]], **write: Any) -> bool:
         """Commit the results of attempts. `write` has the parameters of `BulkCommitter.commit` for a named write."""
-        parts = [part for each in published(messages) for part in each.parts]
+        parts = [part for each in written for part in each.pending]
         loss = self._options.accept_loss
         with told_to_driver():
             return self._with_committer(lambda committer: committer.commit(parts, accept_loss=loss, **write))
 
-    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        # With a result of each task, the driver has tried to commit, and the write may be decided already.
-        if None not in messages:
-            return
-        parts = [part for each in published(messages) for part in each.parts]
-        config = replace(self._options.client, retry_timeout=_ABORT_SECONDS)
+    def _roll_back(self, written: Sequence[WrittenPartition[Parts]]) -> None:
+        config = replace(self._options.client, retry_timeout=ABORT_SECONDS)
 
         async def run() -> None:
             async with JournalClient.of(config) as client:
-                await roll_back(client, parts)
+                await roll_back(client, [part for each in written for part in each.pending])
 
         run_blocking(run())
 
@@ -183,21 +170,19 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
         return f"stream/{self._options.stream}/{'names' if number is None else number}"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return PublishedPartition(self._publish(iter(()) if self._is_known else iterator))
+        return WrittenPartition(self._publish(iter(()) if self._is_known else iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        written = self._written(messages)
         if not self._options.writer_id:
-            self._commit(messages)
+            self._commit(written)
             return
 
         async def kept(last: int) -> bool:
             return await asyncio.to_thread(self._keep, last)
 
-        if self._is_known or not self._commit(messages, writer=self._register, batch=self._number, kept=kept):
+        if self._is_known or not self._commit(written, writer=self._register, batch=self._number, kept=kept):
             _log.info("sink.written_before", writer_id=self._options.writer_id)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._abort(messages)
 
 
 class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
@@ -207,27 +192,23 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
         super().__init__(options, schema, overwrite, streaming=True)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        query, digest = query_of_task(), RowDigest()
-        behind = None if query is None else self._last_batches.get(query)
-        return PublishedPartition(self._publish(iterator, digest), query, digest, behind)
+        digest = RowDigest()
+        return self._of_batch(self._publish(iterator, digest), digest)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        written = published(messages)
-        query = query_of(each.query for each in written)
+        written = self._written(messages)
+        query = self._query(written)
         digest = str(RowDigest.of(each.digest for each in written))
         try:
             behind = written[0].planned_behind
-            is_new = self._commit(messages, writer=query, batch=batchId, digest=digest, planned_behind=behind)
+            is_new = self._commit(written, writer=query, batch=batchId, digest=digest, planned_behind=behind)
         except BatchChanged as error:
-            now = written_now({part.journal: part.events} for each in written for part in each.parts)
+            counts = ({part.journal: part.events} for each in written for part in each.pending)
             with told_to_driver():
-                outdated(error, self._options, query, batchId, now)
+                self._leave_out(error, query, batchId, counts)
             return
         if not is_new:
             _log.info("sink.batch_written_before", query=query, batch=batchId)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._abort(messages)
 
 
 async def _prepared(committer: BulkCommitter) -> tuple[Stream, Mapping[str, int]]:
@@ -237,8 +218,3 @@ async def _prepared(committer: BulkCommitter) -> tuple[Stream, Mapping[str, int]
 def _digits(name: str) -> int:
     """Return the number of a name in the register. It is never 0."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") or 1
-
-
-def published(messages: Sequence[WriterCommitMessage | None]) -> list[PublishedPartition]:
-    """Return the results of the attempts that Spark reports."""
-    return [each for each in messages if isinstance(each, PublishedPartition)]

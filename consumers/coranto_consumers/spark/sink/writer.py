@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 from pyspark import TaskContext
@@ -42,32 +43,95 @@ from coranto_consumers.spark.sink.producer_ids import IdPool, Use, pool_of, run_
 from coranto_consumers.spark.sink.publishing import Pending, publish
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 
-_ABORT_SECONDS: Final = 5.0
+ABORT_SECONDS: Final = 5.0
 _QUERY: Final = "sql.streaming.queryId"
 _NEW_IDS: Final = IdPool()
+
+P = TypeVar("P")
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class WrittenPartition(WriterCommitMessage):
+class WrittenPartition(WriterCommitMessage, Generic[P]):
     """The result of an attempt of a task."""
 
-    pending: Pending
+    pending: P
     query: str | None = None
-    run: str | None = None
-    use: Use | None = None
-    """The use of a producer id, if the tasks of this run may use it again."""
     digest: RowDigest = field(default_factory=RowDigest)
     planned_behind: int | None = None
     """The last batch of the query that was decided when this one was planned."""
+    run: str | None = None
+    use: Use | None = None
+    """The use of a producer id, if the tasks of this run may use it again."""
 
 
-class _Writer:
-    """The common part of both writers. Spark pickles it, and uses it in tasks and in the driver."""
+class SinkWriter(Generic[P]):
+    """The common part of all writers. Spark pickles them, and uses them in tasks and in the driver."""
+
+    _last_batches: Mapping[str, int]
+    """Of each query, when this writer was made. Spark makes another one to commit the batch."""
+
+    def __init__(self, options: SinkOptions, overwrite: bool, *, streaming: bool) -> None:
+        """Raise InvalidInput for a write that replaces content."""
+        if overwrite:
+            mode = "outputMode('append') or ('update')" if streaming else "mode('append')"
+            raise InvalidInput(f"journals are only appended to: use {mode}", field="mode")
+        self._options = options
+
+    def _of_batch(self, pending: P, digest: RowDigest) -> WrittenPartition[P]:
+        """Return the result of a task of a streaming query."""
+        context = TaskContext.get()
+        query = (context.getLocalProperty(_QUERY) if context is not None else None) or None
+        return WrittenPartition(pending, query, digest, self._last_batches.get(query or ""))
+
+    def _written(self, messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPartition[P]]:
+        return [each for each in messages if isinstance(each, WrittenPartition)]
+
+    def _query(self, written: Iterable[WrittenPartition[P]]) -> str:
+        """Return the one id that all tasks of a query have told. Raises InvalidInput."""
+        [query] = {each.query for each in written} or {None}
+        if query is None:
+            raise InvalidInput("Spark did not tell the query's id; this version of Spark is not supported")
+        return query
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:
+        # With a result of each task, the driver has tried to commit, and the write may be decided already.
+        if None in messages:
+            self._roll_back(self._written(messages))
+
+    @abstractmethod
+    def _roll_back(self, written: Sequence[WrittenPartition[P]]) -> None:
+        """Tell readers to drop messages of attempts whose acknowledgements are in no decision, and never will be."""
+
+    def _leave_out(self, error: BatchChanged, query: str, batch: int, counts: Iterable[Mapping[str, int]]) -> None:
+        """Log that a batch with other rows than the written one is left out. Raises the error if losses are errors."""
+        now: Counter[str] = Counter()
+        for each in counts:
+            now.update(each)
+        lost = ", ".join(f"{count} for {journal}" for journal, count in sorted(now.items())) or "none"
+        if not self._options.fail_on_data_loss:
+            _log.warning("sink.batch_differs", query=query, batch=batch, lost=dict(now), reason=str(error))
+            return
+        advice = "With failOnDataLoss=false it continues without these batches, and logs the messages of each"
+        if error.batches == 1:
+            advice = (
+                "With failOnDataLoss=false it continues without this batch. That is also for a query whose rows differ "
+                "each time that a batch is computed, as with rand() or uuid(): such a batch was written as a whole"
+            )
+        raise BatchChanged(
+            f"{error} Leaving batch {batch} out loses what of its messages was not written before (now: {lost}). "
+            "Restore the newer checkpoint, or start the query with a new checkpoint that begins where the written "
+            f"batches end. {advice}",
+            batches=error.batches,
+        ) from error
+
+
+class _ToJournals(SinkWriter[Pending]):
+    """The common part of the writers to journals."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, streaming: bool) -> None:
-        refuse_overwriting(overwrite, streaming=streaming)
+        super().__init__(options, overwrite, streaming=streaming)
         with SyncJournalClient.of(options.client) as client:
             self._journals = options.journals(client)
             if options.ledger in self._journals:
@@ -75,15 +139,18 @@ class _Writer:
                     f"{options.ledger} is one of the journals that are written: name another", field="option ledger"
                 )
             self._form = RowForm.of(schema, options, len(self._journals))
-            self._prepare(client, options)
+            self._prepare(client)
         # Tasks and the driver's commit get a token for these journals instead of keys.
         scope = Capability.APPEND | Capability.READ | Capability.LIST
         self._options = replace(options, client=for_tasks(options.client, scope, [*self._journals, options.ledger]))
 
-    def _prepare(self, client: SyncJournalClient, options: SinkOptions) -> None:
+    def _prepare(self, client: SyncJournalClient) -> None:
         """Look at the ledger before the write, and create it if it is missing."""
-        ledger = Ledger.unread(client, options.ledger, like=self._journals[0], accept_loss=options.accept_loss)
-        self._last_batches = ledger.last_batches  # Of each query. Spark makes another writer to commit the batch.
+        self._last_batches = Ledger.unread(client, self._options.ledger, **self._of_ledger).last_batches
+
+    @property
+    def _of_ledger(self) -> dict[str, Any]:
+        return {"like": self._journals[0], "accept_loss": self._options.accept_loss}
 
     def _publish(
         self, batches: Iterator[Any], pool: IdPool = _NEW_IDS, digest: RowDigest | None = None
@@ -97,38 +164,25 @@ class _Writer:
             )
             for batch in batches
         )
-        with told_to_driver(), SyncJournalClient.of(self._options.client) as client:
+        with told_to_driver(), SyncJournalClient.of(options.client) as client:
             return publish(client, self._journals, options.mapping, options.framing, pool, parts, digest)
 
-    def _decision(self, writer_id: str, written: Iterable[WrittenPartition]) -> Decision:
-        intents: defaultdict[str, bytes] = defaultdict(bytes)
-        messages = 0
-        for each in written:
-            messages += each.pending.messages
-            for journal, intent in each.pending.intents(self._options.framing).items():
-                intents[journal] += intent
-        return Decision(writer_id, uuid.uuid4().hex, messages, time.time(), dict(intents))
+    def _decision(self, writer_id: str, written: Sequence[WrittenPartition[Pending]]) -> Decision:
+        intents = _joined(each.pending.intents(self._options.framing) for each in written)
+        count = sum(each.pending.messages for each in written)
+        return Decision(writer_id, uuid.uuid4().hex, count, time.time(), intents)
 
-    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        # With a result of each task, the driver has tried to commit, and the write may be decided already.
-        if None in messages:
-            self._roll_back(messages)
-
-    def _roll_back(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Tell readers to drop messages of attempts whose acknowledgements are in no decision, and never will be."""
-        contents: defaultdict[str, bytes] = defaultdict(bytes)
-        for each in _written(messages):
-            for journal, content in each.pending.rollbacks(self._options.framing).items():
-                contents[journal] += content
+    def _roll_back(self, written: Sequence[WrittenPartition[Pending]]) -> None:
+        contents = _joined(each.pending.rollbacks(self._options.framing) for each in written)
         try:
-            with SyncJournalClient.of(replace(self._options.client, retry_timeout=_ABORT_SECONDS)) as client:
+            with SyncJournalClient.of(replace(self._options.client, retry_timeout=ABORT_SECONDS)) as client:
                 for journal, content in contents.items():
                     client.append(journal, content, retry_unknown=True)
         except CorantoError as error:
             _log.warning("sink.not_rolled_back", reason=str(error))
 
 
-class JournalWriter(_Writer, DataSourceArrowWriter):
+class JournalWriter(_ToJournals, DataSourceArrowWriter):
     """Writes the rows of one DataFrame, all or none."""
 
     _seen: Decision | Mark
@@ -138,8 +192,8 @@ class JournalWriter(_Writer, DataSourceArrowWriter):
         self._writer_id = options.writer_id or f"spark/{uuid.uuid4()}"
         super().__init__(options, schema, overwrite, streaming=False)
 
-    def _prepare(self, client: SyncJournalClient, options: SinkOptions) -> None:
-        ledger = Ledger.open(client, options.ledger, like=self._journals[0], accept_loss=options.accept_loss)
+    def _prepare(self, client: SyncJournalClient) -> None:
+        ledger = Ledger.open(client, self._options.ledger, **self._of_ledger)
         finish_decisions(client, ledger, own=self._writer_id)
         self._seen = ledger.find(self._writer_id) or ledger.mark(self._writer_id)
 
@@ -151,22 +205,19 @@ class JournalWriter(_Writer, DataSourceArrowWriter):
         if isinstance(self._seen, Decision):
             _log.info("sink.written_before", writer_id=self._writer_id, messages=self._seen.messages)
             return
-        mine = self._decision(self._writer_id, _written(messages))
+        written = self._written(messages)
+        mine = self._decision(self._writer_id, written)
         with told_to_driver(), SyncJournalClient.of(self._options.client) as client:
-            loss = self._options.accept_loss
-            ledger = Ledger.resume(client, self._seen, like=self._journals[0], accept_loss=loss)
+            ledger = Ledger.resume(client, self._seen, **self._of_ledger)
             counts = ledger.decide(mine)
             # Journals of others are left to the next write: this one's token may not be for their journals.
             finish_decision(client, ledger, counts)
         if counts.producer != mine.producer:
             _log.info("sink.written_before", writer_id=self._writer_id, messages=counts.messages)
-            self._roll_back(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._abort(messages)
+            self._roll_back(written)
 
 
-class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
+class JournalStreamWriter(_ToJournals, DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query, each once."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
@@ -174,20 +225,16 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._pools = settled_pools()
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        run, query, digest = run_of_task(), query_of_task(), RowDigest()
+        run, digest = run_of_task(), RowDigest()
         pending, use = self._publish(iterator, pool_of(run, self._pools), digest)
-        behind = None if query is None else self._last_batches.get(query)
-        return WrittenPartition(pending, query, run, use, digest, behind)
+        return replace(self._of_batch(pending, digest), run=run, use=use)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        written = _written(messages)
-        query = query_of(each.query for each in written)
-        options = self._options
+        written = self._written(messages)
+        query, options = self._query(written), self._options
         mine = self._decision(f"spark/{query}/{batchId}", written)
-        with told_to_driver(), SyncJournalClient.of(self._options.client) as client:
-            ledger = BatchLedger.open(
-                client, options.ledger, query, like=self._journals[0], accept_loss=options.accept_loss
-            )
+        with told_to_driver(), SyncJournalClient.of(options.client) as client:
+            ledger = BatchLedger.open(client, options.ledger, query, **self._of_ledger)
             known = ledger.last()
             if known is None and batchId and not options.accept_loss:
                 raise InvalidInput(
@@ -201,72 +248,27 @@ class JournalStreamWriter(_Writer, DataSourceStreamArrowWriter):
             try:
                 counts = ledger.decide(batchId, mine, digest, written[0].planned_behind)
             except Fenced:
-                self._roll_back(messages)
+                self._roll_back(written)
                 raise
             except BatchChanged as error:
-                self._roll_back(messages)
-                outdated(error, options, query, batchId, written_now(each.pending.counts for each in written))
+                self._roll_back(written)
+                self._leave_out(error, query, batchId, (each.pending.counts for each in written))
                 return
             if counts is not None and counts.producer == mine.producer:
                 may_repeat = append_intents(client, counts)
                 if ledger.acknowledge(batchId) and not may_repeat:
-                    settle(written[0].run if written else None, [each.use for each in written if each.use is not None])
+                    settle(written[0].run, [each.use for each in written if each.use is not None])
                 return
             finish_batch(client, ledger, batchId)
         messages_before = None if counts is None else counts.messages
         _log.info("sink.batch_written_before", query=query, batch=batchId, messages=messages_before)
-        self._roll_back(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._abort(messages)
+        self._roll_back(written)
 
 
-def _written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPartition]:
-    return [each for each in messages if isinstance(each, WrittenPartition)]
-
-
-def outdated(error: BatchChanged, options: SinkOptions, query: str, batch: int, now: Mapping[str, int]) -> None:
-    """Log that a batch with other rows than the written one is left out. Raises the error if that is not accepted."""
-    lost = ", ".join(f"{count} for {journal}" for journal, count in sorted(now.items())) or "none"
-    if options.fail_on_data_loss:
-        advice = "With failOnDataLoss=false it continues without these batches, and logs the messages of each"
-        if error.batches == 1:
-            advice = (
-                "With failOnDataLoss=false it continues without this batch. That is also for a query whose rows differ "
-                "each time that a batch is computed, as with rand() or uuid(): such a batch was written as a whole"
-            )
-        raise BatchChanged(
-            f"{error} Leaving batch {batch} out loses what of its messages was not written before (now: {lost}). "
-            "Restore the newer checkpoint, or start the query with a new checkpoint that begins where the written "
-            f"batches end. {advice}",
-            batches=error.batches,
-        ) from error
-    _log.warning("sink.batch_differs", query=query, batch=batch, lost=dict(now), reason=str(error))
-
-
-def written_now(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return dict(total)
-
-
-def refuse_overwriting(overwrite: bool, *, streaming: bool) -> None:
-    """Raise InvalidInput for a write that replaces content."""
-    if overwrite:
-        mode = "outputMode('append') or ('update')" if streaming else "mode('append')"
-        raise InvalidInput(f"journals are only appended to: use {mode}", field="mode")
-
-
-def query_of_task() -> str | None:
-    """Return the id of the streaming query that this task is part of; None if there is none."""
-    context = TaskContext.get()
-    return (context.getLocalProperty(_QUERY) if context is not None else None) or None
-
-
-def query_of(told: Iterable[str | None]) -> str:
-    """Return the one id that all tasks of a query have told. Raises InvalidInput."""
-    [query] = set(told) or {None}
-    if query is None:
-        raise InvalidInput("Spark did not tell the query's id; this version of Spark is not supported")
-    return query
+def _joined(contents: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """Return the contents for journals of all attempts together."""
+    found: defaultdict[str, bytes] = defaultdict(bytes)
+    for each in contents:
+        for journal, content in each.items():
+            found[journal] += content
+    return dict(found)

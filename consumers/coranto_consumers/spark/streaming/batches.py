@@ -113,11 +113,8 @@ class BatchPlanner:
             if ranges and isinstance(self.framing, JsonLines):
                 ranges = split(found, self.part_bytes, cuts)
             parts = tuple(StreamPart(NumberedRange(number, part)) for number, part in enumerate(ranges))
-            return JournalBatch(
-                parts,
-                rows,
-                ReadState(replace(state.position, offset=end), Source(end, journal_id=whole.journal_id), {}),
-            )
+            after = Source(end, journal_id=whole.journal_id)
+            return JournalBatch(parts, rows, ReadState(replace(state.position, offset=end), after, {}))
         summaries: dict[Range, RangeSummary] = {}
         for part, summary in self._scanned(whole, cuts, max_messages=max_messages):
             if summary.rows:
@@ -133,17 +130,20 @@ class BatchPlanner:
             first = sequence(whole.journal, source, summaries, pruning=pruning)
             long = find_long(whole.journal, source, first, max_replay_bytes)
             if long is not None and long.acknowledged_at > source.read_through:
+                until = replace(whole, end=long.acknowledged_at)
                 return self.plan(
-                    replace(whole, end=long.acknowledged_at),
-                    state,
-                    cuts=cuts,
-                    max_messages=max_messages,
-                    listed=listed,
-                    first_offset=first_offset,
+                    until, state, cuts=cuts, max_messages=max_messages, listed=listed, first_offset=first_offset
                 )
             if long is not None:
                 return self.plan_part(long, state, whole.limit, max_replay_bytes, cuts=cuts, listed=listed)
-        sequenced, replayed, replays = self._sequence(whole.journal, source, summaries, pruning, cuts)
+        sequenced = sequence(whole.journal, source, summaries, pruning=pruning)
+        replayed: dict[Range, RangeSummary] = {}
+        replays: Mapping[ProducerId, ProducerState] = {}
+        if sequenced.replay is not None:
+            before, replays = sequenced.replay
+            replayed = dict(self._scanned(before, cuts, first_number=len(summaries), replay=replays))
+            sequenced = sequence(whole.journal, source, summaries, replayed, replays, pruning)
+        warn_of_resets(whole.journal, sequenced)
         both = self._parts(sequenced, replayed, replays) + self._parts(sequenced, summaries, {})
         anchors = _anchors(state.anchors, state.source.producers, sequenced.source.producers, tuple(summaries.values()))
         return JournalBatch(both, rows, _state_after(state, sequenced.source, anchors, listed))
@@ -181,29 +181,8 @@ class BatchPlanner:
             {producer: at for producer, at in anchors.items() if producer not in position.producers},
         )
 
-    def _sequence(
-        self,
-        journal: str,
-        source: Source,
-        summaries: Mapping[Range, RangeSummary],
-        pruning: Pruning,
-        cuts: Sequence[int],
-    ) -> tuple[Sequenced, dict[Range, RangeSummary], Mapping[ProducerId, ProducerState]]:
-        sequenced = sequence(journal, source, summaries, pruning=pruning)
-        if sequenced.replay is None:
-            warn_of_resets(journal, sequenced)
-            return sequenced, {}, {}
-        whole, producers = sequenced.replay
-        again = dict(self._scanned(whole, cuts, first_number=len(summaries), replay=producers))
-        sequenced = sequence(journal, source, summaries, again, producers, pruning)
-        warn_of_resets(journal, sequenced)
-        return sequenced, again, producers
-
     def _parts(
-        self,
-        sequenced: Sequenced,
-        ranges: Mapping[Range, RangeSummary],
-        replays: Mapping[ProducerId, ProducerState],
+        self, sequenced: Sequenced, ranges: Mapping[Range, RangeSummary], replays: Mapping[ProducerId, ProducerState]
     ) -> tuple[StreamPart, ...]:
         return tuple(
             StreamPart(NumberedRange(each.number, part, replays, self.commits), sequenced.decisions[each.number])

@@ -125,17 +125,12 @@ class QueryPlanner:
 
     def accepted(self, positions: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, Position]:
         """Return positions with the ids of the present journals that have the same content, as the options say."""
-        taken = {
-            name
-            for name in positions.keys() & heads.keys()
-            if f"{heads[name].journal_id}/{name}" in self._options.accepted
-        }
-        return {
-            name: replace(position, journal_id=heads[name].journal_id, created=heads[name].created)
-            if name in taken
-            else position
-            for name, position in positions.items()
-        }
+        found = dict(positions)
+        for name in positions.keys() & heads.keys():
+            head = heads[name]
+            if f"{head.journal_id}/{name}" in self._options.accepted:
+                found[name] = replace(found[name], journal_id=head.journal_id, created=head.created)
+        return found
 
     def without_gone(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, Position]:
         """Return positions without segments that were truncated away. Raises if one was not read before."""
@@ -152,10 +147,7 @@ class QueryPlanner:
         if self._options.source.fail_on_data_loss:
             for name, position in begun.items():
                 require(name, position, heads)
-        states = {}
-        for name, head in heads.items():
-            states[name] = self._at(name, begun.get(name, Position(head.begin)), head)
-        return states
+        return {name: self._at(name, begun.get(name, Position(head.begin)), head) for name, head in heads.items()}
 
     def plan(
         self,
@@ -238,12 +230,9 @@ class QueryPlanner:
         self, found: tuple[LongTransaction, int], state: ReadState, head: int, journals: int
     ) -> JournalBatch:
         long, length = found
+        work = partial(self._planner().plan_part, long, head=head, max_bytes=length)
         cuts = self._cuts(long.part(state.source, length))
-
-        def planned(state: ReadState) -> JournalBatch:
-            return self._planner().plan_part(long, state, head, length, cuts=cuts, listed=self._listed(journals))
-
-        return self._tried(planned, state)
+        return self._tried(partial(work, cuts=cuts, listed=self._listed(journals)), state)
 
     def _at(self, journal: str, position: Position, head: ContentExtent) -> ReadState:
         """Return the state at a position, or a new one if content is gone and the query continues without it."""
@@ -286,15 +275,8 @@ class QueryPlanner:
 
     def _range(self, journal: str, begin: int, end: int, head: ContentExtent, first: bool) -> Range:
         """Return a range to read. In the `first` batch of a journal, a user's offset may be within a line."""
-        lines = isinstance(self._options.source.framing, JsonLines)
-        return Range(
-            journal,
-            begin,
-            end,
-            head.head,
-            aligned=not lines or not first or begin <= head.begin,
-            journal_id=head.journal_id,
-        )
+        aligned = not isinstance(self._options.source.framing, JsonLines) or not first or begin <= head.begin
+        return Range(journal, begin, end, head.head, aligned, head.journal_id)
 
     def _cuts(self, whole: Range) -> Sequence[int]:
         """Return the cheap offsets for splitting a range, if it is split."""

@@ -71,12 +71,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fresh = JournalStreamReader(replace(self._options, source=source), self._layout)
         return fresh.__dict__
 
+    @told_to_driver()
     def initialOffset(self) -> dict[str, Any]:
         """Return the start offsets of a new query. Journals without an offset are read from their beginning."""
-        with told_to_driver():
-            return self._begin()
-
-    def _begin(self) -> dict[str, Any]:
         if self._initial is None:
             starting, times = self._options.starting, self._options.source.times
             found: Mapping[str, Position | None]
@@ -92,11 +89,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 heads = self._journals.ask()
                 found = dict.fromkeys(open_journals(heads, heads_of(heads))) if starting is None else starting
                 if unknown := sorted(found.keys() - heads.keys()):
-                    raise InvalidInput(
-                        f"names {unknown[0]}, which is not among the journals that are read: "
-                        f"{', '.join(sorted(heads))}",
-                        field="option startingOffsets",
-                    )
+                    problem = f"names {unknown[0]}, which is not among the journals that are read: "
+                    raise InvalidInput(problem + ", ".join(sorted(heads)), field="option startingOffsets")
             heads = self._journals.heads
             self._initial = dumps({name: at or _position(heads[name].head, heads[name]) for name, at in found.items()})
         return self._initial
@@ -112,12 +106,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the journals' heads, for the query's progress."""
         return dict(vector_to_json(heads_of(self._journals.heads))) or None
 
+    @told_to_driver()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Plan the next batch, and return its end: `start` itself if there is nothing to read yet."""
-        with told_to_driver():
-            return self._next(start, limit)
-
-    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         heads = self._target or self._journals.ask_again()
         begun = self._planner.without_gone(self._planner.accepted(loads(start), heads), heads)
         states = self._planner.entry(begun, heads)

@@ -8,7 +8,7 @@ from typing import Final
 
 from coranto.errors import InvalidInput
 from coranto.specs.durations import parse_duration
-from coranto_consumers.spark.options.bounds import EARLIEST, LATEST
+from coranto_consumers.spark.options.bounds import EARLIEST, ENDINGS, LATEST
 from coranto_consumers.spark.options.option_values import OF_BYTES, number_option, offsets_option
 from coranto_consumers.spark.options.source_options import STREAM_OPTIONS, Isolation, SourceOptions
 from coranto_consumers.spark.streaming.offsets import Position
@@ -43,7 +43,7 @@ class StreamOptions:
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """Parse options, in any case. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
-        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "asOf", "timestampAsOf"):
+        for name in (*ENDINGS, "asOf", "timestampAsOf"):
             if name.lower() in given:
                 raise InvalidInput(
                     "a streaming query has no end; use trigger(availableNow=True) to read what there is now",
@@ -61,11 +61,16 @@ class StreamOptions:
                 f"{least} is more than maxOffsetsPerTrigger, {most}: give no more than that",
                 field="option minOffsetsPerTrigger",
             )
-        chosen = {
-            "maxBytesPerTrigger": "maxbytespertrigger" in given,
-            "maxOffsetsPerTrigger": most > 0,
-            "minOffsetsPerTrigger": least > 0,
-        }
+        chosen = [
+            *(["maxBytesPerTrigger"] if "maxbytespertrigger" in given else []),
+            *(["maxOffsetsPerTrigger"] if most else []),
+            *(["minOffsetsPerTrigger"] if least else []),
+        ]
+        if (trigger := given.get("trigger", "")).lower() not in ("", "processingtime"):
+            raise InvalidInput(
+                f"{trigger!r} is not processingTime, the only trigger that needs the option; leave it out",
+                field="option trigger",
+            )
         return cls(
             source,
             _starting(given.get("startingoffsets", "latest")),
@@ -73,8 +78,8 @@ class StreamOptions:
             most or None,
             least,
             _seconds(given.get("maxtriggerdelay", DEFAULT_TRIGGER_DELAY)),
-            tuple(name for name, is_given in chosen.items() if is_given),
-            _processing_time(given.get("trigger", "")),
+            tuple(chosen),
+            bool(trigger),
             frozenset(filter(None, map(str.strip, given.get("acceptjournals", "").split(",")))),
         )
 
@@ -99,15 +104,6 @@ def _starting(text: str) -> Mapping[str, Position | None] | None:
         for journal, found in raw.items()
         if found != EARLIEST
     }
-
-
-def _processing_time(text: str) -> bool:
-    if text.lower() not in ("", "processingtime"):
-        raise InvalidInput(
-            f"{text!r} is not processingTime, the only trigger that needs the option; leave it out",
-            field="option trigger",
-        )
-    return bool(text)
 
 
 def _seconds(text: str) -> float:
