@@ -7,14 +7,15 @@ from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
-from coranto_consumers.spark.committed.long_transactions import (
+from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary, piece_of
+from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
     LongTransactions,
+    Sequenced,
     find_long,
+    sequence,
     sequence_part,
 )
-from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary, piece_of
-from coranto_consumers.spark.committed.sequencing import Sequenced, sequence
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
 
 FRAMING = JsonLines()

@@ -56,7 +56,7 @@ class ConsumerOptions:
     max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES
     """The new content that a transaction reads, approximately: at most so much, and as much again of each journal for
     producers' transactions that were open before. Longer producer transactions are delivered in several transactions
-    (`long_transactions.py`). The next transaction is read while one commits, so Spark keeps the rows of up to two."""
+    (`LongTransactions`). The next transaction is read while one commits, so Spark keeps the rows of up to two."""
     max_transaction_messages: int | None = None
     """The most new messages of a transaction, approximately, by the mean length of earlier messages
     (`MessageBound`)."""

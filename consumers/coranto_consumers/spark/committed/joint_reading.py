@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -58,7 +58,6 @@ class CommittedReader:
     shared: Path | None = None
     """A folder for the tasks of one read of one journal; None if they share nothing."""
     commits: bool = False
-    """True if lines have the offsets that committed them."""
 
     def read(self, number: int) -> Iterator[Lines]:
         """Yield the committed content of range `number`, ignoring messages before the first range."""
@@ -67,19 +66,18 @@ class CommittedReader:
         def scan(wanted: int) -> RangeSummary:
             return self._scan(wanted, held if wanted == number else None)
 
-        decision = self._decided(number, scan)
-        for lines, segments in held or self._scan_of(number).segments(self.content, self.framing):
-            yield decision.committed(lines, segments, commits=self.commits)
-
-    def _decided(self, number: int, scan: Callable[[int], RangeSummary]) -> RangeDecision:
+        decision = None
         if self.shared is not None and len(self.ranges) > 1:
             try:
-                return _SharedScans(self.shared, len(self.ranges), scan, self._resolve).decided(number)
+                decision = _SharedScans(self.shared, len(self.ranges), scan, self._resolve).decided(number)
             except CorantoError:
                 raise
             except OSError as error:
                 _log.warning("spark.scans_not_shared", folder=str(self.shared), error=str(error))
-        return self._resolve([scan(wanted) for wanted in range(len(self.ranges))])[number]
+        if decision is None:
+            decision = self._resolve([scan(wanted) for wanted in range(len(self.ranges))])[number]
+        for lines, segments in held or self._scan_of(number).segments(self.content, self.framing):
+            yield decision.committed(lines, segments, commits=self.commits)
 
     def _scan(self, number: int, held: list[tuple[Lines, Int32s]] | None) -> RangeSummary:
         """Scan a range, and add its lines to `held` if that is given and the range is small enough."""
@@ -156,15 +154,11 @@ class _SharedScans:
     def _lock(self, name: str, *, wait: bool) -> Iterator[bool]:
         """Hold a lock, which the process's end releases. Yields False if another process holds it and not `wait`."""
         with (self.folder / f"{name}.lock").open("ab") as file:
-            yield _locked(file, wait)
-
-
-def _locked(file: IO[bytes], wait: bool) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    return True
+            is_held = False
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                is_held = True
+            yield is_held
 
 
 def _open_folder(folder: Path) -> None:

@@ -43,9 +43,8 @@ class RangeSummary(NamedTuple):
     rows: int
     """The number of rows in the range: messages, including those that a replay ignores, and blank rows."""
     first: int
-    """The offset of the first row. Without rows, the range's begin."""
+    """The offset of the first row. Without rows, the range's begin, as `end`."""
     end: int
-    """The offset after the last row. Without rows, the range's begin."""
     outline: Outline = Outline()
     border_rows: tuple[int, ...] = ()
     """The numbers of rows of the outline's border segments."""
@@ -53,7 +52,6 @@ class RangeSummary(NamedTuple):
     """The number of other rows that are committed independently of other ranges, if `is_counted`."""
     is_counted: bool = True
     misfits: int = 0
-    """Messages that do not fit, committed or not."""
 
     def dumps(self) -> bytes:
         content = msgspec.json.encode(self)

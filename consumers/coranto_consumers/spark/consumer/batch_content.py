@@ -227,15 +227,9 @@ def _files(session: SparkSession, execution: Any, source: int, begin: Any, end: 
                     text = jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8")
                 finally:
                     opened.close()
-                yield from sorted(_names(text, number))
+                entries = [each for each in map(json.loads, text.splitlines()[1:]) if each["batchId"] == number]
+                yield from sorted(f"{each['path']} of {each['timestamp']}" for each in entries)
                 break
-
-
-def _names(text: str, number: int) -> Iterator[str]:
-    for line in text.splitlines()[1:]:
-        entry = json.loads(line)
-        if entry["batchId"] == number:
-            yield f"{entry['path']} of {entry['timestamp']}"
 
 
 def _is_of_files(offset: Any) -> bool:

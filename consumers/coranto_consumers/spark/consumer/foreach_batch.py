@@ -132,7 +132,6 @@ class _Batches:
         self._outages = self._retries(math.inf)
         self._next = first_batch
         self._last: BatchContent | None = None
-        """The content of the last batch, if it is known."""
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         with told_to_driver(), errors_of_tasks():

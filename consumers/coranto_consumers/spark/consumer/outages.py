@@ -67,7 +67,14 @@ class Outages:
                     raise
                 self.retries += 1
                 seconds = self._retry.seconds(now)
-                self._report_failure(replace(known(), retries=self.retries, outage_seconds=seconds))
+                try:
+                    self.report(replace(known(), retries=self.retries, outage_seconds=seconds))
+                except Exception as failure:
+                    if not _is_retriable(failure):
+                        raise
+                    # A listener may use the same store, for example to report rows of tables.
+                    kind = type(failure).__name__
+                    _log.info("consumer.progress_listener_failed", consumer=self.consumer, error=kind)
                 if self._retry.is_report_due(now):
                     _log.warning(
                         "consumer.retrying",
@@ -76,20 +83,11 @@ class Outages:
                         failures=self._retry.failures,
                         seconds=round(seconds, 1),
                     )
-            if stop():
-                return None
-            self.hooks.pause(pause)
-            if stop():
-                return None
-
-    def _report_failure(self, progress: ConsumeReport) -> None:
-        try:
-            self.report(progress)
-        except Exception as error:
-            if not _is_retriable(error):
-                raise
-            # A listener may use the same store, for example to report rows of tables.
-            _log.info("consumer.progress_listener_failed", consumer=self.consumer, error=type(error).__name__)
+            if not stop():
+                self.hooks.pause(pause)
+                if not stop():
+                    continue
+            return None
 
 
 def _is_retriable(error: Exception) -> bool:

@@ -16,7 +16,7 @@ import structlog
 from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Source
 from coranto.messages.uuids import ProducerId
-from coranto_consumers.spark.committed.long_transactions import LongTransaction
+from coranto_consumers.spark.committed.sequencing import LongTransaction
 
 _LONG_SECONDS: Final = 600.0
 
@@ -30,7 +30,6 @@ class OldestTransaction:
     journal: str
     producer: ProducerId
     begin: int
-    """The offset of its first message."""
     bytes_read_again: int
     """The processed content since `begin`, in bytes. It is read again once the transaction is committed."""
     checkpoints: int

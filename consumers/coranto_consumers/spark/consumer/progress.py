@@ -91,7 +91,6 @@ class ConsumeReport:
 
 
 NOTHING: Final = ConsumeReport(0, 0, 0, 0, {}, {}, 0, 0)
-"""The progress of a run that has not begun."""
 
 
 @contextmanager

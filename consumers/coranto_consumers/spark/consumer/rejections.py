@@ -236,7 +236,6 @@ class SettledBatch(NamedTuple):
 
     rows: DataFrame
     dead: DataFrame | None
-    """The dead letters of rows that are left out, if any."""
     misfits: int
 
 

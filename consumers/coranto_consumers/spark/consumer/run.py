@@ -17,7 +17,6 @@ from coranto.messages.checkpoints import Checkpoint, Identity, Source, identifie
 from coranto_consumers.outputs.identity import sources_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.outputs import DeclaresSql, SparkApplication, checked_outputs
-from coranto_consumers.spark.committed.long_transactions import LongTransaction
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions, too_long_for
 from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
@@ -26,13 +25,14 @@ from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Ow
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import UnreadContent, ends_of
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
-from coranto_consumers.spark.journals.discovery import ContentExtent, begins_of, require_unread
+from coranto_consumers.spark.journals.discovery import ContentExtent, begins_of, gone_segments, not_read, require_unread
 from coranto_consumers.spark.journals.losses import LostContent, lost_before, lost_of, of_another, skip_lost, warn_of
 from coranto_consumers.spark.journals.ranges import Range
-from coranto_consumers.spark.journals.segments import gone_segments, not_read
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 
 _log = structlog.get_logger(__name__)
+
+Prefetch = Callable[[Input], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,6 @@ class Run:
         self._has_new_ids = False
         """True if the checkpoint lacks the ids of journals."""
         self._times: PhaseTimes | None = None
-        """Measures the transaction that was planned last."""
 
     def begin(self) -> None:
         """Run step 1 (`spark_consumer.py`), after the database has accepted the application's own SQL."""
@@ -109,8 +108,10 @@ class Run:
         self._compare(recorded)
         # The application gets a frame without rows. No session is started for that if there is nothing to read.
         present = self.present()
-        if self._inputs.has_session or _has_unread(recorded, present):
-            owner.compare(self._inputs.nothing())
+        done = {journal: source.read_through for journal, source in recorded.sources.items()}
+        has_unread = any(each.head > max(each.begin, done.get(journal, 0)) for journal, each in present.items())
+        if self._inputs.has_session or has_unread:
+            owner.compare(self._inputs.reader().nothing())
 
     def _compare(self, checkpoint: Checkpoint) -> None:
         """Compare this consumer with the record in its checkpoint. Raises ConsumerChanged."""
@@ -138,11 +139,11 @@ class Run:
             is_last = most is not None and self.report.transactions + 1 >= most
             try:
                 with errors_of_tasks():
-                    is_done = (
-                        self._process(ranges, is_last=is_last, is_endless=stop is not None)
-                        if due is None
-                        else self._replay(due)
-                    )
+                    if due is None:
+                        is_done = self._process(ranges, is_last=is_last, is_endless=stop is not None)
+                    else:
+                        with self._inputs.part(due, self.sources, self._unread.heads[due.journal]) as read:
+                            is_done = self._finish(self._transaction(), read, _prefetch_nothing)
             except OffsetJump as error:
                 if self._options.fail_on_data_loss:
                     raise
@@ -165,9 +166,8 @@ class Run:
         for journal, extent in present.items():
             source = self.sources.get(journal, Source(extent.begin))
             lost = of_another(source, journal, extent.head, extent.journal_id)
-            if lost := lost or lost_before(
-                journal, source.read_through, extent.begin, extent.head, is_end=extent.is_end
-            ):
+            at = journal, source.read_through, extent.begin, extent.head
+            if lost := lost or lost_before(*at, is_end=extent.is_end):
                 self._skip_lost(lost, extent.begin)
         ids = {journal: extent.journal_id for journal, extent in present.items()}
         known = self.sources.keys() & ids.keys()
@@ -200,19 +200,15 @@ class Run:
         transaction = self._transaction()
         with reading or inputs.reading(self._client, ranges, self.sources, self._begins) as read_now:
             if isinstance(read_now, FoundLong):
-                self._meet(read_now)
+                long, most = read_now.transactions, self._options.max_transaction_bytes
+                if self._options.atomic:
+                    raise too_long_for(long[0], self.sources, most)
+                self._unread.long.meet(long)  # They are delivered in parts.
+                log_long_transactions(long, self.sources, most)
                 return False
             if not inputs.bound.see(ranges, read_now.rows):
                 return False
             return self._finish(transaction, read_now, prefetch, ranges)
-
-    def _meet(self, found: FoundLong) -> None:
-        """Take long transactions as content to deliver in parts. Raises InvalidInput for an `atomic` consumer."""
-        most = self._options.max_transaction_bytes
-        if self._options.atomic:
-            raise too_long_for(found.transactions[0], self.sources, most)
-        self._unread.long.meet(found.transactions)
-        log_long_transactions(found.transactions, self.sources, most)
 
     def _written_as_expected(self, ranges: Sequence[Range]) -> tuple[ConsumerTransaction, Input] | None:
         """Run steps 3 and 4 (`spark_consumer.py`) in one job. None if that is impossible (`OptimisticWrites`)."""
@@ -234,21 +230,12 @@ class Run:
         inputs.writing.took_one_job()
         return transaction, read
 
-    def _replay(self, long: LongTransaction) -> bool:
-        transaction = self._transaction()
-        with self._inputs.part(long, self.sources, self._unread.heads[long.journal]) as read:
-            return self._finish(transaction, read, _prefetch_nothing)
-
     def _transaction(self) -> ConsumerTransaction:
         times, self._times = self._times, None  # A second attempt has times of its own.
         return ConsumerTransaction(self._owner, self.report, lambda: nullcontext(self._client), times)
 
     def _finish(
-        self,
-        transaction: ConsumerTransaction,
-        read: Input,
-        prefetch: Callable[[Input], None],
-        ranges: Sequence[Range] = (),
+        self, transaction: ConsumerTransaction, read: Input, prefetch: Prefetch, ranges: Sequence[Range] = ()
     ) -> bool:
         """Run a transaction, and take its results. `ranges` are read with it."""
         self._owner.hooks.reached(Step.SEQUENCED)
@@ -315,11 +302,6 @@ class Run:
             f"accept-journals {self._owner.name} {journal} --store URL` with the URL of this consumer's store, and "
             "start again."
         )
-
-
-def _has_unread(recorded: Checkpoint, present: Mapping[str, ContentExtent]) -> bool:
-    done = {journal: source.read_through for journal, source in recorded.sources.items()}
-    return any(each.head > max(each.begin, done.get(journal, 0)) for journal, each in present.items())
 
 
 def _prefetch_nothing(read: Input) -> None:

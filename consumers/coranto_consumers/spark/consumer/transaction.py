@@ -52,7 +52,6 @@ _ROLLBACK_TIMEOUT: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 Connect = Callable[[], AbstractContextManager[SyncJournalClient]]
-"""Returns a connected client, as a context."""
 
 
 @dataclass(slots=True)
@@ -95,7 +94,6 @@ class Owner:
     """The holder of a consumer's fence in this process."""
 
     name: str
-    """In logs."""
     shard: str
     """The key of the fence and the checkpoint in the store."""
     outputs: Callable[[DataFrame], Outputs]
@@ -246,7 +244,8 @@ class ConsumerTransaction:
             raise
         self._times.ended("committing")
         hooks.reached(Step.COMMITTED)
-        self._acknowledge()
+        if self._published.intents and not acknowledge(self._client(), self._published.intents).may_repeat:
+            self._owner.ids.settle(self._published.uses)
         self._times.ended("acknowledging")
         hooks.reached(Step.ACKNOWLEDGED)
         self.report = replace(self.report, seconds=self._times.added_to(self.report.seconds))
@@ -288,12 +287,13 @@ class ConsumerTransaction:
             published=before.published + self._published.messages,
             offsets=offsets_of(before.offsets, read.sources),
         )
-        self._owner.commit(self._written, self._checkpoint(read), done, self._merged)
-        self.report = done
 
-    def _merged(self) -> None:
-        self._owner.hooks.reached(Step.MERGED)
-        self._is_committing = True
+        def merged() -> None:
+            self._owner.hooks.reached(Step.MERGED)
+            self._is_committing = True
+
+        self._owner.commit(self._written, self._checkpoint(read), done, merged)
+        self.report = done
 
     def _roll_back(self, error: CorantoError) -> None:
         """Tell readers to drop published messages. Otherwise they remember their producers until retention."""
@@ -303,12 +303,6 @@ class ConsumerTransaction:
             except CorantoError as failure:
                 error.add_note(f"{failure}: readers keep the failed transaction's messages aside")
                 return
-
-    def _acknowledge(self) -> None:
-        if not self._published.intents:
-            return
-        if not acknowledge(self._client(), self._published.intents).may_repeat:
-            self._owner.ids.settle(self._published.uses)
 
     def _client(self) -> SyncJournalClient:
         if self._connected is None:

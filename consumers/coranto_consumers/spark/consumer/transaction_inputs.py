@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto.client.config import require_client
@@ -17,7 +17,7 @@ from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import policy_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.outputs import NamesMessageType, Outputs, SparkApplication
-from coranto_consumers.spark.committed.long_transactions import LongTransaction
+from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.inputs.frames import parse_schema, require_ddl
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
@@ -34,6 +34,7 @@ from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.options.message_types import ResolvedType, resolve_type
 
 _ANY_LABELS = JournalLabels(content_type=None)
+Sources = Mapping[str, Source]
 _MAX_SKIPPED = 256
 SHORTEST_MESSAGE: Final = 64
 """The approximate bytes of a line of JSON that has a UUID and little else."""
@@ -174,16 +175,9 @@ class TransactionInputs:
         self._routes = routes_of(present)
         return present
 
-    def nothing(self) -> DataFrame:
-        return self.reader().nothing()
-
     @contextmanager
     def reading(
-        self,
-        client: SyncJournalClient,
-        ranges: Sequence[Range],
-        sources: Mapping[str, Source],
-        begins: Mapping[str, int],
+        self, client: SyncJournalClient, ranges: Sequence[Range], sources: Sources, begins: Mapping[str, int]
     ) -> Iterator[Input | FoundLong]:
         """Read ranges, within the context. `begins` are the journals' first offsets."""
         reader, cuts = self.reader(), _cuts(client, ranges)

@@ -1,6 +1,6 @@
 """The content that a run has left to read: journals up to their heads at its beginning, except gaps. Pure.
 
-Segments of streams are read once those before them are (`segments.py`).
+Segments of streams are read once those before them are (`open_journals`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from coranto.messages.checkpoints import Source
-from coranto_consumers.spark.committed.long_transactions import LongTransactions
-from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of
+from coranto_consumers.spark.committed.sequencing import LongTransactions
+from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of, open_journals
 from coranto_consumers.spark.journals.losses import Holes
 from coranto_consumers.spark.journals.ranges import Range, plan_transaction
-from coranto_consumers.spark.journals.segments import open_journals
 
 
 def ends_of(present: Mapping[str, ContentExtent]) -> dict[str, object]:

@@ -170,7 +170,13 @@ class WindowConsumer:
             # The new commit must differ from the previous one, in case its outcome has to be checked.
             with self._store.transaction(shard, fence) as transaction:
                 transaction.commit(Checkpoint())
-        self._delete_stale_rows(shard, fence, [each.window for each in known])
+        windows = [each.window for each in known]
+        try:  # Delete staged rows of earlier runs of the window, and of windows that were merged since.
+            with self._store.engine.begin() as connection:
+                delete_stale(self._store, connection, shard, fence)
+                delete_shards(self._store, connection, lambda found: is_merged(self.name, found, windows))
+        except SQLAlchemyError as error:
+            raise self._store.failure("stale staged rows could not be deleted", error) from error
         self._hooks.reached(Step.FENCED)
         with SyncJournalClient.of(self._config) as client:
             _require_same_journals(client, window, self._input)
@@ -221,15 +227,6 @@ class WindowConsumer:
             _require_whole(each, sources)
             self.log.remember(each, Checkpoint(sources))
         return sources
-
-    def _delete_stale_rows(self, shard: str, fence: int, windows: Sequence[Window]) -> None:
-        """Delete staged rows of earlier runs of the window, and of windows that were merged since."""
-        try:
-            with self._store.engine.begin() as connection:
-                delete_stale(self._store, connection, shard, fence)
-                delete_shards(self._store, connection, lambda found: is_merged(self.name, found, windows))
-        except SQLAlchemyError as error:
-            raise self._store.failure("stale staged rows could not be deleted", error) from error
 
 
 def _plan(

@@ -31,8 +31,7 @@ _OFFSET: Final = re.compile(r"([+-])(\d\d?)(?:(?::(\d\d)(?::(\d\d))?)|(?:(\d\d)(
 _REGION: Final = re.compile(r"[A-Za-z][A-Za-z0-9~/._+-]+", re.ASCII)
 _MICROSECONDS: Final = 1_000_000
 _DAY: Final = 86_400 * _MICROSECONDS
-_GREGORIAN_SINCE: Final = -141_427
-"""The day 1582-10-15."""
+_GREGORIAN_SINCE: Final = -141_427  # The day 1582-10-15.
 _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
 _ZONES: Final = """
     ACT=Australia/Darwin AET=Australia/Sydney AGT=America/Argentina/Buenos_Aires ART=Africa/Cairo AST=America/Anchorage

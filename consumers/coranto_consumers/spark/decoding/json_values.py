@@ -40,7 +40,6 @@ _WORDS: Final = {
 MAX_DIGITS: Final = 1000
 """The most digits of a number of Spark's JSON, including its exponent. pyarrow and Python have other limits."""
 MAX_DEPTH: Final = 1000
-"""The deepest nesting of objects and lists."""
 # Possessive, so that the time is linear in the length of a line.
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 MISFIT: Final = object()

@@ -72,13 +72,11 @@ class RowLayout:
     own: Mapping[str, str]
     """Maps columns to fields of `FIELDS`, or to `PIECE`, `LINE` and `SUMMARY`."""
     message: T.StructType
-    """The columns that are fields of messages."""
     text: str | None = None
     """The column with the text of lines that do not fit, if any."""
     misfits: Misfits = Misfits.PERMISSIVE
     framing: ReadFraming = field(default_factory=JsonLines)
     zone: tzinfo | None = None
-    """The time zone of texts without one."""
 
     @property
     def has_commits(self) -> bool:

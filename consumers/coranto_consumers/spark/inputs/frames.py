@@ -56,7 +56,6 @@ from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import arrow_schema
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
-"""Metadata columns of committed rows."""
 COMMITTED_AT = PARSED_PREFIX + COMMIT_OFFSET
 """The metadata column of committed rows that applications have to request."""
 
@@ -152,7 +151,6 @@ class SliceTask:
     client: ClientConfig = field(repr=False)
     """With a token for the slice's journals instead of keys."""
     routes: Mapping[str, KnownRoute] = field(repr=False)
-    """The routes of its journals that are tried first."""
 
     def read(self) -> Iterator[Any]:
         """Yield record batches of the messages and of the ranges' summaries."""
@@ -327,7 +325,6 @@ class CheckedRows(NamedTuple):
     """The application's columns, with nulls for values that do not fit."""
     fitting: DataFrame
     messages: int
-    """The number of all rows."""
     dead: DataFrame
     """Journal, offset and line of the messages that do not fit."""
     misfits: int

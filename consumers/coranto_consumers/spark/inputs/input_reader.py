@@ -21,9 +21,15 @@ from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.committed.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.committed.scanning import RangeSummary
-from coranto_consumers.spark.committed.sequencing import Sequenced, sequence, warn_of_resets
+from coranto_consumers.spark.committed.sequencing import (
+    LongTransaction,
+    Sequenced,
+    find_long,
+    sequence,
+    sequence_part,
+    warn_of_resets,
+)
 from coranto_consumers.spark.inputs.frames import (
     COMMITTED_AT,
     PlannedRows,
@@ -55,7 +61,6 @@ class Input:
     """The application's columns and metadata, persisted."""
     messages: int
     rows: int
-    """The number of messages that were read."""
     sources: dict[str, Source]
     is_empty: bool = False
     """True if there are no messages, so that the application is not called."""
@@ -63,7 +68,6 @@ class Input:
     """Journal, offset and line of misfits that are not in `committed`, if any."""
     misfits: int = 0
     required: frozenset[str] = frozenset()
-    """The application's columns that are declared NOT NULL."""
     lines_at: Callable[[Sequence[tuple[str, int]]], list[bytes]] | None = None
     """Reads the lines of messages again, by journal and offset."""
 
@@ -98,7 +102,6 @@ class InputReader:
         name: str = "journals",
     ) -> None:
         self.routes: Mapping[str, KnownRoute] = {}
-        """The routes of journals that tasks try first."""
         self._name = name
         self._misfits = misfits
         register(spark)  # For executors that get Coranto from the session's archive.

@@ -149,7 +149,6 @@ class ExpectedRows(InputStrategy):
         self.rows = planned.by_tasks(spark).observe(self._observed, texts.alias(SUMMARY_COLUMN))
         messages = self.rows.where(F.col(PIECE_COLUMN) != SUMMARY_PIECE).drop(PIECE_COLUMN)
         self.committed = parsed_values(messages, schema)
-        """The application's frame of the messages."""
 
     def batches_of(self, rows: DataFrame) -> tuple[DataFrame, ChooseTask] | None:
         """Return partitions, and the task that reads an output's rows there; None for more than chosen columns."""

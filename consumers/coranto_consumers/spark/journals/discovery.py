@@ -1,15 +1,22 @@
-"""Discovery of content to read: the selected journals, and their begin and end offsets."""
+"""Discovery of content to read: the selected journals, their begin and end offsets, and their segments of streams.
+
+As a stream is split and merged, the events of a key are in one segment after the other. A segment is *open* when all
+its predecessors have been read to their final offsets (`coranto.streams.model.frontier`). A transaction or micro-batch
+reads only segments that are open at its beginning, so it never has events of two segments of a key. A checkpoint
+includes a segment only once it is open, so one with the first segments that truncation left needs none before.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from coranto.client import JournalInfo, SyncJournalClient
 from coranto.client.routes import KnownRoute
-from coranto.errors import InvalidInput, JournalNotFound, JournalSuspended
+from coranto.errors import InvalidInput, JournalNotFound, JournalSuspended, StreamChanged, StreamTruncated
 from coranto.fragments import forks
 from coranto.labels import CONTENT_TYPE, JSON_LINES, MESSAGE_TYPE, NAME, STREAM, label_selector, value_of
 from coranto.offsets import JournalOffset
@@ -103,7 +110,6 @@ class ContentExtent:
     segment: Segment | None = None
     """The journal's segment, if it is one. Its content begins at the stream's truncation, if there was one."""
     route: KnownRoute | None = field(default=None, compare=False)
-    """The brokers of the journal when it was listed."""
     journal_id: str = ""
     """The journal's id; empty if unknown."""
     is_end: bool = True
@@ -204,3 +210,85 @@ def head_of(client: SyncJournalClient, journal: str) -> int:
 def earliest(begins: Sequence[int], head: int) -> int:
     """Return the first readable offset, by fragments listed after `head`. Without any, all content before is gone."""
     return begins[0] if begins else head
+
+
+_ASK_SECONDS: Final = 0.1
+
+
+class GoneSegments(NamedTuple):
+    """Journals of segments that do not exist any more."""
+
+    read: frozenset[str]
+    unread: frozenset[str]
+    """Segments that were not, or not known to be, read to their ends."""
+
+
+def open_journals(present: Mapping[str, ContentExtent], read: Mapping[str, int]) -> frozenset[str]:
+    """Return the journals that may be read, by the offsets that others are `read` through."""
+    waiting: set[str] = set()
+    for segments in _streams(present).values():
+        from coranto.streams.model.frontier import readable  # Imported only if streams are read.
+
+        through = {
+            number: max(read.get(each.journal, 0), present[each.journal].begin) for number, each in segments.items()
+        }
+        found = readable(segments, through)
+        waiting.update(each.journal for number, each in segments.items() if number not in found)
+    return frozenset(present.keys() - waiting)
+
+
+def gone_segments(present: Mapping[str, ContentExtent], known: Collection[str]) -> GoneSegments:
+    """Return the segments in a checkpoint (`known`) that are gone from present streams."""
+    read: set[str] = set()
+    unread: set[str] = set()
+    for name, segments in _streams(present).items():
+        from coranto.streams.model.frontier import has_read_what_is_gone
+        from coranto.streams.model.stream import stream_of
+
+        begun = [number for number, each in segments.items() if each.journal in known]
+        gone = {journal for journal in set(known) - present.keys() if stream_of(journal) == name}
+        (read if has_read_what_is_gone(segments, begun) else unread).update(gone)
+    return GoneSegments(frozenset(read), frozenset(unread))
+
+
+def not_read(journal: str, offset: int) -> StreamTruncated:
+    """Return the error for a segment that is gone, and was read through an offset only."""
+    return StreamTruncated(
+        f"segment {journal} was read through {offset} and is gone: its stream was truncated before the rest was read, "
+        "or before a read found that there is none. Begin again with a new checkpoint or a consumer of another name, "
+        "or continue without it (failOnDataLoss=false)",
+        int(journal.rpartition("/")[2]),
+    )
+
+
+def when_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> dict[str, ContentExtent]:
+    """Call `ask` until every segment is open once all present content is read. Raises StreamChanged after `timeout`.
+
+    During a split or merge, some are not for a moment.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        present = ask()
+        waiting = present.keys() - open_journals(present, heads_of(present))
+        if not waiting:
+            return present
+        if time.monotonic() >= deadline:
+            from coranto.streams.model.stream import stream_of
+
+            first = min(waiting)
+            raise StreamChanged(
+                f"{first} cannot be read yet: the final offset of a segment before it is not recorded, or its content "
+                f"does not reach that. `coranto streams resume {stream_of(first)}` finishes a split or merge whose "
+                "process has died"
+            )
+        time.sleep(_ASK_SECONDS)
+
+
+def _streams(present: Mapping[str, ContentExtent]) -> dict[str, dict[int, Segment]]:
+    found: dict[str, dict[int, Segment]] = {}
+    for extent in present.values():
+        if (segment := extent.segment) is not None:
+            from coranto.streams.model.stream import stream_of
+
+            found.setdefault(stream_of(segment.journal), {})[segment.number] = segment
+    return found

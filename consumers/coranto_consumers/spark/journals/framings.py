@@ -136,7 +136,6 @@ class _Opaque:
 
 
 Records: TypeAlias = CsvRecords | FixedRecords
-"""A framing of messages that are not lines."""
 ReadFraming: TypeAlias = JsonLines | Records
 
 

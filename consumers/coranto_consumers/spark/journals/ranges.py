@@ -46,7 +46,6 @@ class Range:
 
 
 Slice = tuple[Range, ...]
-"""The ranges that one task reads, in order."""
 
 
 def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> list[Range]:
@@ -163,9 +162,7 @@ class ReadPlan:
     slices: tuple[Slice, ...]
     first_number: int = 0
     replay: Mapping[str, Mapping[ProducerId, ProducerState]] = field(default_factory=dict)
-    """The producers, by journal, whose pending messages alone count. Empty: all messages count."""
     commits: bool = False
-    """True if summaries should have the offset that acknowledged each segment."""
     places: tuple[str, ...] = ()
     """The preferred executor of each slice (`placing.py`). Empty without preferences."""
 

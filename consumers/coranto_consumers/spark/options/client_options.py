@@ -34,7 +34,6 @@ OPTIONS: Final = {
 
 _OIDC: Final = ("oidcIssuer", "oidcClientId", "oidcClientSecret", "oidcScope", "oidcAudience")
 _AUTH: Final = ("authToken", "authSecret", *_OIDC)
-"""The options that stand for AUTH_VARIABLES."""
 
 
 def client_options(config: ClientConfig) -> dict[str, str]:

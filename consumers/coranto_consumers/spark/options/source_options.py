@@ -68,7 +68,6 @@ STREAM_OPTIONS = (
     "maxTriggerDelay",
     "trigger",
 )
-"""The options that only streaming queries have."""
 
 
 class Isolation(enum.StrEnum):
@@ -105,11 +104,9 @@ class SourceOptions:
     cache_bytes: int = DEFAULT_CACHE_BYTES
     """Bytes of fragments that the executors of a machine keep. 0: none."""
     text_column: str = "_corrupt_record"
-    """The column for lines that do not fit."""
     fail_on_data_loss: bool = True
     times: TimeOptions = field(default_factory=TimeOptions)
     labels: JournalLabels = field(default_factory=JournalLabels)
-    """The labels of journals that can be read."""
     registry: str | None = None
     """The journal with the type of the messages. `framing` and `labels` must then match the type."""
     type_reference: str | None = None

@@ -67,11 +67,6 @@ class Written:
     staged: tuple[str, ...]
     carried: tuple[bytes, ...]
 
-    @property
-    def is_alone(self) -> bool:
-        """True if no other output of a transaction may change the same table."""
-        return self.overwrite or bool(self.plan.keys)
-
     def rows_here(self) -> list[pa.RecordBatch]:
         return [batch for each in self.carried for batch in pa.ipc.open_stream(pa.BufferReader(each))]
 
@@ -214,7 +209,7 @@ class IcebergStore(OutputStore[Written]):
     def _change(self, name: str, outputs: Sequence[Written], done: _Transaction) -> Change:
         """Return the change of a table, and record the files that it names in `done`."""
         first = outputs[0]
-        if len(outputs) > 1 and any(each.is_alone for each in outputs):
+        if len(outputs) > 1 and any(each.overwrite or each.plan.keys for each in outputs):
             raise InvalidInput(
                 "several outputs write this table, and one of them merges or overwrites: make one output of them",
                 field=f"table {name}",

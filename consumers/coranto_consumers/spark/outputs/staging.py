@@ -56,7 +56,6 @@ class Staged:
     attempts: tuple[str, ...]
     """The winning attempts whose rows are in the stage table."""
     rows: int
-    """The number of rows in the stage table."""
     carried: tuple[bytes, ...] = ()
     """Other rows, as Arrow streams."""
     sql: StagedSql | None = None
@@ -96,7 +95,6 @@ class Published:
     intents: dict[str, bytes] = field(default_factory=dict)
     messages: int = 0
     rollbacks: dict[str, bytes] = field(default_factory=dict)
-    """The acknowledgements that roll the messages back."""
     uses: tuple[Use, ...] = ()
 
 
@@ -158,7 +156,8 @@ def publish_journal_outputs(
         messages_of, fields = _keys_and_values(output, keyed=len(journals) > 1)
         access = for_tasks(client.config, Capability.APPEND, journals)
         task = PublishTask(access, journals, output.mapping, pool, fields)
-        with described(output.rows.sparkSession, f"publishes messages to {_shown(output.journals)}"):
+        shown = output.journals if isinstance(output.journals, str) else ", ".join(output.journals)
+        with described(output.rows.sparkSession, f"publishes messages to {shown}"):
             won = messages_of.mapInArrow(task, PUBLISHED).collect()
         for row in won:
             intents[row.journal] += bytes(row.intent)
@@ -166,10 +165,6 @@ def publish_journal_outputs(
             messages += row.messages
             uses[ProducerId(bytes(row.producer))] = Use(ProducerId(bytes(row.producer)), row.token, row.clock)
     return Published(dict(intents), messages, dict(rollbacks), tuple(uses.values()))
-
-
-def _shown(journals: str | Sequence[str]) -> str:
-    return journals if isinstance(journals, str) else ", ".join(journals)
 
 
 def _keys_and_values(output: JournalOutput, *, keyed: bool) -> tuple[DataFrame, tuple[StructField, ...] | None]:

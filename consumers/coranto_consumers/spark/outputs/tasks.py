@@ -84,7 +84,8 @@ class StageTask:
 
 def _taken(batches: Batches, carried_bytes: int) -> tuple[list[Any], bool]:
     """Take the batches that this task may carry to the driver. Return them, and True if there are no others."""
-    held, left = [], share_of(carried_bytes, partition_number())
+    context = TaskContext.get()
+    held, left = [], share_of(carried_bytes, 0 if context is None else context.partitionId())
     for batch in batches:
         held.append(batch)
         left -= batch.nbytes
@@ -109,12 +110,6 @@ def share_of(most: int, partition: int) -> int:
     return most // (1 + partition // _WITH_FULL_SHARE)
 
 
-def partition_number() -> int:
-    """Return the number of the task's partition; 0 outside of tasks."""
-    context = TaskContext.get()
-    return 0 if context is None else context.partitionId()
-
-
 def as_stream(batches: Sequence[Any]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as stream:
@@ -137,16 +132,13 @@ class WriteFilesTask:
 
     def __call__(self, batches: Batches) -> Batches:
         with told_to_driver():
-            yield from self._write(batches)
-
-    def _write(self, batches: Batches) -> Batches:
-        held, are_all = _taken(batches, self.carried_bytes)
-        if not are_all and self.merged:
-            yield _results(_FILES, [{"staged": list(self.writer.stage(_drained(held, batches)))}])
-        elif not are_all:
-            yield _results(_FILES, [{"files": pickle.dumps(list(self.writer.write(_drained(held, batches))))}])
-        elif any(each.num_rows for each in held):
-            yield _results(_FILES, [{"carried": as_stream(held)}])
+            held, are_all = _taken(batches, self.carried_bytes)
+            if not are_all and self.merged:
+                yield _results(_FILES, [{"staged": list(self.writer.stage(_drained(held, batches)))}])
+            elif not are_all:
+                yield _results(_FILES, [{"files": pickle.dumps(list(self.writer.write(_drained(held, batches))))}])
+            elif any(each.num_rows for each in held):
+                yield _results(_FILES, [{"carried": as_stream(held)}])
 
 
 @dataclass(frozen=True, slots=True)

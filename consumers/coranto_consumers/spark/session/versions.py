@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SPARK: Final = (int(pyspark.__version__.split(".")[0]), int(pyspark.__version__.split(".")[1]))
-"""The version of PySpark: major and minor."""
 
 if TYPE_CHECKING or SPARK >= (4, 1):
     from pyspark.sql.datasource import DataSourceStreamArrowWriter

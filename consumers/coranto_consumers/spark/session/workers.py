@@ -22,7 +22,6 @@ IMPORTED: Final = (
     "coranto_consumers.spark.source.data_source",
     "coranto_consumers.spark.outputs.tasks",
 )
-"""The modules that tasks need."""
 
 
 def imported_for(module: str) -> tuple[str, ...]:

@@ -49,7 +49,6 @@ class Use(NamedTuple):
     producer: ProducerId
     token: str
     clock: int = 0
-    """The largest clock, known at its end."""
 
 
 class TakenId(NamedTuple):

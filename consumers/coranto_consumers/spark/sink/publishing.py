@@ -37,11 +37,10 @@ class Pending:
     producer: ProducerId
     messages: int = 0
     first_clocks: Mapping[str, int] = field(default_factory=dict)
-    """By journal: the clock of the first message."""
+    """The clock of the first message, by journal."""
     ack_clocks: Mapping[str, int] = field(default_factory=dict)
-    """By journal: a clock after the clocks of all messages."""
+    """A clock after the clocks of all messages."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """By journal."""
 
     def intents(self, framing: JsonLines) -> dict[str, bytes]:
         """Return the acknowledgements that commit the messages."""

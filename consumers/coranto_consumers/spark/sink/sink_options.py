@@ -26,7 +26,6 @@ from coranto_consumers.spark.options.source_options import OPTIONS, SourceOption
 from coranto_consumers.spark.sink.message_rows import ColumnRows, ObjectTextRows, Rows, require_encodable
 
 _SHARED: Final = (*client_options.OPTIONS, *selections.OPTIONS, "uuidPointer", "registry", "messageType")
-"""The options that reads have, too."""
 SINK_OPTIONS: Final[Mapping[str, str]] = {
     **{name: OPTIONS[name] for name in _SHARED},
     "registry": "journal that registers message types: rows that do not fit the type that messageType names, else the "
@@ -68,7 +67,6 @@ class SinkOptions:
     fail_on_data_loss: bool
     framing: JsonLines
     version: TypeVersion | None = None
-    """The registered type that rows have to fit."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:

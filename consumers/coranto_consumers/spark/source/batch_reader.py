@@ -7,7 +7,6 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,13 +20,11 @@ from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
 from coranto_consumers.spark.journals.fetching import machine_folder, read_together, task_client
 from coranto_consumers.spark.journals.ranges import NumberedRange
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
-from coranto_consumers.spark.options.bounds import TimeSpan
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 from coranto_consumers.spark.session.access import for_tasks, without_keys
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import push_filters
-from coranto_consumers.spark.source.filters import Narrowing
-from coranto_consumers.spark.source.planning import Shares, plan_read
+from coranto_consumers.spark.source.planning import Narrowing, Shares, plan_read
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -125,27 +122,17 @@ class JournalReader(DataSourceReader):
                 for numbered in partition.parts:
                     span = self._options.times.of(numbered.range.journal)
                     for lines in self._lines(content, numbered):
-                        yield from batches.build(self._chosen(lines, span))
+                        mask = span.mask(lines.clocks)
+                        if self._narrowing != Narrowing():
+                            mask &= self._narrowing.mask(lines.begins, lines.clocks)
+                        yield from batches.build(lines.where(mask))
 
     def _lines(self, content: JournalContent, numbered: NumberedRange) -> Iterator[Lines]:
         if self._options.isolation is Isolation.READ_UNCOMMITTED:
             return (lines.messages for lines in read_lines(content, numbered.range, self._options.framing))
         journal = numbered.range.journal
-        reader = CommittedReader(
-            content,
-            self._plan().ranges[journal],
-            self._options.framing,
-            self._shared_folder(journal),
-            commits=self._layout.has_commits,
-        )
+        name = f"{self._name}-{hashlib.sha256(journal.encode()).hexdigest()[:16]}"
+        shared = (folder := machine_folder()) and folder / "coranto-scans" / name
+        ranges, framing = self._plan().ranges[journal], self._options.framing
+        reader = CommittedReader(content, ranges, framing, shared, commits=self._layout.has_commits)
         return reader.read(numbered.number)
-
-    def _chosen(self, lines: Lines, span: TimeSpan) -> Lines:
-        mask = span.mask(lines.clocks)
-        if self._narrowing != Narrowing():
-            mask &= self._narrowing.mask(lines.begins, lines.clocks)
-        return lines.where(mask)
-
-    def _shared_folder(self, journal: str) -> Path | None:
-        folder = machine_folder()
-        return folder and folder / "coranto-scans" / f"{self._name}-{hashlib.sha256(journal.encode()).hexdigest()[:16]}"

@@ -1,10 +1,28 @@
-"""Planning of a read: the ranges of its journals, and the tasks that read them."""
+"""Planning of a read: the ranges of its journals, and the tasks that read them.
+
+Spark hands a query's filters to a source only if `spark.sql.python.filterPushdown.enabled` is set. They say which
+journals, offsets and times are needed. Spark applies them to the rows again, so one that is not understood costs
+nothing but time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Final, NamedTuple
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from coranto.client.moments import LARGEST_SKEW_SECONDS
+from coranto.messages.columnar import Int64s, Mask, UInt64s
+from coranto.messages.uuids import clock_to_ns
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from coranto.client import JournalInfo, Moment, SyncJournalClient
 from coranto.errors import InvalidInput, JournalRecreated
@@ -12,13 +30,11 @@ from coranto.journal_ids import is_same
 from coranto.labels import label_selector
 from coranto.messages.framing import JsonLines
 from coranto.offsets import id_of
-from coranto_consumers.spark.journals.discovery import ContentExtent, contents, cuts_of
+from coranto_consumers.spark.journals.discovery import ContentExtent, contents, cuts_of, when_sealed
 from coranto_consumers.spark.journals.losses import LostContent, lost_before, warn_of
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
-from coranto_consumers.spark.journals.segments import when_sealed
 from coranto_consumers.spark.options.bounds import EARLIEST, LATEST, TimeSpan
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
-from coranto_consumers.spark.source.filters import Narrowing
 
 _SAMPLE_BYTES: Final = 64 << 10
 _ADVICE: Final = (
@@ -26,6 +42,113 @@ _ADVICE: Final = (
     "up to there. With failOnDataLoss=false, a read begins at the present journal's beginning instead of at such an "
     "offset, and has nothing of content that ends at one."
 )
+
+
+_MOST: Final = (1 << 63) - 1
+_COMPARISONS: Final[Mapping[str, Callable[[Any, Any], object]]] = {
+    "EqualTo": operator.eq,
+    "EqualNullSafe": operator.eq,
+    "GreaterThan": operator.gt,
+    "GreaterThanOrEqual": operator.ge,
+    "LessThan": operator.lt,
+    "LessThanOrEqual": operator.le,
+    "StringStartsWith": str.startswith,
+    "StringEndsWith": str.endswith,
+    "StringContains": operator.contains,
+}
+"""By the names of the filters' classes, because PySpark before 4.1 has no classes of filters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The values of a column from `least` to `most`, both inclusive."""
+
+    least: int = -_MOST - 1
+    most: int = _MOST
+
+    def within(self, least: int, most: int) -> Bounds:
+        return Bounds(max(self.least, least), min(self.most, most))
+
+    def mask(self, values: Int64s) -> Mask:
+        mask: Mask = (values >= self.least) & (values <= self.most)
+        return mask
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """The rows that filters ask for at most."""
+
+    journals: tuple[Filter, ...] = ()
+    """Filters of the names of journals."""
+    offsets: Bounds = Bounds()
+    clocks: Bounds = Bounds()
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter], own: Mapping[str, str]) -> Narrowing:
+        """Return what filters ask for, which must all hold. `own` has the source's fields by columns' names."""
+        found = cls()
+        for each in filters:
+            path: tuple[str, ...] = getattr(getattr(each, "child", each), "attribute", ())
+            field = own.get(path[0]) if len(path) == 1 else None
+            if field == "journal" and _of_name(each, "") is not None:
+                found = replace(found, journals=(*found.journals, each))
+            elif field == "offset":
+                found = replace(found, offsets=_narrowed(found.offsets, each))
+            elif field == "clock":
+                found = replace(found, clocks=_narrowed(found.clocks, each))
+        return found
+
+    def takes(self, journal: str) -> bool:
+        """Return True if rows of a journal may pass."""
+        return all(_of_name(each, journal) for each in self.journals)
+
+    @property
+    def since(self) -> int | None:
+        """The time in milliseconds since 1970 UTC: content stored before has no row that passes. None: no such time.
+
+        Producers' clocks may be ahead by an hour.
+        """
+        if self.clocks.least <= 0:
+            return None
+        return max(0, clock_to_ns(self.clocks.least) // 1_000_000 - LARGEST_SKEW_SECONDS * 1000)
+
+    def mask(self, begins: Int64s, clocks: UInt64s) -> Mask:
+        """Return the mask of messages that may pass, by their offsets and clocks."""
+        return self.offsets.mask(begins) & self.clocks.mask(clocks.view(np.int64))
+
+
+def _narrowed(bounds: Bounds, each: Filter) -> Bounds:
+    """Return the bounds of what passes a filter of a column of integers, too."""
+    match type(each).__name__, getattr(each, "value", None):
+        case "EqualTo" | "EqualNullSafe", int(value):
+            return bounds.within(value, value)
+        case "GreaterThan", int(value):
+            return bounds.within(value + 1, _MOST)
+        case "GreaterThanOrEqual", int(value):
+            return bounds.within(value, _MOST)
+        case "LessThan", int(value):
+            return bounds.within(-_MOST - 1, value - 1)
+        case "LessThanOrEqual", int(value):
+            return bounds.within(-_MOST - 1, value)
+        case "In", [*values]:
+            numbers = [value for value in values if isinstance(value, int)]
+            return bounds.within(min(numbers), max(numbers)) if len(numbers) == len(values) and numbers else bounds
+    return bounds
+
+
+def _of_name(each: Any, name: str) -> bool | None:
+    """Return True or False if a name passes a filter or does not, and None for a filter that is not understood."""
+    match type(each).__name__, getattr(each, "value", None):
+        case "In", [*values] if all(isinstance(value, str) for value in values):
+            return name in values
+        case "IsNotNull" | "IsNull" as kind, _:
+            return kind == "IsNotNull"
+        case "Not", _:
+            inner = _of_name(each.child, name)
+            return None if inner is None else not inner
+        case kind, str(value) if kind in _COMPARISONS:
+            return bool(_COMPARISONS[kind](name, value))
+    return None
 
 
 class Shares(NamedTuple):
@@ -44,7 +167,7 @@ def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narr
     found = _contents(client, options)
     options = _at_moment(client, found, options)
     wholes = [_whole(client, journal, extent, options) for journal, extent in found.items() if narrowing.takes(journal)]
-    wholes = [narrowed for whole in wholes if (narrowed := _narrowed(client, whole, options, narrowing)).length > 0]
+    wholes = [needed for whole in wholes if (needed := _needed(client, whole, options, narrowing)).length > 0]
     if not isinstance(options.framing, JsonLines):
         return _unsplit(wholes, options)
     ranges = _split(client, wholes, options)
@@ -59,7 +182,8 @@ def plan_read(client: SyncJournalClient, options: SourceOptions, narrowing: Narr
     is_committed = options.isolation is Isolation.READ_COMMITTED
     if is_committed:
         # The committed rows of a part depend on all parts, but only these have rows.
-        parts = [part for part in parts if _may_pass(part, narrowing)]
+        least, most = narrowing.offsets.least, narrowing.offsets.most
+        parts = [part for part in parts if part.begin <= most and least < part.end]
     few = options.min_partitions > 1 or options.max_records is not None
     shares = [[part] for part in parts] if few else share(parts, min(WORTHWHILE_BYTES, options.max_bytes))
     return Shares(ranges if is_committed else {}, [tuple(numbers[part] for part in each) for each in shares])
@@ -166,7 +290,7 @@ def _of_present(journal: str, start: int, end: int, extent: ContentExtent, optio
     return max(extent.begin, lost.same_through), min(end, extent.head)
 
 
-def _narrowed(client: SyncJournalClient, whole: Range, options: SourceOptions, narrowing: Narrowing) -> Range:
+def _needed(client: SyncJournalClient, whole: Range, options: SourceOptions, narrowing: Narrowing) -> Range:
     """Return the range that has to be read for the rows of `narrowing` in it."""
     begin, end = whole.begin, whole.end
     if narrowing.since is not None:
@@ -176,10 +300,6 @@ def _narrowed(client: SyncJournalClient, whole: Range, options: SourceOptions, n
         if isinstance(options.framing, JsonLines):  # Other messages may begin anywhere.
             begin = max(begin, narrowing.offsets.least)
     return replace(whole, begin=begin, end=end, aligned=whole.aligned and begin == whole.begin)
-
-
-def _may_pass(part: Range, narrowing: Narrowing) -> bool:
-    return part.begin <= narrowing.offsets.most and narrowing.offsets.least < part.end
 
 
 def _lost(journal: str, start: int, end: int, extent: ContentExtent) -> LostContent | None:

@@ -3,7 +3,7 @@
 The planning process reads a batch's messages once, for their UUIDs alone, and decides which are committed. Tasks then
 read them for their values. A transaction that began before the batch, and is acknowledged in it, is delivered in it:
 the content since its begin is read again. If that is more than a batch may read, it is delivered in parts
-(`long_transactions.py`), with positions of the same offset and later begins of the producer's pending messages.
+(`sequencing.py`), with positions of the same offset and later begins of the producer's pending messages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,16 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
-from coranto_consumers.spark.committed.long_transactions import LongTransaction, find_long, sequence_part
 from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
-from coranto_consumers.spark.committed.sequencing import RangeDecision, Sequenced, sequence, warn_of_resets
+from coranto_consumers.spark.committed.sequencing import (
+    LongTransaction,
+    RangeDecision,
+    Sequenced,
+    find_long,
+    sequence,
+    sequence_part,
+    warn_of_resets,
+)
 from coranto_consumers.spark.journals.framings import ReadFraming
 from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_blocks, read_lines
@@ -70,7 +77,6 @@ class JournalBatch:
     rows: int
     """Messages that were read, acknowledgements included."""
     state: ReadState
-    """Behind the batch."""
 
 
 @dataclass(frozen=True, slots=True)

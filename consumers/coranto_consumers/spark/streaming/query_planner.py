@@ -16,12 +16,18 @@ from coranto.client import SyncJournalClient
 from coranto.errors import CorruptData, OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
-from coranto_consumers.spark.committed.long_transactions import LongTransaction
-from coranto_consumers.spark.journals.discovery import ContentExtent, contents, fragment_begins
+from coranto_consumers.spark.committed.sequencing import LongTransaction
+from coranto_consumers.spark.journals.discovery import (
+    ContentExtent,
+    contents,
+    fragment_begins,
+    gone_segments,
+    not_read,
+    when_sealed,
+)
 from coranto_consumers.spark.journals.fetching import task_client
 from coranto_consumers.spark.journals.losses import LostContent, PartlyLost, continue_after, lost_before, warn_of
 from coranto_consumers.spark.journals.ranges import Range
-from coranto_consumers.spark.journals.segments import gone_segments, not_read, when_sealed
 from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.streaming.batches import (
     BatchPlanner,
@@ -50,7 +56,6 @@ class QueryJournals:
         self._client: SyncJournalClient | None = None
         self._asked = 0.0
         self.heads: dict[str, ContentExtent] = {}
-        """The last answer."""
 
     @property
     def client(self) -> SyncJournalClient:

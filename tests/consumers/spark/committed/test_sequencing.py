@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark.committed.joint_reading import CommittedReader
-from coranto_consumers.spark.committed.long_transactions import LongTransactions
+from coranto_consumers.spark.committed.sequencing import LongTransactions
 from coranto_consumers.spark.journals.ranges import Range
 from tests.consumers.spark.folding import FRAMING, Memory, transaction
 from tests.consumers.spark.histories import expected, histories

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.spark import ConsumeReport
-from coranto_consumers.spark.committed.long_transactions import LongTransaction
+from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
 from coranto_consumers.spark.consumer.pending_report import OldestTransaction, OldestTransactions, log_long_transactions
 from coranto_consumers.spark.consumer.progress import waits_for

@@ -16,7 +16,7 @@ from coranto.messages.uuids import new_producer_id
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark import ConsumeReport, ConsumerOptions, Hooks
-from coranto_consumers.spark.committed.long_transactions import LongTransaction
+from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions
 from coranto_consumers.spark.consumer.prefetch import Prefetcher

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.uuids import ProducerId
-from coranto_consumers.spark.committed.long_transactions import LongTransaction
+from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.consumer.unread import UnreadContent
 from coranto_consumers.spark.journals.discovery import ContentExtent
 from coranto_consumers.spark.journals.losses import LostContent

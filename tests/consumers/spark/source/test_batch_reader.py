@@ -12,7 +12,7 @@ from coranto.errors import InvalidInput
 from coranto_consumers.spark.session.task_errors import error_of_task
 from coranto_consumers.spark.source import batch_reader
 from coranto_consumers.spark.source.data_source import JournalDataSource
-from coranto_consumers.spark.source.filters import Narrowing
+from coranto_consumers.spark.source.planning import Narrowing
 
 NAMES = ("sales/north", "sales/south", "stock/north")
 SETTING = "spark.sql.python.filterPushdown.enabled"

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 
 from coranto.messages.uuids import clock_from_ns
 from coranto.testing.http_store import HttpStore
-from coranto_consumers.spark.source.filters import Bounds, Narrowing
+from coranto_consumers.spark.source.planning import Bounds, Narrowing
 
 OWN = {"_journal": "journal", "_offset": "offset", "_clock": "clock"}
 NAMES = ("sales/north", "sales/south", "stock/north")

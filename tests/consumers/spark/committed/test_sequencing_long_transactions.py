@@ -2,7 +2,7 @@
 
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.uuids import Flags, format_uuid
-from coranto_consumers.spark.committed.long_transactions import LongTransactions
+from coranto_consumers.spark.committed.sequencing import LongTransactions
 from tests.consumers.spark.folding import FRAMING, Memory, transaction
 from tests.consumers.spark.histories import PRODUCERS, expected
 
