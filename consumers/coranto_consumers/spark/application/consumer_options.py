@@ -16,18 +16,9 @@ from coranto_consumers.spark.journals.framings import ReadFraming, chosen_framin
 
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
 DEFAULT_PARTITION_BYTES: Final = 32 << 20
-OF_WINDOWS: Final = frozenset(
-    {
-        "atomic",
-        "retry_timeout",
-        "max_partition_bytes",
-        "misfits",
-        "accept_changes",
-        "uuid_pointer",
-        "framing",
-        "registry",
-    }
-)
+OF_WINDOWS: Final = frozenset({"atomic", "retry_timeout", "max_partition_bytes", "misfits", "accept_changes"}) | {
+    *("uuid_pointer", "framing", "registry")
+}
 """The options of a `WindowConsumer`: it reads a window as a whole, so it is atomic, and fails if content is gone."""
 OF_BATCHES: Final = frozenset({"retry_timeout", "misfits", "fail_on_data_loss", "accept_changes"})
 """The options of `exactly_once`: the query's source reads the content of its batches."""

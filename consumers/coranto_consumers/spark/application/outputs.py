@@ -151,12 +151,10 @@ class SparkApplication(Protocol):
     @property
     def name(self) -> str:
         """The consumer's name in its store. A new instance with the same name fences off the previous one."""
-        ...
 
     @property
     def sources(self) -> str:
         """The label selector of the journals to consume, such as `name:prefix=flights/events/`."""
-        ...
 
     @property
     def value_schema(self) -> str:
@@ -165,7 +163,6 @@ class SparkApplication(Protocol):
         With `_commit_offset BIGINT`, rows also have the offset that committed them. If the consumer has a registry, `*`
         at the beginning stands for all fields of the message type: `*, _commit_offset BIGINT`.
         """
-        ...
 
     def outputs(self, committed: DataFrame) -> Outputs:
         """Return the output for the committed messages of one transaction, each of them exactly once.
@@ -175,7 +172,6 @@ class SparkApplication(Protocol):
         of later transactions were committed later. The output may be evaluated several times, also for transactions
         that are then abandoned. So it must have no side effects.
         """
-        ...
 
 
 @runtime_checkable
@@ -185,7 +181,6 @@ class NamesMessageType(Protocol):
     @property
     def message_type(self) -> str:
         """The type, such as `shop.Order`, or one of its versions, such as `shop.Order@3`."""
-        ...
 
 
 @runtime_checkable
@@ -195,4 +190,3 @@ class DeclaresSql(Protocol):
     @property
     def sql(self) -> Sequence[StagedSql]:
         """The statements that the application's outputs use."""
-        ...

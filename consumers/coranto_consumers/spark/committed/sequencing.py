@@ -48,10 +48,7 @@ class RangeDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequenced:
-    """The result of sequencing the ranges of one journal. If `replay` is set, the other fields are not final.
-
-    Then read its range for its producers, and sequence again with the result.
-    """
+    """The result for one journal. If `replay` is set, it is not final: read its range, and sequence again with that."""
 
     source: Source
     decisions: Mapping[int, RangeDecision]
@@ -72,11 +69,7 @@ def sequence(
     replayed_producers: Iterable[ProducerId] = (),
     pruning: Pruning | None = None,
 ) -> Sequenced:
-    """Sequence adjacent ranges of a journal that begin at the entry's `read_through`, and forget producers by
-    `pruning`.
-
-    Raises CorruptData if the ranges are not contiguous.
-    """
+    """Sequence adjacent ranges of a journal from the entry's `read_through` on. Raises CorruptData for a gap."""
     read_through = read_end(journal, entry.read_through, parts)
     before = dict(replayed or {})
     if before:

@@ -123,10 +123,7 @@ def ends_of(content: BatchContent) -> str:
 def older_checkpoint(
     number: int, batches: int, committed: str, found: BatchDifference, last: BatchContent | None
 ) -> str:
-    """Return the error message for a batch of a checkpoint that is some batches older than the store.
-
-    `committed` names the consumer and the store. `last` is the content of the last committed batch, if known.
-    """
+    """Return the error message for a batch of a checkpoint that is some batches older than the store."""
     end = number + batches - 1
     what = f"with other content, and is the last one there: the query's checkpoint is {batches} batch"
     then = f"{found}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -44,7 +44,7 @@ from coranto_consumers.spark.consumer.batch_content import (
 )
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks
-from coranto_consumers.spark.consumer.rejections import settled
+from coranto_consumers.spark.consumer.rejections import Rejections, settled
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, output_store
 from coranto_consumers.spark.inputs.input_reader import Input
 from coranto_consumers.spark.outputs.stores import OutputStore
@@ -107,33 +107,25 @@ def exactly_once(
     return _Batches(owner, client, options, first_batch, on_progress or (lambda report: None))
 
 
+@dataclass(slots=True)
 class _Batches:
     """The function that `exactly_once` returns."""
 
-    def __init__(
-        self,
-        owner: Owner,
-        client: ClientConfig | None,
-        options: ConsumerOptions,
-        first_batch: int,
-        on_progress: Callable[[ConsumeReport], None],
-    ) -> None:
-        self._owner = owner
-        self._name = owner.name
-        self._store = owner.store
-        self._client = client
-        self._options = options
-        self._first_batch = first_batch
-        self._on_progress = on_progress
-        self._query: str | None = None
-        """The query whose fence was raised. None before the first batch, and after an error that ended a query."""
-        self._is_restored = False
-        """True while the fields below agree with the store: until a batch fails."""
-        self._outages = self._retries(math.inf)
-        self._next = first_batch
-        self._last: BatchContent | None = None
+    _owner: Owner
+    _client: ClientConfig | None
+    _options: ConsumerOptions
+    _first_batch: int
+    _on_progress: Callable[[ConsumeReport], None]
+    _query: str | None = None
+    """The query whose fence was raised. None before the first batch, and after an error that ended a query."""
+    _is_restored: bool = False
+    """True while the fields below agree with the store: until a batch fails."""
+    _next: int = 0
+    _last: BatchContent | None = None
+    _outages: Outages = field(init=False)
 
     def __call__(self, batch: DataFrame, number: int) -> None:
+        name, store = self._owner.name, self._owner.store.name
         with told_to_driver(), errors_of_tasks():
             query = RunningQuery.of(batch)
             if self._query != query.id:
@@ -147,7 +139,7 @@ class _Batches:
 
             if self._outages.run(attempt, lambda: self._owner.progress, query.is_stopped) is None:
                 stopped = Unavailable(
-                    f"the query was stopped while batch {number} of {self._name} waited for {self._store.name} or for "
+                    f"the query was stopped while batch {number} of {name} waited for {store} or for "
                     "brokers. Spark repeats the batch when the query is started again"
                 )
                 stopped.outcome = Outcome.UNKNOWN  # A commit whose answer was lost may have been applied.
@@ -155,7 +147,7 @@ class _Batches:
             self._query = query.id
 
     def _retries(self, timeout: float) -> Outages:
-        return Outages(self._name, RetryPolicy(timeout), self._owner.hooks, self._on_progress)
+        return Outages(self._owner.name, RetryPolicy(timeout), self._owner.hooks, self._on_progress)
 
     def _process(self, batch: DataFrame, query: RunningQuery, number: int) -> ConsumeReport:
         """Commit a batch, in one attempt. Return the progress of the query."""
@@ -167,8 +159,8 @@ class _Batches:
             self._skip_committed(number, content)
         elif number > self._next:
             raise CorruptData(
-                f"the query runs batch {number} of {self._name}, but {self._next} was not committed: the store is "
-                "older than the query's checkpoint, as after a restoration. Begin a new query, with another name"
+                f"the query runs batch {number} of {self._owner.name}, but {self._next} was not committed: the store "
+                "is older than the query's checkpoint, as after a restoration. Begin a new query, with another name"
             )
         else:
             read = Input(batch, 0, 0, {_PREFIX + query.id: Source(number + 1)})
@@ -182,29 +174,28 @@ class _Batches:
 
     def _skip_committed(self, number: int, content: BatchContent) -> None:
         """Skip a batch whose number is committed. Raises BatchChanged if that loses something."""
+        name, store = self._owner.name, self._owner.store.name
         batches = self._next - number
         last = self._last
         if batches == 1 and last is None:  # An older version, without records of batches, has committed it.
-            _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
+            _log.warning("batch.committed_before", name=name, batch=number, content="unknown")
             return
         if batches == 1 and last is not None and content.is_same(last):
-            _log.info("batch.committed_before", name=self._name, batch=number)
+            _log.info("batch.committed_before", name=name, batch=number)
             return
         found = BatchDifference() if last is None else difference(content, last, batches)
         if self._options.fail_on_data_loss:
-            text = older_checkpoint(number, batches, f"{self._name} is committed in {self._store.name}", found, last)
+            text = older_checkpoint(number, batches, f"{name} is committed in {store}", found, last)
             raise BatchChanged(text, batches=batches)
         if found or batches == 1:
             lost, twice = list(found.lost), list(found.twice)
-            _log.warning("batch.content_lost", name=self._name, batch=number, lost=lost, twice=twice)
+            _log.warning("batch.content_lost", name=name, batch=number, lost=lost, twice=twice)
         else:
-            _log.warning("batch.committed_before", name=self._name, batch=number, content="unknown")
+            _log.warning("batch.committed_before", name=name, batch=number, content="unknown")
 
     def _begin(self, query: str, number: int, batch: DataFrame) -> None:
-        """Raise the fence, or resume under it after a failure. Append acknowledgements, and delete stale rows.
-
-        Raises InvalidInput for outputs that their tables cannot take, before an earlier process is fenced off.
-        """
+        """Raise the fence, or resume under it. Compare before that: InvalidInput must not fence off another process."""
+        name, store = self._owner.name, self._owner.store.name
         key = _PREFIX + query
         owner, is_first = self._owner, not self._owner.has_fence
         if is_first:
@@ -214,14 +205,14 @@ class _Batches:
             owner.identity.restored(checkpoint, Identity(store=owner.store.location), tuple)
         if others := sorted(checkpoint.sources.keys() - {key}):
             raise InvalidInput(
-                f"the name {self._name} belongs to {others[0]} in {self._store.name}, and this query is {key}, with "
+                f"the name {name} belongs to {others[0]} in {store}, and this query is {key}, with "
                 "another checkpoint. Start the query with its own checkpoint, or choose another name",
                 field="name",
             )
         known = checkpoint.sources.get(key)
         if known is None and number != self._first_batch:
             raise InvalidInput(
-                f"{self._store.name} has no batch of {self._name}, whose next one is {number}. Is it the store that "
+                f"{store} has no batch of {name}, whose next one is {number}. Is it the store that "
                 f"the query had before? With first_batch={number} the query begins in it",
                 field="first_batch",
             )
@@ -254,5 +245,6 @@ class _BatchTransaction(ConsumerTransaction):
 
     def _without_rejected(self, read: Input, problem: RejectedRow) -> Input:
         owner = self._owner
-        found = settled(read.committed, self._batch, owner.name, owner.outputs, owner.misfits, owner.rejection, problem)
-        return replace(read, committed=found.rows, dead=found.dead, misfits=found.misfits)
+        batch, rejections = read.committed, Rejections(owner.name, owner.outputs, owner.misfits, owner.rejection)
+        committed, dead, misfits = settled(batch, self._batch, rejections, problem)
+        return replace(read, committed=committed, dead=dead, misfits=misfits)

@@ -15,9 +15,10 @@ class SparkConsumerMetrics:
     def __init__(self, consumer: str, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self._consumer = consumer
-        counter = partial(Counter, labelnames=["consumer"], registry=self.registry)
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        of_journal = ["consumer", "journal"]
         self._counters = {
-            name: counter(f"coranto_spark_{name}", text).labels(consumer)
+            name: counter(f"coranto_spark_{name}", text, ["consumer"]).labels(consumer)
             for name, text in {
                 "transactions": "Transactions that were committed and acknowledged.",
                 "messages": "Committed messages that were processed.",
@@ -27,31 +28,16 @@ class SparkConsumerMetrics:
                 "retries": "Failures of stores and brokers that the consumer has retried.",
             }.items()
         }
-        self._outage = Gauge(
-            "coranto_spark_outage_seconds",
-            "Time since a store or broker failed; 0 while the consumer makes progress.",
-            labelnames=["consumer"],
-            registry=self.registry,
-        ).labels(consumer)
-        self._seconds = Counter(
-            "coranto_spark_phase_seconds",
-            "Time of transactions, by phase: reading (waiting for their input), writing, committing, acknowledging.",
-            labelnames=["consumer", "phase"],
-            registry=self.registry,
-        )
-        self._lag = Gauge(
-            "coranto_spark_lag_bytes",
-            "Unprocessed content of a journal, up to its head when a run listed it last.",
-            labelnames=["consumer", "journal"],
-            registry=self.registry,
-        )
-        self._open = Gauge(
-            "coranto_spark_open_transaction_bytes",
-            "Processed content of a journal that is read again once the oldest open transaction there is committed.",
-            labelnames=["consumer", "journal"],
-            registry=self.registry,
-        )
-        self._lost = counter("coranto_spark_lost_ranges", "Ranges of lost content that were skipped.").labels(consumer)
+        text = "Time since a store or broker failed; 0 while the consumer makes progress."
+        self._outage = gauge("coranto_spark_outage_seconds", text, ["consumer"]).labels(consumer)
+        text = "Time of transactions, by phase: reading (waiting for their input), writing, committing, acknowledging."
+        self._seconds = counter("coranto_spark_phase_seconds", text, ["consumer", "phase"])
+        text = "Unprocessed content of a journal, up to its head when a run listed it last."
+        self._lag = gauge("coranto_spark_lag_bytes", text, of_journal)
+        text = "Processed content of a journal that is read again once the oldest open transaction there is committed."
+        self._open = gauge("coranto_spark_open_transaction_bytes", text, of_journal)
+        text = "Ranges of lost content that were skipped."
+        self._lost = counter("coranto_spark_lost_ranges", text, ["consumer"]).labels(consumer)
         self._before: ConsumeReport | None = None
 
     def observe(self, report: ConsumeReport) -> None:

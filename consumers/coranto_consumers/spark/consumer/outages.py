@@ -52,10 +52,7 @@ class Outages:
     def run(
         self, attempt: Callable[[], T], known: Callable[[], ConsumeReport], stop: Callable[[], bool] = lambda: False
     ) -> T | None:
-        """Call `attempt` until it succeeds. Return its result, or None if `stop` ends the retries.
-
-        `known` returns the progress so far. Raises errors that are not transient, and the last one after the timeout.
-        """
+        """Call `attempt` until it succeeds, or `stop` returns True: then return None. `known` returns the progress."""
         while True:
             try:
                 with errors_of_tasks():

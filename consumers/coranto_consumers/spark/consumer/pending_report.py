@@ -1,8 +1,4 @@
-"""Reports of producers' transactions that stay open.
-
-Once one is committed, everything in the journal since its first message is read again. So the consumer warns when that
-is a lot, and again at each doubling.
-"""
+"""Reports of transactions that stay open: once one commits, everything since its first message is read again."""
 
 from __future__ import annotations
 

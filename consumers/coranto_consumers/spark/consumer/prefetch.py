@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from coranto.messages.checkpoints import Source
@@ -63,10 +62,7 @@ class Prefetcher(Generic[T]):
         return None if found is None else found.extents
 
     def take(self, wanted: PlannedInput) -> AbstractContextManager[T] | None:
-        """Return the prefetched input as a context if its plan equals `wanted`; otherwise discard it, return None.
-
-        Waits for the plan. Entering the context waits for the input, and raises the error of reading it, if any.
-        """
+        """Return the prefetched input if its plan equals `wanted`, else None. Entering it waits for its reading."""
         if self._ahead is None:
             return None
         _, read = self._ahead
@@ -91,9 +87,7 @@ class Prefetcher(Generic[T]):
         if read.exception() is None and (found := read.result()) is not None:
             found[1].close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             self._discard()
         finally:

@@ -231,27 +231,12 @@ _ROW_BITS: Final = 33
 """The bits of `monotonically_increasing_id` below the partition number."""
 
 
-class SettledBatch(NamedTuple):
-    """A batch that the store accepts."""
-
-    rows: DataFrame
-    dead: DataFrame | None
-    misfits: int
-
-
 def settled(
-    batch: DataFrame,
-    name: str,
-    query: str,
-    outputs: Callable[[DataFrame], Outputs],
-    misfits: MisfitPolicy | DeadLetters,
-    reject: Callable[[Outputs], RejectedRow | None],
-    problem: RejectedRow,
-) -> SettledBatch:
-    """Return a batch without the rows that the store rejects, or with nulls in them.
+    batch: DataFrame, name: str, rejections: Rejections, problem: RejectedRow
+) -> tuple[DataFrame, DataFrame | None, int]:
+    """Return a batch that the store accepts, the dead letters left out of it, and the number of misfits.
 
-    `name` names the batch in errors and dead letters, `query` the query in the log. `reject` is as in `Rejections`, and
-    `problem` rejects all rows together. Raises RejectedRow, with the place, for a row that `misfits` forbids.
+    `name` names the batch in errors and dead letters. Raises RejectedRow for a row that the policy forbids.
     """
     columns = batch.columns
     if len({each.lower() for each in columns}) < len(columns):
@@ -262,15 +247,11 @@ def settled(
     kept = {places.journal, places.offset, *METADATA, *(each.name for each in batch.schema if not each.nullable)}
 
     def made(rows: DataFrame) -> Outputs:
-        return outputs(rows.select(*map(column_named, columns)))
+        return rejections.outputs(rows.select(*map(column_named, columns)))
 
-    found = Rejections(query, made, misfits, reject, places).treatments(batch, kept, problem)
-    is_left_out = None in found.values()
-    return SettledBatch(
-        treated(batch, found, places).select(*map(column_named, columns)),
-        left_out(batch, found, places, columns) if is_left_out else None,
-        len(found),
-    )
+    found = replace(rejections, outputs=made, places=places).treatments(batch, kept, problem)
+    dead = left_out(batch, found, places, columns) if None in found.values() else None
+    return treated(batch, found, places).select(*map(column_named, columns)), dead, len(found)
 
 
 def _places_of(batch: DataFrame) -> PlaceColumns:

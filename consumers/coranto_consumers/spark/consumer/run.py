@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
@@ -35,45 +35,30 @@ _log = structlog.get_logger(__name__)
 Prefetch = Callable[[Input], None]
 
 
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """The parts of a consumer that its runs share."""
-
-    application: SparkApplication
-    options: ConsumerOptions
-    inputs: TransactionInputs
-    owner: Owner
-    open_transactions: OldestTransactions
-    progress: Callable[[], ConsumeReport]
-    """Returns the progress of the run as of its last commit."""
-    tell: Callable[[ConsumeReport], None]
-
-
+@dataclass(slots=True)
 class Run:
-    """One attempt of a run. `report` is its progress, and `sources` are the states of its journals, at the last commit.
+    """One attempt of a run, as of its last commit. Call `begin` once, then `catch_up` for content of the journals."""
 
-    Create it with a connected client, call `begin` once, and then `catch_up` for content of the journals.
-    """
-
-    def __init__(
-        self, settings: RunSettings, outages: Outages, client: SyncJournalClient, ahead: Prefetcher[Input | FoundLong]
-    ) -> None:
-        self.report = NOTHING
-        self.sources: Mapping[str, Source] = {}
-        self._settings = settings
-        self._owner = settings.owner
-        self._inputs = settings.inputs
-        self._options = settings.options
-        self._outages = outages
-        self._client = client
-        self._ahead = ahead
-        self._unread = UnreadContent({})
-        self._begins: Mapping[str, int] = {}
-        self._recorded: frozenset[str] = frozenset()
-        """The journals in the checkpoint."""
-        self._has_new_ids = False
-        """True if the checkpoint lacks the ids of journals."""
-        self._times: PhaseTimes | None = None
+    _application: SparkApplication
+    _options: ConsumerOptions
+    _inputs: TransactionInputs
+    _owner: Owner
+    _open_transactions: OldestTransactions
+    _progress: Callable[[], ConsumeReport]
+    """Returns the progress as of the last commit, of earlier attempts, too."""
+    _tell: Callable[[ConsumeReport], None]
+    _outages: Outages
+    _client: SyncJournalClient
+    _ahead: Prefetcher[Input | FoundLong]
+    report: ConsumeReport = NOTHING
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    _unread: UnreadContent = field(default_factory=lambda: UnreadContent({}))
+    _begins: Mapping[str, int] = field(default_factory=dict)
+    _recorded: frozenset[str] = frozenset()
+    """The journals in the checkpoint."""
+    _has_new_ids: bool = False
+    """True if the checkpoint lacks the ids of journals."""
+    _times: PhaseTimes | None = None
 
     def begin(self) -> None:
         """Run step 1 (`spark_consumer.py`), after the database has accepted the application's own SQL."""
@@ -84,7 +69,7 @@ class Run:
         if is_first or not self._owner.identity.is_compared:
             self._compare(checkpoint)
         replayed = self._owner.recover(checkpoint, lambda: nullcontext(self._client))
-        report = self._settings.progress()
+        report = self._progress()
         replayed += report.replayed_intents
         self.report = replace(report, replayed_intents=replayed, retries=self._outages.retries)
         self.sources = checkpoint.sources
@@ -97,12 +82,12 @@ class Run:
 
     def _check(self) -> None:
         """Raise an error for a consumer that cannot run, before an earlier instance is fenced off."""
-        application, owner = self._settings.application, self._owner
+        owner = self._owner
         found = owner.store.read(owner.shard)
         if owner.is_compared and found is not None and found.fence == owner.fence:
             return  # The fence is this instance's own, from an earlier run.
-        if isinstance(application, DeclaresSql):
-            for each in application.sql:
+        if isinstance(self._application, DeclaresSql):
+            for each in self._application.sql:
                 owner.store.prepare(each)
         recorded = Checkpoint() if found is None else found.checkpoint
         self._compare(recorded)
@@ -116,7 +101,7 @@ class Run:
     def _compare(self, checkpoint: Checkpoint) -> None:
         """Compare this consumer with the record in its checkpoint. Raises ConsumerChanged."""
         owner = self._owner
-        now = Identity(sources_of(self._settings.application.sources), store=owner.store.location)
+        now = Identity(sources_of(self._application.sources), store=owner.store.location)
         owner.identity.restored(checkpoint, now, lambda: checkpoint.sources.keys() - self._inputs.names(self._client))
 
     def catch_up(
@@ -155,7 +140,7 @@ class Run:
             else:
                 if is_done:
                     self._outages.progressed()
-                    self._settings.tell(self.report)
+                    self._tell(self.report)
 
     def _look(self, present: Mapping[str, ContentExtent]) -> None:
         """Take content as the content to read. Skips content that is gone, or raises its error."""
@@ -174,7 +159,7 @@ class Run:
         self._has_new_ids = any(not self.sources[journal].journal_id for journal in known if ids[journal])
         self.sources = self._unread.known(identified(self.sources, ids))
         self.report = replace(self.report, offsets=offsets_of(self._begins, self.sources), heads=self._unread.heads)
-        self._settings.tell(self.report)
+        self._tell(self.report)
 
     def _record(self) -> None:
         """Record segments that were begun, and ids for positions without one (as after `accept-journals`)."""
@@ -241,7 +226,7 @@ class Run:
         self._owner.hooks.reached(Step.SEQUENCED)
         transaction.run(read, prefetch)
         self.sources = read.sources
-        lasting = self._settings.open_transactions.observe(read.sources)
+        lasting = self._open_transactions.observe(read.sources)
         self.report = replace(transaction.report, open_transactions=lasting)
         self._owner.commits.report = self.report
         if ranges:

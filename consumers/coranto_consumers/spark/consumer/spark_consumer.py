@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -38,7 +39,7 @@ from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions
 from coranto_consumers.spark.consumer.prefetch import Prefetcher
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks
-from coranto_consumers.spark.consumer.run import Run, RunSettings
+from coranto_consumers.spark.consumer.run import Run
 from coranto_consumers.spark.consumer.transaction import Owner, output_store
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import ends_of
@@ -102,15 +103,8 @@ class SparkConsumer:
         name = application.name
         self._owner = Owner(name, name, application.outputs, made, options.misfits, identity, hooks)
         inputs = TransactionInputs(application, client, spark, options, name, made.writes_optimistically)
-        self._settings = RunSettings(
-            application,
-            options,
-            inputs,
-            self._owner,
-            OldestTransactions(options.max_transaction_bytes),
-            self._progress,
-            self._report,
-        )
+        lasting = OldestTransactions(options.max_transaction_bytes)
+        self._run = partial(Run, application, options, inputs, self._owner, lasting, self._progress, self._report)
         self._seen = NOTHING
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
@@ -199,7 +193,7 @@ class SparkConsumer:
     @contextmanager
     def _running(self, outages: Outages) -> Iterator[Run]:
         with SyncJournalClient.of(self._config) as client, Prefetcher[Input | FoundLong]() as ahead:
-            yield Run(self._settings, outages, client, ahead)
+            yield self._run(outages, client, ahead)
 
     def _progress(self) -> ConsumeReport:
         """Return the progress of the run as of its last commit, with the latest heads that were reported."""

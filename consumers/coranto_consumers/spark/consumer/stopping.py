@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Protocol, Self
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -17,7 +17,6 @@ class Stop(Protocol):
 
     def wait(self, seconds: float = 1.0) -> bool:
         """Wait for `seconds`, or until the consumer should stop. Return True in the latter case."""
-        ...
 
 
 class StopOnSignals:
@@ -56,8 +55,6 @@ class StopOnSignals:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._asked.set()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)

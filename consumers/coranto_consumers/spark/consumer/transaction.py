@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 from pyspark.sql import DataFrame
@@ -120,10 +120,7 @@ class Owner:
         return self.commits.report or NOTHING
 
     def raise_fence(self) -> Checkpoint:
-        """Raise the fence, or continue under it after a failure. Return the committed checkpoint.
-
-        Raises Fenced if another instance has raised the fence since, and as the store's `raise_fence` and `resume`.
-        """
+        """Raise the fence, or continue under it after a failure. Return the committed checkpoint. Raises Fenced."""
         if not self.has_fence:
             self.fence, checkpoint = self.store.raise_fence(self.shard)
             self.commits.begin(checkpoint, replace(NOTHING, fence=self.fence))
@@ -163,7 +160,7 @@ class Owner:
         replayed = 0
         if checkpoint.ack_intents:
             with connect() as client:
-                replayed = acknowledge(client, checkpoint.ack_intents).journals
+                replayed, _ = acknowledge(client, checkpoint.ack_intents)
         self.store.sweep(self.shard, self._stale_below)
         self.hooks.reached(Step.RECOVERED)
         return replayed
@@ -175,10 +172,7 @@ class Owner:
     def commit(
         self, written: Sequence[Any], checkpoint: Checkpoint, report: ConsumeReport, merged: Callable[[], None]
     ) -> None:
-        """Commit written rows and a checkpoint. `report` is the progress of the run after that.
-
-        `merged` is called when only the commit itself is left. Raises as the store's `commit`, and ConsumerChanged.
-        """
+        """Commit written rows and a checkpoint, after which `report` holds. Calls `merged` before the commit itself."""
         self.identity.settle()
         checkpoint = replace(checkpoint, identity=self.identity.record)
         self.commits.begin(checkpoint, report)
@@ -244,8 +238,10 @@ class ConsumerTransaction:
             raise
         self._times.ended("committing")
         hooks.reached(Step.COMMITTED)
-        if self._published.intents and not acknowledge(self._client(), self._published.intents).may_repeat:
-            self._owner.ids.settle(self._published.uses)
+        if self._published.intents:
+            _, may_repeat = acknowledge(self._client(), self._published.intents)
+            if not may_repeat:
+                self._owner.ids.settle(self._published.uses)
         self._times.ended("acknowledging")
         hooks.reached(Step.ACKNOWLEDGED)
         self.report = replace(self.report, seconds=self._times.added_to(self.report.seconds))
@@ -327,14 +323,8 @@ def _dead_letter_outputs(letters: DeadLetters, dead: DataFrame) -> Outputs:
     return Outputs(journals=[JournalOutput(rows, letters.journals)])
 
 
-class Acknowledged(NamedTuple):
-    journals: int
-    may_repeat: bool
-    """True if one of them may appear in its journal again, any time later."""
-
-
-def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> Acknowledged:
-    """Append acknowledgements. Tries all journals, then raises the first error: the next start appends them again."""
+def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> tuple[int, bool]:
+    """Append acknowledgements to all journals, then raise the first error. Return how many, and if one may repeat."""
     appended, may_repeat = 0, False
     failure: CorantoError | None = None
     for journal, content in sorted(intents.items()):
@@ -354,7 +344,7 @@ def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> Ackn
             appended += 1
     if failure is not None:
         raise failure
-    return Acknowledged(appended, may_repeat)
+    return appended, may_repeat
 
 
 def offsets_of(before: Mapping[str, int], sources: Mapping[str, Source]) -> dict[str, int]:

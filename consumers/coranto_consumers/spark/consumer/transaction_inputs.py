@@ -120,10 +120,7 @@ class OptimisticWrites:
 
 
 class TransactionInputs:
-    """The inputs of one consumer's transactions. `spark` may be a function that starts a session.
-
-    With a registry, the first listing of journals resolves the message type, which then stays the same.
-    """
+    """The inputs of one consumer's transactions. The first listing of journals resolves the message type for good."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""The content that a run has left to read: journals up to their heads at its beginning, except gaps. Pure.
-
-Segments of streams are read once those before them are (`open_journals`).
-"""
+"""The content that a run has left to read: journals up to their heads at its beginning, except gaps. Pure."""
 
 from __future__ import annotations
 

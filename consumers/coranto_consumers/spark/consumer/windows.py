@@ -232,10 +232,7 @@ class WindowConsumer:
 def _plan(
     client: SyncJournalClient, window: Window, before: Mapping[str, Source]
 ) -> tuple[list[Range], dict[str, list[int]], dict[str, Source], Pruning]:
-    """Return the ranges of a window, their cuts, the sources with those that begin in it, and the pruning.
-
-    Pruning uses the window's creation time, so that the window reads the same at any time.
-    """
+    """Return a window's ranges, cuts, sources, and pruning as of its creation: it reads the same at any time."""
     spans = window.spans
     sources = {**{name: Source(span.begin, journal_id=span.journal_id) for name, span in spans.items()}, **before}
     ranges = [

@@ -240,10 +240,9 @@ def _each_once(array: Any, convert: Callable[[str], object], to: Any) -> tuple[A
 
 @functools.cache
 def _rules() -> tuple[Any, Any]:
-    """Return the times between which pyarrow's and Spark's time zone data agree.
+    """Return the times between which time zone data agree: local mean times end, and data may end in 2037.
 
-    Early times are local mean times, and the data may end in 2037. pyarrow imports pandas for its first scalar: not
-    before.
+    pyarrow imports pandas for its first scalar, so there is none before.
     """
     return tuple(pa.scalar(datetime(year, 1, 1), _LOCAL) for year in (1900, 2037))
 

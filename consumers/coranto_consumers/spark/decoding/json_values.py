@@ -62,11 +62,7 @@ class LineValues:
         self._columns = {field.name: converter_of(field, field.dataType, zone) for field in schema.fields}
 
     def __call__(self, line: bytes) -> tuple[list[object], bool]:
-        """Return the values of a line, null where they do not fit, and True if all fit. Of equal names, the last
-        counts.
-
-        Raises InvalidInput for a time without a zone if no zone is known.
-        """
+        """Return the values of a line, null where they do not fit, and True if all fit. Raises InvalidInput."""
         try:
             text = line.decode()
             if is_deep(text):

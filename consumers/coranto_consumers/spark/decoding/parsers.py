@@ -1,8 +1,4 @@
-"""Parsers of messages into typed columns, one for each framing.
-
-Lines of JSON are parsed column-wise, and doubtful ones again, one by one. Plain rows of CSV are parsed column-wise, and
-messages of other framings one by one.
-"""
+"""Parsers of messages into typed columns, one for each framing: by columns where possible, else one by one."""
 
 from __future__ import annotations
 
@@ -43,15 +39,10 @@ class MessageParser(Protocol):
     """False if doubtful messages have to be parsed again with `values_of`."""
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
-        """Parse an Arrow binary array of messages with newlines.
-
-        Returns a table with a row for each, and the mask of messages that do not fit or are doubtful.
-        """
-        ...
+        """Return a table of messages in an Arrow binary array, and the mask of misfits or doubtful ones."""
 
     def values_of(self, message: bytes) -> Values:
         """Return the values of one message, without the newline."""
-        ...
 
 
 def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = None) -> MessageParser:

@@ -95,10 +95,7 @@ def raw_layout(schema: T.StructType) -> RowLayout:
 def parsed_layout(
     schema: T.StructType, text: str | None, misfits: Misfits, framing: ReadFraming, zone: tzinfo | None = None
 ) -> RowLayout:
-    """Return the layout of a parsed read. Columns that are not the source's own are fields of messages.
-
-    Raises InvalidInput for columns that messages of the framing cannot be parsed into.
-    """
+    """Return the layout of a parsed read: other columns than the source's are fields. Raises InvalidInput."""
     known = {PARSED_PREFIX + name: field for name, field in FIELDS.items()}
     if misfits is Misfits.KEPT:
         known |= {PARSED_PREFIX + field.name: field for field in (PIECE, LINE, SUMMARY)}
@@ -177,10 +174,7 @@ class BatchBuilder:
         """The mask of the last lines that do not fit, for a read with `Misfits.KEPT`."""
 
     def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
-        """Yield record batches of the lines. With pieces, all of them are messages, or all are summaries.
-
-        Raises CorruptMessage for a line that is not UTF-8 or, with `Misfits.FAILFAST`, does not fit.
-        """
+        """Yield record batches of lines: with pieces, messages or summaries alone. Raises CorruptMessage."""
         if not len(lines):
             return
         is_summary = pieces is not None and bool((pieces == SUMMARY_PIECE).any())

@@ -196,10 +196,7 @@ class PlannedRows(NamedTuple):
 
 
 def sequenced_layout(schema: StructType, framing: ReadFraming, zone: tzinfo | None) -> RowLayout:
-    """Return the layout of rows with an application's columns, and the columns of a sequenced read.
-
-    A message without a value for a column that is not nullable is a misfit. Raises InvalidInput for unfit columns.
-    """
+    """Return the layout of an application's columns and of columns for sequencing. Raises InvalidInput."""
     # Only the columns that are needed below, because rows are cached with all their columns.
     asked = StructType([*_NEEDED, *map(required, schema.fields)])
     return parsed_layout(asked, None, Misfits.KEPT, framing, zone)
@@ -331,11 +328,7 @@ class CheckedRows(NamedTuple):
 
 
 def check_misfits(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) -> CheckedRows:
-    """Count committed rows and misfits.
-
-    Raises CorruptMessage for a misfit that ends the run: any with `MisfitPolicy.FAIL`, and one with nulls in columns
-    that are not nullable with `MisfitPolicy.NULLS`.
-    """
+    """Count committed rows and misfits. Raises CorruptMessage for one that the policy or a NOT NULL forbids."""
     misfit = F.col(_LINE).isNotNull()
     lacks = [column_named(field.name).isNull() for field in schema.fields if not field.nullable]
     if misfits is not MisfitPolicy.NULLS:

@@ -101,10 +101,7 @@ class ChooseTask:
 
 
 def chosen_columns(rows: DataFrame, source: DataFrame) -> dict[str, str] | None:
-    """Return the source's columns that are the columns of `rows`, by the names in `rows`.
-
-    None if the rows are more than chosen columns, or if Spark does not give the plan (Spark Connect).
-    """
+    """Return the names in `source` of the columns of `rows`; None for more than that, or in Spark Connect."""
     try:
         base: Any = source._jdf.queryExecution().analyzed()
         top: Any = rows._jdf.queryExecution().analyzed()
@@ -134,10 +131,7 @@ def _each(found: Any) -> Iterator[Any]:
 
 
 class ExpectedRows(InputStrategy):
-    """Rows of messages that are expected to be committed. The first action over them collects the summaries.
-
-    If an output only has columns of the messages, the task that reads them may write it (`batches_of`).
-    """
+    """Rows of messages that are expected to be committed. The first action over them collects the summaries."""
 
     def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan, schema: StructType) -> None:
         super().__init__(plan)

@@ -63,10 +63,7 @@ _LINES_OF_JSON: Final = JournalLabels()
 def list_journals(
     client: SyncJournalClient, wanted: str | Sequence[str], *, field: str, labels: JournalLabels = _LINES_OF_JSON
 ) -> tuple[JournalInfo, ...]:
-    """Return the journals of a label selector or a list of names, sorted by name.
-
-    Raises InvalidInput, naming `field`, when there are none, a name is unknown, or a journal has other labels.
-    """
+    """Return the journals of a selector or of names, by name. Raises InvalidInput, naming `field`, for others."""
     if isinstance(wanted, str):
         listing = client.list(wanted)
         if not listing.journals:
@@ -88,10 +85,7 @@ def checked(found: Iterable[JournalInfo], field: str, labels: JournalLabels) -> 
 
 
 def require_unread(client: SyncJournalClient, journals: Iterable[str], known: Collection[str]) -> None:
-    """Raise InvalidInput for journals that are forks of journals which a checkpoint knows and which are no source now.
-
-    Makes no call unless the checkpoint has such journals.
-    """
+    """Raise InvalidInput for journals that are forks of ones in a checkpoint which are no source any more."""
     present = set(journals)
     left, new = set(known) - present, sorted(present - set(known))
     if left and new:
@@ -262,10 +256,7 @@ def not_read(journal: str, offset: int) -> StreamTruncated:
 
 
 def when_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> dict[str, ContentExtent]:
-    """Call `ask` until every segment is open once all present content is read. Raises StreamChanged after `timeout`.
-
-    During a split or merge, some are not for a moment.
-    """
+    """Ask until every segment is open once all is read: in a split, some are not. Raises StreamChanged."""
     deadline = time.monotonic() + timeout
     while True:
         present = ask()

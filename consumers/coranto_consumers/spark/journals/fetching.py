@@ -26,10 +26,7 @@ _LOCAL_FOLDERS: Final = "SPARK_EXECUTOR_DIRS"
 
 
 def executor_folder() -> Path | None:
-    """Return the folder of this executor's files, which Spark removes with it. None outside of Spark's processes.
-
-    Drivers, and processes that plan for Spark, have one too.
-    """
+    """Return the folder of this executor, driver or planner, which Spark removes with it. None outside of Spark."""
     if SparkFiles._is_running_on_worker or SparkContext._active_spark_context is not None:
         return Path(SparkFiles.getRootDirectory())
     return None

@@ -32,8 +32,6 @@ OPTIONS: Final = {
     "With a registry: name of a message type there, as shop.Order or shop.Order@3",
     "uuidField": "for framing=fixed: field of the messageType with the UUID: uuid (default), a path as meta.uuid, none",
 }
-NO_UUID: Final = "none"
-"""The value of an option for the UUID if messages have none."""
 _OF_FRAMING: Final = {
     "json": ("uuidPointer",),
     "lines": (),
@@ -167,7 +165,7 @@ def parse_framing(given: Mapping[str, str], *, tolerant: bool) -> ReadFraming:
     if name == "json":
         pointer = given.get("uuidpointer", DEFAULT_UUID_POINTER)
         try:
-            return JsonLines(None if pointer == NO_UUID else pointer, tolerant=tolerant)
+            return JsonLines(None if pointer == "none" else pointer, tolerant=tolerant)
         except InvalidInput as error:
             raise InvalidInput(error.message, field="option uuidPointer") from error
     if name == "lines":

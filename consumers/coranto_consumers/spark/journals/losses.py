@@ -62,10 +62,7 @@ def of_another(source: Source, journal: str, head: int, found: str) -> LostConte
 
 
 def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: bool = True) -> LostContent | None:
-    """Return the loss of a reader that continues at `offset`, if the journal has the content [begin, head) now.
-
-    Raises Unavailable for an offset after `head` if the journal may have more content (not `is_end`).
-    """
+    """Return the loss before `offset`, if a journal has [begin, head) now. Raises Unavailable unless that `is_end`."""
     if offset > head and not is_end:
         raise Unavailable(
             f"journal {journal} is processed through {offset}, and its broker has content through {head}: a broker "
@@ -91,10 +88,7 @@ class PartlyLost:
 
 
 def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[Source, list[PartlyLost]]:
-    """Return the source after lost content, and the transactions that are partly lost.
-
-    A recreated journal is read from `begin`, or from where its head fell to, without earlier pending messages.
-    """
+    """Return the source after lost content, and transactions partly lost. `begin` is a recreated journal's."""
     if lost.made_again:
         at = lost.same_through
         pending = [(producer, state) for producer, state in source.producers.items() if state.is_pending]

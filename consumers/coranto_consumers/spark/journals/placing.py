@@ -34,10 +34,7 @@ class FragmentPlaces:
     def place(
         self, ranges: Sequence[Range], cuts: Mapping[str, Sequence[int]], executors: Sequence[str], max_bytes: int
     ) -> dict[str, list[Range]]:
-        """Return the ranges that each executor should read, split at fragments (`cuts`: sorted offsets by journal).
-
-        Several executors read a fragment if more than `max_bytes` of it, and more than an even share of all, is read.
-        """
+        """Return each executor's ranges. Several share what exceeds `max_bytes` and an even share of a fragment."""
         pieces = [piece for each in sorted(ranges) for piece in _by_fragment(each, cuts.get(each.journal, ()))]
         share = sum(piece.length for _, piece in pieces) / len(executors)
         parts = [(name, part) for name, piece in pieces for part in split(piece, max(max_bytes, math.ceil(share)))]

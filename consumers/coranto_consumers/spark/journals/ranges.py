@@ -1,7 +1,7 @@
 """Planning of a transaction's input: byte ranges of journals, split into slices that tasks read. Pure.
 
-A range [begin, end) contains the lines that *start* within it, and a whole one begins with a line. So slices may be
-split at any offset, and each line is read once. A range really ends with its last line, known after reading it.
+A range [begin, end) has the lines that *start* within it. So slices may be split at any offset, and each line is read
+once. A range really ends with its last line, known after reading it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ Slice = tuple[Range, ...]
 def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> list[Range]:
     """Return ranges of at most about `max_bytes` in total, from each journal's (begin, head), sorted by journal.
 
-    Each journal gets an even share, so that one far behind does not delay the others. Unused bytes go to other
-    journals.
+    Shares are even, so that a journal far behind does not delay others. Unused bytes go to other journals.
     """
     if max_bytes < 1:
         raise InvalidInput(
@@ -72,10 +71,10 @@ def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> li
 
 
 def split(whole: Range, max_bytes: int, cuts: Sequence[int] = (), slack: int = 0) -> list[Range]:
-    """Split `whole` into adjacent ranges of at most about `max_bytes` each.
+    """Split `whole` into ranges of about `max_bytes`, if possible at `cuts`: there fragments begin, sorted.
 
-    `cuts` are preferred offsets, sorted: the begins of fragments, so that two tasks do not fetch the same one. A range
-    may be larger by `slack` bytes if it then ends at a cut or at the end.
+    So two tasks do not fetch the same fragment. A range may be larger by `slack` if it then ends at a cut or at the
+    end.
     """
     if max_bytes < 1:
         raise InvalidInput(
@@ -117,10 +116,7 @@ def plan_slices(
     cuts: Mapping[str, Sequence[int]] | None = None,
     worthwhile_bytes: int = WORTHWHILE_BYTES,
 ) -> list[Slice]:
-    """Distribute ranges to at most `max_slices` tasks of similar size. With `max_bytes` None, no range is split.
-
-    Small journals share a task. A slice exceeds `max_bytes` only if `max_slices` requires that.
-    """
+    """Distribute ranges to at most `max_slices` tasks of similar size. With `max_bytes` None, none is split."""
     ranges = [found for found in ranges if found.length > 0]
     total = sum(found.length for found in ranges)
     if not total:

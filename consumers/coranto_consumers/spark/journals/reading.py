@@ -115,10 +115,7 @@ class Lines:
 def read_lines(
     content: JournalContent, part: Range, framing: ReadFraming, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """Yield the lines, or other messages, that start in a range, in blocks. Some may be blank.
-
-    Raises CorruptMessage, unless the framing is tolerant, and OffsetJump where content is gone.
-    """
+    """Yield the messages, some blank, that start in a range, in blocks. Raises CorruptMessage and OffsetJump."""
     if not isinstance(framing, JsonLines):
         yield from read_records(content, part, framing, block_bytes)
         return
@@ -157,10 +154,7 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
 def read_records(
     content: JournalContent, part: Range, records: Records, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """Yield the messages that start in a range, in blocks, each with a trailing newline. One starts at the begin.
-
-    Other content between and after them, such as empty lines, becomes one blank row each time.
-    """
+    """Yield the messages of a range, in blocks, with newlines. Content between them becomes one blank row each time."""
     framing = records.framing()
     decoder: Decoder[Any] = framing.decoder(part.journal, part.begin)
     held: list[_Record] = []

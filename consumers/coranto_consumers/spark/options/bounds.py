@@ -1,8 +1,4 @@
-"""Options for the begin and end of a read: offsets, times, or the end as of a moment.
-
-A message's time is in its UUID. A fragment is stored after its messages were published, so fragments stored before the
-begin are not read, and of the rest each message is checked.
-"""
+"""Options for the begin and end of a read: offsets, times of messages' UUIDs, or the end as of a moment."""
 
 from __future__ import annotations
 
@@ -92,6 +88,7 @@ class TimeSpan:
         """Return the first offset in [begin, head] to read for the span."""
         if self.begin is None:
             return begin
+        # A fragment is stored after its messages were published.
         try:
             fragments = client.fragments(journal)
         except JournalSuspended:

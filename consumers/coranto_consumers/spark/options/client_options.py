@@ -39,12 +39,8 @@ _AUTH: Final = ("authToken", "authSecret", *_OIDC)
 def client_options(config: ClientConfig) -> dict[str, str]:
     """Return the options that are equivalent to a client's configuration."""
     options = {"endpoint": config.endpoint, "retryTimeout": str(config.retry_timeout)}
-    if config.zone:
-        options["zone"] = config.zone
-    if config.name:
-        options["clientName"] = config.name
-    if config.file_root is not None:
-        options["fileRoot"] = str(config.file_root)
+    given = {"zone": config.zone, "clientName": config.name, "fileRoot": config.file_root}
+    options |= {name: str(value) for name, value in given.items() if value}
     if isinstance(config.auth, BearerToken):
         options["authToken"] = config.auth.token.reveal().decode()
     elif isinstance(config.auth, OidcClient):
@@ -67,13 +63,14 @@ def client_of(given: Mapping[str, str]) -> ClientConfig:
     auth = dict(zip(AUTH_VARIABLES, (given.get(name.lower(), "") for name in _AUTH), strict=True))
     if any(auth[kind] for kind in AUTH_KINDS):
         environment |= auth
-    if zone := given.get("zone", ""):
-        environment["CORANTO_ZONE"] = zone
-    if client := given.get("clientname", ""):
-        environment["CORANTO_CLIENT_NAME"] = client
-    for name in ("CA", "CERT", "KEY"):
-        if path := given.get(f"tls{name.lower()}", ""):
-            environment[f"CORANTO_TLS_{name}"] = path
+    variables = {
+        "zone": "ZONE",
+        "clientname": "CLIENT_NAME",
+        "tlsca": "TLS_CA",
+        "tlscert": "TLS_CERT",
+        "tlskey": "TLS_KEY",
+    }
+    environment |= {f"CORANTO_{variable}": given[name] for name, variable in variables.items() if given.get(name)}
     try:
         retry_timeout = float(given.get("retrytimeout", DEFAULT_RETRY_TIMEOUT))
     except ValueError as error:

@@ -62,10 +62,7 @@ class ResolvedType:
 def resolve_type(
     client: SyncJournalClient, registry: str, journals: Sequence[JournalInfo], reference: str | None
 ) -> ResolvedType:
-    """Return the type that a reference names in a registry, else the one that all journals name.
-
-    Raises what `TypeRegistry.find_for` raises, such as InvalidInput if they name none, or several.
-    """
+    """Return the type that a reference names, else the one that all journals name. Raises InvalidInput."""
     with SyncTypeRegistry(client, registry) as types:
         return ResolvedType(types.find_for(journals, reference or ""), not reference)
 

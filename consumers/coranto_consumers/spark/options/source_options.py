@@ -33,6 +33,16 @@ DEFAULT_MAX_BYTES = 64 << 20
 """A task costs some 30 ms of processor time in addition to its content, and committed reads of large parts scan less
 for other tasks. A task holds its part in memory (`committed.HELD_BYTES`), so parts are not larger."""
 
+STREAM_OPTIONS = {
+    "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
+    "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
+    "minOffsetsPerTrigger": "messages to wait for before a micro-batch (default: none)",
+    "acceptJournals": "ID/JOURNAL, separated by commas: journals that have the content of earlier ones of their names, "
+    "so that a query continues in them at its offsets",
+    "maxTriggerDelay": "longest wait for minOffsetsPerTrigger: 15m (default)",
+    "trigger": "processingTime, if the query has this trigger: PySpark before 4.2 needs it for limits of micro-batches",
+}
+"""The options that only streaming queries have."""
 OPTIONS = {
     **client_options.OPTIONS,
     **selections.OPTIONS,
@@ -52,22 +62,8 @@ OPTIONS = {
     "or else from the type in the journals' labels",
     "metadataColumns": "the source's own columns to add to a registered type's columns, as _journal,_offset: none",
     "failOnDataLoss": "whether offsets whose content is gone are an error (true, default) or a warning (false)",
-    "maxBytesPerTrigger": "bytes of content that a micro-batch reads at most: 268435456 (default)",
-    "maxOffsetsPerTrigger": "messages that a micro-batch reads at most (default: as many as there are)",
-    "minOffsetsPerTrigger": "messages to wait for before a micro-batch (default: none)",
-    "acceptJournals": "ID/JOURNAL, separated by commas: journals that have the content of earlier ones of their names, "
-    "so that a query continues in them at its offsets",
-    "maxTriggerDelay": "longest wait for minOffsetsPerTrigger: 15m (default)",
-    "trigger": "processingTime, if the query has this trigger: PySpark before 4.2 needs it for limits of micro-batches",
+    **STREAM_OPTIONS,
 }
-STREAM_OPTIONS = (
-    "acceptJournals",
-    "maxBytesPerTrigger",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "trigger",
-)
 
 
 class Isolation(enum.StrEnum):

@@ -94,10 +94,7 @@ class IcebergStore(OutputStore[Written]):
     def __init__(
         self, catalog: Catalog, home: Table | str, *, namespace: str = "default", relaxed_durability: bool = False
     ) -> None:
-        """Open the store. `relaxed_durability` accepts a catalog server that may lose commits when its machine crashes.
-
-        Raises InvalidInput for a catalog that this store cannot use.
-        """
+        """Open the store. With `relaxed_durability` the catalog may lose commits in a crash. Raises InvalidInput."""
         self._namespace = namespace
         self._home = home
         self._owner = IcebergOwner(catalog, self._name_of(home), relaxed_durability=relaxed_durability)

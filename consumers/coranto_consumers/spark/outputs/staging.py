@@ -168,10 +168,7 @@ def publish_journal_outputs(
 
 
 def _keys_and_values(output: JournalOutput, *, keyed: bool) -> tuple[DataFrame, tuple[StructField, ...] | None]:
-    """Return the rows' keys and values, and the fields of values that tasks encode; None if values are text.
-
-    Spark itself encodes types that tasks do not support (times of day, intervals, variants).
-    """
+    """Return the rows' keys and values, and the fields that tasks encode; None if Spark makes texts of them."""
     rows = output.rows
     wanted = {"key", "value"} if keyed and output.mapping != "random" else {"value"}
     if missing := sorted(wanted - set(rows.columns)):

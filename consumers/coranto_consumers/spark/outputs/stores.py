@@ -1,8 +1,4 @@
-"""Stores of outputs: the interface for a consumer's driver, and its implementation for SQL databases.
-
-A store has the consumer's tables, its checkpoint and its fence, and commits them together. `iceberg.IcebergStore` is
-the other implementation.
-"""
+"""Stores of outputs: the interface for a consumer's driver, and its implementation for SQL databases."""
 
 from __future__ import annotations
 
@@ -73,10 +69,7 @@ class OutputStore(ABC, Generic[W]):
 
     @abstractmethod
     def raise_fence(self, shard: str) -> Restored:
-        """Raise the fence of a consumer, and return it with the last checkpoint: no earlier owner can commit any more.
-
-        Raises InvalidInput for a store without durable commits, and SqlStoreError.
-        """
+        """Raise the fence of a consumer: no earlier owner can commit. Raises InvalidInput and SqlStoreError."""
 
     @abstractmethod
     def resume(self, shard: str, fence: int) -> Checkpoint:
@@ -251,10 +244,7 @@ class SqlOutputs(OutputStore[Staged]):
 
 
 class WindowRows(SqlOutputs):
-    """The store of one window's outputs. Rows have the number of the window in the column `coranto_window`.
-
-    `recorded` is the consumer's identity in its log of windows. `letters` is the table of dead letters.
-    """
+    """The store of one window's outputs, with its number in `coranto_window`. `recorded` is the log's identity."""
 
     writes_optimistically = False
 

@@ -49,10 +49,7 @@ STAGED, FILES, PUBLISHED = map(from_arrow_schema, (_STAGED, _FILES, _PUBLISHED))
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """Stages the rows of a partition. Yields (attempt, rows, carried) if there are rows, then summaries.
-
-    Few rows are carried to the driver as an Arrow stream: `carried_bytes`, or less (`share_of`).
-    """
+    """Stages the rows of a partition, or carries few of them. Yields (attempt, rows, carried), then summaries."""
 
     store_url: str = field(repr=False)  # It may hold a password.
     stage: Table

@@ -21,10 +21,7 @@ _MAX_SCOPE_BYTES: Final = 1536
 def for_tasks(
     config: ClientConfig, capability: Capability, journals: Iterable[str], seconds: float = DEFAULT_TOKEN_SECONDS
 ) -> ClientConfig:
-    """Return the configuration for tasks with a capability on journals. Keys become a token that lasts `seconds`.
-
-    A given token is passed unchanged. A token for too many journals grants the folders that hold them.
-    """
+    """Return the configuration for tasks: keys become a token for journals, or for the folders of too many."""
     return for_selector(config, capability, _scope(journals), seconds)
 
 

@@ -119,7 +119,8 @@ def new_session(
 def start_session(app_name: str, master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
     """Return the session of a program: a new one, by default on `local[2]`, or the session of `spark-submit`.
 
-    Raises InvalidInput without Java, and for a master or settings if `spark-submit` has started the program.
+    The latter gets consumers' settings of Spark's SQL that `spark-submit` did not give. Raises InvalidInput without
+    Java, and for a master or settings if `spark-submit` has started the program.
     """
     if _SUBMITTED not in os.environ:
         return new_session(app_name, master=master or "local[2]", settings=settings)
@@ -128,11 +129,6 @@ def start_session(app_name: str, master: str | None = None, settings: Mapping[st
             f"spark-submit has started this program, so {'the master' if master else 'settings of Spark'} cannot be "
             "given here: give --master and --conf to spark-submit"
         )
-    return submitted_session(app_name)
-
-
-def submitted_session(app_name: str) -> SparkSession:
-    """Return the session of `spark-submit`, with consumers' settings of Spark's SQL that it did not give."""
     spark = SparkSession.builder.appName(app_name).getOrCreate()
     given = spark.sparkContext.getConf()
     for name, value in settings_for(given.get("spark.master") or "").items():

@@ -85,7 +85,6 @@ class Rows(Protocol):
 
     def lines(self, framing: JsonLines, producer: ProducerId, first_clock: int, flags: Flags) -> Any:
         """Return an Arrow binary array with the line of each row (see `stamped_lines`). Raises InvalidInput."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

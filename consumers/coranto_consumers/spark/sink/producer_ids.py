@@ -152,11 +152,6 @@ def settled_pools() -> dict[str, IdPool]:
         return {}
 
 
-def pool_of(run: str | None, pools: Mapping[str, IdPool]) -> IdPool:
-    """Return the ids of a run: new ids for an unknown run."""
-    return pools.get(run or "") or IdPool(run)
-
-
 def settle(run: str | None, uses: Iterable[Use]) -> None:
     """Record settled uses of a run."""
     folder = _folder()

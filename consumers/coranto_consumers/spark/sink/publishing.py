@@ -1,8 +1,4 @@
-"""Publishing of a task's rows as pending messages, by columns.
-
-Each attempt of a task is a producer of its own. The driver decides which acknowledgements are appended, so messages of
-failed, repeated or slower attempts are never read.
-"""
+"""Publishing of a task's rows as pending messages, by columns. Each attempt is a producer of its own."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
 from coranto_consumers.spark.sink.message_rows import RowDigest
-from coranto_consumers.spark.sink.producer_ids import IdPool, Use, pool_of, run_of_task, settle, settled_pools
+from coranto_consumers.spark.sink.producer_ids import IdPool, Use, run_of_task, settle, settled_pools
 from coranto_consumers.spark.sink.publishing import Pending, publish
 from coranto_consumers.spark.sink.sink_options import RowForm, SinkOptions
 
@@ -226,7 +226,7 @@ class JournalStreamWriter(_ToJournals, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         run, digest = run_of_task(), RowDigest()
-        pending, use = self._publish(iterator, pool_of(run, self._pools), digest)
+        pending, use = self._publish(iterator, self._pools.get(run or "") or IdPool(run), digest)
         return replace(self._of_batch(pending, digest), run=run, use=use)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -104,10 +104,7 @@ class Narrowing:
 
     @property
     def since(self) -> int | None:
-        """The time in milliseconds since 1970 UTC: content stored before has no row that passes. None: no such time.
-
-        Producers' clocks may be ahead by an hour.
-        """
+        """The time in milliseconds since 1970 UTC, less an hour of skew: content before it has no row that passes."""
         if self.clocks.least <= 0:
             return None
         return max(0, clock_to_ns(self.clocks.least) // 1_000_000 - LARGEST_SKEW_SECONDS * 1000)
@@ -199,10 +196,7 @@ def _contents(client: SyncJournalClient, options: SourceOptions) -> dict[str, Co
 def _at_moment(
     client: SyncJournalClient, journals: Mapping[str, ContentExtent], options: SourceOptions
 ) -> SourceOptions:
-    """Return options with the offsets of the moment that they ask for. Raises ContentGone if its content is not there.
-
-    Journals that are not named had no content then. Truncated content of a stream does not count.
-    """
+    """Return options with a moment's offsets. Journals without one had no content. Raises ContentGone."""
     asked = options.as_of
     if asked is None:
         return options

@@ -204,10 +204,7 @@ class BatchPlanner:
         replay: Mapping[ProducerId, ProducerState] | None = None,
         max_messages: int | None = None,
     ) -> Iterator[tuple[Range, RangeSummary]]:
-        """Yield the parts of a range with their summaries. Parts with messages are numbered.
-
-        A part of records begins where the last message of the one before ends, so it is known only then.
-        """
+        """Yield the parts of a range, each from the last message before it, with summaries; numbered if not empty."""
         lines, number, left = isinstance(self.framing, JsonLines), first_number, max_messages
         parts = deque(split(whole, self.part_bytes, cuts) if lines else [whole])
         while parts and left != 0:

@@ -130,10 +130,7 @@ def begin_of(start: Position | None, end: Position) -> int:
 def bounded(
     states: Mapping[ProducerId, ProducerState], anchors: Mapping[ProducerId, int], offset: int, listed: int
 ) -> tuple[dict[ProducerId, ProducerState], dict[ProducerId, ProducerState], int | None]:
-    """Return the states to list, the others to remember, and the offset to read the others' content from.
-
-    At least `listed` producers are listed, and those without an anchor.
-    """
+    """Return the states to list, the others to remember, and the offset to read the others' content from."""
     order = sorted(states, key=lambda producer: (anchors.get(producer, -1), producer))
     listed = max(listed, sum(producer not in anchors for producer in order))
     shown = {producer: states[producer] for producer in order[:listed]}

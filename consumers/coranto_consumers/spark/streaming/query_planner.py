@@ -1,7 +1,4 @@
-"""Planning of a query's micro-batches over all of its journals (`batches.py` plans one journal's part).
-
-It keeps the producers' states after the last batch. After a restart, the checkpoint's offsets have them.
-"""
+"""Planning of a query's micro-batches over all of its journals (`batches.py` plans one journal's part)."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from coranto_consumers.spark.journals.discovery import (
     fragment_begins,
     gone_segments,
     not_read,
-    when_sealed,
 )
 from coranto_consumers.spark.journals.fetching import task_client
 from coranto_consumers.spark.journals.losses import LostContent, PartlyLost, continue_after, lost_before, warn_of
@@ -74,10 +70,6 @@ class QueryJournals:
         if since < _IDLE_SECONDS:
             time.sleep(_IDLE_SECONDS - since)
         return self.ask()
-
-    def ask_for_all(self) -> dict[str, ContentExtent]:
-        """Ask until all of it can be read now. Raises StreamChanged (`when_sealed`)."""
-        return when_sealed(self.ask, self._options.client.retry_timeout)
 
     def close(self) -> None:
         if self._client is not None:

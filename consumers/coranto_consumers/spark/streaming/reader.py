@@ -20,7 +20,7 @@ from coranto.errors import InvalidInput
 from coranto.offsets import vector_to_json
 from coranto.security.tokens import Capability
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
-from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of, open_journals
+from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of, open_journals, when_sealed
 from coranto_consumers.spark.journals.fetching import read_together, task_client
 from coranto_consumers.spark.journals.framings import name_of
 from coranto_consumers.spark.journals.ranges import plan_transaction
@@ -99,7 +99,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         with told_to_driver():
-            self._target = self._journals.ask_for_all()
+            self._target = when_sealed(self._journals.ask, self._options.source.client.retry_timeout)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the journals' heads, for the query's progress."""
