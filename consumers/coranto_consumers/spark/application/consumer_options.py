@@ -155,6 +155,4 @@ def _misfits(given: str | Mapping[str, Any], by_window: bool) -> MisfitPolicy | 
     table, journals = given.get("table"), given.get("journals")
     if not isinstance(table, str | None) or not isinstance(journals, str | Sequence | None):
         raise InvalidInput("a table is a name, and journals are a label selector or a list of names", field="misfits")
-    return DeadLetters(
-        dead_letter_table(table, by_window=by_window) if table else None, journals if journals is not None else ()
-    )
+    return DeadLetters(dead_letter_table(table, by_window=by_window) if table else None, journals or ())

@@ -63,9 +63,7 @@ class RangeSummary(NamedTuple):
         try:
             return msgspec.json.decode(content if content.startswith(b"[") else zlib.decompress(content), type=cls)
         except (msgspec.MsgspecError, RecursionError, ValueError, zlib.error) as error:
-            raise CorruptData(
-                f"not a range's summary: {error}; all processes must run one version of Coranto"
-            ) from error
+            raise CorruptData(f"not a range's summary: {error}; all processes need one version of Coranto") from error
 
     def committed_rows(self, limits: Sequence[Limit]) -> int | None:
         """Return the number of committed rows, given the limits of all segments. None if only the rows can tell."""
@@ -166,4 +164,4 @@ def summary_of_row(text: str) -> RangeSummary:
     try:
         return RangeSummary.loads(text.encode() if text.startswith("[") else b64decode(text, validate=True))
     except ValueError as error:
-        raise CorruptData(f"not a range's summary: {error}; all processes must run one version of Coranto") from error
+        raise CorruptData(f"not a range's summary: {error}; all processes need one version of Coranto") from error

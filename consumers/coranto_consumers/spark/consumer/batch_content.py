@@ -120,9 +120,7 @@ def ends_of(content: BatchContent) -> str:
     )
 
 
-def older_checkpoint(
-    number: int, batches: int, committed: str, found: BatchDifference, last: BatchContent | None
-) -> str:
+def older_checkpoint(number: int, batches: int, known: str, found: BatchDifference, last: BatchContent | None) -> str:
     """Return the error message for a batch of a checkpoint that is some batches older than the store."""
     end = number + batches - 1
     what = f"with other content, and is the last one there: the query's checkpoint is {batches} batch"
@@ -136,7 +134,7 @@ def older_checkpoint(
         )
     at = ends_of(last) if last is not None else ""
     return (
-        f"batch {number} of {committed} {what} older than the store, as after a restoration or a crash of the machine. "
+        f"batch {number} of {known} {what} older than the store, as after a restoration or a crash of the machine. "
         f"If the query continues: {then}. Restore the newer checkpoint, or the store of the same time; or start a "
         f"query with a new name and a new checkpoint that begins where the committed batches end"
         f"{f' ({at})' if at else ''}. With fail_on_data_loss=False the query continues, and logs the loss"
@@ -165,9 +163,8 @@ class RunningQuery:
             raise InvalidInput("there is no query: call this from foreachBatch only")
         jvm: Any = session._jvm
         try:
-            execution = (
-                session._jsparkSession.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(found))
-            )
+            running = session._jsparkSession.sharedState().activeStreamingQueries()
+            execution = running.get(jvm.java.util.UUID.fromString(found))
             ends_by_itself = str(execution.trigger().toString()) in _ENDING_TRIGGERS
         except (Py4JError, AttributeError) as error:
             raise _unreadable(f"query {found}", error) from error

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -133,10 +134,7 @@ class _Batches:
                 self._outages = self._retries(self._options.retry_timeout if query.ends_by_itself else math.inf)
                 self._is_restored = False
             self._query = None
-
-            def attempt() -> ConsumeReport:
-                return self._process(batch, query, number)
-
+            attempt = partial(self._process, batch, query, number)
             if self._outages.run(attempt, lambda: self._owner.progress, query.is_stopped) is None:
                 stopped = Unavailable(
                     f"the query was stopped while batch {number} of {name} waited for {store} or for "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from coranto.messages.checkpoints import Source
-from coranto_consumers.spark.journals.discovery import ContentExtent
+from coranto_consumers.spark.journals.discovery import Extents
 from coranto_consumers.spark.journals.ranges import Range
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class NextInput(Generic[T]):
 
     planned: PlannedInput
     reading: AbstractContextManager[T]
-    extents: Mapping[str, ContentExtent] | None = None
+    extents: Extents | None = None
     """The content of the journals, if they were listed again for the plan."""
 
 
@@ -56,7 +56,7 @@ class Prefetcher(Generic[T]):
         following = self._pool.submit(plan)
         self._ahead = following, self._pool.submit(_entered, following)
 
-    def extents(self) -> Mapping[str, ContentExtent] | None:
+    def extents(self) -> Extents | None:
         """Return the content of the journals, if the prefetch has listed them. Waits for its plan."""
         found = self._next()
         return None if found is None else found.extents

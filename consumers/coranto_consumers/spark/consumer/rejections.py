@@ -60,6 +60,7 @@ class PlaceColumns:
 
 Treatment = frozenset[str] | None
 """The columns of a message that are set to null. None: the message is left out."""
+Treatments = dict[MessagePlace, Treatment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,7 @@ class Rejections:
     """Writes outputs in a transaction that is rolled back, and returns the store's rejection, if any."""
     places: PlaceColumns = PlaceColumns()
 
-    def treatments(
-        self, committed: DataFrame, kept: Collection[str], problem: RejectedRow
-    ) -> dict[MessagePlace, Treatment]:
+    def treatments(self, committed: DataFrame, kept: Collection[str], problem: RejectedRow) -> Treatments:
         """Return the messages that the store rejects, with the treatment of each by the policy.
 
         `problem` rejects all messages together. Columns in `kept` are never set to null. Raises RejectedRow, with the
@@ -120,10 +119,10 @@ class Rejections:
 
     def _nulls(
         self, committed: DataFrame, kept: Collection[str], rejected: Mapping[MessagePlace, RejectedRow]
-    ) -> dict[MessagePlace, Treatment]:
+    ) -> Treatments:
         """Return the columns to set to null in each rejected message. Raises RejectedRow if that does not help."""
         columns = [name for name in committed.columns if name not in kept]
-        treatments: dict[MessagePlace, Treatment] = dict.fromkeys(rejected)
+        treatments: Treatments = dict.fromkeys(rejected)
         for place, problem in rejected.items():
 
             def attempt(nulls: Collection[str], place: MessagePlace = place) -> RejectedRow | None:
@@ -153,7 +152,7 @@ class Rejections:
         return committed.where((journal < place.journal) | ((journal == place.journal) & (offset < place.offset)))
 
 
-def treated(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns) -> DataFrame:
+def treated(frame: DataFrame, treatments: Treatments, places: PlaceColumns) -> DataFrame:
     """Return messages without the left-out ones, with nulls set in others."""
     if not treatments:
         return frame
@@ -169,9 +168,7 @@ def treated(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], plac
     )
 
 
-def left_out(
-    frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns, columns: Collection[str]
-) -> DataFrame:
+def left_out(frame: DataFrame, treatments: Treatments, places: PlaceColumns, columns: Collection[str]) -> DataFrame:
     """Return the left-out messages as dead letters, with the given columns of their rows as JSON."""
     row = F.to_json(F.struct(*(column_named(name) for name in columns)), {"ignoreNullFields": "false"})
     lines = F.array_join(F.sort_array(F.collect_list(row)), "\n")
@@ -202,7 +199,7 @@ def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) 
     )
 
 
-def _marked(frame: DataFrame, treatments: Mapping[MessagePlace, Treatment], places: PlaceColumns) -> DataFrame:
+def _marked(frame: DataFrame, treatments: Treatments, places: PlaceColumns) -> DataFrame:
     """Join messages with their treatments, in the columns `_MARK` and `_NULLS`."""
     marks = frame.sparkSession.createDataFrame(
         pa.table(

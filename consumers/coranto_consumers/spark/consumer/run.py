@@ -25,7 +25,14 @@ from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Ow
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import UnreadContent, ends_of
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
-from coranto_consumers.spark.journals.discovery import ContentExtent, begins_of, gone_segments, not_read, require_unread
+from coranto_consumers.spark.journals.discovery import (
+    ContentExtent,
+    Extents,
+    begins_of,
+    gone_segments,
+    not_read,
+    require_unread,
+)
 from coranto_consumers.spark.journals.losses import LostContent, lost_before, lost_of, of_another, skip_lost, warn_of
 from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
@@ -77,7 +84,7 @@ class Run:
     def present(self) -> dict[str, ContentExtent]:
         return self._inputs.present(self._client)
 
-    def prefetched(self) -> Mapping[str, ContentExtent] | None:
+    def prefetched(self) -> Extents | None:
         return self._ahead.extents()
 
     def _check(self) -> None:
@@ -104,9 +111,7 @@ class Run:
         now = Identity(sources_of(self._application.sources), store=owner.store.location)
         owner.identity.restored(checkpoint, now, lambda: checkpoint.sources.keys() - self._inputs.names(self._client))
 
-    def catch_up(
-        self, present: Mapping[str, ContentExtent], stop: Callable[[], bool] | None = None, most: int | None = None
-    ) -> None:
+    def catch_up(self, present: Extents, stop: Callable[[], bool] | None = None, most: int | None = None) -> None:
         """Process the content in `present`, until all is read, `most` transactions are done, or `stop` returns True."""
         self._look(present)
         while (most is None or self.report.transactions < most) and not (stop is not None and stop()):
@@ -142,7 +147,7 @@ class Run:
                     self._outages.progressed()
                     self._tell(self.report)
 
-    def _look(self, present: Mapping[str, ContentExtent]) -> None:
+    def _look(self, present: Extents) -> None:
         """Take content as the content to read. Skips content that is gone, or raises its error."""
         require_unread(self._client, present, self.sources)
         self._unread, self._begins = UnreadContent(present), begins_of(present)
@@ -246,9 +251,7 @@ class Run:
         elif is_endless and unread.is_clear and not self._options.min_transaction_seconds:
             self._ahead.begin(partial(self._prefetch_later, unread.present, after))
 
-    def _prefetch_later(
-        self, before: Mapping[str, ContentExtent], sources: Mapping[str, Source]
-    ) -> NextInput[Input | FoundLong] | None:
+    def _prefetch_later(self, before: Extents, sources: Mapping[str, Source]) -> NextInput[Input | FoundLong] | None:
         """List the journals again, and return the input after `before`, if something was written since."""
         present = self.present()
         if ends_of(present) == ends_of(before):
@@ -268,7 +271,7 @@ class Run:
         self.report = replace(self.report, lost=(*self.report.lost, lost))
         self.sources = skip_lost(self.sources, lost, begin)
 
-    def _drop_segments(self, present: Mapping[str, ContentExtent]) -> None:
+    def _drop_segments(self, present: Extents) -> None:
         """Drop the state of truncated segments. Raises StreamTruncated if one was not fully read."""
         gone = gone_segments(present, self.sources)
         for journal in sorted(gone.unread):

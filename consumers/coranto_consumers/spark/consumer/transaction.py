@@ -38,7 +38,7 @@ from coranto_consumers.spark.consumer.rejections import Rejections, without_reje
 from coranto_consumers.spark.inputs.input_reader import Input
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.staging import Published, publish_journal_outputs
-from coranto_consumers.spark.outputs.stores import OutputStore, SqlOutputs
+from coranto_consumers.spark.outputs.stores import Merged, OutputStore, SqlOutputs
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 from coranto_consumers.spark.sink.producer_ids import SettledIds
 from coranto_consumers.stores.reading import ICEBERG
@@ -169,9 +169,7 @@ class Owner:
         """Return the store's rejection of outputs, if any. They are not committed."""
         return self.store.rejection(made, self.shard, self.fence)
 
-    def commit(
-        self, written: Sequence[Any], checkpoint: Checkpoint, report: ConsumeReport, merged: Callable[[], None]
-    ) -> None:
+    def commit(self, written: Sequence[Any], checkpoint: Checkpoint, report: ConsumeReport, merged: Merged) -> None:
         """Commit written rows and a checkpoint, after which `report` holds. Calls `merged` before the commit itself."""
         self.identity.settle()
         checkpoint = replace(checkpoint, identity=self.identity.record)

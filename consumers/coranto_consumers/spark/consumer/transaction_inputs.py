@@ -149,9 +149,7 @@ class TransactionInputs:
         """True if reading starts no session."""
         return not callable(self._spark) or self._reader is not None
 
-    def journals(
-        self, client: SyncJournalClient, wanted: str | Sequence[str], *, field: str
-    ) -> tuple[JournalInfo, ...]:
+    def journals(self, client: SyncJournalClient, wanted: str | Sequence[str], field: str) -> tuple[JournalInfo, ...]:
         """Return the journals of a selector or of names, whose labels must fit the input. Raises InvalidInput."""
         if self._options.registry is None:
             return list_journals(client, wanted, field=field, labels=labels_of(self._options.chosen_framing))

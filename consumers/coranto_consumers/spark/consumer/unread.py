@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from coranto.messages.checkpoints import Source
 from coranto_consumers.spark.committed.sequencing import LongTransactions
-from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of, open_journals
+from coranto_consumers.spark.journals.discovery import Extents, heads_of, open_journals
 from coranto_consumers.spark.journals.losses import Holes
 from coranto_consumers.spark.journals.ranges import Range, plan_transaction
 
 
-def ends_of(present: Mapping[str, ContentExtent]) -> dict[str, object]:
+def ends_of(present: Extents) -> dict[str, object]:
     """Return values that change when there may be more to read: ends of journals, segments and journal ids."""
     return {journal: (extent.head, extent.segment, extent.journal_id) for journal, extent in present.items()}
 
@@ -20,7 +20,7 @@ def ends_of(present: Mapping[str, ContentExtent]) -> dict[str, object]:
 class UnreadContent:
     """The unread content of the present journals, up to their `heads`."""
 
-    def __init__(self, present: Mapping[str, ContentExtent]) -> None:
+    def __init__(self, present: Extents) -> None:
         self.present = dict(present)
         self.heads = heads_of(present)
         self.holes = Holes()

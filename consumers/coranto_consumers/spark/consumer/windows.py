@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from coranto.extras import explained
 
@@ -125,13 +126,8 @@ class WindowConsumer:
         * CorruptData when a journal was deleted and created again, and OffsetJump when content is gone,
         * the errors of `SparkConsumer.run_until_caught_up` for messages, stores and brokers.
         """
-        fences: dict[str, int] = {}
-
-        def materialize() -> WindowReport:
-            return self._materialize(name, fences)
-
         outages = Outages(self.name, RetryPolicy(self._retry_timeout), self._hooks, lambda progress: None)
-        report = outages.run(materialize, lambda: NOTHING)
+        report = outages.run(partial(self._materialize, name, {}), lambda: NOTHING)
         assert report is not None  # Nothing stops it.
         return report
 

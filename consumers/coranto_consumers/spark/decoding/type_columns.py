@@ -45,9 +45,10 @@ def spark_type(kind: Kind) -> T.DataType:
     return _TYPES[kind]
 
 
-def fields_of_spark(schema: T.StructType) -> tuple[TypeField, ...]:
+def fields_of_spark(schema: T.StructType, inside: str = "") -> tuple[TypeField, ...]:
     """Return the fields for columns. Raises InvalidInput for a type that fields cannot have."""
-    return tuple(TypeField(each.name, _kind(each.dataType, each.name), each.nullable) for each in schema.fields)
+    kinds = [_kind(each.dataType, f"{inside}{each.name}") for each in schema.fields]
+    return tuple(TypeField(each.name, kind, each.nullable) for each, kind in zip(schema.fields, kinds, strict=True))
 
 
 def _kind(kind: T.DataType, place: str) -> Kind:
@@ -59,11 +60,7 @@ def _kind(kind: T.DataType, place: str) -> Kind:
         case T.MapType():
             return MapKind(_kind(kind.keyType, f"{place} (key)"), _kind(kind.valueType, f"{place}{{}}"))
         case T.StructType():
-            inner = (
-                TypeField(each.name, _kind(each.dataType, f"{place}.{each.name}"), each.nullable)
-                for each in kind.fields
-            )
-            return StructKind(tuple(inner))
+            return StructKind(fields_of_spark(kind, f"{place}."))
         case T.CharType() | T.VarcharType():
             return PlainKind.STRING
     found = _KINDS.get(type(kind))

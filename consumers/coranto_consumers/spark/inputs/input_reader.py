@@ -202,16 +202,14 @@ class InputReader:
             committed, messages = parsed_values(chosen, self._schema), sum(each or 0 for each in counts)
         return self._input(committed, messages, count, after, misfits=misfits)
 
-    def _input(self, committed: DataFrame, messages: int, rows: int, after: dict[str, Source], **others: Any) -> Input:
+    def _input(self, committed: DataFrame, messages: int, rows: int, after: dict[str, Source], **more: Any) -> Input:
         def lines_at(places: Sequence[tuple[str, int]]) -> list[bytes]:
             ranges = [Range(journal, offset, offset + 1, after[journal].read_through) for journal, offset in places]
             framing = self._layout.framing
             with task_client(self._client) as client, read_together(client, ranges, framing) as content:
                 return [next(read_lines(content, each, framing)).values[0].as_py() for each in ranges]
 
-        return Input(
-            committed, messages, rows, after, not messages, required=self._required, lines_at=lines_at, **others
-        )
+        return Input(committed, messages, rows, after, not messages, required=self._required, lines_at=lines_at, **more)
 
     def advance(
         self,

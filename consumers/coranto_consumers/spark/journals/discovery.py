@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CONCURRENT_CALLS: Final = 16
+_ASK_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,7 @@ def list_journals(
     if isinstance(wanted, str):
         listing = client.list(wanted)
         if not listing.journals:
-            raise InvalidInput(
-                f"no journal matches {wanted!r}; `coranto journals list` shows all journals", field=field
-            )
+            raise InvalidInput(f"no journal matches {wanted!r}; `coranto journals list` shows them all", field=field)
     else:
         listing = client.list(label_selector(include=[(NAME, name) for name in wanted]))
         if missing := sorted(set(wanted) - set(listing.names)):
@@ -110,16 +109,19 @@ class ContentExtent:
     """False if the journal may have content after `head`, at a broker that does not answer (`JournalHead.is_end`)."""
 
 
-def begins_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
+Extents = Mapping[str, ContentExtent]
+
+
+def begins_of(present: Extents) -> dict[str, int]:
     return {journal: extent.begin for journal, extent in present.items()}
 
 
-def heads_of(present: Mapping[str, ContentExtent]) -> dict[str, int]:
+def heads_of(present: Extents) -> dict[str, int]:
     """Return the end offsets of journals, with the journals' ids."""
     return {journal: JournalOffset(extent.head, extent.journal_id) for journal, extent in present.items()}
 
 
-def routes_of(present: Mapping[str, ContentExtent]) -> dict[str, KnownRoute]:
+def routes_of(present: Extents) -> dict[str, KnownRoute]:
     return {journal: extent.route for journal, extent in present.items() if extent.route is not None}
 
 
@@ -160,25 +162,24 @@ def extents(
             if name not in absent_ok:
                 raise
             return None
-        begin = earliest(fragment_begins(client, name), head)
+        begin = min(fragment_begins(client, name), default=head)  # Without fragments, all content before is gone.
         if (known := reports.get(name)) is None:
             return ContentExtent(begin, head)
         return ContentExtent(begin, head, known.create_revision, is_end=known.is_end)
 
     unclear = [name for name in journals if name not in clear]
-    asked = zip(unclear, _concurrently(ask, unclear), strict=True)
-    clear |= {name: extent for name, extent in asked if extent is not None}
+    clear |= {name: extent for name, extent in _concurrently(ask, unclear).items() if extent is not None}
     return {name: clear[name] for name in journals if name in clear}
 
 
 def cuts_of(client: SyncJournalClient, journals: Sequence[str]) -> dict[str, list[int]]:
     """Return the begin offsets of the journals' fragments, sorted."""
-    return dict(zip(journals, _concurrently(lambda name: fragment_begins(client, name), journals), strict=True))
+    return _concurrently(lambda name: fragment_begins(client, name), journals)
 
 
-def _concurrently(call: Callable[[str], T], journals: Sequence[str]) -> list[T]:
+def _concurrently(call: Callable[[str], T], journals: Sequence[str]) -> dict[str, T]:
     with concurrent.futures.ThreadPoolExecutor(_CONCURRENT_CALLS) as pool:
-        return list(pool.map(call, journals))
+        return dict(zip(journals, pool.map(call, journals), strict=True))
 
 
 def fragment_begins(client: SyncJournalClient, journal: str) -> list[int]:
@@ -201,14 +202,6 @@ def head_of(client: SyncJournalClient, journal: str) -> int:
         return client.head(journal)  # An append has just resumed it.
 
 
-def earliest(begins: Sequence[int], head: int) -> int:
-    """Return the first readable offset, by fragments listed after `head`. Without any, all content before is gone."""
-    return begins[0] if begins else head
-
-
-_ASK_SECONDS: Final = 0.1
-
-
 class GoneSegments(NamedTuple):
     """Journals of segments that do not exist any more."""
 
@@ -217,7 +210,7 @@ class GoneSegments(NamedTuple):
     """Segments that were not, or not known to be, read to their ends."""
 
 
-def open_journals(present: Mapping[str, ContentExtent], read: Mapping[str, int]) -> frozenset[str]:
+def open_journals(present: Extents, read: Mapping[str, int]) -> frozenset[str]:
     """Return the journals that may be read, by the offsets that others are `read` through."""
     waiting: set[str] = set()
     for segments in _streams(present).values():
@@ -231,7 +224,7 @@ def open_journals(present: Mapping[str, ContentExtent], read: Mapping[str, int])
     return frozenset(present.keys() - waiting)
 
 
-def gone_segments(present: Mapping[str, ContentExtent], known: Collection[str]) -> GoneSegments:
+def gone_segments(present: Extents, known: Collection[str]) -> GoneSegments:
     """Return the segments in a checkpoint (`known`) that are gone from present streams."""
     read: set[str] = set()
     unread: set[str] = set()
@@ -275,7 +268,7 @@ def when_sealed(ask: Callable[[], dict[str, ContentExtent]], timeout: float) -> 
         time.sleep(_ASK_SECONDS)
 
 
-def _streams(present: Mapping[str, ContentExtent]) -> dict[str, dict[int, Segment]]:
+def _streams(present: Extents) -> dict[str, dict[int, Segment]]:
     found: dict[str, dict[int, Segment]] = {}
     for extent in present.values():
         if (segment := extent.segment) is not None:

@@ -185,9 +185,7 @@ def chosen_framing(framing: ReadFraming | None, uuid_pointer: str) -> ReadFramin
     if framing is None:
         return JsonLines(uuid_pointer)
     if uuid_pointer != DEFAULT_UUID_POINTER:
-        raise InvalidInput(
-            "is for lines of JSON without the parameter framing; leave one of them out", field="uuid_pointer"
-        )
+        raise InvalidInput("is for lines of JSON without the parameter framing; leave one out", field="uuid_pointer")
     if isinstance(framing, JsonLines):
         return framing
     framing.framing()  # Raises InvalidInput.

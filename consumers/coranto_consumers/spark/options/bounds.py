@@ -122,10 +122,8 @@ class TimeOptions:
 
     def of_any(self, journal: str) -> TimeSpan:
         """Return the span of a journal, which has no bounds when the options leave the journal out."""
-        starting, ending = (
-            side.get(journal) if isinstance(side, Mapping) else side for side in (self.starting, self.ending)
-        )
-        return TimeSpan(starting, ending)
+        sides = (self.starting, self.ending)
+        return TimeSpan(*(side.get(journal) if isinstance(side, Mapping) else side for side in sides))
 
 
 def _side(given: Mapping[str, str], side: str) -> int | Mapping[str, int] | None:

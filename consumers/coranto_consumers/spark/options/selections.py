@@ -52,9 +52,7 @@ class SelectedJournals:
         field = "option subscribePattern"
         found = [info for info in client.list("").journals if re.fullmatch(self.pattern, info.name)]
         if not found:
-            raise InvalidInput(
-                f"no journal has a name like {self.pattern!r}; `coranto journals list` shows them all", field=field
-            )
+            raise InvalidInput(f"no journal has a name like {self.pattern!r}; see `coranto journals list`", field=field)
         return checked(found, field, labels)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,7 +36,7 @@ from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.spark.application.outputs import Outputs, TableOutput
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.outputs.staging import CARRIED_TO_APPEND, CARRIED_TO_MERGE, require_deletes
-from coranto_consumers.spark.outputs.stores import OutputStore
+from coranto_consumers.spark.outputs.stores import Merged, OutputStore
 from coranto_consumers.spark.outputs.tasks import FILES, WriteFilesTask
 from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.stores.fencing import Restored
@@ -178,7 +178,7 @@ class IcebergStore(OutputStore[Written]):
         return table, plan
 
     def commit(
-        self, shard: str, fence: int, written: Sequence[Written], checkpoint: Checkpoint, merged: Callable[[], None]
+        self, shard: str, fence: int, written: Sequence[Written], checkpoint: Checkpoint, merged: Merged
     ) -> None:
         by_table: defaultdict[str, list[Written]] = defaultdict(list)
         for each in written:

@@ -109,9 +109,7 @@ def plan_of(output: TableOutput) -> MergePlan:
 def table_of(output: TableOutput) -> Table:
     """Return the table of an output in a SQL store. Raises InvalidInput for features that only `IcebergStore` has."""
     if isinstance(output.table, str):
-        raise InvalidInput(
-            "a table in SQL needs its definition: give a Table of SQLAlchemy", field=f"table {output.table}"
-        )
+        raise InvalidInput("a table in SQL needs its definition: a Table of SQLAlchemy", field=f"table {output.table}")
     if output.overwrite:
         raise InvalidInput(
             "tables in SQL have no partitions to overwrite; use keys to replace rows",

@@ -38,6 +38,8 @@ from coranto_consumers.stores.staging import compare_plan, delete_staged, delete
 from coranto_consumers.stores.windows import WINDOW_COLUMN, WindowLog
 
 W = TypeVar("W")
+Made = Sequence[Outputs]
+Merged = Callable[[], None]
 
 
 class OutputStore(ABC, Generic[W]):
@@ -98,9 +100,7 @@ class OutputStore(ABC, Generic[W]):
         """Let tasks write the rows of an output for SQL. Raises InvalidInput as `prepare`, and for other columns."""
         raise InvalidInput(f"{self.name} runs no SQL: let the application return tables only", field="outputs")
 
-    def write_all(
-        self, made: Sequence[Outputs], shard: str, fence: int, expected: ExpectedRows | None = None
-    ) -> list[W]:
+    def write_all(self, made: Made, shard: str, fence: int, expected: ExpectedRows | None = None) -> list[W]:
         """Write the rows of outputs for tables, and then those for SQL. Raises as `write` and `write_sql`."""
         written = [self.write(output, shard, fence, expected) for outputs in made for output in outputs.tables]
         return written + [self.write_sql(output, shard, fence) for outputs in made for output in outputs.sql]
@@ -118,9 +118,7 @@ class OutputStore(ABC, Generic[W]):
         raise InvalidInput(f"{self.name} rejects no rows", field="store")
 
     @abstractmethod
-    def commit(
-        self, shard: str, fence: int, written: Sequence[W], checkpoint: Checkpoint, merged: Callable[[], None]
-    ) -> None:
+    def commit(self, shard: str, fence: int, written: Sequence[W], checkpoint: Checkpoint, merged: Merged) -> None:
         """Commit written rows, together with the checkpoint. On return they are durable.
 
         `merged` is called once, when only the commit itself is left. Raises Fenced when a later owner has raised the
@@ -223,9 +221,7 @@ class SqlOutputs(OutputStore[Staged]):
             return rejected
         return None
 
-    def commit(
-        self, shard: str, fence: int, written: Sequence[Staged], checkpoint: Checkpoint, merged: Callable[[], None]
-    ) -> None:
+    def commit(self, shard: str, fence: int, written: Sequence[Staged], checkpoint: Checkpoint, merged: Merged) -> None:
         with self._store.transaction(shard, fence) as transaction:
             checkpoint = self._begin(transaction.connection, checkpoint)
             self._merge(transaction.connection, written)
@@ -257,9 +253,7 @@ class WindowRows(SqlOutputs):
         self._recorded = recorded
         self._letters = letters
 
-    def write_all(
-        self, made: Sequence[Outputs], shard: str, fence: int, expected: ExpectedRows | None = None
-    ) -> list[Staged]:
+    def write_all(self, made: Made, shard: str, fence: int, expected: ExpectedRows | None = None) -> list[Staged]:
         if any(outputs.journals for outputs in made):
             raise InvalidInput(
                 "an application that runs by windows cannot publish: messages in journals cannot be replaced; "

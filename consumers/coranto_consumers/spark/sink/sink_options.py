@@ -85,7 +85,8 @@ class SinkOptions:
                 )
             if given.get("ledger", "").startswith(f"{given['stream']}/"):
                 raise InvalidInput("is among the stream's own journals: name another", field="option ledger")
-        ledger = given.get("ledger") or _default_ledger(given)
+        named = (given.get("journal") or given.get("prefix", "")).rstrip("/")
+        ledger = given.get("ledger") or (f"ledgers/{named}" if named else "")
         if not ledger and ("stream" not in given or "writerid" in given):
             raise InvalidInput(f"is required: {SINK_OPTIONS['ledger']}", field="option ledger")
         mapping = choice_option(given, "mapping", get_args(MappingName), "rendezvous")
@@ -126,16 +127,6 @@ class SinkOptions:
             )
         target = replace(self.target, labels=found.labels)
         return replace(self, target=target, framing=framing, version=found.version)
-
-    def journals(self, client: SyncJournalClient) -> tuple[str, ...]:
-        """Return the journals to write to. Raises InvalidInput if there are none."""
-        return tuple(info.name for info in self.target.selected.list(client, self.target.labels))
-
-
-def _default_ledger(given: Mapping[str, str]) -> str:
-    """Return the ledger of the one journal or folder that is written to; empty if other options select journals."""
-    target = (given.get("journal") or given.get("prefix", "")).rstrip("/")
-    return f"ledgers/{target}" if target else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +218,12 @@ class RowForm:
 
     def rows(self, batch: Any) -> Rows:
         """Return the messages of an Arrow batch. Raises InvalidInput."""
-        self._require_filled(batch)
+        if self.registered is not None:
+            columns = batch.columns if self.value is None else batch.column(self.value).flatten()
+            try:
+                require_filled([field.name for field in self.fields], columns, self.registered.definition.fields)
+            except InvalidInput as error:
+                raise InvalidInput(f"rows do not fit {self.registered}: {error.message}", field="schema") from error
         if self.value is None:
             return ColumnRows.of(self.fields, batch.columns, batch.num_rows)
         column = batch.column(self.value)
@@ -237,13 +233,3 @@ class RowForm:
             return ObjectTextRows(column.cast(pa.string()))
         except pa.ArrowInvalid as error:
             raise InvalidInput(f"a value is not UTF-8: {error}", field="column value") from error
-
-    def _require_filled(self, batch: Any) -> None:
-        """Raise InvalidInput if a row lacks a field that the registered type demands."""
-        if self.registered is None:
-            return
-        columns = batch.columns if self.value is None else batch.column(self.value).flatten()
-        try:
-            require_filled([field.name for field in self.fields], columns, self.registered.definition.fields)
-        except InvalidInput as error:
-            raise InvalidInput(f"rows do not fit {self.registered}: {error.message}", field="schema") from error

@@ -133,10 +133,10 @@ class _ToJournals(SinkWriter[Pending]):
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, streaming: bool) -> None:
         super().__init__(options, overwrite, streaming=streaming)
         with SyncJournalClient.of(options.client) as client:
-            self._journals = options.journals(client)
+            self._journals = tuple(each.name for each in options.target.selected.list(client, options.target.labels))
             if options.ledger in self._journals:
                 raise InvalidInput(
-                    f"{options.ledger} is one of the journals that are written: name another", field="option ledger"
+                    f"{options.ledger} is a journal that is written: name another", field="option ledger"
                 )
             self._form = RowForm.of(schema, options, len(self._journals))
             self._prepare(client)

@@ -30,7 +30,7 @@ from coranto.journal_ids import is_same
 from coranto.labels import label_selector
 from coranto.messages.framing import JsonLines
 from coranto.offsets import id_of
-from coranto_consumers.spark.journals.discovery import ContentExtent, contents, cuts_of, when_sealed
+from coranto_consumers.spark.journals.discovery import ContentExtent, Extents, contents, cuts_of, when_sealed
 from coranto_consumers.spark.journals.losses import LostContent, lost_before, warn_of
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
 from coranto_consumers.spark.options.bounds import EARLIEST, LATEST, TimeSpan
@@ -193,9 +193,7 @@ def _contents(client: SyncJournalClient, options: SourceOptions) -> dict[str, Co
     return when_sealed(lambda: contents(client, _journals(client, options)), options.client.retry_timeout)
 
 
-def _at_moment(
-    client: SyncJournalClient, journals: Mapping[str, ContentExtent], options: SourceOptions
-) -> SourceOptions:
+def _at_moment(client: SyncJournalClient, journals: Extents, options: SourceOptions) -> SourceOptions:
     """Return options with a moment's offsets. Journals without one had no content. Raises ContentGone."""
     asked = options.as_of
     if asked is None:

@@ -16,6 +16,7 @@ from coranto.messages.framing import JsonLines
 from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.journals.discovery import (
     ContentExtent,
+    Extents,
     contents,
     fragment_begins,
     gone_segments,
@@ -86,7 +87,7 @@ def lost_at(journal: str, position: Position, found: ContentExtent | None) -> Lo
     return lost_before(journal, position.offset, found.begin, found.head, is_end=found.is_end)
 
 
-def require(journal: str, position: Position, heads: Mapping[str, ContentExtent]) -> None:
+def require(journal: str, position: Position, heads: Extents) -> None:
     """Raise an error if a journal does not have the content from a position on."""
     found = heads.get(journal)
     if found is None:
@@ -120,7 +121,7 @@ class QueryPlanner:
     def keep(self, journal: str, state: ReadState) -> None:
         self._states[journal] = state
 
-    def accepted(self, positions: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, Position]:
+    def accepted(self, positions: Positions, heads: Extents) -> dict[str, Position]:
         """Return positions with the ids of the present journals that have the same content, as the options say."""
         found = dict(positions)
         for name in positions.keys() & heads.keys():
@@ -129,7 +130,7 @@ class QueryPlanner:
                 found[name] = replace(found[name], journal_id=head.journal_id, created=head.created)
         return found
 
-    def without_gone(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, Position]:
+    def without_gone(self, begun: Positions, heads: Extents) -> dict[str, Position]:
         """Return positions without segments that were truncated away. Raises if one was not read before."""
         gone = gone_segments(heads, begun)
         for name in sorted(gone.unread):
@@ -139,7 +140,7 @@ class QueryPlanner:
                 self._warn_once(lost)
         return {name: position for name, position in begun.items() if name not in gone.read | gone.unread}
 
-    def entry(self, begun: Positions, heads: Mapping[str, ContentExtent]) -> dict[str, ReadState]:
+    def entry(self, begun: Positions, heads: Extents) -> dict[str, ReadState]:
         """Return the state of each journal before the next batch. Raises if a journal is not the one that was read."""
         if self._options.source.fail_on_data_loss:
             for name, position in begun.items():
@@ -150,7 +151,7 @@ class QueryPlanner:
         self,
         ranges: Sequence[Range],
         states: Mapping[str, ReadState],
-        heads: Mapping[str, ContentExtent],
+        heads: Extents,
         limited: bool,
     ) -> dict[str, JournalBatch]:
         """Plan the next batch. It has as many messages as the options allow if it is `limited`."""

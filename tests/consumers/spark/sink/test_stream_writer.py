@@ -143,7 +143,7 @@ def test_a_task_goes_on_in_the_successors_of_segments_that_are_sealed_while_it_w
 
     writer = shop.query_writer()
     written = replace(writer.write(batches()), query=QUERY)
-    assert {part.journal.endswith(("00", "01")) for part in written.parts} == {True, False}
+    assert {part.journal.endswith(("00", "01")) for part in written.pending} == {True, False}
     writer.commit([written], 0)
 
     assert shop.numbers() == list(range(30 + 30 * len(CHANGES[change])))
