@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import tzinfo
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,19 +32,6 @@ _NUMBER: Final = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d{1,9}
 _WORDS: Final = {"NaN": math.nan, "Inf": math.inf, "-Inf": -math.inf}
 
 
-class MessageParser(Protocol):
-    """Parses messages into the columns of a schema."""
-
-    decides: bool
-    """False if doubtful messages have to be parsed again with `values_of`."""
-
-    def parse(self, content: Any) -> tuple[Any, Mask]:
-        """Return a table of messages in an Arrow binary array, and the mask of misfits or doubtful ones."""
-
-    def values_of(self, message: bytes) -> Values:
-        """Return the values of one message, without the newline."""
-
-
 def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = None) -> MessageParser:
     """Return the parser of a framing's messages. Raises InvalidInput for columns that the messages do not have."""
     match framing:
@@ -59,40 +46,48 @@ def parser_of(framing: ReadFraming, schema: StructType, zone: tzinfo | None = No
         case FixedRecords():
             from coranto_consumers.spark.decoding.protobuf_values import reader_of  # Imports protobuf.
 
-            return _OneByOne(schema, reader_of(framing.kind(), schema))
+            return MessageParser(schema, reader_of(framing.kind(), schema))
 
 
-class _Json(ColumnParser):
-    """The parser of lines of JSON."""
-
-    decides = False
-
-    def __init__(self, schema: StructType, zone: tzinfo | None) -> None:
-        self._values = LineValues(schema, zone)
-        super().__init__(schema, zone)
-
-    def values_of(self, message: bytes) -> Values:
-        return self._values(message)
-
-
-class _OneByOne:
-    """A parser that calls a function for the values of each message."""
-
-    decides = True
+class MessageParser:
+    """Parses messages into the columns of a schema, by a function for the values of each."""
 
     def __init__(self, schema: StructType, values: Callable[[bytes], Values]) -> None:
         self._schema = arrow_schema(schema)
         self.values_of = values
 
     def parse(self, content: Any) -> tuple[Any, Mask]:
+        """Return a table of messages in an Arrow binary array, with newlines, and the mask of misfits."""
         found = [self.values_of(message[:-1]) for message in content.to_pylist()]
         misfits: Mask = np.fromiter((not fits for _, fits in found), np.bool_, len(found))
         columns = zip(*(values for values, _ in found), strict=True) if found else [()] * len(self._schema)
         arrays = [pa.array(column, each.type) for column, each in zip(columns, self._schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=self._schema), misfits
 
+    def _completed(self, content: Any, columns: Sequence[Any], left: Mask) -> tuple[Any, Mask]:
+        """Parse the messages that are left. Return all columns as `parse` does."""
+        if left.any():
+            mask = pa.array(left)
+            found, misfits = MessageParser.parse(self, content.filter(mask))
+            pairs = zip(columns, found.columns, strict=True)
+            columns = [_replaced(column, mask, values.combine_chunks()) for column, values in pairs]
+            left[left] = misfits
+        return pa.Table.from_arrays(columns, schema=self._schema), left
 
-class _Whole(_OneByOne):
+
+class _Json(MessageParser):
+    """The parser of lines of JSON."""
+
+    def __init__(self, schema: StructType, zone: tzinfo | None) -> None:
+        super().__init__(schema, LineValues(schema, zone))
+        self._columns = ColumnParser(schema, zone)
+
+    def parse(self, content: Any) -> tuple[Any, Mask]:
+        table, doubtful = self._columns.parse(content)
+        return self._completed(content, [column.combine_chunks() for column in table.columns], doubtful)
+
+
+class _Whole(MessageParser):
     """A parser of messages with one column: `value`, the message itself."""
 
     def __init__(self, schema: StructType, subject: str, *kinds: DataType) -> None:
@@ -110,7 +105,7 @@ class _Whole(_OneByOne):
         super().__init__(schema, values)
 
 
-class _Csv(_OneByOne):
+class _Csv(MessageParser):
     """The parser of CSV rows. The schema has their columns, in order and without the UUID's column."""
 
     def __init__(self, framing: CsvRecords, schema: StructType) -> None:
@@ -147,15 +142,7 @@ class _Csv(_OneByOne):
         if texts is None:
             return super().parse(content)
         columns, left = typed_columns(texts, self._kinds, self._schema.types)
-        if not left.any():
-            return pa.Table.from_arrays(columns, schema=self._schema), left
-        slow, misfits = super().parse(content.filter(pa.array(left)))
-        columns = [
-            pc.replace_with_mask(column, pa.array(left), value.combine_chunks())
-            for column, value in zip(columns, slow.columns, strict=True)
-        ]
-        left[left] = misfits
-        return pa.Table.from_arrays(columns, schema=self._schema), left
+        return self._completed(content, columns, left)
 
 
 def _value(kind: DataType, text: str) -> object:
@@ -243,3 +230,13 @@ def _typed(text: Any, kind: DataType, to: Any) -> tuple[Any, Any]:
     limit = 1 << (to.bit_width - 1)
     fits = pc.and_(pc.greater_equal(values, -limit), pc.less_equal(values, limit - 1))
     return pc.if_else(fits, values, 0).cast(to), pc.and_(plain, fits)
+
+
+def _replaced(column: Any, mask: Any, values: Any) -> Any:
+    """Return a column with `values`, in order, where `mask` is set."""
+    if not pa.types.is_nested(column.type):
+        return pc.replace_with_mask(column, mask, values)
+    chosen = np.asarray(mask)
+    place = np.arange(len(column))
+    place[chosen] = len(column) + np.arange(len(values))
+    return pa.concat_arrays([column, values]).take(pa.array(place))

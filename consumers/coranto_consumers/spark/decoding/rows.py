@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import Any, Final
@@ -206,25 +206,18 @@ class BatchBuilder:
 
     def _parsed(self, lines: Lines) -> tuple[dict[str, Any], Mask]:
         """Return the columns of the messages' fields and of the texts of misfits, and the mask of misfits."""
-        layout, parser = self._layout, self._parser
+        layout = self._layout
         columns: dict[str, Any] = {}
-        misfits: Mask
+        misfits: Mask = np.zeros(len(lines), dtype=np.bool_)
         if layout.message.fields or layout.misfits is Misfits.KEPT:
             content = lines.content
             if lines.headed is not None and self._head_bytes:  # Leave out fields that contain only the UUID.
                 content = without_heads(content, lines.headed, self._head_bytes)
-            table, misfits = parser.parse(content)
-            if lines.unreadable is not None:
-                misfits |= lines.unreadable
+            table, misfits = self._parser.parse(content)
             columns = {name: table.column(name).combine_chunks() for name in layout.message.names}
-            if misfits.any() and parser.decides:
-                if lines.unreadable is not None:
-                    columns = {name: _where(column, ~lines.unreadable) for name, column in columns.items()}
-            elif misfits.any():
-                columns, misfits = self._one_by_one(lines, columns, misfits)
-        else:
-            # Nothing is parsed, so every message with a UUID fits.
-            misfits = np.zeros(len(lines), dtype=np.bool_) if lines.unreadable is None else lines.unreadable
+        if lines.unreadable is not None:
+            columns = {name: _where(column, ~lines.unreadable) for name, column in columns.items()}
+            misfits |= lines.unreadable
         for each in layout.message.fields:
             if each.metadata.get(_REQUIRED):
                 misfits = misfits | columns[each.name].is_null().to_numpy(zero_copy_only=False)
@@ -238,24 +231,6 @@ class BatchBuilder:
         if layout.text:
             columns[layout.text] = self._texts(lines, layout.text, misfits)
         return columns, misfits
-
-    def _one_by_one(self, lines: Lines, columns: dict[str, Any], doubtful: Mask) -> tuple[dict[str, Any], Mask]:
-        """Parse doubtful lines again. Return the columns, and the mask of lines that do not fit."""
-        misfits = np.zeros(len(lines), dtype=np.bool_)
-        found = []
-        values: Sequence[object]
-        for row in np.flatnonzero(doubtful).tolist():
-            if lines.unreadable is not None and lines.unreadable[row]:
-                values, fits = [None] * len(self._layout.message.fields), False
-            else:
-                values, fits = self._parser.values_of(lines.content[row].as_py()[:-1])
-            misfits[row] = not fits
-            found.append(values)
-        mask = pa.array(doubtful)
-        return {
-            name: _replaced(column, mask, pa.array(values, column.type))
-            for (name, column), values in zip(columns.items(), zip(*found, strict=True), strict=True)
-        }, misfits
 
     def _texts(self, lines: Lines, column: str, wanted: Mask) -> Any:
         """Return the texts of the messages in the mask `wanted`, and nulls for others."""
@@ -281,16 +256,6 @@ def producer_ids(producers: UInt64s) -> Any:
     data = np.ascontiguousarray(producers.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:])
     borders = np.arange(0, 6 * len(producers) + 1, 6, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(producers), [None, pa.py_buffer(borders), pa.py_buffer(data)])
-
-
-def _replaced(column: Any, mask: Any, values: Any) -> Any:
-    """Return a column with `values`, in order, where `mask` is set."""
-    if not pa.types.is_nested(column.type):
-        return pc.replace_with_mask(column, mask, values)
-    chosen = np.asarray(mask)
-    place = np.arange(len(column))
-    place[chosen] = len(column) + np.arange(len(values))
-    return pa.concat_arrays([column, values]).take(pa.array(place))
 
 
 def _where(values: Any, mask: Mask) -> Any:
