@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, Self
+from typing import Any, Final, Self, get_args, get_type_hints
 
 from coranto.client.retry import JOB_SECONDS
 from coranto.errors import InvalidInput
@@ -22,18 +22,7 @@ OF_WINDOWS: Final = frozenset({"atomic", "retry_timeout", "max_partition_bytes",
 """The options of a `WindowConsumer`: it reads a window as a whole, so it is atomic, and fails if content is gone."""
 OF_BATCHES: Final = frozenset({"retry_timeout", "misfits", "fail_on_data_loss", "accept_changes"})
 """The options of `exactly_once`: the query's source reads the content of its batches."""
-_PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "max_transaction_bytes": ((int,), "a whole number"),
-    "max_transaction_messages": ((int, type(None)), "a whole number"),
-    "min_transaction_seconds": ((int, float), "a number"),
-    "retry_timeout": ((int, float), "a number"),
-    "max_partition_bytes": ((int,), "a whole number"),
-    "atomic": ((bool,), "true or false"),
-    "fail_on_data_loss": ((bool,), "true or false"),
-    "accept_changes": ((str, type(None)), "a text"),
-    "uuid_pointer": ((str,), "a text"),
-    "registry": ((str, type(None)), "a text"),
-}
+_PLAIN: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _POLICIES: Final = {"fail": MisfitPolicy.FAIL, "nulls": MisfitPolicy.NULLS}
 
 
@@ -126,9 +115,11 @@ class ConsumerOptions:
         if isinstance(framing := values.get("framing"), Mapping):
             options = {str(name).lower(): str(value) for name, value in framing.items()}
             values["framing"] = parse_framing(options, tolerant=False)
-        for name, (kinds, wanted) in _PLAIN.items():
-            if name in values and type(values[name]) not in kinds:
-                raise InvalidInput(f"{values[name]!r} is not {wanted}", field=name)
+        for name, hint in get_type_hints(cls).items():
+            kind, *others = get_args(hint) or (hint,)
+            kinds = (int, float) if kind is float else (kind, *others)
+            if name in values and kind in _PLAIN and type(values[name]) not in kinds:
+                raise InvalidInput(f"{values[name]!r} is not {_PLAIN[kind]}", field=name)
         return cls(**values)
 
     def require_only(self, names: Collection[str], reason: str) -> None:

@@ -27,6 +27,8 @@ from coranto_consumers.spark.committed.scanning import RangeSummary
 from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.spark.journals.reading import Lines
 
+Sources = Mapping[str, Source]
+
 _log = structlog.get_logger(__name__)
 
 
@@ -186,7 +188,7 @@ class LongTransactions:
             for journal, end in ends.items()
         }
 
-    def due(self, sources: Mapping[str, Source], max_bytes: int) -> LongTransaction | None:
+    def due(self, sources: Sources, max_bytes: int) -> LongTransaction | None:
         """Return a transaction with a part to replay now. Forgets ones with at most `max_bytes` left to read."""
         for journal, long in list(self._met.items()):
             source = sources[journal]

@@ -131,7 +131,8 @@ class _Batches:
             query = RunningQuery.of(batch)
             if self._query != query.id:
                 self._owner.commits.forget()
-                self._outages = self._retries(self._options.retry_timeout if query.ends_by_itself else math.inf)
+                policy = RetryPolicy(self._options.retry_timeout if query.ends_by_itself else math.inf)
+                self._outages = Outages(name, policy, self._owner.hooks, self._on_progress)
                 self._is_restored = False
             self._query = None
             attempt = partial(self._process, batch, query, number)
@@ -143,9 +144,6 @@ class _Batches:
                 stopped.outcome = Outcome.UNKNOWN  # A commit whose answer was lost may have been applied.
                 raise stopped
             self._query = query.id
-
-    def _retries(self, timeout: float) -> Outages:
-        return Outages(self._owner.name, RetryPolicy(timeout), self._owner.hooks, self._on_progress)
 
     def _process(self, batch: DataFrame, query: RunningQuery, number: int) -> ConsumeReport:
         """Commit a batch, in one attempt. Return the progress of the query."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,7 +12,7 @@ import structlog
 from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import Source
 from coranto.messages.uuids import ProducerId
-from coranto_consumers.spark.committed.sequencing import LongTransaction
+from coranto_consumers.spark.committed.sequencing import LongTransaction, Sources
 
 _LONG_SECONDS: Final = 600.0
 
@@ -45,7 +45,7 @@ class OldestTransactions:
         self._open: dict[str, OldestTransaction] = {}
         self._next: dict[str, tuple[float, float]] = {}  # The bytes and seconds of the next warning.
 
-    def observe(self, sources: Mapping[str, Source]) -> tuple[OldestTransaction, ...]:
+    def observe(self, sources: Sources) -> tuple[OldestTransaction, ...]:
         """Record a checkpoint's states, and return the oldest open transaction of each journal."""
         now = self._monotonic()
         for journal, source in sources.items():
@@ -89,7 +89,7 @@ class OldestTransactions:
             known.pop(journal, None)
 
 
-def log_long_transactions(found: Iterable[LongTransaction], sources: Mapping[str, Source], max_bytes: int) -> None:
+def log_long_transactions(found: Iterable[LongTransaction], sources: Sources, max_bytes: int) -> None:
     """Log committed transactions whose messages are read again, and delivered in parts of `max_bytes`."""
     for each in found:
         begin = sources[each.journal].producers[each.producer].begin
@@ -105,7 +105,7 @@ def log_long_transactions(found: Iterable[LongTransaction], sources: Mapping[str
         )
 
 
-def too_long_for(long: LongTransaction, sources: Mapping[str, Source], max_bytes: int) -> InvalidInput:
+def too_long_for(long: LongTransaction, sources: Sources, max_bytes: int) -> InvalidInput:
     """Return the error for a set of messages that is longer than a consumer transaction, which must not split it."""
     begin = sources[long.journal].producers[long.producer].begin
     size = long.acknowledged_at - begin

@@ -6,13 +6,13 @@ result. A run without an end lists the journals again once it has read all: pref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from coranto.messages.checkpoints import Source
+from coranto_consumers.spark.committed.sequencing import Sources
 from coranto_consumers.spark.journals.discovery import Extents
 from coranto_consumers.spark.journals.ranges import Range
 
@@ -23,10 +23,10 @@ class PlannedInput(NamedTuple):
     """Everything that a transaction's input depends on."""
 
     ranges: tuple[Range, ...]
-    sources: Mapping[str, Source]
+    sources: Sources
 
     @classmethod
-    def of(cls, ranges: Sequence[Range], sources: Mapping[str, Source]) -> Self:
+    def of(cls, ranges: Sequence[Range], sources: Sources) -> Self:
         return cls(tuple(ranges), {each.journal: sources[each.journal] for each in ranges})
 
 

@@ -17,6 +17,7 @@ from coranto.messages.checkpoints import Checkpoint, Identity, Source, identifie
 from coranto_consumers.outputs.identity import sources_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.outputs import DeclaresSql, SparkApplication, checked_outputs
+from coranto_consumers.spark.committed.sequencing import Sources
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions, too_long_for
 from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
@@ -58,7 +59,7 @@ class Run:
     _client: SyncJournalClient
     _ahead: Prefetcher[Input | FoundLong]
     report: ConsumeReport = NOTHING
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Sources = field(default_factory=dict)
     _unread: UnreadContent = field(default_factory=lambda: UnreadContent({}))
     _begins: Mapping[str, int] = field(default_factory=dict)
     _recorded: frozenset[str] = frozenset()
@@ -251,7 +252,7 @@ class Run:
         elif is_endless and unread.is_clear and not self._options.min_transaction_seconds:
             self._ahead.begin(partial(self._prefetch_later, unread.present, after))
 
-    def _prefetch_later(self, before: Extents, sources: Mapping[str, Source]) -> NextInput[Input | FoundLong] | None:
+    def _prefetch_later(self, before: Extents, sources: Sources) -> NextInput[Input | FoundLong] | None:
         """List the journals again, and return the input after `before`, if something was written since."""
         present = self.present()
         if ends_of(present) == ends_of(before):

@@ -28,11 +28,12 @@ from sqlalchemy import Connection
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorantoError, CorruptData, JournalNotFound, PermissionDenied, RejectedRow
-from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.messages.checkpoints import Checkpoint
 from coranto.security.tokens import shows
 from coranto_consumers.outputs.dead_letters import COLUMNS, DeadLetters, MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark.application.outputs import JournalOutput, Outputs, TableOutput, checked_outputs
+from coranto_consumers.spark.committed.sequencing import Sources
 from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, Hooks, PhaseTimes, Step
 from coranto_consumers.spark.consumer.rejections import Rejections, without_rejected
 from coranto_consumers.spark.inputs.input_reader import Input
@@ -177,7 +178,7 @@ class Owner:
         self.store.commit(self.shard, self.fence, written, checkpoint, merged)
         self.commits.committed()
 
-    def record(self, sources: Mapping[str, Source], report: ConsumeReport) -> None:
+    def record(self, sources: Sources, report: ConsumeReport) -> None:
         """Commit the states of sources alone, without acknowledgements. Raises as `commit`."""
         self.commit([], Checkpoint(dict(sources), {}), report, lambda: None)
 
@@ -345,7 +346,7 @@ def acknowledge(client: SyncJournalClient, intents: Mapping[str, bytes]) -> tupl
     return appended, may_repeat
 
 
-def offsets_of(before: Mapping[str, int], sources: Mapping[str, Source]) -> dict[str, int]:
+def offsets_of(before: Mapping[str, int], sources: Sources) -> dict[str, int]:
     """Return the offsets through which journals are processed: of `sources`, and otherwise of `before`."""
     return {journal: sources[journal].offset if journal in sources else offset for journal, offset in before.items()}
 

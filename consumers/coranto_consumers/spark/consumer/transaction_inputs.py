@@ -12,12 +12,11 @@ from pyspark.sql import SparkSession
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto.client.config import require_client
 from coranto.client.routes import KnownRoute
-from coranto.messages.checkpoints import Source
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import policy_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.outputs import NamesMessageType, Outputs, SparkApplication
-from coranto_consumers.spark.committed.sequencing import LongTransaction
+from coranto_consumers.spark.committed.sequencing import LongTransaction, Sources
 from coranto_consumers.spark.inputs.frames import parse_schema, require_ddl
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
@@ -34,7 +33,6 @@ from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.spark.options.message_types import ResolvedType, resolve_type
 
 _ANY_LABELS = JournalLabels(content_type=None)
-Sources = Mapping[str, Source]
 _MAX_SKIPPED = 256
 SHORTEST_MESSAGE: Final = 64
 """The approximate bytes of a line of JSON that has a UUID and little else."""
@@ -94,7 +92,7 @@ class OptimisticWrites:
         self._to_skip = 0
         self._is_possible = is_possible
 
-    def is_worthwhile(self, ranges: Iterable[Range], sources: Mapping[str, Source]) -> bool:
+    def is_worthwhile(self, ranges: Iterable[Range], sources: Sources) -> bool:
         """Return True if one job is likely to write a transaction over ranges, from the states of sources."""
         ranges = list(ranges)
         return (
@@ -179,7 +177,7 @@ class TransactionInputs:
         with reader.read(ranges, sources, cuts, _pruning(begins), self._options.max_transaction_bytes) as read:
             yield read
 
-    def part(self, long: LongTransaction, sources: Mapping[str, Source], head: int) -> AbstractContextManager[Input]:
+    def part(self, long: LongTransaction, sources: Sources, head: int) -> AbstractContextManager[Input]:
         """Read the due part of a long transaction, in a journal that ends at `head`."""
         return self.reader().read_part(long, sources, head, self._options.max_transaction_bytes)
 
@@ -187,7 +185,7 @@ class TransactionInputs:
         """Return the messages of ranges as if all were committed. None if that is impossible."""
         return self.reader().expect(ranges, _cuts(client, ranges))
 
-    def settle(self, expected: ExpectedRows, sources: Mapping[str, Source], begins: Mapping[str, int]) -> Input | None:
+    def settle(self, expected: ExpectedRows, sources: Sources, begins: Mapping[str, int]) -> Input | None:
         """Return the input of expected messages that were written. None if not all of them are committed."""
         return self.reader().settle(expected, sources, _pruning(begins))
 

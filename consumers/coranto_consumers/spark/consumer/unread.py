@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from coranto.messages.checkpoints import Source
-from coranto_consumers.spark.committed.sequencing import LongTransactions
+from coranto_consumers.spark.committed.sequencing import LongTransactions, Sources
 from coranto_consumers.spark.journals.discovery import Extents, heads_of, open_journals
 from coranto_consumers.spark.journals.losses import Holes
 from coranto_consumers.spark.journals.ranges import Range, plan_transaction
@@ -29,7 +29,7 @@ class UnreadContent:
         self._ended: dict[str, int] = {}
         """The heads of journals that end in an unfinished line."""
 
-    def known(self, sources: Mapping[str, Source]) -> dict[str, Source]:
+    def known(self, sources: Sources) -> dict[str, Source]:
         """Return the states of sources, and initial states of journals that may be read now."""
         begun = {
             journal: Source(extent.begin, journal_id=extent.journal_id)
@@ -38,7 +38,7 @@ class UnreadContent:
         }
         return {**begun, **sources}
 
-    def _open(self, sources: Mapping[str, Source]) -> frozenset[str]:
+    def _open(self, sources: Sources) -> frozenset[str]:
         read = {journal: source.read_through for journal, source in sources.items()}
         return open_journals(self.present, {**read, **self._ended})
 
@@ -47,7 +47,7 @@ class UnreadContent:
         segments = [self.present[journal].segment for journal in self.present.keys() & set(journals)]
         return any(segment.predecessors for segment in segments if segment is not None)
 
-    def plan(self, sources: Mapping[str, Source], max_bytes: int, without: Collection[str] = ()) -> list[Range]:
+    def plan(self, sources: Sources, max_bytes: int, without: Collection[str] = ()) -> list[Range]:
         """Return the ranges of the next transaction, which continues at the states of `sources`. Empty at the end."""
         ends = self.long.ends(self.holes.ends(self.heads))
         known = self.known(sources)
@@ -56,7 +56,7 @@ class UnreadContent:
         planned = plan_transaction({journal: (begin, ends[journal]) for journal, begin in begins.items()}, max_bytes)
         return [replace(each, journal_id=known[each.journal].journal_id) for each in planned]
 
-    def processed(self, ranges: Sequence[Range], after: Mapping[str, Source]) -> None:
+    def processed(self, ranges: Sequence[Range], after: Sources) -> None:
         """Record that a transaction has read ranges, and left the sources in the states `after`."""
         # A journal may end in a line that its writer has not finished. The next run reads that line.
         ends = {each.journal: each.end for each in ranges}
@@ -69,13 +69,13 @@ class UnreadContent:
         """True if no lost content and no long transaction is waiting to be handled."""
         return not (self.holes or self.long)
 
-    def plan_next(self, ranges: Sequence[Range], after: Mapping[str, Source], max_bytes: int) -> list[Range]:
+    def plan_next(self, ranges: Sequence[Range], after: Sources, max_bytes: int) -> list[Range]:
         """Return what `plan` will return once ranges are processed. Empty at the end, or if unknown yet."""
         if not self.is_clear:
             return []
         return self.plan(after, max_bytes, _unread(ranges, after))
 
 
-def _unread(ranges: Sequence[Range], after: Mapping[str, Source]) -> dict[str, int]:
+def _unread(ranges: Sequence[Range], after: Sources) -> dict[str, int]:
     """Return the begins, by journal, of ranges that were not read at all."""
     return {each.journal: each.begin for each in ranges if after[each.journal].read_through == each.begin}

@@ -9,12 +9,13 @@ ones and commits its checkpoint. So windows may be materialized any number of ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 from coranto.extras import explained
+from coranto_consumers.spark.committed.sequencing import Sources
 
 try:
     from pyspark.sql import SparkSession
@@ -226,7 +227,7 @@ class WindowConsumer:
 
 
 def _plan(
-    client: SyncJournalClient, window: Window, before: Mapping[str, Source]
+    client: SyncJournalClient, window: Window, before: Sources
 ) -> tuple[list[Range], dict[str, list[int]], dict[str, Source], Pruning]:
     """Return a window's ranges, cuts, sources, and pruning as of its creation: it reads the same at any time."""
     spans = window.spans
@@ -244,7 +245,7 @@ def _plan(
     return ranges, cuts, sources, Pruning(window.created)
 
 
-def _require_whole(window: Window, sources: Mapping[str, Source]) -> None:
+def _require_whole(window: Window, sources: Sources) -> None:
     for journal, span in window.spans.items():
         if sources[journal].read_through != span.end:
             raise CorruptData(

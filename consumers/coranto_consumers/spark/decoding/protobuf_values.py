@@ -29,9 +29,7 @@ class _Unfit(Exception):
 
 
 def reader_of(kind: Any, schema: StructType) -> Callable[[bytes], tuple[list[object], bool]]:
-    """Return a function from a message's bytes to its values, and True if all fit. Raises InvalidInput for unknown
-    columns.
-    """
+    """Return a function from a message to its values, and True if all fit. Raises InvalidInput for other columns."""
     columns = [_field(kind.DESCRIPTOR, column.name, column.dataType) for column in schema.fields]
 
     def values(payload: bytes) -> tuple[list[object], bool]:

@@ -25,6 +25,7 @@ from coranto_consumers.spark.committed.scanning import RangeSummary
 from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
     Sequenced,
+    Sources,
     find_long,
     sequence,
     sequence_part,
@@ -44,7 +45,7 @@ from coranto_consumers.spark.inputs.strategies import ExpectedRows, InputStrateg
 from coranto_consumers.spark.journals.fetching import read_together, task_client
 from coranto_consumers.spark.journals.framings import ReadFraming, made_tolerant
 from coranto_consumers.spark.journals.placing import FragmentPlaces, executors_of
-from coranto_consumers.spark.journals.ranges import Range, ReadPlan, plan_slices
+from coranto_consumers.spark.journals.ranges import Cuts, Range, ReadPlan, plan_slices
 from coranto_consumers.spark.journals.reading import read_lines
 from coranto_consumers.spark.options.source_options import zone_option
 from coranto_consumers.spark.session.sessions import described
@@ -126,8 +127,8 @@ class InputReader:
     def read(
         self,
         ranges: Sequence[Range],
-        sources: Mapping[str, Source],
-        cuts: Mapping[str, Sequence[int]],
+        sources: Sources,
+        cuts: Cuts,
         pruning: Pruning,
         max_replay_bytes: int | None = None,
     ) -> Iterator[Input | FoundLong]:
@@ -141,9 +142,7 @@ class InputReader:
             yield found if isinstance(found, FoundLong) else self._input_of(found, sources)
 
     @contextmanager
-    def read_part(
-        self, long: LongTransaction, sources: Mapping[str, Source], head: int, max_bytes: int
-    ) -> Iterator[Input]:
+    def read_part(self, long: LongTransaction, sources: Sources, head: int, max_bytes: int) -> Iterator[Input]:
         """Read the due part of a long transaction, in a journal that ends at `head`. Raises as `read` does."""
         journal, source = long.journal, sources[long.journal]
         replay = {journal: {long.producer: source.producers[long.producer]}}
@@ -156,19 +155,15 @@ class InputReader:
             summaries = [summary._replace(rows=0) for summary in parts.values()]
             yield self._input_of(_Sequencing(read.rows, {journal: result}, summaries), sources)
 
-    def expect(self, ranges: Sequence[Range], cuts: Mapping[str, Sequence[int]]) -> ExpectedRows | None:
-        """Return the messages of ranges as if all were committed; None if that is impossible. Write them, then
-        `settle`.
-        """
+    def expect(self, ranges: Sequence[Range], cuts: Cuts) -> ExpectedRows | None:
+        """Return the messages of ranges as if all were committed, to write and `settle`. None if impossible."""
         plan = self._plan(ranges, cuts)
         if self._commits or is_little(plan) or is_remote():
             return None
         return ExpectedRows(self._spark, self._planned(plan), plan, self._schema)
 
-    def settle(self, expected: ExpectedRows, sources: Mapping[str, Source], pruning: Pruning) -> Input | None:
-        """Return the input of expected messages that were written. None if they do not all fit, or are not all
-        committed.
-        """
+    def settle(self, expected: ExpectedRows, sources: Sources, pruning: Pruning) -> Input | None:
+        """Return the input of expected messages that were written. None unless all fit, and all are committed."""
         summaries = expected.summaries()
         if summaries is None or any(summary.misfits for summary in summaries.values()):
             return None
@@ -183,7 +178,7 @@ class InputReader:
         count = sum(summary.rows for summary in summaries.values())
         return self._input(expected.committed, messages, count, _after(sources, results))
 
-    def _input_of(self, read: _Sequencing, sources: Mapping[str, Source]) -> Input:
+    def _input_of(self, read: _Sequencing, sources: Sources) -> Input:
         """Return the input of rows that are sequenced. Raises CorruptMessage for a misfit that ends the run."""
         results, summaries = read.results, read.summaries
         count = sum(summary.rows for summary in summaries)
@@ -214,8 +209,8 @@ class InputReader:
     def advance(
         self,
         ranges: Sequence[Range],
-        sources: Mapping[str, Source],
-        cuts: Mapping[str, Sequence[int]],
+        sources: Sources,
+        cuts: Cuts,
         pruning: Pruning,
     ) -> dict[str, Source]:
         """Read ranges as `read` does, for the sources' states only. Return these states."""
@@ -228,8 +223,8 @@ class InputReader:
         self,
         kept: ExitStack,
         ranges: Sequence[Range],
-        sources: Mapping[str, Source],
-        cuts: Mapping[str, Sequence[int]],
+        sources: Sources,
+        cuts: Cuts,
         pruning: Pruning,
         max_replay_bytes: int | None = None,
     ) -> _Sequencing | FoundLong:
@@ -258,14 +253,14 @@ class InputReader:
         return _Sequencing(rows, results, seen)
 
     def _results(
-        self, parts: Mapping[str, dict[Range, RangeSummary]], sources: Mapping[str, Source], pruning: Pruning
+        self, parts: Mapping[str, dict[Range, RangeSummary]], sources: Sources, pruning: Pruning
     ) -> dict[str, Sequenced]:
         """Return the result of each journal, before messages are read again."""
         return {
             journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
         }
 
-    def _watch(self, results: Mapping[str, Sequenced], sources: Mapping[str, Source], pruning: Pruning) -> None:
+    def _watch(self, results: Mapping[str, Sequenced], sources: Sources, pruning: Pruning) -> None:
         for journal, result in results.items():
             warn_of_resets(journal, result)
             watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
@@ -287,7 +282,7 @@ class InputReader:
     def _plan(
         self,
         ranges: Sequence[Range],
-        cuts: Mapping[str, Sequence[int]],
+        cuts: Cuts,
         first_number: int = 0,
         replay: Mapping[str, Mapping[ProducerId, ProducerState]] | None = None,
     ) -> ReadPlan:
@@ -322,7 +317,7 @@ def cores(spark: SparkSession) -> int:
     return max(2, each * int(spark.conf.get("spark.executor.instances", "") or 2))
 
 
-def _after(sources: Mapping[str, Source], results: Mapping[str, Sequenced]) -> dict[str, Source]:
+def _after(sources: Sources, results: Mapping[str, Sequenced]) -> dict[str, Source]:
     return {**sources, **{journal: result.source for journal, result in results.items()}}
 
 

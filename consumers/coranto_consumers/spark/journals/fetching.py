@@ -52,14 +52,11 @@ def machine_folder() -> Path | None:
     return folder
 
 
-def shared_cache(max_bytes: int) -> DiskCache | None:
-    folder = machine_folder()
-    return DiskCache(folder / "coranto-fragments", max_bytes) if max_bytes and folder else None
-
-
 def task_client(config: ClientConfig, cache_bytes: int = DEFAULT_CACHE_BYTES) -> SyncJournalClient:
     """Return a client that shares the fragments it fetches with the other processes of the application."""
-    return SyncJournalClient.of(replace(config, disk_cache=shared_cache(cache_bytes)), timeout=config.retry_timeout)
+    folder = machine_folder() if cache_bytes else None
+    cache = None if folder is None else DiskCache(folder / "coranto-fragments", cache_bytes)
+    return SyncJournalClient.of(replace(config, disk_cache=cache), timeout=config.retry_timeout)
 
 
 def _is_of_application(name: str) -> bool:

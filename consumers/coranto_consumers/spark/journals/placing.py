@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from coranto_consumers.spark.journals.ranges import Range, Slice, plan_slices, split
+from coranto_consumers.spark.journals.ranges import Cuts, Range, Slice, plan_slices, split
 
 _MAX_PLACES: Final = 10_000
 
@@ -32,7 +32,7 @@ class FragmentPlaces:
         self._places: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def place(
-        self, ranges: Sequence[Range], cuts: Mapping[str, Sequence[int]], executors: Sequence[str], max_bytes: int
+        self, ranges: Sequence[Range], cuts: Cuts, executors: Sequence[str], max_bytes: int
     ) -> dict[str, list[Range]]:
         """Return each executor's ranges. Several share what exceeds `max_bytes` and an even share of a fragment."""
         pieces = [piece for each in sorted(ranges) for piece in _by_fragment(each, cuts.get(each.journal, ()))]
@@ -65,7 +65,7 @@ class FragmentPlaces:
         *,
         max_bytes: int,
         max_slices: int,
-        cuts: Mapping[str, Sequence[int]],
+        cuts: Cuts,
         executors: Sequence[str],
     ) -> tuple[list[Slice], tuple[str, ...]]:
         """Return slices as `ranges.plan_slices` does, and each slice's executor."""

@@ -46,6 +46,8 @@ class Range:
 
 
 Slice = tuple[Range, ...]
+Cuts = Mapping[str, Sequence[int]]
+"""The offsets, by journal and sorted, where fragments begin: there ranges are split cheaply."""
 
 
 def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> list[Range]:
@@ -113,7 +115,7 @@ def plan_slices(
     *,
     max_bytes: int | None,
     max_slices: int,
-    cuts: Mapping[str, Sequence[int]] | None = None,
+    cuts: Cuts | None = None,
     worthwhile_bytes: int = WORTHWHILE_BYTES,
 ) -> list[Slice]:
     """Distribute ranges to at most `max_slices` tasks of similar size. With `max_bytes` None, none is split."""

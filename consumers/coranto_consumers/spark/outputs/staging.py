@@ -61,9 +61,7 @@ class Staged:
     sql: StagedSql | None = None
 
     def merge(self, connection: Connection) -> None:
-        """Merge the rows, or run the statements for them. Carried rows that are only appended go directly to their
-        table.
-        """
+        """Merge the rows, or run statements for them. Carried rows to append go directly to their table."""
         attempts, rows = self.attempts, self.rows
         is_appended = not self.plan.keys and self.sql is None
         if self.plan.keys and not attempts and self.sql is None and connection.dialect.name == "postgresql":

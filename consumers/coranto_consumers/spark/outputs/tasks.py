@@ -80,9 +80,12 @@ class StageTask:
 
 
 def _taken(batches: Batches, carried_bytes: int) -> tuple[list[Any], bool]:
-    """Take the batches that this task may carry to the driver. Return them, and True if there are no others."""
+    """Take the batches that this task may carry to the driver. Return them, and True if there are no others.
+
+    Tasks carry less the higher their numbers are: 10,000 of them at most 80 times as much as one.
+    """
     context = TaskContext.get()
-    held, left = [], share_of(carried_bytes, 0 if context is None else context.partitionId())
+    held, left = [], carried_bytes // (1 + (0 if context is None else context.partitionId()) // _WITH_FULL_SHARE)
     for batch in batches:
         held.append(batch)
         left -= batch.nbytes
@@ -100,11 +103,6 @@ def _drained(held: list[Any], batches: Batches) -> Batches:
 
 def _results(schema: Any, rows: Sequence[Mapping[str, object]]) -> Any:
     return pa.RecordBatch.from_pylist(rows, schema)
-
-
-def share_of(most: int, partition: int) -> int:
-    """Return the bytes that the task of a partition may carry: 10,000 tasks carry at most 80 times as much as one."""
-    return most // (1 + partition // _WITH_FULL_SHARE)
 
 
 def as_stream(batches: Sequence[Any]) -> bytes:

@@ -103,7 +103,8 @@ class StreamBatchWriter(_ToStream, DataSourceArrowWriter):
     """Writes the rows of one DataFrame to a stream, all or none."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._number = _digits(options.writer_id)
+        digest = hashlib.sha256(options.writer_id.encode()).digest()
+        self._number = int.from_bytes(digest[:7], "big") or 1  # Of the name in the register; never 0.
         self._register = f"jobs-{hashlib.sha256(options.ledger.encode()).hexdigest()[:16]}"
         self._is_known = False
         self._last = 0
@@ -213,8 +214,3 @@ class StreamQueryWriter(_ToStream, DataSourceStreamArrowWriter):
 
 async def _prepared(committer: BulkCommitter) -> tuple[Stream, Mapping[str, int]]:
     return await committer.prepare(), committer.last_batches
-
-
-def _digits(name: str) -> int:
-    """Return the number of a name in the register. It is never 0."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") or 1
