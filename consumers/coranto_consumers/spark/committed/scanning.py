@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -20,7 +20,7 @@ from coranto.errors import CorruptData
 from coranto.messages.columnar import ALWAYS, DROPPED, Int32s, Int64s, RangeScanner, replay_mask
 from coranto.messages.outlines import Limit, Outline, outline
 from coranto_consumers.spark.journals.framings import ReadFraming
-from coranto_consumers.spark.journals.ranges import NumberedRange
+from coranto_consumers.spark.journals.ranges import NumberedRange, Range
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
 
 SUMMARY_PIECE: Final = -3
@@ -74,6 +74,9 @@ class RangeSummary(NamedTuple):
                     return None
                 del rows[limit.segment]
         return self.inner_rows + sum(rows.values()) if self.is_counted else None
+
+
+Summaries = Mapping[Range, RangeSummary]
 
 
 class RangeSummarizer:

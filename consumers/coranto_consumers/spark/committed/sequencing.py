@@ -23,8 +23,8 @@ from coranto.messages.columnar import ClockReset, Int32s
 from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
-from coranto_consumers.spark.committed.scanning import RangeSummary
-from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.spark.committed.scanning import RangeSummary, Summaries
+from coranto_consumers.spark.journals.ranges import Range, States
 from coranto_consumers.spark.journals.reading import Lines
 
 Sources = Mapping[str, Source]
@@ -58,7 +58,7 @@ class Sequenced:
     messages: int | None
     """The number of committed messages. None if only the rows can tell."""
     resets: tuple[ClockReset, ...]
-    replay: tuple[Range, Mapping[ProducerId, ProducerState]] | None
+    replay: tuple[Range, States] | None
     acknowledged: Mapping[ProducerId, int]
     """The offset of the acknowledgement of each producer in `replay`."""
 
@@ -66,8 +66,8 @@ class Sequenced:
 def sequence(
     journal: str,
     entry: Source,
-    parts: Mapping[Range, RangeSummary],
-    replayed: Mapping[Range, RangeSummary] | None = None,
+    parts: Summaries,
+    replayed: Summaries | None = None,
     replayed_producers: Iterable[ProducerId] = (),
     pruning: Pruning | None = None,
 ) -> Sequenced:
@@ -122,7 +122,7 @@ def warn_of_resets(journal: str, sequenced: Sequenced) -> None:
         _log.warning("producer.reset", journal=journal, producer=reset.producer.hex(), offset=reset.offset)
 
 
-def read_end(journal: str, begin: int, parts: Mapping[Range, RangeSummary]) -> int:
+def read_end(journal: str, begin: int, parts: Summaries) -> int:
     """Return the offset after the last message of adjacent ranges. Raises CorruptData if a message is missing."""
     expected = begin
     for part in sorted(parts):
@@ -202,9 +202,7 @@ class LongTransactions:
         return None
 
 
-def sequence_part(
-    long: LongTransaction, source: Source, acknowledgement: RangeSummary, parts: Mapping[Range, RangeSummary]
-) -> Sequenced:
+def sequence_part(long: LongTransaction, source: Source, acknowledgement: RangeSummary, parts: Summaries) -> Sequenced:
     """Sequence the ranges of a part. `source` is the state before it. Raises CorruptData as `sequence` does."""
     end = read_end(long.journal, min(part.begin for part in parts), parts)
     summaries = [parts[part] for part in sorted(parts)]

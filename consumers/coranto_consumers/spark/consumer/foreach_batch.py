@@ -44,7 +44,7 @@ from coranto_consumers.spark.consumer.batch_content import (
     older_checkpoint,
 )
 from coranto_consumers.spark.consumer.outages import Outages
-from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks
+from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, Tell
 from coranto_consumers.spark.consumer.rejections import Rejections, settled
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, output_store
 from coranto_consumers.spark.inputs.input_reader import Input
@@ -64,7 +64,7 @@ def exactly_once(
     client: ClientConfig | None = None,
     options: ConsumerOptions | None = None,
     first_batch: int = 0,
-    on_progress: Callable[[ConsumeReport], None] | None = None,
+    on_progress: Tell | None = None,
     hooks: Hooks | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """Return a function to give to `foreachBatch`. It commits the outputs of each batch exactly once.
@@ -116,7 +116,7 @@ class _Batches:
     _client: ClientConfig | None
     _options: ConsumerOptions
     _first_batch: int
-    _on_progress: Callable[[ConsumeReport], None]
+    _on_progress: Tell
     _query: str | None = None
     """The query whose fence was raised. None before the first batch, and after an error that ended a query."""
     _is_restored: bool = False

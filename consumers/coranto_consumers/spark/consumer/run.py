@@ -21,7 +21,7 @@ from coranto_consumers.spark.committed.sequencing import Sources
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions, too_long_for
 from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
-from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, PhaseTimes, Step
+from coranto_consumers.spark.consumer.progress import NOTHING, ConsumeReport, PhaseTimes, Step, Tell
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, offsets_of
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import UnreadContent, ends_of
@@ -54,7 +54,7 @@ class Run:
     _open_transactions: OldestTransactions
     _progress: Callable[[], ConsumeReport]
     """Returns the progress as of the last commit, of earlier attempts, too."""
-    _tell: Callable[[ConsumeReport], None]
+    _tell: Tell
     _outages: Outages
     _client: SyncJournalClient
     _ahead: Prefetcher[Input | FoundLong]

@@ -11,13 +11,12 @@ from pyspark.sql import SparkSession
 
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto.client.config import require_client
-from coranto.client.routes import KnownRoute
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import policy_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.outputs import NamesMessageType, Outputs, SparkApplication
 from coranto_consumers.spark.committed.sequencing import LongTransaction, Sources
-from coranto_consumers.spark.inputs.frames import parse_schema, require_ddl
+from coranto_consumers.spark.inputs.frames import Routes, parse_schema, require_ddl
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.journals.discovery import (
@@ -140,7 +139,7 @@ class TransactionInputs:
         self._name = name
         self._type: ResolvedType | None = None
         self._reader: InputReader | None = None
-        self._routes: Mapping[str, KnownRoute] = {}
+        self._routes: Routes = {}
 
     @property
     def has_session(self) -> bool:

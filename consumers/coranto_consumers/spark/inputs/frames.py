@@ -56,6 +56,7 @@ from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import arrow_schema
 
 METADATA = ("_journal", "_offset", "_producer", "_clock")
+Routes = Mapping[str, KnownRoute]
 COMMITTED_AT = PARSED_PREFIX + COMMIT_OFFSET
 """The metadata column of committed rows that applications have to request."""
 
@@ -150,7 +151,7 @@ class SliceTask:
     layout: RowLayout
     client: ClientConfig = field(repr=False)
     """With a token for the slice's journals instead of keys."""
-    routes: Mapping[str, KnownRoute] = field(repr=False)
+    routes: Routes = field(repr=False)
 
     def read(self) -> Iterator[Any]:
         """Yield record batches of the messages and of the ranges' summaries."""
@@ -202,9 +203,7 @@ def sequenced_layout(schema: StructType, framing: ReadFraming, zone: tzinfo | No
     return parsed_layout(asked, None, Misfits.KEPT, framing, zone)
 
 
-def planned_rows(
-    layout: RowLayout, plan: ReadPlan, client: ClientConfig, routes: Mapping[str, KnownRoute]
-) -> PlannedRows:
+def planned_rows(layout: RowLayout, plan: ReadPlan, client: ClientConfig, routes: Routes) -> PlannedRows:
     """Return the rows of a plan in a sequenced layout. Tasks try `routes` first."""
     slices = []
     for parts in plan.numbered():

@@ -14,14 +14,12 @@ from pyspark.sql.types import StructType
 from pyspark.sql.utils import is_remote
 
 from coranto.client import ClientConfig
-from coranto.client.routes import KnownRoute
-from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
-from coranto.messages.uuids import ProducerId
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
-from coranto_consumers.spark.committed.scanning import RangeSummary
+from coranto_consumers.spark.committed.scanning import RangeSummary, Summaries
 from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
     Sequenced,
@@ -34,6 +32,7 @@ from coranto_consumers.spark.committed.sequencing import (
 from coranto_consumers.spark.inputs.frames import (
     COMMITTED_AT,
     PlannedRows,
+    Routes,
     check_misfits,
     choose_committed,
     nothing_committed,
@@ -45,7 +44,7 @@ from coranto_consumers.spark.inputs.strategies import ExpectedRows, InputStrateg
 from coranto_consumers.spark.journals.fetching import read_together, task_client
 from coranto_consumers.spark.journals.framings import ReadFraming, made_tolerant
 from coranto_consumers.spark.journals.placing import FragmentPlaces, executors_of
-from coranto_consumers.spark.journals.ranges import Cuts, Range, ReadPlan, plan_slices
+from coranto_consumers.spark.journals.ranges import Cuts, Range, ReadPlan, States, plan_slices
 from coranto_consumers.spark.journals.reading import read_lines
 from coranto_consumers.spark.options.source_options import zone_option
 from coranto_consumers.spark.session.sessions import described
@@ -102,7 +101,7 @@ class InputReader:
         framing: ReadFraming | None = None,
         name: str = "journals",
     ) -> None:
-        self.routes: Mapping[str, KnownRoute] = {}
+        self.routes: Routes = {}
         self._name = name
         self._misfits = misfits
         register(spark)  # For executors that get Coranto from the session's archive.
@@ -284,7 +283,7 @@ class InputReader:
         ranges: Sequence[Range],
         cuts: Cuts,
         first_number: int = 0,
-        replay: Mapping[str, Mapping[ProducerId, ProducerState]] | None = None,
+        replay: Mapping[str, States] | None = None,
     ) -> ReadPlan:
         max_slices = _SLICES_PER_CORE * cores(self._spark)  # Executors come and go.
         max_bytes = self._max_partition_bytes if isinstance(self._layout.framing, JsonLines) else None
@@ -321,7 +320,7 @@ def _after(sources: Sources, results: Mapping[str, Sequenced]) -> dict[str, Sour
     return {**sources, **{journal: result.source for journal, result in results.items()}}
 
 
-def _by_journal(summaries: Mapping[Range, RangeSummary]) -> dict[str, dict[Range, RangeSummary]]:
+def _by_journal(summaries: Summaries) -> dict[str, dict[Range, RangeSummary]]:
     found: dict[str, dict[Range, RangeSummary]] = {}
     for part, summary in summaries.items():
         found.setdefault(part.journal, {})[part] = summary

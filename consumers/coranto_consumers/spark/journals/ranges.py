@@ -46,6 +46,7 @@ class Range:
 
 
 Slice = tuple[Range, ...]
+States = Mapping[ProducerId, ProducerState]
 Cuts = Mapping[str, Sequence[int]]
 """The offsets, by journal and sorted, where fragments begin: there ranges are split cheaply."""
 
@@ -147,7 +148,7 @@ class NumberedRange:
 
     number: int
     range: Range
-    replay: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
+    replay: States = field(default_factory=dict)
     """The producers whose pending messages alone count. Empty: all messages count."""
     commits: bool = False
     """True if the summary should have the offset that acknowledged each segment."""
@@ -159,7 +160,7 @@ class ReadPlan:
 
     slices: tuple[Slice, ...]
     first_number: int = 0
-    replay: Mapping[str, Mapping[ProducerId, ProducerState]] = field(default_factory=dict)
+    replay: Mapping[str, States] = field(default_factory=dict)
     commits: bool = False
     places: tuple[str, ...] = ()
     """The preferred executor of each slice (`placing.py`). Empty without preferences."""

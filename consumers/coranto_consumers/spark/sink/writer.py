@@ -48,6 +48,7 @@ _QUERY: Final = "sql.streaming.queryId"
 _NEW_IDS: Final = IdPool()
 
 P = TypeVar("P")
+Messages = Sequence[WriterCommitMessage | None]
 
 _log = structlog.get_logger(__name__)
 
@@ -85,7 +86,7 @@ class SinkWriter(Generic[P]):
         query = (context.getLocalProperty(_QUERY) if context is not None else None) or None
         return WrittenPartition(pending, query, digest, self._last_batches.get(query or ""))
 
-    def _written(self, messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPartition[P]]:
+    def _written(self, messages: Messages) -> list[WrittenPartition[P]]:
         return [each for each in messages if isinstance(each, WrittenPartition)]
 
     def _query(self, written: Iterable[WrittenPartition[P]]) -> str:
@@ -95,7 +96,7 @@ class SinkWriter(Generic[P]):
             raise InvalidInput("Spark did not tell the query's id; this version of Spark is not supported")
         return query
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:
+    def abort(self, messages: Messages, batchId: int = 0) -> None:
         # With a result of each task, the driver has tried to commit, and the write may be decided already.
         if None in messages:
             self._roll_back(self._written(messages))

@@ -17,13 +17,13 @@ from typing import Final
 import numpy as np
 
 from coranto.errors import CorruptData
-from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.checkpoints import Source
 from coranto.messages.columnar import Int64s
 from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
-from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
+from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary, Summaries
 from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
     RangeDecision,
@@ -34,7 +34,7 @@ from coranto_consumers.spark.committed.sequencing import (
     warn_of_resets,
 )
 from coranto_consumers.spark.journals.framings import ReadFraming
-from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
+from coranto_consumers.spark.journals.ranges import NumberedRange, Range, States, split
 from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_blocks, read_lines
 from coranto_consumers.spark.streaming.offsets import Position, bounded
 
@@ -144,7 +144,7 @@ class BatchPlanner:
                 return self.plan_part(long, state, whole.limit, max_replay_bytes, cuts=cuts, listed=listed)
         sequenced = sequence(whole.journal, source, summaries, pruning=pruning)
         replayed: dict[Range, RangeSummary] = {}
-        replays: Mapping[ProducerId, ProducerState] = {}
+        replays: States = {}
         if sequenced.replay is not None:
             before, replays = sequenced.replay
             replayed = dict(self._scanned(before, cuts, first_number=len(summaries), replay=replays))
@@ -187,9 +187,7 @@ class BatchPlanner:
             {producer: at for producer, at in anchors.items() if producer not in position.producers},
         )
 
-    def _parts(
-        self, sequenced: Sequenced, ranges: Mapping[Range, RangeSummary], replays: Mapping[ProducerId, ProducerState]
-    ) -> tuple[StreamPart, ...]:
+    def _parts(self, sequenced: Sequenced, ranges: Summaries, replays: States) -> tuple[StreamPart, ...]:
         return tuple(
             StreamPart(NumberedRange(each.number, part, replays, self.commits), sequenced.decisions[each.number])
             for part, each in ranges.items()
@@ -201,7 +199,7 @@ class BatchPlanner:
         cuts: Sequence[int],
         *,
         first_number: int = 0,
-        replay: Mapping[ProducerId, ProducerState] | None = None,
+        replay: States | None = None,
         max_messages: int | None = None,
     ) -> Iterator[tuple[Range, RangeSummary]]:
         """Yield the parts of a range, each from the last message before it, with summaries; numbered if not empty."""
@@ -223,7 +221,7 @@ class BatchPlanner:
         part: Range,
         number: int,
         *,
-        replay: Mapping[ProducerId, ProducerState] | None = None,
+        replay: States | None = None,
         max_messages: int | None = None,
     ) -> RangeSummary:
         scan = RangeSummarizer(NumberedRange(number, part, replay or {}, self.commits))
@@ -250,8 +248,8 @@ def part_between(journal: str, state: ReadState, after: Position) -> tuple[LongT
 
 def _anchors(
     known: Mapping[ProducerId, int],
-    before: Mapping[ProducerId, ProducerState],
-    after: Mapping[ProducerId, ProducerState],
+    before: States,
+    after: States,
     summaries: Sequence[RangeSummary],
 ) -> dict[ProducerId, int]:
     """Return the producers' anchors (`offsets.py`) after ranges."""
