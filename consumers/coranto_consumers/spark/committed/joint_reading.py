@@ -126,23 +126,13 @@ class _SharedScans:
         return msgspec.json.decode(self._decision(number).read_bytes(), type=RangeDecision)
 
     def _scan_what_is_missing(self, own: int) -> None:
-        begun_by_others = []
-        for number in (*range(own, self.count), *range(own)):
-            if self._path(number).exists():
-                continue
-            with self._lock(str(number), wait=False) as free:
-                if free:
-                    self._ensure(number)
-                else:
-                    begun_by_others.append(number)
-        for number in begun_by_others:
-            with self._lock(str(number), wait=True):
-                self._ensure(number)  # The other task may have failed.
-
-    def _ensure(self, number: int) -> None:
-        path = self._path(number)
-        if not path.exists():
-            _write(path, self.scan(number).dumps())
+        for wait in (False, True):  # At last, wait for the scans that others have begun, and may have failed to end.
+            for number in (*range(own, self.count), *range(own)):
+                path = self._path(number)
+                if not path.exists():
+                    with self._lock(str(number), wait=wait) as is_held:
+                        if is_held and not path.exists():
+                            _write(path, self.scan(number).dumps())
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number}.scan"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -15,7 +15,7 @@ from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import policy_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.outputs import NamesMessageType, Outputs, SparkApplication
-from coranto_consumers.spark.committed.sequencing import LongTransaction, Sources
+from coranto_consumers.spark.committed.sequencing import Sources
 from coranto_consumers.spark.inputs.frames import Routes, parse_schema, require_ddl
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
@@ -173,12 +173,10 @@ class TransactionInputs:
     ) -> Iterator[Input | FoundLong]:
         """Read ranges, within the context. `begins` are the journals' first offsets."""
         reader, cuts = self.reader(), _cuts(client, ranges)
-        with reader.read(ranges, sources, cuts, _pruning(begins), self._options.max_transaction_bytes) as read:
+        with reader.read(
+            ranges, sources, cuts, Pruning(time.time(), first_offsets=begins), self._options.max_transaction_bytes
+        ) as read:
             yield read
-
-    def part(self, long: LongTransaction, sources: Sources, head: int) -> AbstractContextManager[Input]:
-        """Read the due part of a long transaction, in a journal that ends at `head`."""
-        return self.reader().read_part(long, sources, head, self._options.max_transaction_bytes)
 
     def expect(self, client: SyncJournalClient, ranges: Sequence[Range]) -> ExpectedRows | None:
         """Return the messages of ranges as if all were committed. None if that is impossible."""
@@ -186,7 +184,7 @@ class TransactionInputs:
 
     def settle(self, expected: ExpectedRows, sources: Sources, begins: Mapping[str, int]) -> Input | None:
         """Return the input of expected messages that were written. None if not all of them are committed."""
-        return self.reader().settle(expected, sources, _pruning(begins))
+        return self.reader().settle(expected, sources, Pruning(time.time(), first_offsets=begins))
 
     def reader(self) -> InputReader:
         """Return the reader of the input. The first call starts the session if needed."""
@@ -203,10 +201,6 @@ class TransactionInputs:
             )
         self._reader.routes = self._routes
         return self._reader
-
-
-def _pruning(begins: Mapping[str, int]) -> Pruning:
-    return Pruning(time.time(), first_offsets=begins)
 
 
 def _cuts(client: SyncJournalClient, ranges: Sequence[Range]) -> dict[str, list[int]]:

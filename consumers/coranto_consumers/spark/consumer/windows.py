@@ -181,21 +181,20 @@ class WindowConsumer:
             sources = self._sources(reader, client, known, window)
             ranges, cuts, sources, pruning = _plan(client, window, sources)
             self._hooks.reached(Step.PLANNED)
-            owner = self._owner(window, shard, fence)
+            letters = self._misfits.table if isinstance(self._misfits, DeadLetters) else None
+            if letters is not None:
+                self._store.create_tables(letters)
+            rows, outputs = (
+                WindowRows(self._store, window, self.log, self._recorded, letters),
+                self._application.outputs,
+            )
+            owner = Owner(self.name, shard, outputs, rows, self._misfits, self._identity, self._hooks, fence)
             with reader.read(ranges, sources, cuts, pruning) as read:
                 assert isinstance(read, Input)  # A window is read as a whole.
                 _require_whole(window, read.sources)
                 self._hooks.reached(Step.SEQUENCED)
                 done = ConsumerTransaction(owner, NOTHING, lambda: nullcontext(client)).run(read)
                 return WindowReport(window, done.messages, done.rows, fence, done.misfits)
-
-    def _owner(self, window: Window, shard: str, fence: int) -> Owner:
-        letters = self._misfits.table if isinstance(self._misfits, DeadLetters) else None
-        if letters is not None:
-            self._store.create_tables(letters)
-        rows = WindowRows(self._store, window, self.log, self._recorded, letters)
-        outputs = self._application.outputs
-        return Owner(self.name, shard, outputs, rows, self._misfits, self._identity, self._hooks, fence)
 
     def _compare(self, known: Sequence[KnownWindow]) -> None:
         """Compare this consumer with its record, before fencing off another run. Raises ConsumerChanged."""

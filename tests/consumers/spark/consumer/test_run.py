@@ -20,7 +20,7 @@ from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions
 from coranto_consumers.spark.consumer.prefetch import Prefetcher
-from coranto_consumers.spark.consumer.run import Run, RunSettings
+from coranto_consumers.spark.consumer.run import Run
 from coranto_consumers.spark.consumer.transaction import Owner
 from coranto_consumers.spark.consumer.transaction_inputs import MessageBound, OptimisticWrites
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
@@ -50,6 +50,9 @@ class Inputs:
     def present(self, client) -> dict[str, ContentExtent]:
         return {JOURNAL: ContentExtent(0, self.head)}
 
+    def reader(self):
+        return self
+
     def nothing(self):
         return None
 
@@ -67,7 +70,7 @@ class Inputs:
         yield self._input((part.end - part.begin) // 10, after)
 
     @contextmanager
-    def part(self, long, sources, head):
+    def read_part(self, long, sources, head, max_bytes):
         state = sources[JOURNAL].producers[PRODUCER]
         self.parts.append(state.begin)
         after = replace(sources[JOURNAL], producers={PRODUCER: replace(state, begin=state.begin + 20)})
@@ -100,17 +103,19 @@ class World:
     def run(self, most: int | None = None, owner: Owner | None = None) -> Run:
         owner = owner or self.owner()
         hooks = owner.hooks
-        settings = RunSettings(
-            Application(),
-            self.options,
-            self.inputs,  # type: ignore[arg-type]
-            owner,
-            OldestTransactions(self.options.max_transaction_bytes),
-            lambda: owner.progress,
-            self.told.append,
-        )
         with Prefetcher[Input | FoundLong]() as ahead:
-            run = Run(settings, Outages("sums", RetryPolicy(0.0), hooks, self.told.append), self.client, ahead)
+            run = Run(
+                Application(),
+                self.options,
+                self.inputs,  # type: ignore[arg-type]
+                owner,
+                OldestTransactions(self.options.max_transaction_bytes),
+                lambda: owner.progress,
+                self.told.append,
+                Outages("sums", RetryPolicy(0.0), hooks, self.told.append),
+                self.client,
+                ahead,
+            )
             run.begin()
             run.catch_up(run.present(), most=most)
         return run
