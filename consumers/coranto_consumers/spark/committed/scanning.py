@@ -55,15 +55,17 @@ class RangeSummary(NamedTuple):
 
     def dumps(self) -> bytes:
         content = msgspec.json.encode(self)
-        return content if len(content) <= _PLAIN_BYTES else zlib.compress(content, 1)
+        return content if len(content) <= _PLAIN_BYTES else b64encode(zlib.compress(content, 1))
 
     @classmethod
-    def loads(cls, content: bytes) -> Self:
-        """Parse bytes of `dumps`. Raises CorruptData."""
+    def loads(cls, text: bytes) -> Self:
+        """Parse a text of `dumps`. Raises CorruptData."""
         try:
-            return msgspec.json.decode(content if content.startswith(b"[") else zlib.decompress(content), type=cls)
+            content = text if text.startswith(b"[") else zlib.decompress(b64decode(text, validate=True))
+            return msgspec.json.decode(content, type=cls)
         except (msgspec.MsgspecError, RecursionError, ValueError, zlib.error) as error:
-            raise CorruptData(f"not a range's summary: {error}; all processes need one version of Coranto") from error
+            problem = f"not a range's summary: {error}; all processes need one version of Coranto"
+            raise CorruptData(problem) from error
 
     def committed_rows(self, limits: Sequence[Limit]) -> int | None:
         """Return the number of committed rows, given the limits of all segments. None if only the rows can tell."""
@@ -152,19 +154,7 @@ def summary_rows(summaries: Sequence[tuple[str, RangeSummary]]) -> tuple[Lines, 
         np.zeros(count, dtype=np.uint64),
         np.zeros(count, dtype=np.uint64),
         np.zeros(count, dtype=np.uint16),
-        pa.array([_text(summary.dumps()) + b"\n" for _, summary in summaries], pa.binary()),
+        pa.array([summary.dumps() + b"\n" for _, summary in summaries], pa.binary()),
         journals=pa.array([journal for journal, _ in summaries], pa.string()),
     )
     return rows, np.full(count, SUMMARY_PIECE, dtype=np.int64)
-
-
-def _text(content: bytes) -> bytes:
-    return content if content.startswith(b"[") else b64encode(content)
-
-
-def summary_of_row(text: str) -> RangeSummary:
-    """Parse the text of a row of `summary_rows`. Raises CorruptData."""
-    try:
-        return RangeSummary.loads(text.encode() if text.startswith("[") else b64decode(text, validate=True))
-    except ValueError as error:
-        raise CorruptData(f"not a range's summary: {error}; all processes need one version of Coranto") from error

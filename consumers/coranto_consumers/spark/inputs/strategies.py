@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummary, summary_of_row
+from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummary
 from coranto_consumers.spark.inputs.frames import PIECE_COLUMN, SUMMARY_COLUMN, PlannedRows, ReadTask, parsed_values
 from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
 
@@ -45,7 +45,7 @@ class InputStrategy(ABC):
 
     def summaries(self) -> dict[Range, RangeSummary] | None:
         """Return the ranges' summaries. None if some are missing: then the rows must not be used."""
-        found = {summary.number: summary for summary in map(summary_of_row, self._texts())}
+        found = {summary.number: summary for summary in (RangeSummary.loads(text.encode()) for text in self._texts())}
         if not set(self._plan.numbers.values()) <= found.keys():
             return None
         return {part: found[number] for part, number in self._plan.numbers.items()}

@@ -148,15 +148,11 @@ class PublishTask:
     """The fields of values that are structs. None: values are texts of JSON objects."""
 
     def __call__(self, batches: Batches) -> Batches:
-        with told_to_driver():
-            yield from self._publish(batches)
-
-    def _publish(self, batches: Batches) -> Batches:
         first = next(batches, None)
         if first is None:
             return
         framing = JsonLines()
-        with SyncJournalClient.of(self.client) as client:
+        with told_to_driver(), SyncJournalClient.of(self.client) as client:
             pending, use = publish(
                 client, self.journals, self.mapping, framing, self.pool, map(self._rows, chain([first], batches))
             )

@@ -19,18 +19,15 @@ _MAX_SCOPE_BYTES: Final = 1536
 
 
 def for_tasks(
-    config: ClientConfig, capability: Capability, journals: Iterable[str], seconds: float = DEFAULT_TOKEN_SECONDS
+    config: ClientConfig,
+    capability: Capability,
+    journals: Iterable[str] | pb.LabelSelector,
+    seconds: float = DEFAULT_TOKEN_SECONDS,
 ) -> ClientConfig:
     """Return the configuration for tasks: keys become a token for journals, or for the folders of too many."""
-    return for_selector(config, capability, _scope(journals), seconds)
-
-
-def for_selector(
-    config: ClientConfig, capability: Capability, scope: pb.LabelSelector, seconds: float = DEFAULT_TOKEN_SECONDS
-) -> ClientConfig:
-    """Return the configuration for tasks like `for_tasks`, for the journals that a selector matches."""
     if not isinstance(config.auth, Keys):
         return config
+    scope = journals if isinstance(journals, pb.LabelSelector) else _scope(journals)
     now = time.time()
     token = sign(Claims(capability, scope, now, now + seconds), config.auth)
     return replace(config, auth=BearerToken(Secret(token)))

@@ -31,7 +31,7 @@ from coranto.security.tokens import Capability
 from coranto.streams.model.stream import Stream
 from coranto.streams.writer.multi_key.bulk import BulkCommitter
 from coranto.streams.writer.multi_key.bulk_parts import BulkPart, roll_back
-from coranto_consumers.spark.session.access import for_selector
+from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import DataSourceStreamArrowWriter
 from coranto_consumers.spark.sink.message_rows import RowDigest
@@ -58,7 +58,7 @@ class _ToStream(SinkWriter[Parts]):
         ledger = [("name", options.ledger)] if options.ledger else []
         scope = label_selector(include=[("name:prefix", f"{options.stream}/"), *ledger])
         capability = Capability.APPEND | Capability.READ | Capability.LIST
-        self._options = replace(options, client=for_selector(options.client, capability, scope))
+        self._options = replace(options, client=for_tasks(options.client, capability, scope))
 
     def _look(self) -> None:
         """Read the earlier named writes, with the capabilities of the given keys."""

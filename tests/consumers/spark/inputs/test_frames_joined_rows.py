@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
-from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummarizer, summary_of_row
+from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummarizer, RangeSummary
 from coranto_consumers.spark.decoding.rows import FIELDS, LINE, PARSED_PREFIX, PIECE, SUMMARY, Misfits, parsed_layout
 from coranto_consumers.spark.inputs import frames
 from coranto_consumers.spark.inputs.frames import SequencedRows
@@ -53,7 +53,7 @@ def messages_of(found: pa.Table) -> list[dict[str, object]]:
 
 def summaries_of(found: pa.Table):
     return [
-        (row["_journal"], summary_of_row(row["_coranto_summary"]))
+        (row["_journal"], RangeSummary.loads(row["_coranto_summary"].encode()))
         for row in found.to_pylist()
         if row["_coranto_piece"] == SUMMARY_PIECE
     ]
