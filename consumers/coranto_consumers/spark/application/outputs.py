@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -146,7 +146,12 @@ class Upsert:
 
 
 class SparkApplication(Protocol):
-    """A consumer's logic."""
+    """A consumer's logic.
+
+    It may also have `message_type`: the registered type of its messages, as `shop.Order`, or a version of it, as
+    `shop.Order@3`; otherwise, the journals' labels name it. And `sql`: the statements (`StagedSql`) that its outputs
+    use, for the database to check before the consumer takes over.
+    """
 
     @property
     def name(self) -> str:
@@ -172,21 +177,3 @@ class SparkApplication(Protocol):
         of later transactions were committed later. The output may be evaluated several times, also for transactions
         that are then abandoned. So it must have no side effects.
         """
-
-
-@runtime_checkable
-class NamesMessageType(Protocol):
-    """An application that names the registered type of its messages. Otherwise, the journals' labels name it."""
-
-    @property
-    def message_type(self) -> str:
-        """The type, such as `shop.Order`, or one of its versions, such as `shop.Order@3`."""
-
-
-@runtime_checkable
-class DeclaresSql(Protocol):
-    """An application that declares its own SQL, so that the database can check it before the consumer takes over."""
-
-    @property
-    def sql(self) -> Sequence[StagedSql]:
-        """The statements that the application's outputs use."""

@@ -16,7 +16,7 @@ from coranto.errors import CorantoError, JournalRecreated, OffsetJump, RejectedR
 from coranto.messages.checkpoints import Checkpoint, Identity, Source, identified
 from coranto_consumers.outputs.identity import sources_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.application.outputs import DeclaresSql, SparkApplication, checked_outputs
+from coranto_consumers.spark.application.outputs import SparkApplication, checked_outputs
 from coranto_consumers.spark.committed.sequencing import Sources
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.pending_report import OldestTransactions, log_long_transactions, too_long_for
@@ -94,9 +94,8 @@ class Run:
         found = owner.store.read(owner.shard)
         if owner.is_compared and found is not None and found.fence == owner.fence:
             return  # The fence is this instance's own, from an earlier run.
-        if isinstance(self._application, DeclaresSql):
-            for each in self._application.sql:
-                owner.store.prepare(each)
+        for each in getattr(self._application, "sql", ()):
+            owner.store.prepare(each)
         recorded = Checkpoint() if found is None else found.checkpoint
         self._compare(recorded)
         # The application gets a frame without rows. No session is started for that if there is nothing to read.

@@ -14,7 +14,7 @@ from coranto.client.config import require_client
 from coranto.messages.pruning import Pruning
 from coranto_consumers.outputs.dead_letters import policy_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.application.outputs import NamesMessageType, Outputs, SparkApplication
+from coranto_consumers.spark.application.outputs import Outputs, SparkApplication
 from coranto_consumers.spark.committed.sequencing import Sources
 from coranto_consumers.spark.inputs.frames import Routes, parse_schema, require_ddl
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
@@ -152,7 +152,7 @@ class TransactionInputs:
             return list_journals(client, wanted, field=field, labels=labels_of(self._options.chosen_framing))
         if self._type is None:
             found = list_journals(client, wanted, field=field, labels=_ANY_LABELS)
-            named = self._application.message_type if isinstance(self._application, NamesMessageType) else None
+            named: str | None = getattr(self._application, "message_type", None)
             self._type = resolve_type(client, self._options.registry, found, named)
         return list_journals(client, wanted, field=field, labels=self._type.labels)
 

@@ -92,12 +92,7 @@ def registered_schema(found: ResolvedType, options: SourceOptions) -> StructType
             "columnNameOfCorruptRecord",
             field="option registry",
         )
-    is_binary = isinstance(found.framing, FixedRecords)
-    added = []
-    for name in options.metadata:
-        if name in own:
-            kind = BinaryType() if is_binary and own[name].name == "value" else own[name].dataType
-        else:
-            kind = BinaryType() if is_binary else StringType()
-        added.append(StructField(name, kind))
+    content = BinaryType() if isinstance(found.framing, FixedRecords) else StringType()
+    kinds = {name: field.dataType for name, field in own.items() if field.name != "value"}
+    added = [StructField(name, kinds.get(name, content)) for name in options.metadata]
     return StructType([*found.schema.fields, *added])
