@@ -132,8 +132,8 @@ class Run:
                     if due is None:
                         is_done = self._process(ranges, is_last=is_last, is_endless=stop is not None)
                     else:
-                        head, most = self._unread.heads[due.journal], self._options.max_transaction_bytes
-                        with self._inputs.reader().read_part(due, self.sources, head, most) as read:
+                        head, size = self._unread.heads[due.journal], self._options.max_transaction_bytes
+                        with self._inputs.reader().read_part(due, self.sources, head, size) as read:
                             is_done = self._finish(self._transaction(), read, _prefetch_nothing)
             except OffsetJump as error:
                 if self._options.fail_on_data_loss:

@@ -132,9 +132,9 @@ class BatchPlanner:
         if not whole.aligned:  # Reading begins with the next line.
             source = replace(source, read_through=min(summary.first for summary in summaries.values()))
         pruning = Pruning(time.time(), first_offsets={whole.journal: first_offset})
+        sequenced = sequence(whole.journal, source, summaries, pruning=pruning)
         if max_replay_bytes is not None:
-            first = sequence(whole.journal, source, summaries, pruning=pruning)
-            long = find_long(whole.journal, source, first, max_replay_bytes)
+            long = find_long(whole.journal, source, sequenced, max_replay_bytes)
             if long is not None and long.acknowledged_at > source.read_through:
                 until = replace(whole, end=long.acknowledged_at)
                 return self.plan(
@@ -142,7 +142,6 @@ class BatchPlanner:
                 )
             if long is not None:
                 return self.plan_part(long, state, whole.limit, max_replay_bytes, cuts=cuts, listed=listed)
-        sequenced = sequence(whole.journal, source, summaries, pruning=pruning)
         replayed: dict[Range, RangeSummary] = {}
         replays: States = {}
         if sequenced.replay is not None:
