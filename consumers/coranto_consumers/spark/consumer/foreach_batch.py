@@ -108,7 +108,7 @@ def exactly_once(
     return _Batches(owner, client, options, first_batch, on_progress or (lambda report: None))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Batches:
     """The function that `exactly_once` returns."""
 

@@ -184,10 +184,8 @@ class WindowConsumer:
             letters = self._misfits.table if isinstance(self._misfits, DeadLetters) else None
             if letters is not None:
                 self._store.create_tables(letters)
-            rows, outputs = (
-                WindowRows(self._store, window, self.log, self._recorded, letters),
-                self._application.outputs,
-            )
+            rows = WindowRows(self._store, window, self.log, self._recorded, letters)
+            outputs = self._application.outputs
             owner = Owner(self.name, shard, outputs, rows, self._misfits, self._identity, self._hooks, fence)
             with reader.read(ranges, sources, cuts, pruning) as read:
                 assert isinstance(read, Input)  # A window is read as a whole.

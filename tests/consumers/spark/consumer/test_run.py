@@ -195,6 +195,13 @@ def test_a_long_transaction_is_delivered_in_parts_once_its_acknowledgement_is_du
     assert run.report.transactions == 3
 
 
+def test_parts_of_a_long_transaction_count_for_the_most_transactions(world):
+    made = world()
+    opened(made)
+    assert made.run(most=2).report.transactions == 2
+    assert (made.inputs.ranges, made.inputs.parts) == ([(40, 80), (40, 60)], [0])
+
+
 def test_an_atomic_run_ends_at_a_long_transaction_with_its_place(world):
     made = world(atomic=True)
     opened(made)
