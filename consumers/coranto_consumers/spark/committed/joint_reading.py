@@ -104,8 +104,6 @@ class CommittedReader:
 
 @dataclass(frozen=True, slots=True)
 class _SharedScans:
-    """The scans of a journal's ranges, shared by tasks in a folder."""
-
     folder: Path
     count: int
     scan: Callable[[int], RangeSummary]

@@ -110,8 +110,6 @@ def exactly_once(
 
 @dataclass(slots=True, eq=False)
 class _Batches:
-    """The function that `exactly_once` returns."""
-
     _owner: Owner
     _client: ClientConfig | None
     _options: ConsumerOptions
@@ -146,7 +144,6 @@ class _Batches:
             self._query = query.id
 
     def _process(self, batch: DataFrame, query: RunningQuery, number: int) -> ConsumeReport:
-        """Commit a batch, in one attempt. Return the progress of the query."""
         is_restored, self._is_restored = self._is_restored, False
         if not is_restored:
             self._begin(query.id, number, batch)
@@ -223,8 +220,6 @@ class _Batches:
 
 
 class _BatchTransaction(ConsumerTransaction):
-    """The transaction of a batch, which a checkpoint records with the batch's content."""
-
     def __init__(
         self,
         owner: Owner,

@@ -106,7 +106,6 @@ class Run:
             owner.compare(self._inputs.reader().nothing())
 
     def _compare(self, checkpoint: Checkpoint) -> None:
-        """Compare this consumer with the record in its checkpoint. Raises ConsumerChanged."""
         owner = self._owner
         now = Identity(sources_of(self._application.sources), store=owner.store.location)
         owner.identity.restored(checkpoint, now, lambda: checkpoint.sources.keys() - self._inputs.names(self._client))
@@ -228,7 +227,6 @@ class Run:
     def _finish(
         self, transaction: ConsumerTransaction, read: Input, prefetch: Prefetch, ranges: Sequence[Range] = ()
     ) -> bool:
-        """Run a transaction, and take its results. `ranges` are read with it."""
         self._owner.hooks.reached(Step.SEQUENCED)
         transaction.run(read, prefetch)
         self.sources = read.sources
@@ -241,7 +239,6 @@ class Run:
         return True
 
     def _prefetch(self, ranges: Sequence[Range], is_endless: bool, read: Input) -> None:
-        """Prefetch the input after `ranges`, whose transaction will commit `read`."""
         inputs, unread = self._inputs, self._unread
         inputs.bound.settle()
         after = unread.known(read.sources)
@@ -266,7 +263,6 @@ class Run:
         return NextInput(PlannedInput.of(ranges, known), reading, present)
 
     def _skip_lost(self, lost: LostContent, begin: int = 0) -> None:
-        """Continue after lost content. Raises its error unless losses are accepted."""
         if self._options.fail_on_data_loss:
             raise lost.error(self._advice(lost.journal))
         self.report = replace(self.report, lost=(*self.report.lost, lost))

@@ -230,7 +230,6 @@ def _converter(kind: DataType, zone: tzinfo | None) -> Callable[[str], object]:
 
 
 def _each_once(array: Any, convert: Callable[[str], object], to: Any) -> tuple[Any, Mask]:
-    """Convert texts by a function, called once for equal texts. Return the values and the mask of misfits."""
     encoded = array.dictionary_encode()
     found = [convert(text) for text in encoded.dictionary.to_pylist()]
     values = pa.array([None if value is MISFIT else value for value in found], to)

@@ -294,7 +294,6 @@ def _binary(value: object, _: str) -> object:
 
 
 def _of_text(parse: Callable[[str], int | None]) -> Convert:
-    """Return the function that converts texts by a function, which returns None for ones that do not fit."""
 
     def convert(value: object, _: str) -> object:
         found = parse(value) if type(value) is str else None

@@ -76,8 +76,6 @@ class MessageParser:
 
 
 class _Json(MessageParser):
-    """The parser of lines of JSON."""
-
     def __init__(self, schema: StructType, zone: tzinfo | None) -> None:
         super().__init__(schema, LineValues(schema, zone))
         self._columns = ColumnParser(schema, zone)

@@ -80,8 +80,6 @@ class FoundLong:
 
 
 class _Sequencing(NamedTuple):
-    """Sequenced rows, and the results and summaries of their ranges."""
-
     rows: DataFrame
     results: dict[str, Sequenced]
     summaries: Sequence[RangeSummary]
@@ -254,7 +252,6 @@ class InputReader:
     def _results(
         self, parts: Mapping[str, dict[Range, RangeSummary]], sources: Sources, pruning: Pruning
     ) -> dict[str, Sequenced]:
-        """Return the result of each journal, before messages are read again."""
         return {
             journal: sequence(journal, sources[journal], parts[journal], pruning=pruning) for journal in sorted(parts)
         }

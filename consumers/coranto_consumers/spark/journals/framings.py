@@ -121,8 +121,6 @@ class FixedRecords:
 
 
 class _Opaque:
-    """The codec of payloads of an unknown type."""
-
     def encode(self, message: bytes | None, uuid: object) -> bytes:
         return message or b""
 

@@ -231,7 +231,6 @@ class SqlOutputs(OutputStore[Staged]):
             transaction.commit(checkpoint)
 
     def _begin(self, connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
-        """Begin a commit in an open transaction. Return the checkpoint to commit."""
         return checkpoint
 
     def _merge(self, connection: Connection, written: Sequence[Staged]) -> None:

@@ -51,8 +51,6 @@ _MAX_REFUSALS: Final = 1000
 
 @dataclass(slots=True)
 class _Block:
-    """Events of one append."""
-
     content: bytes
     last_clock: int
     places: UInt64s

@@ -46,8 +46,6 @@ _log = structlog.get_logger(__name__)
 
 
 class _ToStream(SinkWriter[Parts]):
-    """The common part of the writers to streams."""
-
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, streaming: bool) -> None:
         super().__init__(options, overwrite, streaming=streaming)
         self._form = RowForm.of(schema, options)

@@ -81,7 +81,6 @@ class SinkWriter(Generic[P]):
         self._options = options
 
     def _of_batch(self, pending: P, digest: RowDigest) -> WrittenPartition[P]:
-        """Return the result of a task of a streaming query."""
         context = TaskContext.get()
         query = (context.getLocalProperty(_QUERY) if context is not None else None) or None
         return WrittenPartition(pending, query, digest, self._last_batches.get(query or ""))
@@ -129,8 +128,6 @@ class SinkWriter(Generic[P]):
 
 
 class _ToJournals(SinkWriter[Pending]):
-    """The common part of the writers to journals."""
-
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool, *, streaming: bool) -> None:
         super().__init__(options, overwrite, streaming=streaming)
         with SyncJournalClient.of(options.client) as client:
@@ -267,7 +264,6 @@ class JournalStreamWriter(_ToJournals, DataSourceStreamArrowWriter):
 
 
 def _joined(contents: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
-    """Return the contents for journals of all attempts together."""
     found: defaultdict[str, bytes] = defaultdict(bytes)
     for each in contents:
         for journal, content in each.items():

@@ -91,7 +91,6 @@ class JournalDataSource(DataSource):
             return stream_reader(reader, limits=options.limits, processing_time=options.processing_time)
 
     def _typed(self, options: SourceOptions) -> SourceOptions:
-        """Return the options with the framing of the registered type, if there is a registry."""
         if not options.registry:
             return options
         from coranto_consumers.spark.options.message_types import with_type  # Not for each worker.
@@ -134,7 +133,6 @@ class CorantoDataSource(JournalDataSource):
 
 
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
-    """Return the layout of a schema, and the options with the framing that suits it."""
     if not options.parses and is_raw(schema):
         return options, _with_commits(raw_layout(schema), options)
     if options.misfits is Misfits.PERMISSIVE:

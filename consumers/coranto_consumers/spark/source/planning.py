@@ -283,7 +283,6 @@ def _of_present(journal: str, start: int, end: int, extent: ContentExtent, optio
 
 
 def _needed(client: SyncJournalClient, whole: Range, options: SourceOptions, narrowing: Narrowing) -> Range:
-    """Return the range that has to be read for the rows of `narrowing` in it."""
     begin, end = whole.begin, whole.end
     if narrowing.since is not None:
         begin = TimeSpan(narrowing.since).first_offset(client, whole.journal, begin, end)

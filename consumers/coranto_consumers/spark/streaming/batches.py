@@ -294,7 +294,6 @@ def require_part(journal: str, batch: JournalBatch, after: Position) -> None:
 def _count_messages(
     content: JournalContent, whole: Range, framing: ReadFraming, max_messages: int | None = None
 ) -> tuple[int, int]:
-    """Return the end of the last message to read in a range, and the number of messages."""
     rows, end = 0, whole.begin
     for ends in _ends(content, whole, framing):
         if max_messages is not None:

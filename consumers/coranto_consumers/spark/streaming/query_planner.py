@@ -277,7 +277,6 @@ class QueryPlanner:
         return Range(journal, begin, end, head.head, aligned, head.journal_id)
 
     def _cuts(self, whole: Range) -> Sequence[int]:
-        """Return the cheap offsets for splitting a range, if it is split."""
         if whole.length <= self._options.source.max_bytes:
             return ()
         return fragment_begins(self._journals.client, whole.journal)
@@ -286,7 +285,6 @@ class QueryPlanner:
         return max(_MIN_LISTED, MAX_LISTED // max(1, journals))
 
     def _planner(self, total: int = 0) -> BatchPlanner:
-        """Return a planner of batches of `total` bytes."""
         source = self._options.source
         part_bytes = min(source.max_bytes, max(1, total // source.min_partitions) if total else source.max_bytes)
         return BatchPlanner(self._journals.client, source.framing, self._options.committed, part_bytes, self._commits)

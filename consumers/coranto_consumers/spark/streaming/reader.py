@@ -151,7 +151,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._partitions(self._planner.plan_again(start, end))
 
     def _partitions(self, batches: Mapping[str, JournalBatch]) -> list[StreamPartition]:
-        """Deal the ranges of a batch to tasks, in order."""
         parts = [part for name in sorted(batches) for part in batches[name].parts]
         if self._options.source.min_partitions > 1:
             return [self._partition([part]) for part in parts]
