@@ -248,7 +248,9 @@ def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
     star, rest = _ALL.match(ddl), ddl
     if star is not None:
         if registered is None:
-            raise InvalidInput("`*` stands for fields of a registered type: give the consumer a registry", field=_DDL)
+            raise InvalidInput(
+                "`*` stands for the fields of a registered type: give the consumer a registry", field=_DDL
+            )
         rest = ddl[star.end() :]
         if not rest.strip():
             return _checked(_nullable(registered.fields))
@@ -259,7 +261,9 @@ def parse_schema(ddl: str, registered: StructType | None = None) -> StructType:
             f"{ddl!r} is not a list of columns: {error}; write it as `id BIGINT, name STRING`", field=_DDL
         ) from error
     if not isinstance(schema, StructType):
-        raise InvalidInput(f"{ddl!r} is a type, no list of columns; write it as `id BIGINT, name STRING`", field=_DDL)
+        raise InvalidInput(
+            f"{ddl!r} is a type, not a list of columns; write it as `id BIGINT, name STRING`", field=_DDL
+        )
     if star is not None and registered is not None:
         if twice := sorted(set(registered.names) & set(schema.names)):
             raise InvalidInput(f"column {twice[0]} is among those that `*` stands for; leave it out", field=_DDL)
