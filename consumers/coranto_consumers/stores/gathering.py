@@ -1,8 +1,8 @@
 """Buffered inserts and merges of a transaction, written many rows at a time.
 
 One statement for each row costs several times more than the row. So rows are buffered, and written before a statement
-could read them: before another statement of the transaction, at its commit, and once they are many. What is written at
-the commit is written while the shard reads and consumes the next transaction.
+could read them: before another statement of the transaction, at its commit, and once they are many. While a commit
+writes them, the shard consumes the next transaction.
 """
 
 from __future__ import annotations

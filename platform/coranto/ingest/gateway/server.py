@@ -278,7 +278,7 @@ def _key_in(headers: CIMultiDictProxy[str]) -> str:
 
 
 def sender_of(address: str) -> str:
-    """Return what stands for a sender: an address of IPv4, or the /64 network of IPv6, all of which a sender has."""
+    """Return the IPv4 address, or the /64 network of an IPv6 address: a sender has all addresses of its network."""
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv4Address):
         return address
