@@ -37,7 +37,8 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
     rows = run("list").output.splitlines()
     (row,) = [line for line in rows if line.startswith("shop/orders ")]
     assert " ".join(row.split()) == "shop/orders 2 of 5 2 application/x-ndjson bytes/1000.0/2/1/64 open"
-    assert [json.loads(line)["stream"] for line in run("list", "-o", "json").output.splitlines()] == ["shop/orders"]
+    listed = [json.loads(line)["stream"] for line in run("list", "-o", "json").output.splitlines()]
+    assert listed.count("shop/orders") == 1  # Other tests share the cluster.
     assert run("truncate", "shop/orders", "--to-end").code == 0
     found = described(run, "shop/orders")
     assert [each["number"] for each in found["segments"]] == [3, 4]  # type: ignore[attr-defined]
