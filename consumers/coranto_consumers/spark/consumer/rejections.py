@@ -3,9 +3,9 @@
 A database reports that it rejects a row of a transaction, but not the message that the row comes from. So the search
 writes parts of the transaction, in transactions of the store that are rolled back (`outputs.rejections`).
 
-Two columns with places identify messages. Rows with the same place are treated together. Rows of a batch that was not
-read from journals are numbered from 0, in the order of `batch.collect()`: such a batch is evaluated once more and kept
-by the executors, because each evaluation may have another order. If an executor loses its part, the batch fails.
+Two columns with places identify messages. Rows with the same place are treated together. If the source of a batch is
+not journals, its rows are numbered from 0, in the order of `batch.collect()`. The executors evaluate such a batch again
+and keep its rows, because each evaluation may return another order. If an executor loses its part, the batch fails.
 """
 
 from __future__ import annotations

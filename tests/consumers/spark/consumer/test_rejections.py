@@ -167,15 +167,20 @@ def run(spark, broker, world):
     return start
 
 
+def all_texts(error, caplog, logs, capfd) -> str:
+    """Return the texts of an error with its traceback, of the logs, and of standard output and error."""
+    shown = io.StringIO()
+    traceback.print_exception(error, file=shown)
+    return shown.getvalue() + caplog.text + repr(logs) + "".join(capfd.readouterr())
+
+
 def test_by_default_the_first_rejected_message_is_named_and_no_value_is(world, run, caplog, capfd):
     offset = min(at for at, _ in world.bad.values())
     with caplog.at_level(logging.DEBUG), capture_logs() as logs, pytest.raises(RejectedRow) as caught:
         run()
     assert (caught.value.journal, caught.value.offset) == (SOURCE, offset)
     assert f"journal {SOURCE} at offset {offset}: store " in str(caught.value)
-    shown = io.StringIO()
-    traceback.print_exception(caught.value, file=shown)
-    said = shown.getvalue() + caplog.text + repr(logs) + "".join(capfd.readouterr())
+    said = all_texts(caught.value, caplog, logs, capfd)
     assert "SECRET" not in said
     assert "77777" not in said
     assert world.rows("at") == []

@@ -1,10 +1,8 @@
 """Rows of batches that the database rejects: `exactly_once` names them and treats them, and all others commit."""
 
 import base64
-import io
 import json
 import logging
-import traceback
 
 import pytest
 from pyspark.errors import PySparkException
@@ -32,6 +30,7 @@ from tests.consumers.spark.consumer.test_rejections import (
     SOURCE,
     Orders,
     World,
+    all_texts,
     world_of,
 )
 
@@ -108,9 +107,7 @@ def test_by_default_the_place_of_the_first_rejected_message_is_named_and_no_valu
     assert isinstance(error, RejectedRow)
     assert (error.journal, error.offset) == (SOURCE, offset)
     assert f"journal {SOURCE} at offset {offset}: store " in str(error)
-    shown = io.StringIO()
-    traceback.print_exception(caught.value, file=shown)
-    said = shown.getvalue() + caplog.text + repr(logs) + "".join(capfd.readouterr())
+    said = all_texts(caught.value, caplog, logs, capfd)
     assert "SECRET" not in said
     assert "77777" not in said
     assert world.rows("at") == []
