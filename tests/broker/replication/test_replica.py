@@ -15,7 +15,7 @@ import pytest
 
 from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import Layout, MemberId
-from coranto.effects import LocalDisk, SystemClock
+from coranto.effects import Clock, LocalDisk, SystemClock
 from coranto.errors import StoreError, Unavailable
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.fragments.stores import StoreRegistry
@@ -40,9 +40,14 @@ class _Etcd:
         return EtcdHeader(1, 1, 1, 1), None
 
 
-def _replica(folder: Path, spec: pb.JournalSpec, pulse: Callable[[Replica], Awaitable[Signal | None]]) -> Replica:
+def _replica(
+    folder: Path,
+    spec: pb.JournalSpec,
+    pulse: Callable[[Replica], Awaitable[Signal | None]],
+    clock: Clock = SystemClock(),
+) -> Replica:
     etcd: Any = _Etcd()
-    clock, stores = SystemClock(), StoreRegistry(folder)
+    stores = StoreRegistry(folder)
     return Replica(
         SpoolFolder(folder / "spool", J, 1, LocalDisk(), clock),
         fsync=Fsync.NEVER,
@@ -155,24 +160,36 @@ async def test_a_reader_at_a_gap_has_the_stores_listed_soon_and_then_ever_less_o
         return None
 
     monkeypatch.setattr("coranto_broker.replication.replica.REFRESH_FOR_GAP_SECONDS", 0.01)
-    listings: asyncio.Queue[float] = asyncio.Queue()
+    begins: asyncio.Queue[float] = asyncio.Queue()
+
+    class ReadClock(SystemClock):
+        last = 0.0
+
+        def monotonic(self) -> float:
+            self.last = super().monotonic()
+            return self.last
+
+    clock = ReadClock()
 
     class Folders(JournalFolders):
+        async def listed(self, spec: pb.JournalSpec, now: float) -> list[Fragment]:
+            begins.put_nowait(clock.last)  # The replica has just read it as the listing's begin.
+            return await super().listed(spec, now)
+
         async def fragments(self, journal: str, urls: Iterable[str]) -> list[Fragment]:
-            listings.put_nowait(asyncio.get_running_loop().time())
             return listed[:]
 
     monkeypatch.setattr(f"{__name__}.JournalFolders", Folders)
     listed: list[Fragment] = []
     spec = pb.JournalSpec(name=J, fragment=pb.JournalSpec.Fragment(stores=["file:///"]))
-    replica = _replica(tmp_path, spec, pulse)
+    replica = _replica(tmp_path, spec, pulse, clock)
     replica.start()
     try:
         async with asyncio.timeout(60):
             await replica.index.wait_refreshed()
             replica.index.note_head(10)  # Others wrote it, and store it only now.
             reading = asyncio.ensure_future(replica.index.query(5, block=True))
-            times = [await listings.get() for _ in range(5)]
+            times = [await begins.get() for _ in range(5)]
             for number, (one, next_one) in enumerate(itertools.pairwise(times[1:])):
                 assert next_one - one > 0.9 * 0.01 * 2 ** (number + 1), "the store is spared"
             listed.append(Fragment(J, 0, 10, bytes(20), Codec.NONE, "file:///", 1))
