@@ -21,9 +21,9 @@ from pyspark.sql.types import StructType
 from benchmarks.runner import Figure, in_turns
 from benchmarks.spark_reads import processor_seconds
 from coranto.messages import JsonLines
+from coranto_consumers.journals.reading import parse_lines
 from coranto_consumers.spark.decoding.json_times import zone_of
 from coranto_consumers.spark.decoding.rows import BatchBuilder, Misfits, parsed_layout
-from coranto_consumers.spark.journals.reading import parse_lines
 from coranto_consumers.spark.session.sessions import new_session
 
 if TYPE_CHECKING:

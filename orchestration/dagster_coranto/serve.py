@@ -25,7 +25,7 @@ from coranto.client.retry import Retry, RetryPolicy
 from coranto.errors import ClusterError, CommitOutcomeUnknown, CorantoError, Fenced, InvalidInput
 from coranto.telemetry import configure_logging
 from coranto_consumers.spark import SparkConsumerMetrics, StopOnSignals
-from coranto_consumers.spark.consumer.stopping import Stop
+from coranto_consumers.stopping import Stop
 from dagster_coranto.consumers.consumption import Consumption
 from dagster_coranto.consumers.definition import Materialized, SparkConsumerDefinition, consumer_of
 from dagster_coranto.consumers.left_out import LeftOut, report_left_out

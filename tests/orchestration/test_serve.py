@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from coranto.client.loop import run_blocking
 from coranto.errors import Fenced, InvalidInput
 from coranto.testing.fake_broker import FakeBroker
-from coranto_consumers.spark.consumer.stopping import Stop
+from coranto_consumers.stopping import Stop
 from dagster_coranto import (
     AsOf,
     ConsumerMode,

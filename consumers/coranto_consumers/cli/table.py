@@ -48,7 +48,7 @@ def run(
     """
     spec = _spec(file)
     from coranto_consumers.outputs.identity import checked_codes
-    from coranto_consumers.spark.consumer.stopping import StopOnSignals
+    from coranto_consumers.stopping import StopOnSignals
     from coranto_consumers.tables import RunOptions, run_table
 
     tune_memory()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from coranto.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from coranto_consumers.journals.framings import AnyLines, CsvRecords, FixedRecords
     from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, dead_letter_table
     from coranto_consumers.spark.application.consumer_options import ConsumerOptions
     from coranto_consumers.spark.application.outputs import (
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.consumer.metrics import SparkConsumerMetrics
     from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, Step
     from coranto_consumers.spark.consumer.spark_consumer import SparkConsumer
-    from coranto_consumers.spark.consumer.stopping import StopOnSignals
     from coranto_consumers.spark.consumer.windows import WindowConsumer, WindowReport
-    from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords
     from coranto_consumers.spark.options.selections import stream_selector
     from coranto_consumers.spark.outputs.iceberg import IcebergStore
     from coranto_consumers.spark.session.sessions import new_session
     from coranto_consumers.spark.session.task_errors import error_of_task, errors_of_tasks
     from coranto_consumers.spark.source.data_source import register
     from coranto_consumers.spark.streaming.offsets import bytes_behind
+    from coranto_consumers.stopping import StopOnSignals
     from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
     from coranto_consumers.stores.staged_sql import StagedSql
 
@@ -46,11 +46,11 @@ _HOMES = {
     **dict.fromkeys(("ConsumerOptions",), "coranto_consumers.spark.application.consumer_options"),
     **dict.fromkeys(("Upsert",), "coranto_consumers.spark.application.outputs"),
     **dict.fromkeys(("DeadLetters", "MisfitPolicy", "dead_letter_table"), "coranto_consumers.outputs.dead_letters"),
-    **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.spark.journals.framings"),
+    **dict.fromkeys(("AnyLines", "CsvRecords", "FixedRecords"), "coranto_consumers.journals.framings"),
     **dict.fromkeys(("IcebergStore",), "coranto_consumers.spark.outputs.iceberg"),
     **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.consumer.progress"),
     **dict.fromkeys(("SparkConsumerMetrics",), "coranto_consumers.spark.consumer.metrics"),
-    **dict.fromkeys(("StopOnSignals",), "coranto_consumers.spark.consumer.stopping"),
+    **dict.fromkeys(("StopOnSignals",), "coranto_consumers.stopping"),
     **dict.fromkeys(("WindowConsumer", "WindowReport"), "coranto_consumers.spark.consumer.windows"),
     **dict.fromkeys(("stream_selector",), "coranto_consumers.spark.options.selections"),
     **dict.fromkeys(("new_session",), "coranto_consumers.spark.session.sessions"),

@@ -1,7 +1,7 @@
 """The journals of a table: the present ones, their content, and the readable ones among them.
 
 Segments of a stream are read when those before them have been read to their ends, as Spark consumers read them
-(`coranto_consumers.spark.journals.discovery`). So the messages of a routing key come in their order.
+(`coranto_consumers.journals.discovery`). So the messages of a routing key come in their order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coranto.messages.checkpoints import Source
 from coranto.types.blocking import SyncTypeRegistry
 from coranto.types.definitions import JsonForm
 from coranto.types.kinds import MapKind, PlainKind, format_kind, kinds_in
-from coranto_consumers.spark.journals.discovery import (
+from coranto_consumers.journals.discovery import (
     ContentExtent,
     JournalLabels,
     contents,
@@ -25,7 +25,7 @@ from coranto_consumers.spark.journals.discovery import (
     not_read,
     open_journals,
 )
-from coranto_consumers.spark.journals.losses import LostContent
+from coranto_consumers.journals.losses import LostContent
 from coranto_consumers.tables.columns import TableLayout, layout_of
 from coranto_consumers.tables.spec import TableSpec
 

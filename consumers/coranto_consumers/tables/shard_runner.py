@@ -21,13 +21,13 @@ from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, JournalNotFound, RejectedRow
 from coranto.messages import Source, new_producer_id
 from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.journals.discovery import ContentExtent
 from coranto_consumers.runtime.application import Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.primary import Primary, may_pass
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.rejections import RejectionSearch
 from coranto_consumers.runtime.specs import validate_shard_spec
-from coranto_consumers.spark.journals.discovery import ContentExtent
 from coranto_consumers.stores.fencing import fenced_off
 from coranto_consumers.stores.reading import read_checkpoint
 from coranto_consumers.tables.application import TableApplication

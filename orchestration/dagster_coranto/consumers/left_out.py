@@ -22,8 +22,8 @@ from dagster_coranto.translation.metadata import JournalRow, namespaced, table
 from dagster_coranto.translation.metadata_set import NAMESPACE
 
 if TYPE_CHECKING:
+    from coranto_consumers.journals.losses import LostContent
     from coranto_consumers.spark.consumer.progress import ConsumeReport
-    from coranto_consumers.spark.journals.losses import LostContent
 
 CHECK_NAME: Final = "nothing_left_out"
 _COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int", "made_again": "bool"}

@@ -7,6 +7,7 @@ from coranto.errors import OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
+from coranto_consumers.journals.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
 from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary, piece_of
 from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
@@ -16,7 +17,6 @@ from coranto_consumers.spark.committed.sequencing import (
     sequence,
     sequence_part,
 )
-from coranto_consumers.spark.journals.ranges import NumberedRange, Range, ReadPlan, plan_slices, plan_transaction, split
 
 FRAMING = JsonLines()
 NOW = 1_900_000_000

@@ -7,7 +7,7 @@ from pyspark.sql.types import IntegerType, StructType
 
 from coranto.messages.special_lines import read_block
 from coranto.messages.uuids import Flags, format_uuid
-from coranto_consumers.spark.journals.framings import AnyLines
+from coranto_consumers.journals.framings import AnyLines
 from coranto_consumers.spark.source.data_source import JournalDataSource
 
 MARK = b"\xef\xbb\xbf"

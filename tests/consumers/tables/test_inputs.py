@@ -7,7 +7,7 @@ import pytest
 from coranto.errors import InvalidInput, OffsetJump, StreamTruncated
 from coranto.messages.checkpoints import Source
 from coranto.streams import Split
-from coranto_consumers.spark.journals.discovery import ContentExtent
+from coranto_consumers.journals.discovery import ContentExtent
 from coranto_consumers.tables import read_table
 from coranto_consumers.tables.inputs import find_layout, no_key_in_several, present_journals, readable, require_content
 from tests.consumers.tables.shop import Shop, table_file

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from coranto.client.loop import run_blocking
 from coranto.errors import InvalidInput
 from coranto.testing.fake_broker import FakeBroker
+from coranto_consumers.journals.losses import LostContent
 from coranto_consumers.spark import ConsumeReport, ConsumerOptions, DeadLetters, MisfitPolicy, dead_letter_table
-from coranto_consumers.spark.journals.losses import LostContent
 from dagster_coranto import ConsumerSettings, JournalResource, SparkResource, build_left_out_check
 from dagster_coranto.consumers.assets import spark_consumer_assets
 from dagster_coranto.consumers.definition import consumers_of

@@ -35,8 +35,8 @@ from typing import Any
 
 from coranto.messages import Envelope, Flags, JsonLines, Sequencer, iter_messages, read_committed
 from coranto.messages.checkpoints import Source
+from coranto_consumers.journals.ranges import Range, split
 from coranto_consumers.spark.committed.joint_reading import CommittedReader
-from coranto_consumers.spark.journals.ranges import Range, split
 from tests.consumers.spark.folding import Memory, transaction
 from tests.simulation.kit.checker import Anomaly
 

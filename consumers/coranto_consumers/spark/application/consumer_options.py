@@ -10,9 +10,9 @@ from coranto.client.retry import JOB_SECONDS
 from coranto.errors import InvalidInput
 from coranto.messages.framing import DEFAULT_UUID_POINTER
 from coranto.names import validate_journal
+from coranto_consumers.journals.framings import ReadFraming, chosen_framing, parse_framing
 from coranto_consumers.outputs.dead_letters import DeadLetters, MisfitPolicy, dead_letter_table, policy_of
 from coranto_consumers.outputs.identity import checked_codes
-from coranto_consumers.spark.journals.framings import ReadFraming, chosen_framing, parse_framing
 
 DEFAULT_TRANSACTION_BYTES: Final = 256 << 20
 DEFAULT_PARTITION_BYTES: Final = 32 << 20

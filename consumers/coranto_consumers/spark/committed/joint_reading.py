@@ -35,11 +35,11 @@ import structlog
 from coranto.errors import CorantoError
 from coranto.messages.columnar import Int32s
 from coranto.messages.outlines import resolve_outlines
+from coranto_consumers.journals.framings import ReadFraming
+from coranto_consumers.journals.ranges import NumberedRange, Range
+from coranto_consumers.journals.reading import JournalContent, Lines
 from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary
 from coranto_consumers.spark.committed.sequencing import RangeDecision, read_end
-from coranto_consumers.spark.journals.framings import ReadFraming
-from coranto_consumers.spark.journals.ranges import NumberedRange, Range
-from coranto_consumers.spark.journals.reading import JournalContent, Lines
 
 HELD_BYTES: Final = 64 << 20
 _KEPT_SECONDS: Final = 3600.0

@@ -19,9 +19,9 @@ import pyarrow as pa
 from coranto.errors import CorruptData
 from coranto.messages.columnar import ALWAYS, DROPPED, Int32s, Int64s, RangeScanner, replay_mask
 from coranto.messages.outlines import Limit, Outline, outline
-from coranto_consumers.spark.journals.framings import ReadFraming
-from coranto_consumers.spark.journals.ranges import NumberedRange, Range
-from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
+from coranto_consumers.journals.framings import ReadFraming
+from coranto_consumers.journals.ranges import NumberedRange, Range
+from coranto_consumers.journals.reading import JournalContent, Lines, read_lines
 
 SUMMARY_PIECE: Final = -3
 _SEGMENT_BITS: Final = 32

@@ -23,9 +23,9 @@ from coranto.messages.columnar import ClockReset, Int32s
 from coranto.messages.outlines import Limit, SegmentCommit, commit_offsets, limited_mask, resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
+from coranto_consumers.journals.ranges import Range, States
+from coranto_consumers.journals.reading import Lines
 from coranto_consumers.spark.committed.scanning import RangeSummary, Summaries
-from coranto_consumers.spark.journals.ranges import Range, States
-from coranto_consumers.spark.journals.reading import Lines
 
 Sources = Mapping[str, Source]
 

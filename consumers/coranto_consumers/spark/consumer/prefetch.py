@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Self, TypeVar
 
+from coranto_consumers.journals.discovery import Extents
+from coranto_consumers.journals.ranges import Range
 from coranto_consumers.spark.committed.sequencing import Sources
-from coranto_consumers.spark.journals.discovery import Extents
-from coranto_consumers.spark.journals.ranges import Range
 
 T = TypeVar("T")
 

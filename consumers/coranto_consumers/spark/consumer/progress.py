@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 
 from coranto.telemetry import Log, amount, progress
 from coranto.tracing import TraceSpan, tracer
+from coranto_consumers.journals.losses import LostContent
 from coranto_consumers.spark.consumer.pending_report import OldestTransaction
-from coranto_consumers.spark.journals.losses import LostContent
 
 
 class Step(enum.Enum):

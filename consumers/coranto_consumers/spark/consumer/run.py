@@ -14,6 +14,16 @@ from pyspark.errors import PySparkException
 from coranto.client import SyncJournalClient
 from coranto.errors import CorantoError, JournalRecreated, OffsetJump, RejectedRow
 from coranto.messages.checkpoints import Checkpoint, Identity, Source, identified
+from coranto_consumers.journals.discovery import (
+    ContentExtent,
+    Extents,
+    begins_of,
+    gone_segments,
+    not_read,
+    require_unread,
+)
+from coranto_consumers.journals.losses import LostContent, lost_before, lost_of, of_another, skip_lost, warn_of
+from coranto_consumers.journals.ranges import Range
 from coranto_consumers.outputs.identity import sources_of
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.outputs import SparkApplication, checked_outputs
@@ -26,16 +36,6 @@ from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Ow
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import UnreadContent, ends_of
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
-from coranto_consumers.spark.journals.discovery import (
-    ContentExtent,
-    Extents,
-    begins_of,
-    gone_segments,
-    not_read,
-    require_unread,
-)
-from coranto_consumers.spark.journals.losses import LostContent, lost_before, lost_of, of_another, skip_lost, warn_of
-from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.spark.session.task_errors import errors_of_tasks
 
 _log = structlog.get_logger(__name__)

@@ -32,6 +32,7 @@ except ModuleNotFoundError as error:
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.config import require_client
 from coranto.client.retry import RetryPolicy
+from coranto_consumers.journals.discovery import heads_of
 from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.application.outputs import SparkApplication
@@ -44,7 +45,6 @@ from coranto_consumers.spark.consumer.transaction import Owner, output_store
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.consumer.unread import ends_of
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
-from coranto_consumers.spark.journals.discovery import heads_of
 from coranto_consumers.spark.outputs.stores import OutputStore
 
 _FENCE_SECONDS: Final = 5.0

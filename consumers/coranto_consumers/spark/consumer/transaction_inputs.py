@@ -12,14 +12,7 @@ from pyspark.sql import SparkSession
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto.client.config import require_client
 from coranto.messages.pruning import Pruning
-from coranto_consumers.outputs.dead_letters import policy_of
-from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.application.outputs import Outputs, SparkApplication
-from coranto_consumers.spark.committed.sequencing import Sources
-from coranto_consumers.spark.inputs.frames import Routes, parse_schema, require_ddl
-from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
-from coranto_consumers.spark.inputs.strategies import ExpectedRows
-from coranto_consumers.spark.journals.discovery import (
+from coranto_consumers.journals.discovery import (
     ContentExtent,
     JournalLabels,
     contents,
@@ -27,8 +20,15 @@ from coranto_consumers.spark.journals.discovery import (
     list_journals,
     routes_of,
 )
-from coranto_consumers.spark.journals.framings import labels_of
-from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range
+from coranto_consumers.journals.framings import labels_of
+from coranto_consumers.journals.ranges import WORTHWHILE_BYTES, Range
+from coranto_consumers.outputs.dead_letters import policy_of
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
+from coranto_consumers.spark.application.outputs import Outputs, SparkApplication
+from coranto_consumers.spark.committed.sequencing import Sources
+from coranto_consumers.spark.inputs.frames import Routes, parse_schema, require_ddl
+from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputReader
+from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.options.message_types import ResolvedType, resolve_type
 
 _ANY_LABELS = JournalLabels(content_type=None)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from coranto.messages.checkpoints import Source
+from coranto_consumers.journals.discovery import Extents, heads_of, open_journals
+from coranto_consumers.journals.losses import Holes
+from coranto_consumers.journals.ranges import Range, plan_transaction
 from coranto_consumers.spark.committed.sequencing import LongTransactions, Sources
-from coranto_consumers.spark.journals.discovery import Extents, heads_of, open_journals
-from coranto_consumers.spark.journals.losses import Holes
-from coranto_consumers.spark.journals.ranges import Range, plan_transaction
 
 
 def ends_of(present: Extents) -> dict[str, object]:

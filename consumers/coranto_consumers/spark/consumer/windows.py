@@ -31,6 +31,8 @@ from coranto.journal_ids import held_through, same_journal
 from coranto.labels import NAME, label_selector
 from coranto.messages.checkpoints import Checkpoint, Identity, Source
 from coranto.messages.pruning import Pruning
+from coranto_consumers.journals.discovery import cuts_of
+from coranto_consumers.journals.ranges import Range
 from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.outputs.identity import IdentityCheck, sources_of
 from coranto_consumers.spark.application.consumer_options import OF_WINDOWS, ConsumerOptions
@@ -40,8 +42,6 @@ from coranto_consumers.spark.consumer.progress import NOTHING, Hooks, Step
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner
 from coranto_consumers.spark.consumer.transaction_inputs import TransactionInputs
 from coranto_consumers.spark.inputs.input_reader import Input, InputReader
-from coranto_consumers.spark.journals.discovery import cuts_of
-from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.spark.outputs.stores import WindowRows
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.staging import delete_shards, delete_stale

@@ -18,9 +18,9 @@ from coranto.errors import InvalidInput
 from coranto.messages.column_parser import is_text
 from coranto.messages.columnar import Mask
 from coranto.messages.framing import JsonLines
+from coranto_consumers.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming
 from coranto_consumers.spark.decoding.json_columns import TYPES, ColumnParser
 from coranto_consumers.spark.decoding.json_values import BITS, MISFIT, LineValues
-from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming
 from coranto_consumers.spark.session.versions import arrow_schema
 
 Values: TypeAlias = tuple[Sequence[object], bool]

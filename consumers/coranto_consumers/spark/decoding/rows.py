@@ -17,10 +17,10 @@ from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.column_parser import without_heads
 from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto.messages.framing import JsonLines
+from coranto_consumers.journals.framings import FixedRecords, ReadFraming
+from coranto_consumers.journals.reading import Lines
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE
 from coranto_consumers.spark.decoding.parsers import parser_of
-from coranto_consumers.spark.journals.framings import FixedRecords, ReadFraming
-from coranto_consumers.spark.journals.reading import Lines
 from coranto_consumers.spark.session.versions import arrow_schema
 
 ROWS_PER_BATCH: Final = 32_768

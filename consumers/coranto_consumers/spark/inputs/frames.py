@@ -22,6 +22,9 @@ from coranto.client.routes import KnownRoute
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.columnar import Int64s
 from coranto.security.tokens import Capability
+from coranto_consumers.journals.framings import ReadFraming
+from coranto_consumers.journals.ranges import NumberedRange, ReadPlan
+from coranto_consumers.journals.reading import JournalContent, Lines
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.application.outputs import column_named
 from coranto_consumers.spark.committed.scanning import (
@@ -46,12 +49,9 @@ from coranto_consumers.spark.decoding.rows import (
     parsed_layout,
     required,
 )
-from coranto_consumers.spark.journals.fetching import read_together, task_client
-from coranto_consumers.spark.journals.framings import ReadFraming
-from coranto_consumers.spark.journals.placing import numbered_partitions
-from coranto_consumers.spark.journals.ranges import NumberedRange, ReadPlan
-from coranto_consumers.spark.journals.reading import JournalContent, Lines
+from coranto_consumers.spark.inputs.placing import numbered_partitions
 from coranto_consumers.spark.session.access import for_tasks
+from coranto_consumers.spark.session.fetching import read_together, task_client
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import arrow_schema
 

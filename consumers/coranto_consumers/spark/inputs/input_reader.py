@@ -18,6 +18,9 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.pruning import Pruning
 from coranto.messages.skew import SkewWatch
+from coranto_consumers.journals.framings import ReadFraming, made_tolerant
+from coranto_consumers.journals.ranges import Cuts, Range, ReadPlan, States, plan_slices
+from coranto_consumers.journals.reading import read_lines
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.spark.committed.scanning import RangeSummary, Summaries
 from coranto_consumers.spark.committed.sequencing import (
@@ -40,13 +43,10 @@ from coranto_consumers.spark.inputs.frames import (
     planned_rows,
     sequenced_layout,
 )
+from coranto_consumers.spark.inputs.placing import FragmentPlaces, executors_of
 from coranto_consumers.spark.inputs.strategies import ExpectedRows, InputStrategy, is_little, strategy_for
-from coranto_consumers.spark.journals.fetching import read_together, task_client
-from coranto_consumers.spark.journals.framings import ReadFraming, made_tolerant
-from coranto_consumers.spark.journals.placing import FragmentPlaces, executors_of
-from coranto_consumers.spark.journals.ranges import Cuts, Range, ReadPlan, States, plan_slices
-from coranto_consumers.spark.journals.reading import read_lines
 from coranto_consumers.spark.options.source_options import zone_option
+from coranto_consumers.spark.session.fetching import read_together, task_client
 from coranto_consumers.spark.session.sessions import described
 from coranto_consumers.spark.source.data_source import register
 

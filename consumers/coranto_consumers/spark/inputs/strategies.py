@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from coranto_consumers.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummary
 from coranto_consumers.spark.inputs.frames import PIECE_COLUMN, SUMMARY_COLUMN, PlannedRows, ReadTask, parsed_values
-from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
 
 _OBSERVED_SECONDS: Final = 2.0
 """The time in seconds to wait for an action's observed values from Spark."""

@@ -17,10 +17,10 @@ from coranto.messages.framing import JsonLines
 from coranto.types.blocking import SyncTypeRegistry
 from coranto.types.catalog import TypeVersion
 from coranto.types.definitions import CsvForm, FixedForm, JsonForm, MessageType
+from coranto_consumers.journals.discovery import JournalLabels
+from coranto_consumers.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming, made_tolerant
 from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX
 from coranto_consumers.spark.decoding.type_columns import spark_schema
-from coranto_consumers.spark.journals.discovery import JournalLabels
-from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming, made_tolerant
 from coranto_consumers.spark.options.source_options import SourceOptions
 
 

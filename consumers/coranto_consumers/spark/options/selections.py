@@ -12,7 +12,7 @@ from coranto.client import JournalInfo, SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.labels import format_selector, label_selector
 from coranto.names import validate_journal
-from coranto_consumers.spark.journals.discovery import JournalLabels, checked, list_journals
+from coranto_consumers.journals.discovery import JournalLabels, checked, list_journals
 
 OPTIONS: Final = {
     "assign": 'journals, as a JSON list: ["flights/events/part-000"]',

@@ -12,11 +12,11 @@ from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
 from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.names import validate_journal
+from coranto_consumers.journals import framings
+from coranto_consumers.journals.discovery import JournalLabels
+from coranto_consumers.journals.framings import ReadFraming, labels_of
 from coranto_consumers.spark.decoding.json_times import zone_of
 from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX, Misfits
-from coranto_consumers.spark.journals import framings
-from coranto_consumers.spark.journals.discovery import JournalLabels
-from coranto_consumers.spark.journals.framings import ReadFraming, labels_of
 from coranto_consumers.spark.options import bounds, client_options, selections
 from coranto_consumers.spark.options.bounds import TimeOptions
 from coranto_consumers.spark.options.option_values import (

@@ -18,8 +18,8 @@ from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.messages.uuids import ProducerId
 from coranto.security.tokens import Capability
+from coranto_consumers.journals.discovery import list_journals
 from coranto_consumers.spark.application.outputs import JournalOutput, TableOutput
-from coranto_consumers.spark.journals.discovery import list_journals
 from coranto_consumers.spark.outputs.tasks import PUBLISHED, PublishTask
 from coranto_consumers.spark.session.access import for_tasks
 from coranto_consumers.spark.session.sessions import described

@@ -31,7 +31,7 @@ import structlog
 from pyspark import TaskContext
 
 from coranto.messages.uuids import ProducerClock, ProducerId, clock_to_ns, new_producer_id
-from coranto_consumers.spark.journals.fetching import executor_folder
+from coranto_consumers.spark.session.fetching import executor_folder
 
 _MAX_SETTLED: Final = 1_000
 """The number of settled uses that tasks get. Ids of older ones are not used again."""

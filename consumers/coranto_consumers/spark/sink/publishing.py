@@ -16,7 +16,7 @@ from coranto.messages.columnar_mapping import mapped
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
-from coranto_consumers.spark.journals.fetching import executor_folder
+from coranto_consumers.spark.session.fetching import executor_folder
 from coranto_consumers.spark.sink.message_rows import RowDigest, Rows
 from coranto_consumers.spark.sink.producer_ids import IdPool, TakenId, Use
 

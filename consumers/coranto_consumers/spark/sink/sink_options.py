@@ -17,8 +17,8 @@ from coranto.publication.ledger import checked_writer_id
 from coranto.types.arrow import require_filled
 from coranto.types.catalog import TypeVersion
 from coranto.types.writing import require_columns
+from coranto_consumers.journals.framings import require_json
 from coranto_consumers.spark.decoding.type_columns import fields_of_spark
-from coranto_consumers.spark.journals.framings import require_json
 from coranto_consumers.spark.options import client_options, selections
 from coranto_consumers.spark.options.message_types import find_type
 from coranto_consumers.spark.options.option_values import choice_option, flag_option, require_known

@@ -15,13 +15,13 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import CorantoError
 from coranto.security.tokens import Capability
+from coranto_consumers.journals.ranges import NumberedRange
+from coranto_consumers.journals.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.committed.joint_reading import CommittedReader
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
-from coranto_consumers.spark.journals.fetching import machine_folder, read_together, task_client
-from coranto_consumers.spark.journals.ranges import NumberedRange
-from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_lines
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 from coranto_consumers.spark.session.access import for_tasks, without_keys
+from coranto_consumers.spark.session.fetching import machine_folder, read_together, task_client
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import push_filters
 from coranto_consumers.spark.source.planning import Narrowing, Shares, plan_read

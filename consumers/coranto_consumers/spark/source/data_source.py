@@ -30,6 +30,7 @@ except ModuleNotFoundError as error:
 
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
+from coranto_consumers.journals.framings import FixedRecords, made_tolerant
 from coranto_consumers.spark.decoding.rows import (
     COMMIT_OFFSET,
     FIELDS,
@@ -39,7 +40,6 @@ from coranto_consumers.spark.decoding.rows import (
     parsed_layout,
     raw_layout,
 )
-from coranto_consumers.spark.journals.framings import FixedRecords, made_tolerant
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import register_source, stream_reader

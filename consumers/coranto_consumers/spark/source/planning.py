@@ -30,9 +30,9 @@ from coranto.journal_ids import is_same
 from coranto.labels import label_selector
 from coranto.messages.framing import JsonLines
 from coranto.offsets import id_of
-from coranto_consumers.spark.journals.discovery import ContentExtent, Extents, contents, cuts_of, when_sealed
-from coranto_consumers.spark.journals.losses import LostContent, lost_before, warn_of
-from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
+from coranto_consumers.journals.discovery import ContentExtent, Extents, contents, cuts_of, when_sealed
+from coranto_consumers.journals.losses import LostContent, lost_before, warn_of
+from coranto_consumers.journals.ranges import WORTHWHILE_BYTES, NumberedRange, Range, share, split
 from coranto_consumers.spark.options.bounds import EARLIEST, LATEST, TimeSpan
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 

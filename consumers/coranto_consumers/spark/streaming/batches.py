@@ -23,6 +23,9 @@ from coranto.messages.framing import JsonLines
 from coranto.messages.outlines import resolve_outlines
 from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
+from coranto_consumers.journals.framings import ReadFraming
+from coranto_consumers.journals.ranges import NumberedRange, Range, States, split
+from coranto_consumers.journals.reading import JournalContent, Lines, read_blocks, read_lines
 from coranto_consumers.spark.committed.scanning import RangeSummarizer, RangeSummary, Summaries
 from coranto_consumers.spark.committed.sequencing import (
     LongTransaction,
@@ -33,9 +36,6 @@ from coranto_consumers.spark.committed.sequencing import (
     sequence_part,
     warn_of_resets,
 )
-from coranto_consumers.spark.journals.framings import ReadFraming
-from coranto_consumers.spark.journals.ranges import NumberedRange, Range, States, split
-from coranto_consumers.spark.journals.reading import JournalContent, Lines, read_blocks, read_lines
 from coranto_consumers.spark.streaming.offsets import Position, bounded
 
 _TAIL_BYTES: Final = 64 << 10

@@ -21,7 +21,7 @@ there. At most `MAX_RESCAN` bytes of a journal are read again for idle producers
 longer are forgotten.
 
 **Segments of streams** are in an offset from the time when they may be read until they are truncated
-(`spark/journals/discovery.py`).
+(`journals/discovery.py`).
 
 **`since`.** Spark keeps only the ends of batches. If a query ended before its first batch did, Spark asks for the
 initial offset again, and `latest` is then a later one. So the end of the first batch also has its begin, and no content

@@ -13,8 +13,7 @@ from coranto.client import SyncJournalClient
 from coranto.errors import CorruptData, OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import JsonLines
-from coranto_consumers.spark.committed.sequencing import LongTransaction
-from coranto_consumers.spark.journals.discovery import (
+from coranto_consumers.journals.discovery import (
     ContentExtent,
     Extents,
     contents,
@@ -22,10 +21,11 @@ from coranto_consumers.spark.journals.discovery import (
     gone_segments,
     not_read,
 )
-from coranto_consumers.spark.journals.fetching import task_client
-from coranto_consumers.spark.journals.losses import LostContent, PartlyLost, continue_after, lost_before, warn_of
-from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.journals.losses import LostContent, PartlyLost, continue_after, lost_before, warn_of
+from coranto_consumers.journals.ranges import Range
+from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.options.source_options import SourceOptions
+from coranto_consumers.spark.session.fetching import task_client
 from coranto_consumers.spark.streaming.batches import (
     BatchPlanner,
     JournalBatch,

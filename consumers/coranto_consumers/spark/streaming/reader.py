@@ -19,12 +19,12 @@ from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
 from coranto.offsets import vector_to_json
 from coranto.security.tokens import Capability
+from coranto_consumers.journals.discovery import ContentExtent, heads_of, open_journals, when_sealed
+from coranto_consumers.journals.framings import name_of
+from coranto_consumers.journals.ranges import plan_transaction
 from coranto_consumers.spark.decoding.rows import BatchBuilder, RowLayout
-from coranto_consumers.spark.journals.discovery import ContentExtent, heads_of, open_journals, when_sealed
-from coranto_consumers.spark.journals.fetching import read_together, task_client
-from coranto_consumers.spark.journals.framings import name_of
-from coranto_consumers.spark.journals.ranges import plan_transaction
 from coranto_consumers.spark.session.access import for_tasks, without_keys
+from coranto_consumers.spark.session.fetching import read_together, task_client
 from coranto_consumers.spark.session.task_errors import told_to_driver
 from coranto_consumers.spark.session.versions import (
     ReadAllAvailable,

@@ -7,6 +7,7 @@ import pytest
 
 from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
+from coranto_consumers.journals.framings import CsvRecords
 from coranto_consumers.spark import (
     ConsumerOptions,
     DeadLetters,
@@ -16,7 +17,6 @@ from coranto_consumers.spark import (
     exactly_once,
 )
 from coranto_consumers.spark.consumer.windows import WindowConsumer
-from coranto_consumers.spark.journals.framings import CsvRecords
 from coranto_consumers.stores.windows import WINDOW_COLUMN
 
 

@@ -11,8 +11,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from coranto.errors import CorruptMessage
+from coranto_consumers.journals.ranges import Range, split
 from coranto_consumers.spark.committed.joint_reading import HELD_BYTES, CommittedReader
-from coranto_consumers.spark.journals.ranges import Range, split
 from coranto_consumers.spark.options.source_options import DEFAULT_MAX_BYTES
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import expected, histories

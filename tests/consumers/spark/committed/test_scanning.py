@@ -10,9 +10,9 @@ from coranto.errors import CorruptData
 from coranto.messages.columnar import ClockReset, RowSegment
 from coranto.messages.outlines import BorderSegment, Limit, Outline, SegmentCommit
 from coranto.messages.uuids import Flags, ProducerId
+from coranto_consumers.journals.ranges import Range
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummary, summary_rows
 from coranto_consumers.spark.committed.sequencing import read_end
-from coranto_consumers.spark.journals.ranges import Range
 
 
 def test_ranges_that_do_not_add_up_are_noticed():

@@ -4,9 +4,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from coranto.messages.checkpoints import Checkpoint, Source
+from coranto_consumers.journals.ranges import Range
 from coranto_consumers.spark.committed.joint_reading import CommittedReader
 from coranto_consumers.spark.committed.sequencing import LongTransactions
-from coranto_consumers.spark.journals.ranges import Range
 from tests.consumers.spark.folding import FRAMING, Memory, transaction
 from tests.consumers.spark.histories import expected, histories
 from tests.sampling import examples

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from coranto_consumers.journals.losses import LostContent
 from coranto_consumers.spark import ConsumeReport, SparkConsumerMetrics
 from coranto_consumers.spark.consumer.progress import PHASES, PhaseTimes
-from coranto_consumers.spark.journals.losses import LostContent
 
 COUNTERS = ("transactions", "messages", "records_read", "published", "misfits")
 BEGUN = ConsumeReport(0, 0, 0, 0, {"a": 0, "b": 5}, {"a": 100, "b": 5}, 0, fence=1)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pytest
 
 from coranto.messages.checkpoints import Source
+from coranto_consumers.journals.discovery import ContentExtent
+from coranto_consumers.journals.ranges import Range
 from coranto_consumers.spark.consumer.prefetch import NextInput, PlannedInput, Prefetcher
-from coranto_consumers.spark.journals.discovery import ContentExtent
-from coranto_consumers.spark.journals.ranges import Range
 
 FIRST = PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(7)})
 SECOND = PlannedInput.of([Range("a", 10, 20, 50)], {"a": Source(10)})

@@ -13,6 +13,7 @@ from coranto.client.retry import RetryPolicy
 from coranto.errors import InvalidInput, OffsetJump, RejectedRow
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.uuids import new_producer_id
+from coranto_consumers.journals.discovery import ContentExtent
 from coranto_consumers.outputs.dead_letters import MisfitPolicy
 from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark import ConsumeReport, ConsumerOptions, Hooks
@@ -24,7 +25,6 @@ from coranto_consumers.spark.consumer.run import Run
 from coranto_consumers.spark.consumer.transaction import Owner
 from coranto_consumers.spark.consumer.transaction_inputs import MessageBound, OptimisticWrites
 from coranto_consumers.spark.inputs.input_reader import FoundLong, Input
-from coranto_consumers.spark.journals.discovery import ContentExtent
 from tests.consumers.spark.consumer.test_transaction import Rows, outputs
 
 JOURNAL = "a/one"

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coranto_consumers.journals.ranges import Range, plan_transaction
 from coranto_consumers.spark.consumer.spark_consumer import Pace
 from coranto_consumers.spark.consumer.transaction_inputs import SHORTEST_MESSAGE, MessageBound
-from coranto_consumers.spark.journals.ranges import Range, plan_transaction
 
 
 def whole(length: int, journal: str = "a") -> Range:

@@ -9,12 +9,12 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, func, select
 from coranto.client.publishing import SyncPublisher
 from coranto.messages import JsonLines, ProducerClock, new_producer_id
 from coranto.messages.checkpoints import ProducerState, Source
+from coranto_consumers.journals.ranges import Range
 from coranto_consumers.spark import JournalOutput, Outputs, Replace, SparkConsumer, TableOutput
 from coranto_consumers.spark.consumer import transaction_inputs
 from coranto_consumers.spark.consumer.transaction_inputs import OptimisticWrites
 from coranto_consumers.spark.inputs import strategies
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
-from coranto_consumers.spark.journals.ranges import Range
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.uuids import ProducerId
+from coranto_consumers.journals.discovery import ContentExtent
+from coranto_consumers.journals.losses import LostContent
+from coranto_consumers.journals.ranges import Range
 from coranto_consumers.spark.committed.sequencing import LongTransaction
 from coranto_consumers.spark.consumer.unread import UnreadContent
-from coranto_consumers.spark.journals.discovery import ContentExtent
-from coranto_consumers.spark.journals.losses import LostContent
-from coranto_consumers.spark.journals.ranges import Range
 
 
 def up_to(**heads: int) -> UnreadContent:

@@ -16,8 +16,8 @@ from pyspark.sql.types import (
 )
 
 from coranto.errors import InvalidInput
+from coranto_consumers.journals.framings import AnyLines, CsvRecords, FixedRecords
 from coranto_consumers.spark.decoding.parsers import parser_of, text_columns
-from coranto_consumers.spark.journals.framings import AnyLines, CsvRecords, FixedRecords
 from tests.sampling import examples
 
 

@@ -5,8 +5,8 @@ import pytest
 from pyspark.sql.types import StructType
 
 from coranto.errors import InvalidInput
+from coranto_consumers.journals.framings import FixedRecords
 from coranto_consumers.spark.decoding.parsers import parser_of
-from coranto_consumers.spark.journals.framings import FixedRecords
 from tests.consumers.spark.shop_protobuf import ORDER, descriptors
 
 FRAMING = FixedRecords(descriptors().SerializeToString(), "shop.Order")

@@ -12,12 +12,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
+from coranto_consumers.journals.framings import made_tolerant
+from coranto_consumers.journals.ranges import NumberedRange, Range, split
 from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSummarizer, RangeSummary
 from coranto_consumers.spark.decoding.rows import FIELDS, LINE, PARSED_PREFIX, PIECE, SUMMARY, Misfits, parsed_layout
 from coranto_consumers.spark.inputs import frames
 from coranto_consumers.spark.inputs.frames import SequencedRows
-from coranto_consumers.spark.journals.framings import made_tolerant
-from coranto_consumers.spark.journals.ranges import NumberedRange, Range, split
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import histories
 from tests.sampling import examples

@@ -5,6 +5,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from coranto.messages.framing import JsonLines
+from coranto_consumers.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
 from coranto_consumers.spark.inputs.frames import planned_rows, sequenced_layout
 from coranto_consumers.spark.inputs.strategies import (
     CachedRows,
@@ -13,7 +14,6 @@ from coranto_consumers.spark.inputs.strategies import (
     chosen_columns,
     strategy_for,
 )
-from coranto_consumers.spark.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
 
 JOURNAL = "rows/source"
 SCHEMA = StructType([StructField("n", LongType())])

@@ -13,8 +13,8 @@ from coranto.errors import CorruptData
 from coranto.messages.checkpoints import Source
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import Flags, ProducerClock, format_uuid, new_producer_id
-from coranto_consumers.spark.journals.framings import CsvRecords
-from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.journals.framings import CsvRecords
+from coranto_consumers.journals.ranges import Range
 from coranto_consumers.spark.streaming.batches import BatchPlanner, ReadState, part_between, require_end, require_part
 from coranto_consumers.spark.streaming.offsets import Position, dumps, loads
 from tests.consumers.spark.folding import FRAMING, Memory

@@ -15,9 +15,9 @@ from coranto.messages.fixed_frame import FixedFrame, encode_frame
 from coranto.messages.payloads import ProtobufPayload
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, new_producer_id
+from coranto_consumers.journals.framings import CsvRecords, FixedRecords, chosen_framing
 from coranto_consumers.spark import DeadLetters, Outputs, SparkConsumer, TableOutput, dead_letter_table
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.journals.framings import CsvRecords, FixedRecords, chosen_framing
 from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.source.data_source import JournalDataSource
 from coranto_consumers.stores import SqlStore

@@ -14,7 +14,7 @@ from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.testing.http_store import HttpStore
 from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
 from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.journals import fetching
+from coranto_consumers.spark.session import fetching
 from coranto_consumers.stores import SqlStore
 
 JOURNAL = "stored/one"

@@ -14,11 +14,11 @@ from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.stream import Segment, segment_journal
 from coranto.testing import SyncCluster
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.journals.discovery import contents, extents, list_journals, require_unread, routes_of
+from coranto_consumers.journals.losses import LostContent
+from coranto_consumers.journals.ranges import Range, ReadPlan
 from coranto_consumers.spark import SparkConsumer
 from coranto_consumers.spark.inputs.frames import planned_rows, sequenced_layout
-from coranto_consumers.spark.journals.discovery import contents, extents, list_journals, require_unread, routes_of
-from coranto_consumers.spark.journals.losses import LostContent
-from coranto_consumers.spark.journals.ranges import Range, ReadPlan
 from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.source.planning import plan_read
 from coranto_consumers.spark.streaming.offsets import Position

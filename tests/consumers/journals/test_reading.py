@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import format_uuid
-from coranto_consumers.spark.journals.ranges import Range, split
-from coranto_consumers.spark.journals.reading import read_blocks, read_lines
+from coranto_consumers.journals.ranges import Range, split
+from coranto_consumers.journals.reading import read_blocks, read_lines
 from tests.consumers.spark.folding import FRAMING, Memory
 from tests.consumers.spark.histories import PRODUCERS, histories
 from tests.sampling import examples

@@ -18,7 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from coranto_consumers.spark.journals.ranges import Cuts, Range, Slice, plan_slices, split
+from coranto_consumers.journals.ranges import Cuts, Range, Slice, plan_slices, split
 
 _MAX_PLACES: Final = 10_000
 

@@ -15,9 +15,7 @@ from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import ProducerClock, ProducerId, new_producer_id
-from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
-from coranto_consumers.spark.application.consumer_options import ConsumerOptions
-from coranto_consumers.spark.journals.losses import (
+from coranto_consumers.journals.losses import (
     Holes,
     LostContent,
     PartlyLost,
@@ -26,6 +24,8 @@ from coranto_consumers.spark.journals.losses import (
     lost_of,
     of_another,
 )
+from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.application.consumer_options import ConsumerOptions
 from coranto_consumers.spark.options.source_options import SourceOptions
 from coranto_consumers.spark.source.planning import plan_read
 from coranto_consumers.stores import SqlStore

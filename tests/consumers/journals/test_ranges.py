@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.journals.ranges import Range, ReadPlan, plan_slices, plan_transaction, split
+from coranto_consumers.journals.ranges import Range, ReadPlan, plan_slices, plan_transaction, split
 
 offsets = st.integers(0, 10_000)
 journals = st.dictionaries(

@@ -1,4 +1,4 @@
-"""The framings of messages that Spark reads: lines, rows of CSV and fixed frames (option `framing`).
+"""The framings of messages that are read in columns: lines, rows of CSV and fixed frames (option `framing`).
 
 A range of lines may begin anywhere: the next newline shows where a line begins. Rows of CSV and frames may contain any
 bytes. So with a *record framing*, a range starts where a message starts.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from coranto.errors import InvalidInput
 from coranto.messages.framing import DEFAULT_UUID_POINTER, MARK, JsonLines
-from coranto_consumers.spark.journals.discovery import JournalLabels
+from coranto_consumers.journals.discovery import JournalLabels
 
 if TYPE_CHECKING:
     from coranto.messages.csv_rows import CsvRows

@@ -18,8 +18,8 @@ from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s, producer_n
 from coranto.messages.framing import DEFAULT_LINE_BYTES, Decoder, JsonLines
 from coranto.messages.special_lines import read_block
 from coranto.messages.uuids import ZERO_UUID, UuidParts
-from coranto_consumers.spark.journals.framings import ReadFraming, Records
-from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.journals.framings import ReadFraming, Records
+from coranto_consumers.journals.ranges import Range
 
 BLOCK_BYTES = 4 << 20
 OVERRUN_BYTES = 4 << 10

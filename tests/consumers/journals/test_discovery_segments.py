@@ -14,14 +14,14 @@ from coranto.streams.model.frontier import Frontier, frontier_at
 from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.positions import SegmentPosition
 from coranto.streams.model.stream import Segment, Stream, segment_journal
-from coranto_consumers.spark.consumer.unread import UnreadContent
-from coranto_consumers.spark.journals.discovery import (
+from coranto_consumers.journals.discovery import (
     ContentExtent,
     gone_segments,
     not_read,
     open_journals,
     when_sealed,
 )
+from coranto_consumers.spark.consumer.unread import UnreadContent
 
 NAME = "shop/orders"
 OTHER = "shop/other"

@@ -17,9 +17,9 @@ from coranto.client import Chunk, ClientConfig, SyncJournalClient
 from coranto.client.disk_cache import DEFAULT_CACHE_BYTES, DiskCache
 from coranto.client.side_by_side import JournalRange
 from coranto.messages.framing import JsonLines
-from coranto_consumers.spark.journals.framings import ReadFraming
-from coranto_consumers.spark.journals.ranges import Range
-from coranto_consumers.spark.journals.reading import OVERRUN_BYTES, JournalContent, contiguous
+from coranto_consumers.journals.framings import ReadFraming
+from coranto_consumers.journals.ranges import Range
+from coranto_consumers.journals.reading import OVERRUN_BYTES, JournalContent, contiguous
 
 _LOCAL_FOLDERS: Final = "SPARK_EXECUTOR_DIRS"
 """The variable with an application's local folders, from a standalone worker to its executors."""

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coranto_consumers.spark.journals.placing import FragmentPlaces
-from coranto_consumers.spark.journals.ranges import Range
+from coranto_consumers.journals.ranges import Range
+from coranto_consumers.spark.inputs.placing import FragmentPlaces
 
 EXECUTORS = ("executor_a_1", "executor_b_2", "executor_c_3")
 

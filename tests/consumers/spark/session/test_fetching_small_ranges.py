@@ -16,9 +16,9 @@ from coranto.errors import InvalidInput, OffsetJump, Unavailable
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.testing.fake_broker import Break, CallPoint
 from coranto.wire import protocol_pb2 as pb
-from coranto_consumers.spark.journals.fetching import SMALL_BYTES, read_together
-from coranto_consumers.spark.journals.ranges import Range, split
-from coranto_consumers.spark.journals.reading import JournalContent, read_lines
+from coranto_consumers.journals.ranges import Range, split
+from coranto_consumers.journals.reading import JournalContent, read_lines
+from coranto_consumers.spark.session.fetching import SMALL_BYTES, read_together
 from tests.consumers.spark.folding import FRAMING
 
 LINE = b'{"n":1}\n'

@@ -1,1 +1,0 @@
-"""Ranges of journals: discovery, planning, fetching and reading."""
