@@ -55,17 +55,16 @@ def copy_text(owner: Sequence[object], columns: Sequence[Any]) -> Any:
 
     There is at least one column. Columns are Arrow arrays of equal length, of types that `can_copy` accepts.
     """
-    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
+
+    from coranto.messages.arrow_values import joined
 
     *before, last = map(_texts, columns)
     ended = pc.binary_join_element_wise(last, "", "\n", null_handling="replace", null_replacement=_NULL)
     shared = [pa.scalar(_escaped(str(value))) for value in owner]
     rows = pc.binary_join_element_wise(*shared, *before, ended, "\t", null_handling="replace", null_replacement=_NULL)
-    # The rows' texts are adjacent in one buffer, which COPY reads.
-    _, borders, text = rows.buffers()
-    return text.slice(0, np.frombuffer(borders, dtype=np.int32)[len(rows)])
+    return joined(rows)
 
 
 def copy_statement(table: Table, names: Sequence[str]) -> sql.Composed:
@@ -109,13 +108,9 @@ def _texts(column: Any) -> Any:
 
 def _may_need_escapes(texts: Any) -> bool:
     """Return True if texts have characters that COPY escapes, or a few others."""
-    import numpy as np
+    from coranto.messages.arrow_values import joined
 
-    _, borders, content = texts.buffers()
-    if content is None:
-        return False
-    ends = np.frombuffer(borders, dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    characters = np.frombuffer(content, dtype=np.uint8)[ends[0] : ends[-1]]
+    characters = joined(texts)
     return bool(((characters <= ord("\r")) | (characters == ord("\\"))).any())
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.arrow_values import borders_of, data_of
 from coranto.messages.batches import UNREADABLE, parse_lines
 from coranto.messages.columnar import Mask
 
@@ -73,9 +74,7 @@ def _one_object_each(lines: pa.RecordBatch) -> Mask:
     as many objects as lines means one object in each.
     """
     content = lines.column("content")
-    _, borders, data = content.buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1].astype(np.int64)
-    characters = np.frombuffer(data, dtype=np.uint8)
+    ends, characters = borders_of(content).astype(np.int64), data_of(content)
     whole: Mask = np.diff(ends) > 2
     starts, lasts = ends[:-1][whole], ends[1:][whole] - 2
     whole[whole] = (characters[starts] == ord("{")) & (characters[lasts] == ord("}"))

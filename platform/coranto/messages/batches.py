@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
     raise explained(error) from error
 
 from coranto.errors import InvalidInput
+from coranto.messages.arrow_values import borders_of, joined
 from coranto.messages.framing import JsonLines
 from coranto.messages.special_lines import read_block
 
@@ -78,13 +79,10 @@ def parse_lines(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.Ta
         options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     if not len(content):
         return (schema or pa.schema([])).empty_table()
-    _, bounds, values = content.buffers()
-    ends = np.frombuffer(bounds, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
-    lines = values.slice(int(ends[0]), int(ends[-1] - ends[0]))
     # A block must hold the longest line.
-    blocks = pyarrow.json.ReadOptions(block_size=max(1 << 20, int(np.diff(ends).max()) + 1))
+    blocks = pyarrow.json.ReadOptions(block_size=max(1 << 20, int(np.diff(borders_of(content)).max()) + 1))
     try:
-        return pyarrow.json.read_json(pa.BufferReader(lines), blocks, options)
+        return pyarrow.json.read_json(pa.BufferReader(joined(content)), blocks, options)
     except pa.ArrowInvalid as error:
         raise InvalidInput(
             f"not lines of JSON that fit together: {error}; write one object a line, each field of one type"

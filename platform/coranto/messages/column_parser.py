@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
-from numpy.typing import NDArray
 
-from coranto.messages.columnar import Int64s, Mask
+from coranto.messages.arrow_values import borders_of, joined
+from coranto.messages.columnar import Bytes, Int64s, Mask
 
 _FEW_LINES: Final = 64
 _AT_ROW: Final = re.compile(r" in row ([0-9]{1,9})\Z")
@@ -77,7 +77,7 @@ class LineParser:
     def _are_tiny(self, content: Any) -> Mask:
         """Return the mask of lines with numbers that pyarrow must not take for decimals."""
         mask: Mask = np.zeros(len(content), dtype=np.bool_)
-        characters = np.frombuffer(_joined(content), dtype=np.uint8) if self._has_decimals else mask
+        characters = joined(content) if self._has_decimals else mask
         at = np.flatnonzero((characters[:-1] | 0x20 == ord("e")) & (characters[1:] == ord("-")))
         if len(at):
             lengths = pc.binary_length(content).to_numpy()
@@ -122,7 +122,7 @@ class LineParser:
         pyarrow tells it in its error where a line is not JSON, or has a value of another kind. The index only saves
         time: nothing is wrong if pyarrow tells another one, or none.
         """
-        lines = _joined(content)
+        lines = joined(content)
         blocks = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
         try:
             table = pyarrow.json.read_json(pa.BufferReader(lines), blocks, self._options)
@@ -150,8 +150,7 @@ def without_heads(content: Any, headed: Mask, head_bytes: int) -> Any:
 
     `content` is an Arrow binary array. Parsing the unused field of a UUID would take a sixth of the time.
     """
-    _, borders, data = content.buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
+    ends = borders_of(content)
     parts = np.empty(3 * len(content) + 1, dtype=np.int32)  # Of each line: its brace, the omitted part, the rest.
     parts[:-1:3] = ends[:-1]
     parts[1::3] = ends[:-1] + 1
@@ -159,30 +158,21 @@ def without_heads(content: Any, headed: Mask, head_bytes: int) -> Any:
     parts[-1] = ends[-1]
     kept = np.ones(3 * len(content), dtype=np.bool_)
     kept[1::3] = False
-    split = pa.Array.from_buffers(pa.binary(), len(kept), [None, pa.py_buffer(parts), data])
-    _, borders, data = split.filter(pa.array(kept)).buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)[: 2 * len(content) + 1 : 2].copy()
-    return pa.Array.from_buffers(pa.binary(), len(content), [None, pa.py_buffer(ends), data])
-
-
-def _joined(content: Any) -> Any:
-    """Return the bytes of adjacent values as one buffer."""
-    _, borders, data = content.buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
-    return data.slice(int(ends[0]), int(ends[-1] - ends[0]))
+    split = pa.Array.from_buffers(pa.binary(), len(kept), [None, pa.py_buffer(parts), content.buffers()[2]])
+    rest = split.filter(pa.array(kept))
+    ends = borders_of(rest)[::2].copy()
+    return pa.Array.from_buffers(pa.binary(), len(content), [None, pa.py_buffer(ends), rest.buffers()[2]])
 
 
 def unlike_objects(content: Any) -> Mask:
     """Return the mask of lines that are not UTF-8, or may not be exactly one object that every parser accepts."""
-    _, borders, _ = content.buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1].astype(np.int64)
-    starts, ends = ends[:-1] - ends[0], ends[1:] - ends[0]
-    data = _joined(content)
-    characters = np.frombuffer(data, dtype=np.uint8)
+    borders = borders_of(content).astype(np.int64)
+    starts, ends = borders[:-1] - borders[0], borders[1:] - borders[0]
+    characters = joined(content)
     doubtful: Mask = ends - starts < _SHORTEST
     whole = np.flatnonzero(~doubtful)
     doubtful[whole] = (characters[starts[whole]] != ord("{")) | (characters[ends[whole] - 2] != ord("}"))
-    text = memoryview(data).tobytes() if _have_words(characters) else b""
+    text = characters.tobytes() if _have_words(characters) else b""
     for at in _words(text):
         doubtful[np.searchsorted(ends, at, side="right")] = True
     try:
@@ -192,7 +182,7 @@ def unlike_objects(content: Any) -> Mask:
     return doubtful
 
 
-def _have_words(characters: NDArray[np.uint8]) -> bool:
+def _have_words(characters: Bytes) -> bool:
     """Return True if a word occurs anywhere. Pairs of letters are compared together, at even places and at odd ones."""
     for first, shifted in enumerate((characters, characters[1:].copy())):
         pairs = shifted[: len(shifted) & ~1].view("<u2")

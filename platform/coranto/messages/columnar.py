@@ -37,6 +37,7 @@ UInt64s: TypeAlias = NDArray[np.uint64]
 UInt16s: TypeAlias = NDArray[np.uint16]
 Int64s: TypeAlias = NDArray[np.int64]
 Int32s: TypeAlias = NDArray[np.int32]
+Bytes: TypeAlias = NDArray[np.uint8]
 Mask: TypeAlias = NDArray[np.bool_]
 
 DROPPED: Final = -1

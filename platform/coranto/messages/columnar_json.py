@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coranto.errors import InvalidInput
+from coranto.messages.arrow_values import borders_of, data_of, joined
 from coranto.messages.columnar import UInt64s
 from coranto.messages.columnar_stamps import uuid_texts
 from coranto.messages.framing import JsonLines
@@ -113,13 +114,12 @@ def line_pieces(lines: Any, max_bytes: int) -> Iterator[bytes]:
 
     A longer line comes alone.
     """
-    _, borders, data = lines.buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    ends, data = borders_of(lines), data_of(lines)
     row = 0
     while row < len(lines):
         begin = int(ends[row])
         row = max(int(np.searchsorted(ends, begin + max_bytes, side="right")) - 1, row + 1)
-        yield data.slice(begin, int(ends[row]) - begin).to_pybytes()
+        yield data[begin : ends[row]].tobytes()
 
 
 def _named(name: bytes, column: Any) -> list[Any]:
@@ -182,7 +182,7 @@ def _objects(column: Any) -> Any:
 
 def _in_brackets(opening: bytes, column: Any, elements: Any, closing: bytes) -> Any:
     """Return the texts of lists (or maps), from their elements' texts in one array."""
-    borders = _borders(column)
+    borders = borders_of(column)
     lists = pa.ListArray.from_arrays(pa.array(borders - borders[0]), elements)
     texts = _joined([opening, pc.binary_join(lists, b","), closing])
     return pc.if_else(column.is_valid(), texts, pa.scalar(None, pa.binary()))
@@ -190,13 +190,8 @@ def _in_brackets(opening: bytes, column: Any, elements: Any, closing: bytes) -> 
 
 def _within(column: Any, values: Any) -> Any:
     """Return the values in lists (or maps) of a column, without Arrow's values outside the selected rows."""
-    borders = _borders(column)
+    borders = borders_of(column)
     return values.slice(int(borders[0]), int(borders[-1] - borders[0]))
-
-
-def _borders(column: Any) -> Any:
-    """Return the places where lists (or maps) begin, and where the last one ends."""
-    return np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
 
 
 def _fractions(column: Any) -> list[Any]:
@@ -244,11 +239,7 @@ def _quoted(column: Any) -> list[Any]:
 
 def _has_special(column: Any) -> bool:
     """Return True if a text may have a character that JSON escapes."""
-    _, borders, data = column.buffers()
-    if data is None or not len(column):
-        return False
-    ends = np.frombuffer(borders, dtype=np.int32)
-    characters = np.frombuffer(data, dtype=np.uint8)[ends[column.offset] : ends[column.offset + len(column)]]
+    characters = joined(column)
     return bool(((characters < 0x20) | (characters == ord('"')) | (characters == ord("\\"))).any())
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coranto.errors import InvalidInput
+from coranto.messages.arrow_values import borders_of, data_of
 from coranto.messages.columnar import Int64s
 from coranto.messages.mapping import fnv1a32
 
@@ -34,9 +35,7 @@ def mapped(keys: Any, journals: Sequence[str], mapping: Literal["rendezvous", "m
 
 def fnv1a32_column(values: Any) -> NDArray[np.uint32]:
     """Return `fnv1a32` of each value of an Arrow binary array."""
-    _, borders, data = values.buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
-    characters = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
+    ends, characters = borders_of(values).astype(np.int64), data_of(values)
     begins, lengths = ends[:-1], np.diff(ends)
     hashed = np.full(len(values), _BASIS, dtype=np.uint32)
     order = np.argsort(-lengths, kind="stable")

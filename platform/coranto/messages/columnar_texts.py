@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coranto.errors import InvalidInput
+from coranto.messages.arrow_values import borders_of, data_of, joined
 from coranto.messages.columnar import Mask
 from coranto.messages.json_text import is_plain
 
@@ -43,12 +44,10 @@ def odd_texts(texts: Any, reserved: str) -> Mask:
 
 def _without_braces(content: Any) -> Mask:
     """Return the mask of texts that are not `{}`, do not begin with `{"`, or do not end with `}`."""
-    _, borders, data = content.buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
+    ends, characters = borders_of(content), data_of(content)
     short: Mask = np.diff(ends) < 2
     if short.any():
         return np.ones(len(content), dtype=np.bool_)
-    characters = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
     begins, last = ends[:-1], characters[ends[1:] - 1]
     quoted = (characters[begins + 1] == ord('"')) | ((characters[begins + 1] == ord("}")) & (np.diff(ends) == 2))
     sound: Mask = (characters[begins] == ord("{")) & quoted & (last == ord("}"))
@@ -61,19 +60,14 @@ def _with_name(content: Any, reserved: str) -> Mask | None:
     The texts begin with a brace and end with one, so none can be a part of an object that continues in the next line: a
     text cannot continue behind a newline, nor anything else with a brace. So as many objects as lines are one in each.
     """
-    joined = pc.binary_join_element_wise(content, _NEWLINE, _NOTHING)
-    _, borders, data = joined.buffers()
-    if data is None or not len(joined):
-        return np.zeros(len(joined), dtype=np.bool_)
-    ends = np.frombuffer(borders, dtype=np.int32)
-    lines = memoryview(data)[ends[joined.offset] : ends[joined.offset + len(joined)]]
-    if int((np.frombuffer(lines, dtype=np.uint8) == ord("\n")).sum()) != len(joined):
+    lines = joined(pc.binary_join_element_wise(content, _NEWLINE, _NOTHING))
+    if int((lines == ord("\n")).sum()) != len(content):
         return None
     try:
-        objects = _decoder(reserved).decode_lines(lines)
+        objects = _decoder(reserved).decode_lines(lines.data)
     except (msgspec.DecodeError, RecursionError):
         return None
-    if len(objects) != len(joined):
+    if len(objects) != len(content):
         return None
     return np.fromiter((each.found is not msgspec.UNSET for each in objects), np.bool_, len(objects))
 

@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, DateType, StructField, TimestampNTZType, TimestampType
 
 from coranto.messages import column_parser
+from coranto.messages.arrow_values import borders_of, data_of
 from coranto.messages.columnar import Mask
 from coranto_consumers.spark.decoding.json_times import NoZone
 from coranto_consumers.spark.decoding.json_values import MAX_DEPTH, MAX_DIGITS, MISFIT, converter_of
@@ -123,10 +124,9 @@ class ColumnParser(column_parser.LineParser):
 def may_be_beyond(content: Any) -> Mask:
     """Return the mask of lines, in an Arrow binary array, that may exceed the limits of digits or depth."""
     mask: Mask = np.zeros(len(content), dtype=np.bool_)
-    _, borders, data = content.buffers()
-    places = np.frombuffer(borders, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
+    places = borders_of(content)
     # A number of more than MAX_DIGITS contains two successive samples.
-    of_numbers = _OF_NUMBERS[np.frombuffer(data, dtype=np.uint8)[places[0] : places[-1] : _STRIDE]]
+    of_numbers = _OF_NUMBERS[data_of(content)[places[0] : places[-1] : _STRIDE]]
     within = np.flatnonzero(of_numbers[:-1] & of_numbers[1:]) * _STRIDE + places[0]
     rows = np.searchsorted(places[1:], within, side="right")
     for row in set(rows.tolist()):

@@ -11,12 +11,12 @@ from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyspark.sql import types as T
 from pyspark.sql.types import StructField
 
 from coranto.errors import InvalidInput
-from coranto.messages.columnar import Int64s, UInt64s
+from coranto.messages.arrow_values import borders_of, data_of
+from coranto.messages.columnar import Bytes, Int64s, UInt64s
 from coranto.messages.columnar_json import object_texts, stamped_columns
 from coranto.messages.columnar_stamps import stamped_lines
 from coranto.messages.framing import JsonLines
@@ -168,12 +168,11 @@ class RowDigest:
         """Add an Arrow binary array of lines with UUIDs of a producer."""
         if not len(lines):
             return
-        _, borders, data = lines.buffers()
-        ends = np.frombuffer(borders, dtype=np.int32)[lines.offset : lines.offset + len(lines) + 1].astype(np.int64)
+        ends, characters = borders_of(lines).astype(np.int64), data_of(lines)
         behind = len(framing.uuid_prefix) + _UUID
-        view, places = memoryview(data), ends.tolist()
+        view, places = characters.data, ends.tolist()
         sums = [crc32(view[begin + behind : end]) for begin, end in pairwise(places)]
-        for row in _elsewhere(np.frombuffer(data, dtype=np.uint8), ends[:-1] + behind, producer):
+        for row in _elsewhere(characters, ends[:-1] + behind, producer):
             uuid = re.compile(rb"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}" + producer.hex().encode())
             sums[row] = crc32(uuid.sub(b"", view[places[row] : places[row + 1]], count=1))
         self.messages += len(lines)
@@ -188,7 +187,7 @@ class RowDigest:
         return f"{self.messages}-{self.total:016x}"
 
 
-def _elsewhere(content: NDArray[np.uint8], behind: NDArray[np.int64], producer: ProducerId) -> list[int]:
+def _elsewhere(content: Bytes, behind: Int64s, producer: ProducerId) -> list[int]:
     """Return the lines that have their UUID not at their beginning, because their texts had a value where it comes."""
     node = np.frombuffer(producer.hex().encode(), dtype=np.uint8)
     places = (behind - (_UUID - _NODE))[:, None] + np.arange(len(node))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from coranto.client import SyncJournalClient
 from coranto.errors import CorantoError, InvalidInput
+from coranto.messages.arrow_values import joined
 from coranto.messages.columnar_mapping import mapped
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import MappingName
@@ -103,7 +104,7 @@ class PendingPublisher:
         begin = 0
         for number in present:
             messages = int(counts[number])
-            self._append(self._journals[number], content_of(lines.slice(begin, messages)), clock, messages)
+            self._append(self._journals[number], joined(lines.slice(begin, messages)).tobytes(), clock, messages)
             begin += messages
 
     def finish(self) -> Pending:
@@ -179,12 +180,3 @@ def publish(
         publisher.roll_back(error)
         raise
     return pending, taken.use._replace(clock=taken.clock.tick())
-
-
-def content_of(lines: Any) -> bytes:
-    """Return the bytes of an Arrow binary array of lines."""
-    _, borders, data = lines.buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)
-    begin, end = int(ends[lines.offset]), int(ends[lines.offset + len(lines)])
-    content: bytes = data.slice(begin, end - begin).to_pybytes()
-    return content

@@ -30,6 +30,7 @@ from coranto.errors import (
     StreamChanged,
     StreamSealed,
 )
+from coranto.messages.arrow_values import joined
 from coranto.messages.columnar import Int64s, UInt64s
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerClock, ProducerId, new_producer_id
 from coranto.streams.model.columnar_keys import key_hashes
@@ -37,7 +38,6 @@ from coranto.streams.model.stream import decode, segments_selector
 from coranto.streams.writer.multi_key.bulk import hold_segment
 from coranto.streams.writer.multi_key.bulk_parts import EVENTS, BulkPart, restamped, roll_back
 from coranto_consumers.spark.sink.message_rows import RowDigest, Rows
-from coranto_consumers.spark.sink.publishing import content_of
 
 KEPT_PLACES: Final = 1 << 18
 """The events of a task whose places it tells the driver, 8 bytes each. Others cannot be moved after the task."""
@@ -126,7 +126,7 @@ class SegmentPublisher:
                 part = events.take(rows).lines(EVENTS, own, first, Flags.CONTINUE_TXN)
             else:
                 part = lines if len(rows) == len(events) else lines.take(pa.array(rows))
-            self._hold(journal, content_of(part), first, last, places[rows])
+            self._hold(journal, joined(part).tobytes(), first, last, places[rows])
 
     def finish(self) -> tuple[BulkPart, ...]:
         """Return the parts once all events are in their segments."""

@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from coranto.messages.columnar import Int64s, UInt64s
+from coranto.messages.arrow_values import borders_of, data_of
+from coranto.messages.columnar import Bytes, Int64s, UInt64s
 from coranto.streams.model.keys import KEY_BITS, SEED, final_mix, key_hash, mix1, mix2, rotate
 
 _BLOCK: Final = 8
@@ -21,9 +22,7 @@ def key_hashes(keys: Any) -> UInt64s:
     import pyarrow as pa
 
     values = keys.cast(pa.binary())
-    _, borders, data = values.buffers()
-    ends = np.frombuffer(borders, dtype=np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
-    return _hashes(data if data is not None else b"", ends, lambda row: str(keys[row].as_py()))
+    return _hashes(data_of(values), borders_of(values).astype(np.int64), lambda row: str(keys[row].as_py()))
 
 
 def text_hashes(keys: Sequence[str]) -> UInt64s:
@@ -31,12 +30,11 @@ def text_hashes(keys: Sequence[str]) -> UInt64s:
     encoded = [key.encode("utf-8", "surrogatepass") for key in keys]
     ends = np.zeros(len(keys) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, encoded), np.int64, len(keys)), out=ends[1:])
-    return _hashes(b"".join(encoded), ends, keys.__getitem__)
+    return _hashes(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends, keys.__getitem__)
 
 
-def _hashes(data: Any, ends: Int64s, key_at: Callable[[int], str]) -> UInt64s:
-    """Return the places of keys in UTF-8 whose ends in `data` are given, behind the beginning of the first one."""
-    characters = np.frombuffer(data, dtype=np.uint8)
+def _hashes(characters: Bytes, ends: Int64s, key_at: Callable[[int], str]) -> UInt64s:
+    """Return the places of keys in UTF-8 whose ends are given, behind the beginning of the first one."""
     lengths = np.diff(ends)
     others = _with_other_characters(characters, ends) | (lengths >= _FEW_BLOCKS * _BLOCK)
     found: UInt64s = np.zeros(len(lengths), dtype=np.uint64)
@@ -49,7 +47,7 @@ def _hashes(data: Any, ends: Int64s, key_at: Callable[[int], str]) -> UInt64s:
     return found
 
 
-def _with_other_characters(characters: NDArray[np.uint8], ends: Int64s) -> NDArray[np.bool_]:
+def _with_other_characters(characters: Bytes, ends: Int64s) -> NDArray[np.bool_]:
     """Return the mask of keys with characters beyond ASCII."""
     at = np.flatnonzero(characters[ends[0] : ends[-1]] >= 0x80) + ends[0]
     mask = np.zeros(len(ends) - 1, dtype=np.bool_)
@@ -57,7 +55,7 @@ def _with_other_characters(characters: NDArray[np.uint8], ends: Int64s) -> NDArr
     return mask
 
 
-def _hashed(characters: NDArray[np.uint8], begins: Int64s, lengths: Int64s, blocks: int) -> UInt64s:
+def _hashed(characters: Bytes, begins: Int64s, lengths: Int64s, blocks: int) -> UInt64s:
     """Return the places of ASCII keys of `blocks` whole blocks and a part of another."""
     width = (blocks + 1) * _BLOCK
     at = np.arange(width)

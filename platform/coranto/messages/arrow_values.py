@@ -1,0 +1,30 @@
+"""The buffers of Arrow arrays as numpy arrays, without a copy, for work on whole columns of texts or bytes.
+
+An Arrow array has the *borders* of its values: the places in their common data where each begins, and where the last
+one ends. A slice has the borders of its own values, in the data of the array that it was taken from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from coranto.messages.columnar import Bytes, Int32s
+
+
+def borders_of(column: Any) -> Int32s:
+    """Return the borders of an Arrow array of texts, bytes, lists or maps: one more than it has values."""
+    return np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+
+
+def data_of(values: Any) -> Bytes:
+    """Return the data that the borders of an Arrow array of texts or bytes refer to."""
+    data = values.buffers()[2]
+    return np.frombuffer(b"" if data is None else data, dtype=np.uint8)
+
+
+def joined(values: Any) -> Bytes:
+    """Return all texts or bytes of an Arrow array as one, without those outside of a slice."""
+    borders = borders_of(values)
+    return data_of(values)[borders[0] : borders[-1]]
