@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,8 +29,8 @@ from pyspark.sql import DataFrame
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.client.config import require_client
 from coranto.client.retry import RetryPolicy
-from coranto.errors import BatchChanged, CorruptData, InvalidInput, Outcome, RejectedRow, Unavailable
-from coranto.messages.checkpoints import Checkpoint, Identity, Source
+from coranto.errors import BatchChanged, CorruptData, InvalidInput, Outcome, Unavailable
+from coranto.messages.checkpoints import Identity, Source
 from coranto_consumers.outputs.dead_letters import DeadLetters
 from coranto_consumers.outputs.identity import IdentityCheck
 from coranto_consumers.spark.application.consumer_options import OF_BATCHES, ConsumerOptions
@@ -45,7 +44,6 @@ from coranto_consumers.spark.consumer.batch_content import (
 )
 from coranto_consumers.spark.consumer.outages import Outages
 from coranto_consumers.spark.consumer.progress import ConsumeReport, Hooks, Tell
-from coranto_consumers.spark.consumer.rejections import Rejections, settled
 from coranto_consumers.spark.consumer.transaction import ConsumerTransaction, Owner, output_store
 from coranto_consumers.spark.inputs.input_reader import Input
 from coranto_consumers.spark.outputs.stores import OutputStore
@@ -156,8 +154,9 @@ class _Batches:
                 "is older than the query's checkpoint, as after a restoration. Begin a new query, with another name"
             )
         else:
-            read = Input(batch, 0, 0, {_PREFIX + query.id: Source(number + 1)})
-            _BatchTransaction(self._owner, self._connected, number, content).run(read)
+            sources, name = {_PREFIX + query.id: Source(number + 1)}, f"batch {number} of {self._owner.name}"
+            read = Input(batch, 0, 0, sources, batch=name, record=content.to_text())
+            ConsumerTransaction(self._owner, self._owner.progress, self._connected).run(read)
             self._next, self._last = number + 1, content
         self._is_restored = True
         self._outages.progressed()
@@ -217,25 +216,3 @@ class _Batches:
         if self._client is None:
             raise InvalidInput("publishing to journals needs a connection; give exactly_once a client", field="client")
         return SyncJournalClient.of(self._client)
-
-
-class _BatchTransaction(ConsumerTransaction):
-    def __init__(
-        self,
-        owner: Owner,
-        connect: Callable[[], AbstractContextManager[SyncJournalClient]],
-        number: int,
-        content: BatchContent,
-    ) -> None:
-        super().__init__(owner, owner.progress, connect)
-        self._batch = f"batch {number} of {owner.name}"
-        self._content = content
-
-    def _checkpoint(self, read: Input) -> Checkpoint:
-        return replace(super()._checkpoint(read), batch=self._content.to_text())
-
-    def _without_rejected(self, read: Input, problem: RejectedRow) -> Input:
-        owner = self._owner
-        batch, rejections = read.committed, Rejections(owner.name, owner.outputs, owner.misfits, owner.rejection)
-        committed, dead, misfits = settled(batch, self._batch, rejections, problem)
-        return replace(read, committed=committed, dead=dead, misfits=misfits)

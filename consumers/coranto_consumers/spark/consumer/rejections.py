@@ -178,7 +178,12 @@ def left_out(frame: DataFrame, treatments: Treatments, places: PlaceColumns, col
 
 
 def without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) -> Input:
-    """Return an input without the messages that the store rejects, or with nulls in them, as `Rejections` decides."""
+    """Return an input without the messages that the store rejects, or with nulls in them, as `Rejections` decides.
+
+    Raises RejectedRow for one that the policy forbids.
+    """
+    if read.batch:
+        return _batch_without_rejected(read, rejections, problem)
     treatments = rejections.treatments(read.committed, read.required.union(METADATA), problem)
     gone = sorted(place for place, nulls in treatments.items() if nulls is None)
     dead = read.dead
@@ -228,19 +233,14 @@ _ROW_BITS: Final = 33
 """The bits of `monotonically_increasing_id` below the partition number."""
 
 
-def settled(
-    batch: DataFrame, name: str, rejections: Rejections, problem: RejectedRow
-) -> tuple[DataFrame, DataFrame | None, int]:
-    """Return a batch that the store accepts, the dead letters left out of it, and the number of misfits.
-
-    `name` names the batch in errors and dead letters. Raises RejectedRow for a row that the policy forbids.
-    """
+def _batch_without_rejected(read: Input, rejections: Rejections, problem: RejectedRow) -> Input:
+    batch = read.committed
     columns = batch.columns
     if len({each.lower() for each in columns}) < len(columns):
         raise problem  # Column names are ambiguous.
     places = _places_of(batch)
     if places is _NUMBERED:
-        batch = _numbered(batch).withColumn(places.journal, F.lit(name))
+        batch = _numbered(batch).withColumn(places.journal, F.lit(read.batch))
     kept = {places.journal, places.offset, *METADATA, *(each.name for each in batch.schema if not each.nullable)}
 
     def made(rows: DataFrame) -> Outputs:
@@ -248,7 +248,8 @@ def settled(
 
     found = replace(rejections, outputs=made, places=places).treatments(batch, kept, problem)
     dead = left_out(batch, found, places, columns) if None in found.values() else None
-    return treated(batch, found, places).select(*map(column_named, columns)), dead, len(found)
+    committed = treated(batch, found, places).select(*map(column_named, columns))
+    return replace(read, committed=committed, dead=dead, misfits=len(found))
 
 
 def _places_of(batch: DataFrame) -> PlaceColumns:

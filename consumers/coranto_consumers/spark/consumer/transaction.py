@@ -217,7 +217,9 @@ class ConsumerTransaction:
             except RejectedRow as rejected:
                 if self._is_expected:
                     raise
-                read = self._without_rejected(read, rejected)
+                owner = self._owner
+                rejections = Rejections(owner.name, owner.outputs, owner.misfits, owner.rejection)
+                read = without_rejected(read, rejections, rejected)
                 self._run(read, staged)
             if span is not None:
                 span.note(messages=read.messages, published=self._published.messages)
@@ -263,14 +265,6 @@ class ConsumerTransaction:
             self._published = publish_journal_outputs(journals, self._client(), owner.ids)
         owner.hooks.reached(Step.PUBLISHED)
 
-    def _without_rejected(self, read: Input, problem: RejectedRow) -> Input:
-        owner = self._owner
-        rejections = Rejections(owner.name, owner.outputs, owner.misfits, owner.rejection)
-        return without_rejected(read, rejections, problem)
-
-    def _checkpoint(self, read: Input) -> Checkpoint:
-        return Checkpoint(read.sources, self._published.intents)
-
     def _commit(self, read: Input) -> None:
         before = self.report
         done = replace(
@@ -287,7 +281,8 @@ class ConsumerTransaction:
             self._owner.hooks.reached(Step.MERGED)
             self._is_committing = True
 
-        self._owner.commit(self._written, self._checkpoint(read), done, merged)
+        checkpoint = Checkpoint(read.sources, self._published.intents, batch=read.record)
+        self._owner.commit(self._written, checkpoint, done, merged)
         self.report = done
 
     def _roll_back(self, error: CorantoError) -> None:

@@ -181,7 +181,7 @@ class PlannedRows(NamedTuple):
 
     task: ReadTask
     schema: StructType
-    places: tuple[str, ...] = ()
+    plan: ReadPlan
 
     def by_tasks(self, spark: SparkSession) -> DataFrame:
         """Return the rows, read by tasks on demand. Spark starts no process to plan them."""
@@ -189,7 +189,7 @@ class PlannedRows(NamedTuple):
 
     def partitions(self, spark: SparkSession) -> DataFrame:
         """Return the task's input: the numbers of its slices, each in a partition of its own."""
-        return numbered_partitions(spark, len(self.task.slices), self.places)
+        return numbered_partitions(spark, len(self.task.slices), self.plan.places)
 
     def read_here(self) -> Any:
         batches = (batch for each in self.task.slices for batch in each.read())
@@ -210,7 +210,7 @@ def planned_rows(layout: RowLayout, plan: ReadPlan, client: ClientConfig, routes
         journals = {part.range.journal for part in parts}
         near = {journal: routes[journal] for journal in journals & routes.keys()}
         slices.append(SliceTask(parts, layout, for_tasks(client, Capability.READ, journals), near))
-    return PlannedRows(ReadTask(tuple(slices)), _nullable(layout.schema.fields), plan.places)
+    return PlannedRows(ReadTask(tuple(slices)), _nullable(layout.schema.fields), plan)
 
 
 def choose_committed(
@@ -315,15 +315,15 @@ def _metadata(rows: DataFrame) -> list[str]:
 
 
 class CheckedRows(NamedTuple):
-    """The committed messages of a transaction, including misfits."""
+    """The committed messages of a transaction, as the policy for misfits has them."""
 
-    all: DataFrame
-    """The application's columns, with nulls for values that do not fit."""
-    fitting: DataFrame
+    rows: DataFrame
+    """The application's columns, with nulls for values that do not fit; no misfits that are dead letters."""
     messages: int
-    dead: DataFrame
-    """Journal, offset and line of the messages that do not fit."""
-    misfits: int
+    """The number of `rows`."""
+    misfits: int = 0
+    dead: DataFrame | None = None
+    """Journal, offset and line of the misfits that are dead letters, if any."""
 
 
 def check_misfits(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) -> CheckedRows:
@@ -342,9 +342,10 @@ def check_misfits(rows: DataFrame, schema: StructType, misfits: MisfitPolicy) ->
         )
         journal, offset = found.first
         raise CorruptMessage(journal, offset, f"its value does not fit the columns {columns}")
+    if misfits is not MisfitPolicy.DEAD_LETTERS or not found.misfits:
+        return CheckedRows(parsed_values(rows, schema), found.messages, found.misfits)
     dead = rows.where(misfit).select(
         F.col("_journal").alias("journal"), F.col("_offset").alias("offset"), F.col(_LINE).alias("line")
     )
-    everything = parsed_values(rows, schema)
-    fitting = parsed_values(rows.where(~misfit), schema) if found.misfits else everything
-    return CheckedRows(everything, fitting, int(found.messages), dead, int(found.misfits))
+    fitting = parsed_values(rows.where(~misfit), schema)
+    return CheckedRows(fitting, found.messages - found.misfits, found.misfits, dead)

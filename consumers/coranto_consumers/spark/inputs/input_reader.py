@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -34,6 +34,7 @@ from coranto_consumers.spark.committed.sequencing import (
 )
 from coranto_consumers.spark.inputs.frames import (
     COMMITTED_AT,
+    CheckedRows,
     PlannedRows,
     Routes,
     check_misfits,
@@ -44,7 +45,7 @@ from coranto_consumers.spark.inputs.frames import (
     sequenced_layout,
 )
 from coranto_consumers.spark.inputs.placing import FragmentPlaces, executors_of
-from coranto_consumers.spark.inputs.strategies import ExpectedRows, InputStrategy, is_little, strategy_for
+from coranto_consumers.spark.inputs.strategies import ExpectedRows, is_little, read_rows
 from coranto_consumers.spark.options.source_options import zone_option
 from coranto_consumers.spark.session.fetching import read_together, task_client
 from coranto_consumers.spark.session.sessions import described
@@ -70,6 +71,10 @@ class Input:
     required: frozenset[str] = frozenset()
     lines_at: Callable[[Sequence[tuple[str, int]]], list[bytes]] | None = None
     """Reads the lines of messages again, by journal and offset."""
+    batch: str = ""
+    """The name of a batch of a query, in errors and dead letters. Empty for messages of journals."""
+    record: str = ""
+    """The content of a batch, as its checkpoint records it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +152,17 @@ class InputReader:
             _, found = self._kept(kept, self._plan([long.acknowledgement(head)], {}))
             [acknowledgement] = found.values()
             plan = self._plan([long.part(source, max_bytes)], {}, first_number=1, replay=replay)
-            read, parts = self._kept(kept, plan)
+            rows, parts = self._kept(kept, plan)
             result = sequence_part(long, source, acknowledgement, parts)
             summaries = [summary._replace(rows=0) for summary in parts.values()]
-            yield self._input_of(_Sequencing(read.rows, {journal: result}, summaries), sources)
+            yield self._input_of(_Sequencing(rows, {journal: result}, summaries), sources)
 
     def expect(self, ranges: Sequence[Range], cuts: Cuts) -> ExpectedRows | None:
         """Return the messages of ranges as if all were committed, to write and `settle`. None if impossible."""
         plan = self._plan(ranges, cuts)
         if self._commits or is_little(plan) or is_remote():
             return None
-        return ExpectedRows(self._spark, self._planned(plan), plan, self._schema)
+        return ExpectedRows(self._spark, self._planned(plan), self._schema)
 
     def settle(self, expected: ExpectedRows, sources: Sources, pruning: Pruning) -> Input | None:
         """Return the input of expected messages that were written. None unless all fit, and all are committed."""
@@ -173,7 +178,7 @@ class InputReader:
         self._watch(results, sources, pruning)
         messages = sum(result.messages or 0 for result in results.values())
         count = sum(summary.rows for summary in summaries.values())
-        return self._input(expected.committed, messages, count, _after(sources, results))
+        return self._input(CheckedRows(expected.committed, messages), count, _after(sources, results))
 
     def _input_of(self, read: _Sequencing, sources: Sources) -> Input:
         """Return the input of rows that are sequenced. Raises CorruptMessage for a misfit that ends the run."""
@@ -182,26 +187,22 @@ class InputReader:
         counts = [result.messages for result in results.values()]
         decisions = {number: each for result in results.values() for number, each in result.decisions.items()}
         chosen = choose_committed(self._spark, read.rows, decisions, commits=self._commits)
-        after = _after(sources, results)
-        misfits = 0
         if None in counts or any(summary.misfits for summary in summaries):
             with described(self._spark, f"{self._name}: counts committed messages and misfits"):
-                taken = check_misfits(chosen, self._schema, self._misfits)
-            committed, messages, misfits = taken.all, taken.messages, taken.misfits
-            if self._misfits is MisfitPolicy.DEAD_LETTERS and misfits:
-                return self._input(taken.fitting, messages - misfits, count, after, dead=taken.dead, misfits=misfits)
+                checked = check_misfits(chosen, self._schema, self._misfits)
         else:
-            committed, messages = parsed_values(chosen, self._schema), sum(each or 0 for each in counts)
-        return self._input(committed, messages, count, after, misfits=misfits)
+            checked = CheckedRows(parsed_values(chosen, self._schema), sum(each or 0 for each in counts))
+        return self._input(checked, count, _after(sources, results))
 
-    def _input(self, committed: DataFrame, messages: int, rows: int, after: dict[str, Source], **more: Any) -> Input:
+    def _input(self, checked: CheckedRows, count: int, after: dict[str, Source]) -> Input:
         def lines_at(places: Sequence[tuple[str, int]]) -> list[bytes]:
             ranges = [Range(journal, offset, offset + 1, after[journal].read_through) for journal, offset in places]
             framing = self._layout.framing
             with task_client(self._client) as client, read_together(client, ranges, framing) as content:
                 return [next(read_lines(content, each, framing)).values[0].as_py() for each in ranges]
 
-        return Input(committed, messages, rows, after, not messages, required=self._required, lines_at=lines_at, **more)
+        rows, messages, misfits, dead = checked
+        return Input(rows, messages, count, after, not messages, dead, misfits, self._required, lines_at)
 
     def advance(
         self,
@@ -226,7 +227,7 @@ class InputReader:
         max_replay_bytes: int | None = None,
     ) -> _Sequencing | FoundLong:
         """Read ranges, and what has to be read again for them. The rows are kept until `kept` closes."""
-        read, summaries = self._kept(kept, self._plan(ranges, cuts))
+        rows, summaries = self._kept(kept, self._plan(ranges, cuts))
         parts = _by_journal(summaries)
         results = self._results(parts, sources, pruning)
         if max_replay_bytes is not None:
@@ -234,14 +235,13 @@ class InputReader:
             if long := tuple(each for each in found if each is not None):
                 return FoundLong(long)
         seen = list(summaries.values())
-        rows = read.rows
         # Messages before the checkpoint that were pending, and are committed now, are read again.
         replays = {journal: result.replay for journal, result in results.items() if result.replay is not None}
         if replays:
             producers = {journal: states for journal, (_, states) in replays.items()}
             plan = self._plan([whole for whole, _ in replays.values()], cuts, len(summaries), producers)
             again, summaries_again = self._kept(kept, plan)
-            rows = rows.unionByName(again.rows)
+            rows = rows.unionByName(again)
             seen += (summary._replace(rows=0) for summary in summaries_again.values())
             for journal, replayed in _by_journal(summaries_again).items():
                 _, states = replays[journal]
@@ -265,15 +265,10 @@ class InputReader:
     def _planned(self, plan: ReadPlan) -> PlannedRows:
         return planned_rows(self._layout, plan, self._client, self.routes)
 
-    def _kept(self, kept: ExitStack, plan: ReadPlan) -> tuple[InputStrategy, dict[Range, RangeSummary]]:
+    def _kept(self, kept: ExitStack, plan: ReadPlan) -> tuple[DataFrame, dict[Range, RangeSummary]]:
         """Return the rows of a plan, kept until `kept` closes, and the ranges' summaries."""
-        planned = self._planned(plan)
         with described(self._spark, f"{self._name}: reads {sum(part.length for part in plan.numbers):,} bytes"):
-            read = strategy_for(self._spark, planned, plan)
-            kept.callback(read.close)
-            summaries = read.summaries()
-        assert summaries is not None  # Each task has reported its ranges.
-        return read, summaries
+            return read_rows(self._spark, self._planned(plan), kept)
 
     def _plan(
         self,

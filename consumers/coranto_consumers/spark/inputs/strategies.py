@@ -1,17 +1,17 @@
-"""The ways to produce the rows of a plan: all messages of its ranges with their pieces, and the ranges' summaries.
+"""The rows of a plan and the summaries of its ranges, read in one of three ways.
 
-| strategy | rows | used for |
-|---|---|---|
-| `DriverRows` | this process reads them | little content: a Spark job takes longer |
-| `CachedRows` | tasks read them, and Spark keeps them | other content |
-| `ExpectedRows` | the job that writes the outputs reads them | messages that are all expected to be committed |
+| rows | used for |
+|---|---|
+| this process reads them (`read_rows`) | little content: a Spark job takes longer |
+| tasks read them, and Spark keeps them (`read_rows`) | other content |
+| the job that writes the outputs reads them (`ExpectedRows`) | messages that are all expected to be committed |
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import pyarrow as pa
@@ -29,56 +29,36 @@ _OBSERVED_SECONDS: Final = 2.0
 """The time in seconds to wait for an action's observed values from Spark."""
 
 
-class InputStrategy(ABC):
-    """A way to produce the rows of a plan."""
-
-    rows: DataFrame
-    _kept: DataFrame | None = None
-    """A frame that Spark keeps: in memory, and on local disks if that is full."""
-
-    def __init__(self, plan: ReadPlan) -> None:
-        self._plan = plan
-
-    @abstractmethod
-    def _texts(self) -> Sequence[str]:
-        """Return the texts of summaries that were read. A task that ran twice may have added its summaries twice."""
-
-    def summaries(self) -> dict[Range, RangeSummary] | None:
-        """Return the ranges' summaries. None if some are missing: then the rows must not be used."""
-        found = {summary.number: summary for summary in (RangeSummary.loads(text.encode()) for text in self._texts())}
-        if not set(self._plan.numbers.values()) <= found.keys():
-            return None
-        return {part: found[number] for part, number in self._plan.numbers.items()}
-
-    def close(self) -> None:
-        if self._kept is not None:
-            self._kept.unpersist()
+def is_little(plan: ReadPlan) -> bool:
+    """Return True for so little content that this process reads it."""
+    return len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES
 
 
-class DriverRows(InputStrategy):
-    """Rows that this process reads."""
+def read_rows(
+    spark: SparkSession, planned: PlannedRows, kept: ExitStack
+) -> tuple[DataFrame, dict[Range, RangeSummary]]:
+    """Return the rows of a plan, which Spark keeps until `kept` closes, and the ranges' summaries."""
+    if is_little(planned.plan):
+        table = planned.read_here()
+        is_summary = pc.equal(table.column(PIECE_COLUMN), SUMMARY_PIECE)
+        texts = table.filter(is_summary).column(SUMMARY_COLUMN).to_pylist()
+        rows = spark.createDataFrame(table, planned.schema).coalesce(1)
+    else:
+        rows = planned.by_tasks(spark).persist()  # In memory, and on local disks if that is full.
+        kept.callback(rows.unpersist)
+        found = rows.where(F.col(PIECE_COLUMN) == SUMMARY_PIECE).select(SUMMARY_COLUMN).collect()
+        texts = [row[0] for row in found]
+    summaries = _summaries(planned.plan, texts)
+    assert summaries is not None  # Each task has reported its ranges.
+    return rows, summaries
 
-    def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan) -> None:
-        super().__init__(plan)
-        self._table = planned.read_here()
-        self.rows = spark.createDataFrame(self._table, planned.schema).coalesce(1)
 
-    def _texts(self) -> Sequence[str]:
-        is_summary = pc.equal(self._table.column(PIECE_COLUMN), SUMMARY_PIECE)
-        texts: list[str] = self._table.filter(is_summary).column(SUMMARY_COLUMN).to_pylist()
-        return texts
-
-
-class CachedRows(InputStrategy):
-    """Rows that tasks read, and that Spark keeps."""
-
-    def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan) -> None:
-        super().__init__(plan)
-        self.rows = self._kept = planned.by_tasks(spark).persist()
-
-    def _texts(self) -> Sequence[str]:
-        found = self.rows.where(F.col(PIECE_COLUMN) == SUMMARY_PIECE).select(SUMMARY_COLUMN).collect()
-        return [row[0] for row in found]
+def _summaries(plan: ReadPlan, texts: Iterable[str]) -> dict[Range, RangeSummary] | None:
+    """Return the ranges' summaries. None if some are missing. A task that ran twice may have given its own twice."""
+    found = {summary.number: summary for summary in (RangeSummary.loads(text.encode()) for text in texts)}
+    if not set(plan.numbers.values()) <= found.keys():
+        return None
+    return {part: found[number] for part, number in plan.numbers.items()}
 
 
 class ChooseTask:
@@ -130,18 +110,17 @@ def _each(found: Any) -> Iterator[Any]:
     return (found.apply(number) for number in range(found.size()))
 
 
-class ExpectedRows(InputStrategy):
+class ExpectedRows:
     """Rows of messages that are expected to be committed. The first action over them collects the summaries."""
 
-    def __init__(self, spark: SparkSession, planned: PlannedRows, plan: ReadPlan, schema: StructType) -> None:
-        super().__init__(plan)
+    def __init__(self, spark: SparkSession, planned: PlannedRows, schema: StructType) -> None:
         self._spark = spark
         self._planned = planned
         self._observed = Observation()
         self._added: list[str] | None = None
         texts = F.collect_list(F.when(F.col(PIECE_COLUMN) == SUMMARY_PIECE, F.col(SUMMARY_COLUMN)))
-        self.rows = planned.by_tasks(spark).observe(self._observed, texts.alias(SUMMARY_COLUMN))
-        messages = self.rows.where(F.col(PIECE_COLUMN) != SUMMARY_PIECE).drop(PIECE_COLUMN)
+        rows = planned.by_tasks(spark).observe(self._observed, texts.alias(SUMMARY_COLUMN))
+        messages = rows.where(F.col(PIECE_COLUMN) != SUMMARY_PIECE).drop(PIECE_COLUMN)
         self.committed = parsed_values(messages, schema)
 
     def batches_of(self, rows: DataFrame) -> tuple[DataFrame, ChooseTask] | None:
@@ -154,10 +133,11 @@ class ExpectedRows(InputStrategy):
     def add_summaries(self, texts: Sequence[str]) -> None:
         self._added = list(texts)
 
-    def _texts(self) -> Sequence[str]:
-        """Return the texts, after an action. Empty if it did not need the messages, or stopped before their end."""
-        if self._added is not None:
-            return self._added
+    def summaries(self) -> dict[Range, RangeSummary] | None:
+        """Return the ranges' summaries, after an action. None if it has not read all messages, or not yet."""
+        return _summaries(self._planned.plan, self._observed_texts() if self._added is None else self._added)
+
+    def _observed_texts(self) -> list[str]:
         due = time.monotonic() + _OBSERVED_SECONDS
         observed: Any = self._observed._jo  # Spark's `get` would block forever if nothing was observed.
         while not observed.future().isCompleted():
@@ -166,13 +146,3 @@ class ExpectedRows(InputStrategy):
             time.sleep(_OBSERVED_SECONDS / 1000)
         texts: list[str] = self._observed.get[SUMMARY_COLUMN]
         return texts
-
-
-def is_little(plan: ReadPlan) -> bool:
-    """Return True for so little content that this process reads it."""
-    return len(plan.slices) == 1 and sum(part.length for part in plan.numbers) <= WORTHWHILE_BYTES
-
-
-def strategy_for(spark: SparkSession, planned: PlannedRows, plan: ReadPlan) -> InputStrategy:
-    """Return the rows of a plan, to be read before they are used."""
-    return DriverRows(spark, planned, plan) if is_little(plan) else CachedRows(spark, planned, plan)

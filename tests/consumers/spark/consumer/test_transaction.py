@@ -164,16 +164,15 @@ def test_a_rejected_row_ends_a_transaction_of_expected_messages_without_a_search
     assert owner.store.kept.checkpoint == Checkpoint()
 
 
-class _Settling(ConsumerTransaction):
-    def _without_rejected(self, read: Input, problem: RejectedRow) -> Input:
-        assert isinstance(self._owner.store, Rows)
-        self._owner.store.rejects = None
-        return replace(read, committed="settled", messages=2, misfits=1)  # type: ignore[arg-type]
-
-
-def test_a_rejected_message_is_left_out_and_the_rest_commits(owner):
+def test_a_rejected_message_is_left_out_and_the_rest_commits(owner, monkeypatch):
     owner.store.rejects = RejectedRow("too long")
-    transaction = _Settling(owner, owner.progress, no_client)
+
+    def settled(read, rejections, problem):
+        owner.store.rejects = None
+        return replace(read, committed="settled", messages=2, misfits=1)
+
+    monkeypatch.setattr(transaction_module, "without_rejected", settled)
+    transaction = ConsumerTransaction(owner, owner.progress, no_client)
     assert transaction.run(read_of("all", 10)).committed == "settled"
     assert (owner.store.rows, transaction.report.messages, transaction.report.misfits) == (["settled"], 2, 1)
 

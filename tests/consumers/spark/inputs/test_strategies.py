@@ -1,18 +1,20 @@
 """All ways to produce the rows of a plan give the same rows and summaries."""
 
+from contextlib import ExitStack
+
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from coranto.messages.framing import JsonLines
 from coranto_consumers.journals.ranges import WORTHWHILE_BYTES, Range, ReadPlan
+from coranto_consumers.spark.inputs import strategies
 from coranto_consumers.spark.inputs.frames import planned_rows, sequenced_layout
 from coranto_consumers.spark.inputs.strategies import (
-    CachedRows,
-    DriverRows,
     ExpectedRows,
     chosen_columns,
-    strategy_for,
+    is_little,
+    read_rows,
 )
 
 JOURNAL = "rows/source"
@@ -33,34 +35,26 @@ def planned(broker, plan):
     return planned_rows(sequenced_layout(SCHEMA, JsonLines(), None), plan, broker.config, {})
 
 
-def test_all_strategies_give_the_same_rows_and_summaries(spark, plan, planned):
+def test_rows_and_summaries_are_the_same_however_they_are_read(spark, plan, planned, monkeypatch):
     found = []
-    for kind in (DriverRows, CachedRows):
-        read = kind(spark, planned, plan)
-        summaries = read.summaries()
-        assert summaries is not None
-        found.append((sorted(row.n for row in read.rows.collect() if row.n is not None), summaries))
-        read.close()
-    expected = ExpectedRows(spark, planned, plan, SCHEMA)
+    for is_read_here in (True, False):
+        monkeypatch.setattr(strategies, "is_little", lambda plan, here=is_read_here: here)
+        with ExitStack() as kept:
+            rows, summaries = read_rows(spark, planned, kept)
+            assert rows.storageLevel.useDisk is not is_read_here, "what Spark keeps goes to disk where memory ends"
+            found.append((sorted(row.n for row in rows.collect() if row.n is not None), summaries))
+        assert not rows.is_cached
+    expected = ExpectedRows(spark, planned, SCHEMA)
     found.append((sorted(row.n for row in expected.committed.collect()), expected.summaries()))
     assert [rows for rows, _ in found] == [list(range(100))] * 3
     assert all(summaries == found[0][1] for _, summaries in found)
     assert found[0][1].keys() == plan.numbers.keys()
 
 
-def test_what_spark_keeps_goes_to_disk_where_memory_ends_until_it_is_closed(spark, plan, planned):
-    read = CachedRows(spark, planned, plan)
-    assert read.rows.storageLevel.useDisk
-    read.close()
-    assert not read.rows.is_cached
-
-
-def test_only_little_content_is_read_by_the_driver(spark, plan, planned):
-    one = ReadPlan(((Range(JOURNAL, 0, WORTHWHILE_BYTES + 1, WORTHWHILE_BYTES + 1),),))
-    assert isinstance(strategy_for(spark, planned, one), CachedRows)
-    assert isinstance(strategy_for(spark, planned, plan), CachedRows), "it has two slices"
-    little = ReadPlan(((Range(JOURNAL, 0, 10, 10),),))
-    assert isinstance(strategy_for(spark, planned, little), DriverRows)
+def test_only_little_content_is_read_by_the_driver(plan):
+    assert not is_little(ReadPlan(((Range(JOURNAL, 0, WORTHWHILE_BYTES + 1, WORTHWHILE_BYTES + 1),),)))
+    assert not is_little(plan), "it has two slices"
+    assert is_little(ReadPlan(((Range(JOURNAL, 0, 10, 10),),)))
 
 
 def test_chosen_columns_are_told_from_rows_that_were_made(spark):
