@@ -59,6 +59,7 @@ class JournalLabels:
 
 
 _LINES_OF_JSON: Final = JournalLabels()
+ANY_LABELS: Final = JournalLabels(content_type=None)
 
 
 def list_journals(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from coranto.errors import InvalidInput
 from coranto.messages.framing import DEFAULT_UUID_POINTER, MARK, JsonLines
-from coranto_consumers.journals.discovery import JournalLabels
+from coranto_consumers.journals.discovery import ANY_LABELS, JournalLabels
 
 if TYPE_CHECKING:
     from coranto.messages.csv_rows import CsvRows
@@ -175,7 +175,7 @@ def parse_framing(given: Mapping[str, str], *, tolerant: bool) -> ReadFraming:
 
 def labels_of(framing: ReadFraming) -> JournalLabels:
     """Return the labels that journals of a framing must have. Any journal may have a framing other than JSON."""
-    return JournalLabels() if name_of(framing) == "json" else JournalLabels(content_type=None)
+    return JournalLabels() if name_of(framing) == "json" else ANY_LABELS
 
 
 def chosen_framing(framing: ReadFraming | None, uuid_pointer: str) -> ReadFraming:

@@ -7,7 +7,6 @@ Segments of a stream are read when those before them have been read to their end
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from coranto.client import JournalInfo, SyncJournalClient
 from coranto.errors import InvalidInput
@@ -17,8 +16,8 @@ from coranto.types.blocking import SyncTypeRegistry
 from coranto.types.definitions import JsonForm
 from coranto.types.kinds import MapKind, PlainKind, format_kind, kinds_in
 from coranto_consumers.journals.discovery import (
+    ANY_LABELS,
     ContentExtent,
-    JournalLabels,
     contents,
     gone_segments,
     list_journals,
@@ -29,15 +28,13 @@ from coranto_consumers.journals.losses import LostContent
 from coranto_consumers.tables.columns import TableLayout, layout_of
 from coranto_consumers.tables.spec import TableSpec
 
-_ANY: Final = JournalLabels(content_type=None)
-
 
 def find_layout(client: SyncJournalClient, spec: TableSpec) -> TableLayout:
     """Return the layout of a table whose journals exist, with the latest version of its type.
 
     Raises InvalidInput for journals, a type or columns that are not possible, and the client's errors.
     """
-    journals = list_journals(client, spec.input.selector, field="input", labels=_ANY)
+    journals = list_journals(client, spec.input.selector, field="input", labels=ANY_LABELS)
     if (error := no_key_in_several(spec, [each.name for each in journals])) is not None:
         raise error
     if not spec.registry:
@@ -104,7 +101,7 @@ def _require_batches(layout: TableLayout) -> None:
 
 def present_journals(client: SyncJournalClient, spec: TableSpec) -> dict[str, ContentExtent]:
     """Return the content of the journals that there are now. Raises as `find_layout`, without a look at the type."""
-    journals = list_journals(client, spec.input.selector, field="input", labels=_ANY)
+    journals = list_journals(client, spec.input.selector, field="input", labels=ANY_LABELS)
     if (error := no_key_in_several(spec, [each.name for each in journals])) is not None:
         raise error
     return contents(client, journals)

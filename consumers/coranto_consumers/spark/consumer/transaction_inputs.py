@@ -13,8 +13,8 @@ from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto.client.config import require_client
 from coranto.messages.pruning import Pruning
 from coranto_consumers.journals.discovery import (
+    ANY_LABELS,
     ContentExtent,
-    JournalLabels,
     contents,
     cuts_of,
     list_journals,
@@ -31,7 +31,6 @@ from coranto_consumers.spark.inputs.input_reader import FoundLong, Input, InputR
 from coranto_consumers.spark.inputs.strategies import ExpectedRows
 from coranto_consumers.spark.options.message_types import ResolvedType, resolve_type
 
-_ANY_LABELS = JournalLabels(content_type=None)
 _MAX_SKIPPED = 256
 SHORTEST_MESSAGE: Final = 64
 """The approximate bytes of a line of JSON that has a UUID and little else."""
@@ -151,7 +150,7 @@ class TransactionInputs:
         if self._options.registry is None:
             return list_journals(client, wanted, field=field, labels=labels_of(self._options.chosen_framing))
         if self._type is None:
-            found = list_journals(client, wanted, field=field, labels=_ANY_LABELS)
+            found = list_journals(client, wanted, field=field, labels=ANY_LABELS)
             named: str | None = getattr(self._application, "message_type", None)
             self._type = resolve_type(client, self._options.registry, found, named)
         return list_journals(client, wanted, field=field, labels=self._type.labels)

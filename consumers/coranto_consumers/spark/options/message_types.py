@@ -17,7 +17,7 @@ from coranto.messages.framing import JsonLines
 from coranto.types.blocking import SyncTypeRegistry
 from coranto.types.catalog import TypeVersion
 from coranto.types.definitions import CsvForm, FixedForm, JsonForm, MessageType
-from coranto_consumers.journals.discovery import JournalLabels
+from coranto_consumers.journals.discovery import ANY_LABELS, JournalLabels
 from coranto_consumers.journals.framings import AnyLines, CsvRecords, FixedRecords, ReadFraming, made_tolerant
 from coranto_consumers.spark.decoding.rows import FIELDS, PARSED_PREFIX
 from coranto_consumers.spark.decoding.type_columns import spark_schema
@@ -69,8 +69,7 @@ def resolve_type(
 
 def find_type(client: SyncJournalClient, options: SourceOptions) -> ResolvedType:
     """Return the type of a read or a write by a registry. Raises as `resolve_type`."""
-    any_labels = JournalLabels(content_type=None)
-    journals = options.selected.list(client, any_labels)
+    journals = options.selected.list(client, ANY_LABELS)
     assert options.registry is not None  # Otherwise there is no type to find.
     return resolve_type(client, options.registry, journals, options.type_reference)
 

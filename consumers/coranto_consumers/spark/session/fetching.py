@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from pyspark import SparkContext, SparkFiles
 
@@ -68,14 +68,6 @@ def _is_of_application(name: str) -> bool:
 SMALL_BYTES: Final = 256 << 10
 
 
-class ManyContents(JournalContent, Protocol):
-    """A source of content that can read many ranges: `SyncJournalClient`, or a test double."""
-
-    def read_each(
-        self, ranges: Sequence[JournalRange], *, block: bool = False, fail_on_jump: bool = False
-    ) -> Iterator[Sequence[Chunk]]: ...
-
-
 class SmallRanges:
     """The content of ranges that are read in turn, as `JournalContent`. `small` are the prefetched ranges."""
 
@@ -99,7 +91,7 @@ class SmallRanges:
 
 
 @contextmanager
-def read_together(client: ManyContents, parts: Sequence[Range], framing: ReadFraming) -> Iterator[JournalContent]:
+def read_together(client: SyncJournalClient, parts: Sequence[Range], framing: ReadFraming) -> Iterator[JournalContent]:
     """Yield the content of ranges, to be read in this order, each once: small ones several concurrently."""
     reads = [_first_read(part, framing) for part in parts if part.length > 0]
     small = [each for each in reads if each.length <= SMALL_BYTES]

@@ -8,27 +8,20 @@ nothing but time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from coranto.client.moments import LARGEST_SKEW_SECONDS
-from coranto.messages.columnar import Int64s, Mask, UInt64s
-from coranto.messages.uuids import clock_to_ns
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
-
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from coranto.client import JournalInfo, Moment, SyncJournalClient
+from coranto.client.moments import LARGEST_SKEW_SECONDS
 from coranto.errors import InvalidInput, JournalRecreated
 from coranto.journal_ids import is_same
 from coranto.labels import label_selector
+from coranto.messages.columnar import Int64s, Mask, UInt64s
 from coranto.messages.framing import JsonLines
+from coranto.messages.uuids import clock_to_ns
 from coranto.offsets import id_of
 from coranto_consumers.journals.discovery import ContentExtent, Extents, contents, cuts_of, when_sealed
 from coranto_consumers.journals.losses import LostContent, lost_before, warn_of
@@ -36,14 +29,15 @@ from coranto_consumers.journals.ranges import WORTHWHILE_BYTES, NumberedRange, R
 from coranto_consumers.spark.options.bounds import EARLIEST, LATEST, TimeSpan
 from coranto_consumers.spark.options.source_options import Isolation, SourceOptions
 
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
 _SAMPLE_BYTES: Final = 64 << 10
 _ADVICE: Final = (
     "Give offsets of the present journal; or give the offset as a number, if the present journal has the same content "
     "up to there. With failOnDataLoss=false, a read begins at the present journal's beginning instead of at such an "
     "offset, and has nothing of content that ends at one."
 )
-
-
 _MOST: Final = (1 << 63) - 1
 _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], object]]] = {
     "EqualTo": operator.eq,
