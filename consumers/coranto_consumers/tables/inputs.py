@@ -1,8 +1,4 @@
-"""The journals of a table: the present ones, their content, and the readable ones among them.
-
-Segments of a stream are read when those before them have been read to their ends, as Spark consumers read them
-(`coranto_consumers.journals.discovery`). So the messages of a routing key come in their order.
-"""
+"""The journals of a table: the present ones, their content, and the layout of the table that they become."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ from coranto_consumers.journals.discovery import (
     gone_segments,
     list_journals,
     not_read,
-    open_journals,
 )
 from coranto_consumers.journals.losses import LostContent
 from coranto_consumers.tables.columns import TableLayout, layout_of
@@ -105,11 +100,6 @@ def present_journals(client: SyncJournalClient, spec: TableSpec) -> dict[str, Co
     if (error := no_key_in_several(spec, [each.name for each in journals])) is not None:
         raise error
     return contents(client, journals)
-
-
-def readable(present: Mapping[str, ContentExtent], read: Mapping[str, int]) -> list[str]:
-    """Return the journals that may be read, sorted, given the offsets through which journals are read."""
-    return sorted(open_journals(present, read))
 
 
 def require_content(present: Mapping[str, ContentExtent], sources: Mapping[str, Source]) -> None:

@@ -1,8 +1,8 @@
 """A table that one shard of this process writes, without Java.
 
-The shard has the checkpoint and the fence of the table's name in its store. It reads the journals that may be read. If
-others may be read as well, such as the successors of a segment, it completes its transactions, and begins again with
-them.
+The shard has the checkpoint and the fence of the table's name in its store. It reads the journals that may be read:
+segments of a stream once those before them are read to their ends, so that messages of a routing key come in order. If
+others may be read as well, it completes its transactions, and begins again with them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, JournalNotFound, RejectedRow
 from coranto.messages import Source, new_producer_id
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.journals.discovery import ContentExtent
+from coranto_consumers.journals.discovery import ContentExtent, open_journals
 from coranto_consumers.runtime.application import Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.primary import Primary, may_pass
@@ -32,7 +32,7 @@ from coranto_consumers.stores.fencing import fenced_off
 from coranto_consumers.stores.reading import read_checkpoint
 from coranto_consumers.tables.application import TableApplication
 from coranto_consumers.tables.columns import TableLayout
-from coranto_consumers.tables.inputs import present_journals, readable, require_content
+from coranto_consumers.tables.inputs import present_journals, require_content
 from coranto_consumers.tables.runs import RunOptions, TableReport
 from coranto_consumers.tables.spec import TableSpec
 from coranto_consumers.tables.type_watch import TypeChanged, TypeWatch
@@ -77,7 +77,7 @@ class ShardRunner:
         self._fence: int | None = None
         """The fence that the last run of the shard has raised at most."""
         self._sources: Mapping[str, Source] = {}
-        self._journals: set[str] = set()
+        self._journals: frozenset[str] = frozenset()
         """The journals that the shard reads."""
         self._targets: dict[str, int] | None = None
         """The ends of the journals at the first look, that are still to be reached."""
@@ -161,7 +161,7 @@ class ShardRunner:
         interval = 0.0 if self._options.once else self._spec.interval
         spec.min_txn_duration.FromNanoseconds(round(interval * 1e9))
         spec.max_txn_duration.FromNanoseconds(round(max(_MAX_SECONDS, interval) * 1e9))
-        self._journals = set(readable(present, self._read()))
+        self._journals = open_journals(present, self._read())
         for journal in sorted(self._journals):
             begin = 0 if journal in self._sources else present[journal].begin
             spec.sources.add(journal=journal, min_offset=begin)
@@ -213,12 +213,12 @@ class ShardRunner:
         left = {name: end for name, end in self._targets.items() if name in self._journals and read.get(name, 0) < end}
         return not left or primary.is_caught_up(left)
 
-    async def _may_be_read(self) -> set[str]:
+    async def _may_be_read(self) -> frozenset[str]:
         """Return the journals that may be read now. A service gets none if brokers do not answer, and looks again."""
         try:
             present = await asyncio.to_thread(present_journals, self._sync, self._spec)
         except CorantoError as error:
             if self._options.once or not error.retriable:
                 raise
-            return set()
-        return set(readable(present, self._read()))
+            return frozenset()
+        return open_journals(present, self._read())

@@ -7,9 +7,9 @@ import pytest
 from coranto.errors import InvalidInput, OffsetJump, StreamTruncated
 from coranto.messages.checkpoints import Source
 from coranto.streams import Split
-from coranto_consumers.journals.discovery import ContentExtent
+from coranto_consumers.journals.discovery import ContentExtent, open_journals
 from coranto_consumers.tables import read_table
-from coranto_consumers.tables.inputs import find_layout, no_key_in_several, present_journals, readable, require_content
+from coranto_consumers.tables.inputs import find_layout, no_key_in_several, present_journals, require_content
 from tests.consumers.tables.shop import Shop, table_file
 
 
@@ -20,9 +20,9 @@ def test_segments_are_read_when_those_before_them_were(shop: Shop) -> None:
     shop.streams.scale(stream, [Split(first.number, 2)])
     present = present_journals(shop.client, read_table(table_file(f"{{stream: {stream}}}", "sqlite:////s.db")))
     assert len(present) == 3
-    assert readable(present, {}) == [first.journal]
-    assert readable(present, {first.journal: present[first.journal].head - 1}) == [first.journal]
-    assert len(readable(present, {first.journal: present[first.journal].head})) == 3
+    assert open_journals(present, {}) == {first.journal}
+    assert open_journals(present, {first.journal: present[first.journal].head - 1}) == {first.journal}
+    assert len(open_journals(present, {first.journal: present[first.journal].head})) == 3
 
 
 def test_content_that_is_gone() -> None:

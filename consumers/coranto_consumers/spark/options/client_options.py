@@ -63,14 +63,10 @@ def client_of(given: Mapping[str, str]) -> ClientConfig:
     auth = dict(zip(AUTH_VARIABLES, (given.get(name.lower(), "") for name in _AUTH), strict=True))
     if any(auth[kind] for kind in AUTH_KINDS):
         environment |= auth
-    variables = {
-        "zone": "ZONE",
-        "clientname": "CLIENT_NAME",
-        "tlsca": "TLS_CA",
-        "tlscert": "TLS_CERT",
-        "tlskey": "TLS_KEY",
-    }
-    environment |= {f"CORANTO_{variable}": given[name] for name, variable in variables.items() if given.get(name)}
+    files = {"tlsca": "TLS_CA", "tlscert": "TLS_CERT", "tlskey": "TLS_KEY"}
+    for name, variable in {"zone": "ZONE", "clientname": "CLIENT_NAME", **files}.items():
+        if given.get(name):
+            environment[f"CORANTO_{variable}"] = given[name]
     try:
         retry_timeout = float(given.get("retrytimeout", DEFAULT_RETRY_TIMEOUT))
     except ValueError as error:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -39,7 +40,7 @@ class JournalPartition(InputPartition):
     """For this task: with a token for its journals instead of keys."""
 
 
-class _TakesFilters:
+class _TakesFilters(partial["list[Filter]"]):
     """The method of a reader that takes filters.
 
     Spark ends a read if a reader overrides this method of `DataSourceReader`, and the session does not hand filters
@@ -47,12 +48,6 @@ class _TakesFilters:
     """
 
     __func__ = staticmethod(push_filters())
-
-    def __init__(self, take: Callable[[list[Filter]], list[Filter]]) -> None:
-        self._take = take
-
-    def __call__(self, filters: list[Filter]) -> list[Filter]:
-        return self._take(filters)
 
 
 class JournalReader(DataSourceReader):

@@ -133,22 +133,19 @@ class CorantoDataSource(JournalDataSource):
 
 
 def _layout(schema: StructType, options: SourceOptions) -> tuple[SourceOptions, RowLayout]:
+    """Return the options and layout of a read. Raises InvalidInput for columns that it does not have."""
     if not options.parses and is_raw(schema):
-        return options, _with_commits(raw_layout(schema), options)
-    if options.misfits is Misfits.PERMISSIVE:
-        options = replace(options, framing=made_tolerant(options.framing))
-    layout = parsed_layout(schema, options.text_column, options.misfits, options.framing, options.zone)
-    return options, _with_commits(layout, options)
-
-
-def _with_commits(layout: RowLayout, options: SourceOptions) -> RowLayout:
-    """Return the layout. Raises InvalidInput if it asks an uncommitted read where messages became committed."""
+        layout = raw_layout(schema)
+    else:
+        if options.misfits is Misfits.PERMISSIVE:
+            options = replace(options, framing=made_tolerant(options.framing))
+        layout = parsed_layout(schema, options.text_column, options.misfits, options.framing, options.zone)
     if layout.has_commits and options.isolation is not Isolation.READ_COMMITTED:
         raise InvalidInput(
             f"only committed reads know the column {COMMIT_OFFSET}; set isolation to read_committed, or leave it out",
             field="schema",
         )
-    return layout
+    return options, layout
 
 
 def register(spark: SparkSession) -> None:

@@ -156,7 +156,7 @@ class QueryPlanner:
     ) -> dict[str, JournalBatch]:
         """Plan the next batch. It has as many messages as the options allow if it is `limited`."""
         total = sum(each.length for each in ranges)
-        options, planner = self._options, self._planner(total)
+        options = self._options
 
         def planned(each: Range) -> JournalBatch:
             head, state = heads[each.journal], states[each.journal]
@@ -164,17 +164,16 @@ class QueryPlanner:
             if limited and options.max_messages is not None:
                 share = max(1, options.max_messages * each.length // total)
             whole = self._range(each.journal, each.begin, each.end, head, not state.position.created)
-            work = partial(
-                planner.plan,
+            return self._planned(
                 whole,
-                cuts=self._cuts(whole),
+                state,
+                total,
                 counted=limited and bool(options.min_messages),
                 max_messages=share,
                 listed=self._listed(len(states)),
                 first_offset=head.begin,
                 max_replay_bytes=options.max_bytes if limited else None,
             )
-            return self._tried(work, state)
 
         with ThreadPoolExecutor(min(_THREADS, len(ranges)) or 1) as threads:
             return dict(zip([each.journal for each in ranges], threads.map(planned, ranges), strict=True))
@@ -212,13 +211,7 @@ class QueryPlanner:
                     self.keep(name, replace(batches[name].state, position=position))
                 continue
             whole = self._range(name, begin, left, heads[name], position.since is not None)
-            plan = partial(
-                self._planner().plan,
-                replace(whole, limit=left),
-                cuts=self._cuts(whole),
-                listed=self._listed(len(ended)),
-            )
-            batches[name] = self._tried(plan, state)
+            batches[name] = self._planned(replace(whole, limit=left), state, listed=self._listed(len(ended)))
             if left == position.offset:
                 require_end(name, batches[name], left)
             self.keep(name, replace(batches[name].state, position=position))
@@ -228,9 +221,8 @@ class QueryPlanner:
         self, found: tuple[LongTransaction, int], state: ReadState, head: int, journals: int
     ) -> JournalBatch:
         long, length = found
-        work = partial(self._planner().plan_part, long, head=head, max_bytes=length)
-        cuts = self._cuts(long.part(state.source, length))
-        return self._tried(partial(work, cuts=cuts, listed=self._listed(journals)), state)
+        again = partial(self._planner().plan_part, long, head=head, max_bytes=length, listed=self._listed(journals))
+        return self._tried(partial(again, cuts=self._cuts(long.part(state.source, length))), state)
 
     def _at(self, journal: str, position: Position, head: ContentExtent) -> ReadState:
         """Return the state at a position, or a new one if content is gone and the query continues without it."""
@@ -256,6 +248,10 @@ class QueryPlanner:
             state = replace(self._planner().restore(journal, known), position=position)
             self._states[journal] = state
         return state
+
+    def _planned(self, whole: Range, state: ReadState, total: int = 0, **how: Any) -> JournalBatch:
+        """Plan a range of a batch with `total` bytes in all journals; `how` is as for `BatchPlanner.plan`."""
+        return self._tried(partial(self._planner(total).plan, whole, cuts=self._cuts(whole), **how), state)
 
     def _tried(self, plan: Callable[..., JournalBatch], state: ReadState) -> JournalBatch:
         """Plan from a state. If content of open transactions is gone, and the query continues, plan without it."""
