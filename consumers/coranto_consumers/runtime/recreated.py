@@ -10,10 +10,11 @@ import structlog
 from coranto import labels
 from coranto.client import JournalClient
 from coranto.client.heads import JournalHead
-from coranto.errors import CorruptData, InvalidInput, JournalRecreated
-from coranto.journal_ids import held_through, is_same
+from coranto.errors import InvalidInput
+from coranto.journal_ids import held_through
 from coranto.messages import Source
 from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.journals.losses import LostContent, lost_before, of_another
 
 _log = structlog.get_logger(__name__)
 
@@ -59,9 +60,10 @@ async def present_sources(
     for head in heads:
         if f"{head.journal_id}/{head.journal}" in labels.values_of(spec.labels, labels.SAME_CONTENT):
             found[head.journal] = replace(sources[head.journal], journal_id=head.journal_id)
-        error = _mismatch(head, found[head.journal], advice(spec.id, head.journal))
-        if error is None:
+        lost = _loss(head, found[head.journal])
+        if lost is None:
             continue
+        error = lost.error(advice(spec.id, head.journal))
         is_same = bool(head.journal_id) and head.journal_id == found[head.journal].journal_id
         if not may_continue or is_same:
             raise error  # To read the same journal from its beginning would count its messages twice.
@@ -83,17 +85,11 @@ async def present_sources(
     return found
 
 
-def _mismatch(head: JournalHead, source: Source, advice: str) -> CorruptData | None:
-    """Return the error of a source that cannot continue; None if it can, as far as known."""
+def _loss(head: JournalHead, source: Source) -> LostContent | None:
+    """Return the loss of a source that cannot continue; None if it can, as far as known."""
     if not head.known:
         return None  # Its reads check the id once a broker serves it.
-    if not is_same(source.journal_id, source.read_through, head.journal_id):
-        return JournalRecreated(
-            head.journal, source.read_through, source.journal_id, head.journal_id, head.head, advice
-        )
-    if head.is_end and source.read_through > head.head:
-        return CorruptData(
-            f"journal {head.journal} ends at {head.head}, but is processed through {source.read_through}: it was "
-            f"deleted and created again, or has lost content. {advice}"
-        )
-    return None
+    lost = of_another(source, head.journal, head.head, head.journal_id)
+    if lost is None and head.is_end:
+        lost = lost_before(head.journal, source.read_through, 0, head.head)
+    return lost

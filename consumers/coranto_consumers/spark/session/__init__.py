@@ -1,1 +1,1 @@
-"""Spark sessions, their workers, and errors of their tasks."""
+"""Spark sessions, their workers, and the clients, tokens and errors of their tasks."""
