@@ -163,7 +163,7 @@ class ReadPlan:
     replay: Mapping[str, States] = field(default_factory=dict)
     commits: bool = False
     places: tuple[str, ...] = ()
-    """The preferred executor of each slice (`placing.py`). Empty without preferences."""
+    """The preferred executor of each slice. Empty without preferences."""
 
     @functools.cached_property
     def numbers(self) -> dict[Range, int]:
