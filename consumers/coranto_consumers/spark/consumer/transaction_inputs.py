@@ -12,14 +12,7 @@ from pyspark.sql import SparkSession
 from coranto.client import ClientConfig, JournalInfo, SyncJournalClient
 from coranto.client.config import require_client
 from coranto.messages.pruning import Pruning
-from coranto_consumers.journals.discovery import (
-    ANY_LABELS,
-    ContentExtent,
-    contents,
-    cuts_of,
-    list_journals,
-    routes_of,
-)
+from coranto_consumers.journals.discovery import ANY_LABELS, ContentExtent, contents, cuts_of, list_journals, routes_of
 from coranto_consumers.journals.framings import labels_of
 from coranto_consumers.journals.ranges import WORTHWHILE_BYTES, Range
 from coranto_consumers.outputs.dead_letters import policy_of

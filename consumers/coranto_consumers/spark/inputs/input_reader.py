@@ -204,13 +204,7 @@ class InputReader:
         rows, messages, misfits, dead = checked
         return Input(rows, messages, count, after, not messages, dead, misfits, self._required, lines_at)
 
-    def advance(
-        self,
-        ranges: Sequence[Range],
-        sources: Sources,
-        cuts: Cuts,
-        pruning: Pruning,
-    ) -> dict[str, Source]:
+    def advance(self, ranges: Sequence[Range], sources: Sources, cuts: Cuts, pruning: Pruning) -> dict[str, Source]:
         """Read ranges as `read` does, for the sources' states only. Return these states."""
         with ExitStack() as kept:
             found = self._sequenced(kept, ranges, sources, cuts, pruning)
@@ -271,11 +265,7 @@ class InputReader:
             return read_rows(self._spark, self._planned(plan), kept)
 
     def _plan(
-        self,
-        ranges: Sequence[Range],
-        cuts: Cuts,
-        first_number: int = 0,
-        replay: Mapping[str, States] | None = None,
+        self, ranges: Sequence[Range], cuts: Cuts, first_number: int = 0, replay: Mapping[str, States] | None = None
     ) -> ReadPlan:
         max_slices = _SLICES_PER_CORE * cores(self._spark)  # Executors come and go.
         max_bytes = self._max_partition_bytes if isinstance(self._layout.framing, JsonLines) else None

@@ -60,13 +60,7 @@ class FragmentPlaces:
         return dealt
 
     def plan_slices(
-        self,
-        ranges: Sequence[Range],
-        *,
-        max_bytes: int,
-        max_slices: int,
-        cuts: Cuts,
-        executors: Sequence[str],
+        self, ranges: Sequence[Range], *, max_bytes: int, max_slices: int, cuts: Cuts, executors: Sequence[str]
     ) -> tuple[list[Slice], tuple[str, ...]]:
         """Return slices as `ranges.plan_slices` does, and each slice's executor."""
         slices: list[Slice] = []

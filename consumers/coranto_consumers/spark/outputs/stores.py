@@ -253,18 +253,13 @@ class WindowRows(SqlOutputs):
         self._letters = letters
 
     def write_all(self, made: Made, shard: str, fence: int, expected: ExpectedRows | None = None) -> list[Staged]:
-        if any(outputs.journals for outputs in made):
-            raise InvalidInput(
-                "an application that runs by windows cannot publish: messages in journals cannot be replaced; "
-                "let it return tables only",
-                field="outputs",
-            )
-        if any(outputs.sql for outputs in made):
-            raise InvalidInput(
-                "an application that runs by windows cannot write by SQL of its own: the rows to replace would be "
-                "unknown; let it return tables only",
-                field="outputs",
-            )
+        for given, problem in (
+            ([outputs.journals for outputs in made], "publish: messages in journals cannot be replaced"),
+            ([outputs.sql for outputs in made], "write by SQL of its own: the rows to replace would be unknown"),
+        ):
+            if any(given):
+                text = f"an application that runs by windows cannot {problem}; let it return tables only"
+                raise InvalidInput(text, field="outputs")
         tables = [_of_window(output, self._window) for outputs in made for output in outputs.tables]
         return [self.write(output, shard, fence) for output in tables]
 

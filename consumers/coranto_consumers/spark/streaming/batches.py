@@ -216,12 +216,7 @@ class BatchPlanner:
                 parts.append(replace(whole, begin=summary.end))
 
     def _scan(
-        self,
-        part: Range,
-        number: int,
-        *,
-        replay: States | None = None,
-        max_messages: int | None = None,
+        self, part: Range, number: int, *, replay: States | None = None, max_messages: int | None = None
     ) -> RangeSummary:
         scan = RangeSummarizer(NumberedRange(number, part, replay or {}, self.commits))
         for _ in scan.segments(self.content, self.framing, max_messages):
@@ -246,10 +241,7 @@ def part_between(journal: str, state: ReadState, after: Position) -> tuple[LongT
 
 
 def _anchors(
-    known: Mapping[ProducerId, int],
-    before: States,
-    after: States,
-    summaries: Sequence[RangeSummary],
+    known: Mapping[ProducerId, int], before: States, after: States, summaries: Sequence[RangeSummary]
 ) -> dict[ProducerId, int]:
     """Return the producers' anchors (`offsets.py`) after ranges."""
     anchors = {producer: at for producer, at in known.items() if producer in after}

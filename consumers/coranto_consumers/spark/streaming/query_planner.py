@@ -148,11 +148,7 @@ class QueryPlanner:
         return {name: self._at(name, begun.get(name, Position(head.begin)), head) for name, head in heads.items()}
 
     def plan(
-        self,
-        ranges: Sequence[Range],
-        states: Mapping[str, ReadState],
-        heads: Extents,
-        limited: bool,
+        self, ranges: Sequence[Range], states: Mapping[str, ReadState], heads: Extents, limited: bool
     ) -> dict[str, JournalBatch]:
         """Plan the next batch. It has as many messages as the options allow if it is `limited`."""
         total = sum(each.length for each in ranges)
