@@ -21,11 +21,10 @@ from coranto.specs.validation import validate_broker_spec
 from coranto.tracing import tracer
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.frames_pb2 import FramePort
+from coranto_broker.append.entry import Pulses
 from coranto_broker.append.host import AppendHost
-from coranto_broker.append.pulses import Pulses
+from coranto_broker.append.overload import REASONS, ReceiveBudget
 from coranto_broker.append.queue import JournalQueue
-from coranto_broker.append.receiving import ReceiveBudget
-from coranto_broker.append.stream_bounds import REASONS, AnswerWatch
 from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.background import Background
 from coranto_broker.fragments.cache import FragmentCache
@@ -105,7 +104,6 @@ class Broker:
         )
         self.blocking_reads = BlockingReads(settings.max_blocking_reads, self.metrics.reads_refused.inc)
         self.receive_budget = ReceiveBudget(settings.group_append_bytes)
-        self.answer_watch = AnswerWatch(self.receive_budget)
         for reason in REASONS:  # A series of each is there from the start, with 0.
             self.metrics.append_streams_ended.labels(reason)
         # In order, so that a simulation can be replayed.
@@ -173,15 +171,15 @@ class Broker:
         self.resolver = self.replicas.resolver
         self.facts = JournalsInEtcd(keyspace, self.member)
         self.appends = AppendHost(
-            settings,
-            clock,
-            coordinator,
+            clock=clock,
+            coordinator=coordinator,
             resolver=self.resolver,
-            records=self.in_sync,
+            in_sync=self.in_sync,
             peers=self.peers,
             stores=self.store_watch,
             metrics=self.metrics,
             quotas=self.quotas,
+            max_append_rate=settings.max_append_rate,
             spawn=self.background.spawn,
             tracer=self.tracer,
         )

@@ -34,8 +34,8 @@ from coranto_broker.append.batch import Batch
 from coranto_broker.append.decision import JournalSnapshot
 from coranto_broker.append.queue import JournalQueue
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.receiving import ContentStream
 from coranto_broker.append.states import TRANSITIONS, AppendEvent, ProposalPath, State
-from coranto_broker.append.streaming import ContentStream
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.fragments.index_summary import IndexSummary

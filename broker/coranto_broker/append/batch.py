@@ -15,8 +15,8 @@ from coranto_broker.append.fsm import HeldPipeline
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.plan import AppendRange, BatchPlan, snapshot_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.receiving import ContentStream
 from coranto_broker.append.states import AppendEvent, ProposalPath
-from coranto_broker.append.streaming import ContentStream
 from coranto_broker.replication.pipeline import Ask, Turn, rolled_back
 from coranto_broker.spool.steady import Steady
 
@@ -69,13 +69,12 @@ class Batch:
                 self._proposal = pipeline.spool.next_fragment()
                 stream.append.sum = stream.sum_in(self._proposal)
             contents = [append.content.content for append, _ in self.members if append.content is not None]
+            ask, traceparent = self._question(), "" if self._span is None else self._span.traceparent
             if self.size and contents:
                 content = contents[0] if len(contents) == 1 else b"".join(contents)
-                self._proposal = pipeline.extend(content, registers, self._question(), self._traceparent)
+                self._proposal = pipeline.extend(content, registers, ask, traceparent)
             else:
-                pipeline.propose(
-                    self._proposal, registers, acknowledge=True, ask=self._question(), traceparent=self._traceparent
-                )
+                pipeline.propose(self._proposal, registers, acknowledge=True, ask=ask, traceparent=traceparent)
             if pipeline.error is not None and pipeline.local_only:
                 self._undone = rolled_back(pipeline.error)
             if appends := sum(not append.is_pulse for append, _ in self.members):
@@ -101,10 +100,6 @@ class Batch:
             )
             for each in spans:
                 each.link(self._span)
-
-    @property
-    def _traceparent(self) -> str:
-        return "" if self._span is None else self._span.traceparent
 
     def _question(self) -> Ask.ValueType:
         """Return the question to the replicas: the only member's, or the one of the journal's demand."""
@@ -146,7 +141,7 @@ class Batch:
         if self._demand is NO_DEMAND or not appends or durability.meets(self._demand):
             return None
         self.resolution.require_replica.acknowledged_below_demand += appends
-        self._host.acknowledged_below_demand(appends)
+        self._host.metrics.acknowledged_below_demand.inc(appends)
         if not self._demand.refuses:
             return None
         return Unavailable(f"the append is in the journal, but {durability}; its labels demand {self._demand}")

@@ -1,4 +1,4 @@
-"""The entry of appends: their resolution, and the order of a stream's appends.
+"""The entry of appends: their resolution, the order of a stream's appends, and a primary's own appends, its pulses.
 
 A queue keeps the order of arrival. So a stream's append is enqueued immediately, unless earlier appends of the stream
 to the journal are elsewhere: not resolved yet, in the queue of an earlier replica, or forwarded to another broker.
@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Final
 
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, StatusError, status_error
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import is_plain
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.queue import JournalQueue, queue_of
-from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
 from coranto_broker.append.states import State
 from coranto_broker.authorization import UNRESTRICTED
+from coranto_broker.ownership import Signal
+from coranto_broker.priority_limiter import PriorityLimiter
+from coranto_broker.replication.replica import PULSE_SECONDS, PulseFailed, Replica
+
+_NO_PRIMARY: Final = pb.JOURNAL_NOT_FOUND, pb.NOT_JOURNAL_PRIMARY_BROKER, pb.NO_JOURNAL_PRIMARY_BROKER
+_NO_FAILURE: Final = pb.OK, *_NO_PRIMARY, pb.INSUFFICIENT_JOURNAL_BROKERS, pb.SUSPENDED
+"""Statuses of a pulse that need no report. After all but OK, a change of the Route follows."""
 
 
 def recognize(host: AppendHost, append: QueuedAppend) -> bool:
@@ -94,8 +102,8 @@ class StreamOrder:
         place = self._place
         if outcome is None:
             place = queue_of(append.resolved.require_replica)
-        elif not isinstance(outcome, Exception) and outcome.state is State.PROXY:
-            place = outcome.resolution.header.process_id.SerializeToString()
+        elif append.state is State.PROXY:
+            place = append.resolved.header.process_id.SerializeToString()
         while not self._may_be_in(place):
             self._changed.clear()
             await self._changed.wait()
@@ -111,3 +119,38 @@ class StreamOrder:
     def _enter(self, place: JournalQueue | bytes | None) -> None:
         self._place = place
         self._under_way += 1
+
+
+class Pulses:
+    """The pulses of one broker, limited in number."""
+
+    def __init__(self, host: AppendHost) -> None:
+        self._host = host
+        self._limiter = PriorityLimiter()
+
+    async def pulse(self, replica: Replica) -> Signal | None:
+        """Make an empty append to a journal as its primary. Return a signal that fires when its Route changes.
+
+        Raises PulseFailed if the pulse should be repeated soon.
+        """
+        no_resume = pb.AppendRequest.SUSPEND_NO_RESUME
+        request = pb.AppendRequest(journal=replica.journal, do_not_proxy=True, suspend=no_resume)
+        append = QueuedAppend(request, content=BufferedContent(b"", 0))
+        append.is_pulse = True
+        try:
+            async with self._limiter.slot(replica.journal), asyncio.timeout(PULSE_SECONDS):
+                if (refusal := await resolve(self._host, append)) is not None:
+                    append.settle(refusal)
+                else:
+                    queue_of(append.resolved.require_replica).enqueue(append)
+                outcome = await append.settled()
+            replica.answer = outcome.status, self._host.clock.now()
+            if outcome.status not in _NO_FAILURE:
+                failure: StatusError = status_error(outcome.status, f"pulse of {replica.journal}")
+                raise failure
+        except (CorantoError, OSError, TimeoutError) as error:
+            changed = append.resolution.invalidated if append.resolution is not None else None
+            raise PulseFailed(str(error) or "timeout", changed) from error
+        finally:
+            append.leave()
+        return outcome.resolution.invalidated

@@ -2,16 +2,14 @@
 
 `coranto_broker.append.states.TRANSITIONS` is the machine. Each state from RESOLVE to UPDATE_SUSPEND has a method of its
 name here, which may wait, and returns the event that ends the state. STREAM_CONTENT is in
-`coranto_broker.append.streaming`, and READ_ACKNOWLEDGEMENTS in `coranto_broker.append.batch`.
+`coranto_broker.append.receiving`, and READ_ACKNOWLEDGEMENTS in `coranto_broker.append.batch`.
 
 Each state here also ends in ERROR if it fails, or if the client leaves (which cancels the work).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from coranto.coordination.etcd import KeyValue, Put, unmodified
 from coranto.errors import CorantoError, StoreError, Unavailable
@@ -47,15 +45,11 @@ class HeldPipeline:
     next append, and keeps only its turn to read acknowledgements.
     """
 
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
-        """`spawn` starts tasks that outlive the append."""
-        self._spawn = spawn
-        self.pipeline: Pipeline | None = None
-        self.owner: Resolution | None = None
+    def __init__(self, host: AppendHost, pipeline: Pipeline | None = None, owner: Resolution | None = None) -> None:
+        self._host = host
+        self.pipeline = pipeline
+        self.owner = owner
         """The owner's latest resolution to the replica; None without ownership."""
-
-    def acquired(self, pipeline: Pipeline | None, owner: Resolution) -> None:
-        self.pipeline, self.owner = pipeline, owner
 
     def _close(self) -> tuple[Pipeline, Turn]:
         """Close the pipeline, and return its spool. Keep the right to build another pipeline."""
@@ -74,7 +68,7 @@ class HeldPipeline:
         if pipeline.local_only:
             turn.done()
         else:
-            self._spawn(pipeline.shut_down(turn))
+            self._host.spawn(pipeline.shut_down(turn))
 
     def hand_over(self) -> tuple[Turn, bool]:
         """Hand the pipeline over to the next append. Return the turn to read, and True if the pipeline is broken.
@@ -101,7 +95,7 @@ class AppendFsm:
     def __init__(self, host: AppendHost, append: QueuedAppend) -> None:
         self._host = host
         self.append = append
-        self.held = HeldPipeline(host.spawn)
+        self.held = HeldPipeline(host)
         self.registers = pb.LabelSet()
         """The journal's registers when the pipeline starts."""
         self.decided: Commit | None = None
@@ -133,7 +127,7 @@ class AppendFsm:
             except CorantoError as error:
                 self._outcome, event = error, AppendEvent.FAILED
             append.on(event)
-        return self._outcome or AppendOutcome(append.state, append.resolved)
+        return self._outcome or AppendOutcome(append.resolved)
 
     def release(self) -> None:
         """Release the pipeline if the append still owns it, and roll back streamed content without a proposal."""
@@ -153,25 +147,26 @@ class AppendFsm:
         if self._await_change:
             self._await_change = False
             await self._host.resolver.wait_for_change(self.append.resolved)
+        request = self.append.request
         try:
             resolution = await self._host.resolver.resolve(
-                self.append.request.journal,
-                may_proxy=not self.append.request.do_not_proxy,
+                request.journal,
+                may_proxy=not request.do_not_proxy,
                 require_primary=True,
                 min_revision=self._read_through,
-                proxy_header=self.append.request.header if self.append.request.HasField("header") else None,
+                proxy_header=request.header if request.HasField("header") else None,
                 claims=self.append.claims,
             )
         except Unavailable as error:
             # Clients may retry, because no content was proposed.
             raise rolled_back(error, "nothing was appended") from error
         self.append.resolution = resolution
-        if resolution.status == pb.SUSPENDED and self.append.request.suspend == pb.AppendRequest.SUSPEND_RESUME:
+        if resolution.status == pb.SUSPENDED and request.suspend == pb.AppendRequest.SUSPEND_RESUME:
             offset = resolution.spec.suspend.offset
             self._suspend = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.NONE, offset=offset)
             return AppendEvent.SUSPENSION_MUST_CHANGE
         if resolution.status != pb.OK:
-            return self._refused(resolution.status)
+            return self._refused(Refuse(resolution.status, NO_REGISTERS))
         if not resolution.is_local:
             self.release()
             return AppendEvent.PRIMARY_IS_ELSEWHERE
@@ -186,14 +181,13 @@ class AppendFsm:
         """Wait for exclusive ownership of the replica's pipeline."""
         resolution = self.append.resolved
         pipeline = await resolution.require_replica.pipeline.take(resolution.invalidated)
-        self.held.acquired(pipeline, resolution)
+        self.held.pipeline, self.held.owner = pipeline, resolution
         if pipeline is not None and self.append.content is not None:
             # Until then, arriving appends can join its batch.
             await pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, resolution.invalidated)
         # Callers that see later flags or a suspension read the journal's end only after this append commits.
-        return (
-            AppendEvent.PIPELINE_ACQUIRED if self._host.resolver.permits_hold(resolution) else AppendEvent.INVALIDATED
-        )
+        permitted = self._host.resolver.permits_hold(resolution)
+        return AppendEvent.PIPELINE_ACQUIRED if permitted else AppendEvent.INVALIDATED
 
     async def _start_pipeline(self) -> AppendEvent:
         """Use the pipeline if it has the resolution's Route. Otherwise build one with the replica's spool."""
@@ -282,7 +276,7 @@ class AppendFsm:
             self._await_change = True
             return AppendEvent.TOO_MANY_REPLICAS
         if members < resolution.replication:
-            return self._refused(pb.INSUFFICIENT_JOURNAL_BROKERS)
+            return self._refused(Refuse(pb.INSUFFICIENT_JOURNAL_BROKERS, NO_REGISTERS))
         if not resolution.is_local:
             return AppendEvent.PRIMARY_IS_ELSEWHERE
         pipeline = self.held.pipeline
@@ -309,7 +303,7 @@ class AppendFsm:
                     self.decided = found
                     return AppendEvent.MAY_STREAM
                 case Refuse():
-                    return self._refused(found.status, found.registers, found.reason)
+                    return self._refused(found)
                 case Synchronize():
                     self._roll_to = found.offset
                     return AppendEvent.MUST_ROLL
@@ -336,7 +330,7 @@ class AppendFsm:
                             self.held.shut_down()
                         return AppendEvent.ETCD_CHANGED
             except StoreError as error:
-                return self._refused(pb.FRAGMENT_STORE_UNHEALTHY, self.registers, error.public_text)
+                return self._refused(Refuse(pb.FRAGMENT_STORE_UNHEALTHY, self.registers, error.public_text))
 
     async def _update_suspend(self) -> AppendEvent:
         """Change the suspension in the journal's spec, then resolve again at the resulting revision.
@@ -369,10 +363,8 @@ class AppendFsm:
         assert self.held.pipeline is not None  # Earlier states acquired it.
         return self.held.pipeline
 
-    def _refused(
-        self, status: pb.Status.ValueType, registers: pb.LabelSet = NO_REGISTERS, reason: str = ""
-    ) -> AppendEvent:
-        self._outcome = self.append.refused(Refuse(status, registers, reason))
+    def _refused(self, refusal: Refuse) -> AppendEvent:
+        self._outcome = self.append.refused(refusal)
         return AppendEvent.REFUSED
 
     async def _takeover(self, pipeline: Pipeline) -> Takeover:

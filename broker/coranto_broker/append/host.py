@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from coranto.coordination.etcd import Coordinator
 from coranto.effects import Clock
 from coranto.security.tokens import TOKEN_SECONDS, Capability
-from coranto.tracing import Tracer, TraceSpan
+from coranto.tracing import Tracer
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import ProposalPath, State
@@ -21,43 +22,28 @@ from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord,
 from coranto_broker.replication.peers import Peers, PeerStream
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicaStream
 from coranto_broker.replication.resolver import Resolution, Resolver
-from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import DurableSpool
 
 RENEW_SECONDS = TOKEN_SECONDS / 3
 """The lifetime of a pipeline with tokens, which are valid for at least TOKEN_SECONDS / 2."""
 
 
+@dataclass(kw_only=True)
 class AppendHost:
     """The effects and parts of one broker that its appends use."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        clock: Clock,
-        coordinator: Coordinator,
-        *,
-        resolver: Resolver,
-        records: InSyncRecords,
-        peers: Peers,
-        stores: StoreWatch,
-        metrics: Metrics,
-        quotas: Quotas,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        tracer: Tracer | None = None,
-    ) -> None:
-        self.clock = clock
-        self.coordinator = coordinator
-        self.resolver = resolver
-        self.in_sync = records
-        self.stores = stores
-        self.quotas = quotas
-        self.max_append_rate = settings.max_append_rate
-        """The highest rate of each journal's appends in bytes per second; 0: unlimited."""
-        self.spawn = spawn
-        self.tracer = tracer
-        self._peers = peers
-        self._metrics = metrics
+    clock: Clock
+    coordinator: Coordinator
+    resolver: Resolver
+    in_sync: InSyncRecords
+    peers: Peers
+    stores: StoreWatch
+    metrics: Metrics
+    quotas: Quotas
+    max_append_rate: int
+    """The highest rate of each journal's appends in bytes per second; 0: unlimited."""
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    tracer: Tracer | None = None
 
     async def verify(self, resolution: Resolution, spool: DurableSpool) -> StoredRecord:
         """Return the in-sync record if this broker's spool may take part in a pipeline.
@@ -79,14 +65,14 @@ class AppendHost:
     def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: StoredRecord) -> Pipeline:
         """Build a pipeline for the resolution's Route with this broker's spool."""
         route = resolution.header.route
-        metadata = self._peers.metadata(Capability.REPLICATE, resolution.spec.name)
+        metadata = self.peers.metadata(Capability.REPLICATE, resolution.spec.name)
         streams: list[ReplicaStream] = []
         peers: list[PeerStream] = []
         for index, member in enumerate(route.members):
             if index == route.primary:
                 streams.append(LocalStream(spool, resolution.require_replica))
             else:
-                peers.append(self._peers.replicate(route.endpoints[index], member, resolution.spec.name, metadata))
+                peers.append(self.peers.replicate(route.endpoints[index], member, resolution.spec.name, metadata))
                 streams.append(peers[-1])
         names = [f"{member.zone}#{member.suffix}" for member in route.members]
         oldest = max((peer.token_age for peer in peers), default=0.0)
@@ -99,28 +85,20 @@ class AppendHost:
     def proposed(self, path: ProposalPath, appends: int) -> None:
         """Count appends that are proposed together."""
         if path is not ProposalPath.STREAMED:
-            self._metrics.group_appends.observe(appends)
+            self.metrics.group_appends.observe(appends)
 
     def ended(self, append: QueuedAppend) -> None:
-        """Count an append that was answered, or whose client has left."""
-        metrics, state, outcome = self._metrics, append.state, append.outcome
+        """Count an append that was answered, or whose client has left, and end its span."""
+        metrics, state, outcome, span = self.metrics, append.state, append.outcome, append.span
         metrics.appends.count(state)
-        if state is State.FINISHED and isinstance(outcome, AppendOutcome):
-            metrics.append_bytes.value += outcome.end - outcome.begin
+        if not isinstance(outcome, AppendOutcome):
+            if span is not None:
+                span.end(outcome or asyncio.CancelledError())
+        elif state is State.FINISHED:
+            size = outcome.end - outcome.begin
+            metrics.append_bytes.value += size
             metrics.append_seconds.observe(self.clock.monotonic() - append.begun)
-        if append.span is not None:
-            _end_span(append.span, state, outcome)
-
-    def acknowledged_below_demand(self, appends: int) -> None:
-        """Count committed appends below the durability that their journal's labels demand."""
-        self._metrics.acknowledged_below_demand.inc(appends)
-
-
-def _end_span(span: TraceSpan, state: State, outcome: AppendOutcome | Exception | None) -> None:
-    """End the span of an append that was answered, or whose client has left."""
-    if isinstance(outcome, AppendOutcome) and state is State.FINISHED:
-        span.end(begin=outcome.begin, end=outcome.end, bytes=outcome.end - outcome.begin, status="OK")
-    elif isinstance(outcome, AppendOutcome):
-        span.end(status="forwarded" if outcome.state is State.PROXY else pb.Status.Name(outcome.status))
-    else:
-        span.end(outcome or asyncio.CancelledError())
+            if span is not None:
+                span.end(begin=outcome.begin, end=outcome.end, bytes=size, status="OK")
+        elif span is not None:
+            span.end(status="forwarded" if state is State.PROXY else pb.Status.Name(outcome.status))

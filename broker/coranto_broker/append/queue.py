@@ -7,7 +7,7 @@ one message to each replica, and one round trip for all of its appends.
 
 The *committer* runs while appends wait. It waits for room for another proposal. If the append at the head needs more
 than a decision, the state machine (`coranto_broker.append.fsm`) *prepares* it, and content that is not buffered is
-streamed (`coranto_broker.append.streaming`).
+streamed (`coranto_broker.append.receiving`).
 
 Planning, writing and proposing a batch do not suspend. So an append whose client disconnects either still waits and is
 dropped, or is proposed and no longer depends on its client.
@@ -32,9 +32,8 @@ from coranto_broker.append.plan import (
     steady_range,
 )
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
-from coranto_broker.append.receiving import Arrivals
+from coranto_broker.append.receiving import Arrivals, ContentStream, charge, start_flow
 from coranto_broker.append.states import AppendEvent, ProposalPath, State
-from coranto_broker.append.streaming import ContentStream, charge, start_flow
 from coranto_broker.ownership import Invalidated
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import Pipeline, rolled_back
@@ -156,8 +155,7 @@ class JournalQueue:
         steady = None if pipeline is None else self._steady(head, pipeline)
         if steady is None:
             return False
-        held = HeldPipeline(self._host.spawn)
-        held.acquired(self._replica.pipeline.take_at_rest(), head.resolved)
+        held = HeldPipeline(self._host, self._replica.pipeline.take_at_rest(), head.resolved)
         try:
             batch = Batch(self._host, held, steady)
             self._take(batch)

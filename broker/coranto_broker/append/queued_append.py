@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from coranto.effects import Bytes
-from coranto.fragments.fragment import Fragment
+from coranto.fragments.fragment import Fragment, sum_words
 from coranto.security.tokens import Claims
 from coranto.specs.durability import Durability
 from coranto.tracing import TraceSpan
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 NO_DURABILITY: Final = Durability(0, 0)
 NO_REGISTERS: Final = pb.LabelSet()
-_FINISHED, _OK = State.FINISHED, pb.OK  # Looking them up is slow.
+_OK = pb.OK  # Looking it up is slow.
 
 
 class BufferedContent(NamedTuple):
@@ -36,14 +37,13 @@ class BufferedContent(NamedTuple):
 
 
 class AppendOutcome(NamedTuple):
-    """The outcome of an append, by `state`.
+    """The outcome of an append, by its state.
 
     FINISHED: [begin, end) of its content in `fragment`, and its SHA-1 `sum`. ERROR: the refusing status, and perhaps a
     `reason`. PROXY: the primary of `resolution` has to decide. `registers` are the journal's registers after the
     append, committed or refused.
     """
 
-    state: State
     resolution: Resolution
     status: pb.Status.ValueType = pb.OK
     registers: pb.LabelSet = NO_REGISTERS
@@ -58,6 +58,43 @@ class AppendOutcome(NamedTuple):
     stored_end: int = 0
     """The end of the stored part of the content that the append asks about."""
     reason: str = ""
+
+    def encode(self) -> bytes:
+        """Return the encoded response to a committed or refused append."""
+        # A new message each time, because a reused one keeps memory of earlier values.
+        response, resolution, fragment = pb.AppendResponse(), self.resolution, self.fragment
+        if fragment is None:
+            response.status = self.status
+            response.header.CopyFrom(resolution.header)
+            if self.status == pb.REGISTER_MISMATCH:
+                response.registers.CopyFrom(self.registers)
+            response.store_health_error = self.reason
+            return response.SerializeToString()
+        commit = response.commit
+        digest = commit.sum
+        commit.journal = fragment.journal
+        commit.begin, commit.end = self.begin, self.end
+        commit.compression_codec = int(fragment.codec)  # type: ignore[assignment]
+        digest.part1, digest.part2, digest.part3 = sum_words(self.sum)
+        response.registers.CopyFrom(self.registers)
+        response.total_chunks = self.total_chunks
+        if self.delayed_chunks:
+            response.delayed_chunks = self.delayed_chunks
+        # In protobuf, concatenated messages are one message with the fields of all. The header is most of a response.
+        durability = _encoded(self.durability, self.stored_end)
+        return resolution.encoded_header + response.SerializeToString() + durability
+
+
+@lru_cache(maxsize=64)
+def _encoded(durability: Durability, stored_end: int) -> bytes:
+    wire = pb.Durability(
+        replicas=durability.replicas,
+        zones=durability.zones,
+        synced_replicas=durability.synced_replicas,
+        synced_zones=durability.synced_zones,
+        stored_end=stored_end,
+    )
+    return pb.AppendResponse(durability=wire).SerializeToString()
 
 
 class QueuedAppend:
@@ -117,11 +154,11 @@ class QueuedAppend:
         else:
             digest, chunks = hashlib.sha1(content.content, usedforsecurity=False).digest(), content.chunks
         result = self.resolved, _OK, registers, fragment, begin, end, digest, chunks, self.delayed_chunks
-        return AppendOutcome(_FINISHED, *result, durability, stored_end)
+        return AppendOutcome(*result, durability, stored_end)
 
     def refused(self, refusal: Refuse) -> AppendOutcome:
         """Return the outcome of a refusal."""
-        return AppendOutcome(State.ERROR, self.resolved, refusal.status, refusal.registers, reason=refusal.reason)
+        return AppendOutcome(self.resolved, refusal.status, refusal.registers, reason=refusal.reason)
 
     @property
     def resolved(self) -> Resolution:
@@ -130,12 +167,12 @@ class QueuedAppend:
         return self.resolution
 
     def settle(self, outcome: AppendOutcome | Exception) -> None:
-        """Set the outcome. Further calls have no effect. Does not raise."""
+        """Set the outcome, an error unless the state is terminal. Further calls have no effect. Does not raise."""
         if self.outcome is not None:
             return
         self.outcome = outcome
         if self.state not in TERMINAL:
-            self.state = State.ERROR if isinstance(outcome, Exception) else outcome.state
+            self.state = State.ERROR
         if self.on_settled is not None:
             self.on_settled(self)
         if self._waiter is not None and not self._waiter.done():

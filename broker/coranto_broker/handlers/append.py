@@ -1,38 +1,46 @@
-"""The RPC Append: one append to a journal."""
+"""The RPC Append: one append to a journal, which a broker that is not the primary forwards to it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NoReturn
 
+import grpc
+import grpc.aio
+import structlog
+
+from coranto.client.append.stream import MAX_CONTENT_BYTES, NotSent
+from coranto.client.peer_status import PeerStatus
 from coranto.errors import InvalidInput
-from coranto.security.tokens import Claims
-from coranto.tracing import carried_by
+from coranto.security.tokens import Capability, Claims
+from coranto.tracing import carried, carried_by
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.entry import recognize, resolve
-from coranto_broker.append.forwarding import forward
 from coranto_broker.append.queue import queue_of
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.receiving import Inbox
-from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.append.states import State
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.refusals import is_acceptable
-from coranto_broker.rpc.content import ContentMessage
+from coranto_broker.rpc.content import AppendMessage, ContentMessage
 from coranto_broker.rpc.first_message import first_message
 from coranto_broker.rpc.source import MessageSource, require_readable
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
+_log = structlog.get_logger(__name__)
+
 
 async def serve(broker: Broker, context: MessageSource, claims: Claims, caller: str) -> pb.AppendResponse:
     """Serve one append. Cancelling it rolls back content that was not proposed."""
-    return pb.AppendResponse.FromString(await serve_encoded(broker, context, claims, AppendResponseEncoder(), caller))
+    return pb.AppendResponse.FromString(await serve_encoded(broker, context, claims, caller))
 
 
-async def serve_encoded(
-    broker: Broker, context: MessageSource, claims: Claims, encoder: AppendResponseEncoder, caller: str = ""
-) -> bytes:
+async def serve_encoded(broker: Broker, context: MessageSource, claims: Claims, caller: str = "") -> bytes:
     """Serve one append, and return the encoded response. Cancelling it rolls back content that was not proposed.
 
     `caller` has been admitted by its quota; it is empty without one.
@@ -63,9 +71,9 @@ async def serve_encoded(
                 broker.quotas.count(caller, len(append.content.content))
             queue.enqueue(append)
         outcome = append.outcome if isinstance(append.outcome, AppendOutcome) else await append.settled()
-        if outcome.state is State.PROXY:
+        if append.state is State.PROXY:
             return await forward(broker, append, inbox.read)
-        return encoder.encode(outcome)
+        return outcome.encode()
     except BaseException as error:
         if append.span is not None:
             append.span.end(error)
@@ -82,3 +90,84 @@ def _refuse_first(message: object) -> NoReturn:
     if isinstance(message, (ContentMessage, pb.AppendRequest)):
         raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")
     raise InvalidInput("the stream ended before its first message", field="AppendRequest")
+
+
+async def forward(broker: Broker, append: QueuedAppend, read: Callable[[], Awaitable[AppendMessage | None]]) -> bytes:
+    """Forward an append to the primary with this broker's resolution, and return the primary's encoded response.
+
+    `read` returns its messages after the first, then None.
+
+    If the primary becomes unavailable before the commit was forwarded, it has not applied the append. The response then
+    has the status NO_JOURNAL_PRIMARY_BROKER, as usual between a primary's death and its replacement.
+    """
+    header, may_commit = append.resolved.header, False
+    metadata = broker.peers.metadata(Capability.APPEND, append.request.journal)
+    with broker.peers.calling(header):
+        call = broker.peers.stub(header).Append(metadata=carried(metadata, append.span))
+        ended = PeerStatus(call)
+        try:
+            # The primary may end the call before everything is sent. Its answer then says more than the error of
+            # sending the rest.
+            with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+                await call.write(_forwarded(append))
+                while (message := await read()) is not None:
+                    if append.content is None:  # Otherwise the quota has counted it.
+                        await broker.quotas.pace_append(append.caller, len(message.content))
+                    may_commit = may_commit or not message.content
+                    if isinstance(message, ContentMessage):
+                        message = pb.AppendRequest(content=bytes(message.content))
+                    await call.write(message)
+                await call.done_writing()
+            response: pb.AppendResponse = await call
+            return response.SerializeToString()
+        except grpc.aio.AioRpcError as failed:
+            error = await ended.error_of(failed)
+            if may_commit or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise error from failed
+            return _unreachable(broker, append, error.details())
+        finally:
+            call.cancel()
+
+
+async def forward_buffered(broker: Broker, append: QueuedAppend) -> bytes:
+    """Forward an append with buffered content, like `forward`. Small appends share a stream to the primary."""
+    header, found = append.resolved.header, append.content
+    assert found is not None
+    if len(found.content) <= MAX_CONTENT_BYTES:
+        metadata = broker.peers.metadata(Capability.APPEND, append.request.journal)
+        with broker.peers.calling(header):
+            streams = broker.peers.append_streams(header)
+            try:
+                stream = await streams.get(metadata)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                return _unreachable(broker, append, error.details())
+            if stream is not None:
+                try:
+                    traceparent = "" if append.span is None else append.span.traceparent
+                    return await stream.append(_forwarded(append), bytes(found.content), metadata, traceparent)
+                except NotSent as error:
+                    return _unreachable(broker, append, str(error))
+    messages = deque(ContentMessage(content) for content in ((found.content, b"") if found.content else (b"",)))
+
+    async def read() -> AppendMessage | None:
+        return messages.popleft() if messages else None
+
+    return await forward(broker, append, read)
+
+
+def _forwarded(append: QueuedAppend) -> pb.AppendRequest:
+    """Return the request for the primary, with the resolution's header."""
+    forwarded = pb.AppendRequest()
+    forwarded.CopyFrom(append.request)
+    forwarded.header.CopyFrom(append.resolved.header)
+    return forwarded
+
+
+def _unreachable(broker: Broker, append: QueuedAppend, error: str | None) -> bytes:
+    """Return the response to an append that the primary did not get, or not completely."""
+    _log.warning("append.primary_unreachable", journal=append.request.journal, error=error)
+    header = broker.unrouted_header(broker.keyspace.state)
+    header.route.CopyFrom(append.resolved.header.route)
+    return pb.AppendResponse(status=pb.NO_JOURNAL_PRIMARY_BROKER, header=header).SerializeToString()

@@ -14,19 +14,12 @@ from coranto.member import call_errors
 from coranto.security.admission import caller_of
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, bearer_of
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
-from coranto_broker.append.admission import Admission
 from coranto_broker.append.entry import StreamOrder, recognize
-from coranto_broker.append.forwarding import forward_buffered
+from coranto_broker.append.overload import ITEM_BYTES, STREAM_APPENDS, STREAM_BYTES, Admission, StreamOverloaded
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
-from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.append.states import State
-from coranto_broker.append.stream_bounds import (
-    ITEM_BYTES,
-    STREAM_APPENDS,
-    STREAM_BYTES,
-    StreamOverloaded,
-)
 from coranto_broker.authorization import UNRESTRICTED
+from coranto_broker.handlers.append import forward_buffered
 from coranto_broker.handlers.errors import Context, log_failure
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.quotas import AppendQuotaExceeded
@@ -48,17 +41,17 @@ _TURN_APPENDS: Final = 64
 _Outcome = AppendOutcome | bytes | Exception
 
 
-async def serve(broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
+async def serve(broker: Broker, context: Context, admission: Admission) -> None:
     """Serve a stream until its client ends it. If the client disconnects, unproposed appends are dropped.
 
-    Raises StreamOverloaded if the stream holds too much memory (`coranto_broker.append.stream_bounds`), and
+    Raises StreamOverloaded if the stream holds too much memory (`coranto_broker.append.overload`), and
     QuotaExceeded if its caller has too many open streams.
     """
     first = await first_message(context, broker.receive_budget.first_message_deadlines)
     require_readable(first)
     if not isinstance(first, AppendBatch) or first.appends:
         raise InvalidInput("the first message of the stream must be empty", field="AppendBatch.appends")
-    stream = _Stream(broker, context, admission, encoder)
+    stream = _Stream(broker, context, admission)
     claims = stream.tokens.claims_of("")  # The call itself may append something.
     if broker.quotas.apply_to(claims):
         stream.caller = caller_of(claims, context.peer())
@@ -131,12 +124,12 @@ class _Ready(NamedTuple):
 class _Stream:
     """The appends and answers of one stream."""
 
-    def __init__(self, broker: Broker, context: Context, admission: Admission, encoder: AppendResponseEncoder) -> None:
+    def __init__(self, broker: Broker, context: Context, admission: Admission) -> None:
         self._broker = broker
+        self._budget = broker.receive_budget
         self._context = context
         self._sink = cast("InstantSink", context)
         self._admission = admission
-        self._encoder = encoder
         self.tokens = _Tokens(broker, context)
         self._orders: dict[str, StreamOrder] = {}  # By journal.
         self._appends: dict[int, QueuedAppend | None] = {}  # Unanswered appends by id; None before validation.
@@ -145,7 +138,7 @@ class _Stream:
         self._sends_soon = self._sending = False
         self._largest = 0  # The largest answer, as an estimate for further ones.
         self.held = 0
-        """The held bytes, as `coranto_broker.append.stream_bounds` counts them."""
+        """The held bytes, as `coranto_broker.append.overload` counts them."""
         self.waits_since = 0.0
         self.given_up: StreamOverloaded | None = None
         """The error that ends the stream, if any."""
@@ -164,10 +157,16 @@ class _Stream:
         """
         sizes = [len(append.content) + ITEM_BYTES for append in batch.appends]
         self._hold(sum(sizes))
-        self._broker.answer_watch.require_room(self)
-        refusal = await self._quota_refusal(batch) if self.caller else None
+        self._budget.require_room(self)
+        refusal = None
+        if self.caller:
+            content = sum(sizes) - len(sizes) * ITEM_BYTES
+            try:
+                await self._broker.quotas.admit_appends(self.caller, len(sizes), content)
+            except AppendQuotaExceeded as error:
+                refusal = error
         for number, append in enumerate(batch.appends, 1):
-            if self._admission.is_full:
+            if self._appends and self._admission.is_full:
                 await self._wait_for_turn()
             self.take(append, sizes[number - 1], refusal)
             if number % _TURN_APPENDS == 0:
@@ -175,31 +174,23 @@ class _Stream:
                 await self.wait_for_room(sum(sizes[number:]))
         await self.wait_for_room()
 
-    async def _quota_refusal(self, batch: AppendBatch) -> AppendQuotaExceeded | None:
-        """Count the appends of a message, after a delay if needed. Return the error of all of them, if any."""
-        content = sum(len(append.content) for append in batch.appends)
-        try:
-            await self._broker.quotas.admit_appends(self.caller, len(batch.appends), content)
-        except AppendQuotaExceeded as error:
-            return error
-        return None
-
     def take(self, append: StreamedAppend, size: int, refusal: AppendQuotaExceeded | None = None) -> None:
         """Begin an append of `size` held bytes, or answer it with `refusal`. Raises InvalidInput for an id in use."""
         if append.id in self._appends:
             raise InvalidInput(f"append {append.id} of this stream is not answered yet", field="StreamedAppend.id")
         self._appends[append.id] = None
         self._admission.enter_in_turn()
-        if refusal is not None:
-            self._answer(append.id, append.request.journal, size, refusal)
-            return
-        try:
-            self._begin(append, size)
-        except Exception as error:  # noqa: BLE001  # The append fails, and no other.
-            self._answer(append.id, append.request.journal, size, error)
+        answer: bytes | Exception | None = refusal
+        if answer is None:
+            try:
+                answer = self._begin(append, size)
+            except Exception as error:  # noqa: BLE001  # The append fails, and no other.
+                answer = error
+        if answer is not None:
+            self._answer(append.id, append.request.journal, size, answer)
 
-    def _begin(self, append: StreamedAppend, size: int) -> None:
-        """Validate an append and enqueue it. Raises its error."""
+    def _begin(self, append: StreamedAppend, size: int) -> bytes | None:
+        """Validate an append and enqueue it, or return its response. Raises its error."""
         request, broker, content = append.request, self._broker, append.content
         begun = broker.clock.monotonic()
         if request.content:
@@ -214,8 +205,7 @@ class _Stream:
         queued = QueuedAppend(request, claims, buffered, begun, partial(self._settled, append.id, size))
         if not recognize(broker.appends, queued):
             if not is_acceptable(broker, request, request.journal, claims):
-                self._answer(append.id, request.journal, size, broker.journal_not_found())
-                return
+                return broker.journal_not_found()
             if not request.journal:
                 raise InvalidInput("an append must name its journal", field="AppendRequest.journal")
         if broker.tracer is not None and append.traceparent:
@@ -227,6 +217,7 @@ class _Stream:
             order = self._orders[request.journal] = StreamOrder(broker.appends)
         self._appends[append.id] = queued
         order.add(queued)
+        return None
 
     def _settled(self, number: int, size: int, append: QueuedAppend) -> None:
         """Answer a settled append, or forward it."""
@@ -260,7 +251,7 @@ class _Stream:
         self._appends.pop(number, None)
         if isinstance(outcome, AppendOutcome):
             try:
-                outcome = self._encoder.encode(outcome)
+                outcome = outcome.encode()
             except Exception as error:  # noqa: BLE001  # The append fails, and no other.
                 outcome = error
         if isinstance(outcome, bytes):
@@ -279,14 +270,12 @@ class _Stream:
             asyncio.get_running_loop().call_soon(self._send_soon)
         self._room.set()
         try:
-            self._broker.answer_watch.require_room(self)
+            self._budget.require_room(self)
         except StreamOverloaded as error:
             self.give_up(error)
 
     async def _wait_for_turn(self) -> None:
         """Wait while admission is full and this stream has appends under way."""
-        if not (self._appends and self._admission.is_full):
-            return
         with self._admission.waiting(self._room):
             while self._appends and self._admission.is_full:
                 self._room.clear()
@@ -294,7 +283,7 @@ class _Stream:
 
     def _hold(self, more: int) -> None:
         self.held += more
-        self._broker.receive_budget.held += more
+        self._budget.held += more
 
     async def wait_for_room(self, to_come: int = 0) -> None:
         """Wait while too much is held, so that flow control slows the client down.
@@ -304,23 +293,22 @@ class _Stream:
         while (self._appends or self._ready) and (
             self.held - to_come + len(self._appends) * self._largest > STREAM_BYTES
             or len(self._appends) + len(self._ready) > STREAM_APPENDS
-            or self._broker.answer_watch.is_full
+            or self._budget.is_full
         ):
             self._room.clear()
             await self._room.wait()
 
     async def send(self) -> None:
         """Send answers until the stream has ended and all are sent. One message has all answers of a turn."""
-        watch = self._broker.answer_watch
         while self._appends or not self._ended or self._ready:
             await self._is_ready.wait()
             self._is_ready.clear()
             self._sending = True
             while self._ready or self._exits:
                 answers, taken = self._next_answers(ANSWER_BYTES)
-                watch.begin(self)
+                self._budget.watch(self)
                 await self._context.write(answers)
-                watch.end(self)
+                self._budget.unwatch(self)
                 self._hold(-sum([each.size for each in taken]))
                 self._room.set()
             self._sending = False
@@ -378,5 +366,5 @@ class _Stream:
                     append.span.end(asyncio.CancelledError())
         for task in self._forwarding:
             task.cancel()
-        self._broker.answer_watch.end(self)
+        self._budget.unwatch(self)
         self._hold(-self.held)

@@ -15,7 +15,7 @@ import structlog
 
 from coranto.errors import CorantoError, StatusError, StoreError
 from coranto.member import call_errors
-from coranto_broker.append.stream_bounds import StreamOverloaded
+from coranto_broker.append.overload import StreamOverloaded
 from coranto_broker.quotas import QuotaExceeded
 from coranto_broker.rpc.rolled_back import RolledBack, TooManyAppends
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import structlog
@@ -44,7 +45,7 @@ JournalState = KeySpaceState[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True)
 class Resolution:
     """An answer of the resolver, valid as of `state` and until `invalidated` fires (None without a local replica).
 
@@ -65,6 +66,11 @@ class Resolution:
     def spec(self) -> pb.JournalSpec:
         assert self.item is not None  # Only JOURNAL_NOT_FOUND has no item.
         return self.item.spec
+
+    @cached_property
+    def encoded_header(self) -> bytes:
+        """An encoded response to an append, with only the header."""
+        return pb.AppendResponse(header=self.header).SerializeToString()
 
     @property
     def replication(self) -> int:

@@ -18,8 +18,7 @@ from coranto.security.tokens import Claims
 from coranto.wire import append_stream_pb2, append_stream_pb2_grpc, heads_pb2, heads_pb2_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-from coranto_broker.append.admission import Admission
-from coranto_broker.append.response_encoder import AppendResponseEncoder
+from coranto_broker.append.overload import Admission
 from coranto_broker.authorization import RULES, UNRESTRICTED
 from coranto_broker.handlers import (
     append,
@@ -74,7 +73,6 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._encoder = AppendResponseEncoder()
         self._under_way = {method: broker.metrics.under_way(method) for method in RULES}
         self._admission = Admission(
             broker.settings.max_appends,
@@ -144,7 +142,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
                 await quotas.admit_appends(caller)
             finally:
                 self._admission.enter_in_turn()
-        return await append.serve_encoded(self._broker, context, claims, self._encoder, caller)
+        return await append.serve_encoded(self._broker, context, claims, caller)
 
     async def AppendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         await self.append_stream(request_iterator, cast("Context", GrpcContext(context)))
@@ -154,7 +152,7 @@ class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, a
         # Each append has its own token and is counted by itself, so that a stream may outlive the token of its call.
         with self._under_way["AppendStream"]:
             async with reported("AppendStream", context):
-                await append_stream.serve(self._broker, context, self._admission, self._encoder)
+                await append_stream.serve(self._broker, context, self._admission)
 
     async def Replicate(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         await self.replicate(request_iterator, self._endable(context))

@@ -49,7 +49,10 @@ class World:
         if isinstance(found, Exception):
             raise found
         append.resolution = resolution(found)
-        return AppendOutcome(State.PROXY, append.resolved) if isinstance(found, str) else None
+        if not isinstance(found, str):
+            return None
+        append.state = State.PROXY
+        return AppendOutcome(append.resolved)
 
     def add(self, queue: Queue | None = None) -> QueuedAppend:
         """An append whose resolution is known, if a queue is given."""

@@ -26,12 +26,14 @@ from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, Durabilit
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.entry import resolve
 from coranto_broker.append.fsm import AppendFsm
+from coranto_broker.append.overload import ReceiveBudget
 from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT
 from coranto_broker.append.queue import JournalQueue, queue_of
 from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
-from coranto_broker.append.receiving import Inbox, ReceiveBudget
+from coranto_broker.append.receiving import Inbox
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, ProposalPath, State
 from coranto_broker.fragments.index import FragmentIndex
+from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
 from coranto_broker.recovery.saved_records import SavedRecords
@@ -193,7 +195,7 @@ class World:
         self.record: KeyValue | None = None
         self.conflicts = 0
         self.groups: list[int] = []
-        self.below_demand = 0
+        self.metrics = Metrics()
         coordinator: Any = self
         self.in_sync = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "self"))
 
@@ -266,8 +268,9 @@ class World:
         if path is not ProposalPath.STREAMED:
             self.groups.append(appends)
 
-    def acknowledged_below_demand(self, appends: int) -> None:
-        self.below_demand += appends
+    @property
+    def below_demand(self) -> float | None:
+        return self.metrics.registry.get_sample_value("coranto_appends_below_demand_total")
 
     async def problem(self, journal: str, url: str, until: Signal | None) -> str:
         return self.health

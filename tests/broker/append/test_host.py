@@ -15,7 +15,6 @@ from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import ProposalPath, State
 from coranto_broker.metrics import Metrics
 from coranto_broker.recovery.in_sync_records import Stranded
-from coranto_broker.settings import BrokerSettings
 from tests.broker.running import ManualClock
 
 NOTHING: Any = None
@@ -30,15 +29,15 @@ class World:
         resolver: Any = SimpleNamespace(restart=self.restarted.append)
         records: Any = SimpleNamespace(verify=self._verify)
         self.host = AppendHost(
-            BrokerSettings(),
-            self.clock,
-            NOTHING,
+            clock=self.clock,
+            coordinator=NOTHING,
             resolver=resolver,
-            records=records,
+            in_sync=records,
             peers=NOTHING,
             stores=NOTHING,
             metrics=self.metrics,
             quotas=NOTHING,
+            max_append_rate=0,
             spawn=NOTHING,
         )
 
@@ -54,7 +53,8 @@ def test_appends_are_counted_by_the_state_in_which_they_end() -> None:
     fragment = Fragment("a/b", 0, 9, sum_of(b"x" * 9), Codec.NONE)
     committed, refused, gone = (QueuedAppend(pb.AppendRequest(journal="a/b"), begun=100.0) for _ in range(3))
     world.clock.advance(2)
-    committed.settle(AppendOutcome(State.FINISHED, NOTHING, fragment=fragment, begin=4, end=9))
+    committed.state = State.FINISHED
+    committed.settle(AppendOutcome(NOTHING, fragment=fragment, begin=4, end=9))
     refused.settle(Unavailable("later"))
     for append in (committed, refused, gone):
         world.host.ended(append)
@@ -70,8 +70,6 @@ def test_streamed_content_is_not_counted_as_a_batch() -> None:
     for path, appends in ((ProposalPath.BATCH, 7), (ProposalPath.STREAMED, 1), (ProposalPath.INLINE, 1)):
         world.host.proposed(path, appends)
     assert world.value("coranto_group_appends_sum") == 8.0
-    world.host.acknowledged_below_demand(3)
-    assert world.value("coranto_appends_below_demand_total") == 3.0
 
 
 async def test_a_replica_whose_spool_others_went_on_without_is_replaced() -> None:

@@ -25,7 +25,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import plan, queue
 from coranto_broker.append import registers as of_registers
 from coranto_broker.append.batch import Batch
-from coranto_broker.append.streaming import ContentStream
+from coranto_broker.append.receiving import ContentStream
 from tests.sampling import examples
 
 from .test_one_by_one import (

@@ -18,7 +18,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.batch import Batch
 from coranto_broker.append.queue import JournalQueue, queue_of
 from coranto_broker.append.queued_append import QueuedAppend
-from coranto_broker.append.streaming import ContentStream
+from coranto_broker.append.receiving import ContentStream
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import FaultyDisk, RawClient, create, eventually, running_broker

@@ -25,9 +25,11 @@ async def test_the_first_outcome_counts() -> None:
     made.on_settled = settled.append
     waiting = asyncio.create_task(made.settled())
     await asyncio.sleep(0)
-    made.settle(AppendOutcome(State.PROXY, NOTHING))
+    made.state = State.PROXY
+    made.settle(AppendOutcome(NOTHING))
     made.settle(Unavailable("too late"))
-    assert (await waiting).state is made.state is State.PROXY
+    assert await waiting is made.outcome
+    assert made.state is State.PROXY
     assert settled == [made]
     assert await made.settled() is made.outcome
 

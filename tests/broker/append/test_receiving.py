@@ -13,7 +13,8 @@ from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import receiving
-from coranto_broker.append.receiving import Arrivals, Inbox, ReceiveBudget
+from coranto_broker.append.overload import ReceiveBudget
+from coranto_broker.append.receiving import Arrivals, Inbox, MinRateGuard
 from coranto_broker.replication.flow_control import BURST_SECONDS
 from coranto_broker.rpc.content import ContentMessage
 from coranto_broker.rpc.rolled_back import AppendUnderflow
@@ -85,7 +86,7 @@ class Sometimes(Client):
 def test_only_the_time_of_reads_is_charged() -> None:
     async def main(loop: SimLoop) -> None:
         client = Sometimes(0.4, ContentMessage(b"some"), 0.4, ContentMessage(b"more"), 0.4, EOF)
-        guard = Inbox(client, ReceiveBudget(100), 1 << 20, SimClock(loop)).guard()
+        guard = MinRateGuard(Inbox(client, ReceiveBudget(100), 1 << 20, SimClock(loop)))
         for content in (b"some", b"more"):
             message = await guard.read()
             assert message is not None
@@ -103,7 +104,7 @@ def test_a_client_earns_credit_by_its_bytes() -> None:
         messages: list[object] = []
         for _ in range(8):
             messages += [0.6, ContentMessage(b"x" * 60)]
-        guard = Inbox(Sometimes(*messages, 1.5, EOF), ReceiveBudget(100), 100, SimClock(loop)).guard()
+        guard = MinRateGuard(Inbox(Sometimes(*messages, 1.5, EOF), ReceiveBudget(100), 100, SimClock(loop)))
         for _ in range(8):
             assert await guard.read() is not None
         with pytest.raises(AppendUnderflow):
@@ -114,7 +115,7 @@ def test_a_client_earns_credit_by_its_bytes() -> None:
 
 
 async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -> None:
-    guard = Inbox(Client(ContentMessage(b"some"), EOF), ReceiveBudget(100), 1 << 20, SystemClock()).guard()
+    guard = MinRateGuard(Inbox(Client(ContentMessage(b"some"), EOF), ReceiveBudget(100), 1 << 20, SystemClock()))
     guard.due -= 3  # As if the broker, or its machine, had stood still since.
     guard._begun -= 3
     guard.check()

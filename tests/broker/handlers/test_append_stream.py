@@ -27,7 +27,6 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendAnswer, AppendAnswers, AppendBatch, StreamedAppend
 from coranto_broker.append.queue import JournalQueue
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
-from coranto_broker.append.response_encoder import AppendResponseEncoder
 from coranto_broker.handlers import append_stream
 
 J, OTHER = "test/journal", "test/other"
@@ -83,18 +82,18 @@ def test_appends_of_a_stream_commit_once_and_in_their_order(replication: int) ->
 
 @pytest.mark.parametrize("replication", [1, 3])
 def test_an_answer_that_cannot_be_made_fails_one_append(replication: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, calls = AppendResponseEncoder.encode, iter(range(1000))
+    encode, calls = AppendOutcome.encode, iter(range(1000))
 
-    def fails(encoder: AppendResponseEncoder, outcome: AppendOutcome) -> bytes:
+    def fails(outcome: AppendOutcome) -> bytes:
         if next(calls) == 40:
             raise RuntimeError("planted")
-        return encode(encoder, outcome)
+        return encode(outcome)
 
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=replication)
         client = cluster.client()
         await append_numbers(client, J, 1)
-        monkeypatch.setattr(AppendResponseEncoder, "encode", fails)
+        monkeypatch.setattr(AppendOutcome, "encode", fails)
         async with asyncio.timeout(60):
             committed = await append_numbers(client, J, 100)
         assert committed == [*range(40), *range(41, 100)]

@@ -19,7 +19,7 @@ from coranto.wire import append_stream_pb2_grpc as stream_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire.append_stream_pb2 import AppendBatch, StreamedAppend
 from coranto.wire.frames_pb2 import FrameOpening
-from coranto_broker.append import stream_bounds
+from coranto_broker.append import overload
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import eventually
@@ -85,7 +85,7 @@ async def test_a_client_that_never_reads_is_held_back_and_then_loses_its_stream(
     spec: MakeSpec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_bounds, "ANSWER_TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(overload, "ANSWER_TIMEOUT_SECONDS", 2.0)
     async with (
         BrokerProcess(broker_settings) as process,
         JournalClient(process.endpoint, append_streams=False) as client,
@@ -93,14 +93,14 @@ async def test_a_client_that_never_reads_is_held_back_and_then_loses_its_stream(
         broker = process.broker
         await client.apply([pb.ApplyRequest.Change(upsert=spec(J))])
         await client.append(J, b"")
-        most, real = 0, stream_bounds.AnswerWatch.require_room
+        most, real = 0, overload.ReceiveBudget.require_room
 
-        def require_room(watch: stream_bounds.AnswerWatch, stream: Any) -> None:
+        def require_room(watch: overload.ReceiveBudget, stream: Any) -> None:
             nonlocal most
             most = max(most, stream.held)
             real(watch, stream)
 
-        monkeypatch.setattr(stream_bounds.AnswerWatch, "require_room", require_room)
+        monkeypatch.setattr(overload.ReceiveBudget, "require_room", require_room)
         calls = partial(broker.metrics.registry.get_sample_value, "coranto_calls", {"method": "AppendStream"})
         flood = Flood()
         flooding = asyncio.create_task(way(flood, process))
@@ -112,19 +112,17 @@ async def test_a_client_that_never_reads_is_held_back_and_then_loses_its_stream(
         flooding.cancel()
         await asyncio.gather(flooding, return_exceptions=True)
         await eventually(lambda: broker.receive_budget.held == 0)
-        message = BATCH_APPENDS * (stream_bounds.ITEM_BYTES + 20)
-        assert 0 < most <= stream_bounds.STREAM_BYTES + message
+        message = BATCH_APPENDS * (overload.ITEM_BYTES + 20)
+        assert 0 < most <= overload.STREAM_BYTES + message
         assert flood.sent > BATCH_APPENDS
 
 
 async def test_many_clients_that_never_read_share_one_bound(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        stream_bounds, "ANSWER_TIMEOUT_SECONDS", 2.0
-    )  # For those that are left once not all hold too much.
-    monkeypatch.setattr(stream_bounds, "MAX_BUFFERED_BYTES", 1 << 19)
-    monkeypatch.setattr(stream_bounds, "MAX_HELD_BYTES", 2 << 20)
+    monkeypatch.setattr(overload, "ANSWER_TIMEOUT_SECONDS", 2.0)  # For those that are left once not all hold too much.
+    monkeypatch.setattr(overload, "MAX_BUFFERED_BYTES", 1 << 19)
+    monkeypatch.setattr(overload, "MAX_HELD_BYTES", 2 << 20)
     async with (
         BrokerProcess(broker_settings) as process,
         JournalClient(process.endpoint, append_streams=False) as client,
@@ -142,7 +140,7 @@ async def test_many_clients_that_never_read_share_one_bound(
             return all(each.done() for each in flooding)
 
         await eventually(all_ended)  # Each has lost its stream, and its connection.
-        message = BATCH_APPENDS * (stream_bounds.ITEM_BYTES + 20)
+        message = BATCH_APPENDS * (overload.ITEM_BYTES + 20)
         assert most <= (2 << 20) + len(floods) * message
         await eventually(lambda: broker.receive_budget.held == 0)
         await client.append(J, b"friendly\n")

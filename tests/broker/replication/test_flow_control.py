@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.streaming import start_flow
+from coranto_broker.append.receiving import start_flow
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.rpc.rolled_back import AppendUnderflow
 from tests.broker.running import ManualClock

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
-from coranto_broker.append.stream_bounds import REASONS
+from coranto_broker.append.overload import REASONS
 from coranto_broker.settings import BrokerSettings
 from tests.broker.running import running_broker
 

@@ -1,8 +1,7 @@
-"""Encoded responses: right, and without a trace in the encoder's memory of those before."""
+"""Encoded responses to appends: right, and without a trace in memory of those before."""
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 from coranto import labels
@@ -11,8 +10,6 @@ from coranto.specs.durability import Durability
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.queue import ALONE
 from coranto_broker.append.queued_append import AppendOutcome
-from coranto_broker.append.response_encoder import AppendResponseEncoder
-from coranto_broker.append.states import State
 from coranto_broker.replication.resolver import Resolution
 from tests.broker.memory import grown
 
@@ -26,14 +23,13 @@ def resolution(revision: int) -> Resolution:
 def committed(found: Resolution, number: int, registers: pb.LabelSet) -> AppendOutcome:
     fragment = Fragment("a/journal", 7, 20 + number, sum_of(b"all"), Codec.GZIP)
     digest = sum_of(b"x" * number)
-    return AppendOutcome(State.FINISHED, found, pb.OK, registers, fragment, 10, fragment.end, digest, 3, 0, ALONE)
+    return AppendOutcome(found, pb.OK, registers, fragment, 10, fragment.end, digest, 3, 0, ALONE)
 
 
 def test_a_response_names_the_committed_range() -> None:
-    answers = AppendResponseEncoder()
     for number in range(3):
         found, registers = resolution(number), labels.label_set(count=str(number))
-        response = pb.AppendResponse.FromString(answers.encode(committed(found, number, registers)))
+        response = pb.AppendResponse.FromString(committed(found, number, registers).encode())
         assert response.header == found.header
         assert response.registers == registers
         assert (response.commit.journal, response.commit.begin, response.commit.end) == ("a/journal", 10, 20 + number)
@@ -42,45 +38,32 @@ def test_a_response_names_the_committed_range() -> None:
         assert (response.status, response.total_chunks, response.delayed_chunks) == (pb.OK, 3, 0)
 
 
-def test_a_header_is_forgotten_with_its_resolution() -> None:
-    answers = AppendResponseEncoder()
-    first, second = resolution(1), resolution(2)
-    answers.encode(committed(first, 1, pb.LabelSet()))
-    answers.encode(committed(second, 1, pb.LabelSet()))
-    del first
-    gc.collect()
-    assert len(answers._headers) == 1, "that of the second is the journal's now"
-    del second
-    gc.collect()
-    assert answers._headers == {}
-
-
 def test_responses_leave_no_memory_behind() -> None:
-    answers, found = AppendResponseEncoder(), resolution(1)
+    found = resolution(1)
     registers = [labels.label_set({f"writer-{n}-{k:03}": "x" * 40 for k in range(64)}) for n in range(2)]
 
     def answer() -> None:
         for number in range(4000):
-            answers.encode(committed(found, number, registers[number % 2]))
+            committed(found, number, registers[number % 2]).encode()
 
     assert grown(answer) < 8 << 20, "of 4,000 responses of 4 KiB"
 
 
 def test_a_response_tells_why_an_append_is_refused() -> None:
-    encoder, found, registers = AppendResponseEncoder(), resolution(1), labels.label_set(author="me")
+    found, registers = resolution(1), labels.label_set(author="me")
     for status, told in ((pb.REGISTER_MISMATCH, registers), (pb.NOT_ALLOWED, pb.LabelSet())):
-        outcome = AppendOutcome(State.ERROR, found, status, registers, reason="torn")
-        response = pb.AppendResponse.FromString(encoder.encode(outcome))
+        outcome = AppendOutcome(found, status, registers, reason="torn")
+        response = pb.AppendResponse.FromString(outcome.encode())
         assert (response.status, response.header) == (status, found.header)
         assert (response.registers, response.store_health_error) == (told, "torn")
         assert not response.HasField("commit")
 
 
 def test_a_response_tells_what_survives_and_what_was_delayed() -> None:
-    encoder, found = AppendResponseEncoder(), resolution(1)
+    found = resolution(1)
     outcome = committed(found, 0, pb.LabelSet())._replace(
         durability=Durability(3, 2, 2, 1), stored_end=7, delayed_chunks=2
     )
-    response = pb.AppendResponse.FromString(encoder.encode(outcome))
+    response = pb.AppendResponse.FromString(outcome.encode())
     assert response.durability == pb.Durability(replicas=3, zones=2, synced_replicas=2, synced_zones=1, stored_end=7)
     assert response.delayed_chunks == 2

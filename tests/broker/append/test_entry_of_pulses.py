@@ -9,10 +9,9 @@ import pytest
 
 from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import pulses
-from coranto_broker.append.pulses import Pulses
+from coranto_broker.append import entry
+from coranto_broker.append.entry import Pulses
 from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
-from coranto_broker.append.states import State
 from coranto_broker.ownership import Signal
 from coranto_broker.replication.replica import PulseFailed
 from tests.broker.running import ManualClock
@@ -28,7 +27,7 @@ class World:
         self.replica: Any = SimpleNamespace(journal="a/b", answer=(pb.OK, 0.0))
         host: Any = SimpleNamespace(clock=self.clock)
         self.pulses = Pulses(host)
-        monkeypatch.setattr(pulses, "resolve", self._resolve)
+        monkeypatch.setattr(entry, "resolve", self._resolve)
 
     async def _resolve(self, host: object, append: QueuedAppend) -> AppendOutcome:
         self.made.append(append)
@@ -36,7 +35,7 @@ class World:
         append.resolution = resolution
         if isinstance(self.end, Exception):
             raise self.end
-        return AppendOutcome(State.ERROR if self.end else State.FINISHED, resolution, self.end)
+        return AppendOutcome(resolution, self.end)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from coranto_broker.append.admission import LOG_SECONDS, Admission
+from coranto_broker.append.overload import LOG_SECONDS, Admission
 from coranto_broker.fast_counters import FastCounter
 from coranto_broker.metrics import UnderWay
 from coranto_broker.rpc.rolled_back import TooManyAppends

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from coranto.testing.sim.loop import SimLoop, simulated
-from coranto_broker.append.receiving import MAX_BUFFERED_BYTES, ReceiveBudget
-from coranto_broker.append.stream_bounds import (
+from coranto_broker.append.overload import (
     ANSWER_TIMEOUT_SECONDS,
     ANSWERS_UNREAD,
+    MAX_BUFFERED_BYTES,
     MAX_HELD_BYTES,
     SHORT_ANSWER_TIMEOUT_SECONDS,
     SMALL_BYTES,
-    AnswerWatch,
+    ReceiveBudget,
     StreamOverloaded,
 )
 
@@ -33,11 +33,9 @@ class Stream:
         self.ended = asyncio.get_running_loop().time(), error
 
 
-def played(main: Callable[[AnswerWatch, ReceiveBudget], Awaitable[None]]) -> SimLoop:
-    budget = ReceiveBudget(0)
-
+def played(main: Callable[[ReceiveBudget], Awaitable[None]]) -> SimLoop:
     async def run() -> None:
-        await main(AnswerWatch(budget), budget)
+        await main(ReceiveBudget(0))
 
     with simulated(0) as loop:
         loop.run_until_complete(run())
@@ -45,21 +43,21 @@ def played(main: Callable[[AnswerWatch, ReceiveBudget], Awaitable[None]]) -> Sim
 
 
 def test_a_client_that_takes_no_answer_for_long_loses_its_stream_and_others_do_not() -> None:
-    async def main(watch: AnswerWatch, budget: ReceiveBudget) -> None:
+    async def main(budget: ReceiveBudget) -> None:
         deaf, slow, read = Stream(7), Stream(), Stream()
         began = asyncio.get_running_loop().time()
         for each in (deaf, slow, read):
-            watch.begin(each)
-        watch.end(read)
+            budget.watch(each)
+        budget.unwatch(read)
         while deaf.ended is None:
             await asyncio.sleep(1.0)
-            watch.end(slow)
-            watch.begin(slow)
+            budget.unwatch(slow)
+            budget.watch(slow)
         at, error = deaf.ended
         assert ANSWER_TIMEOUT_SECONDS <= at - began <= ANSWER_TIMEOUT_SECONDS + 1
         assert error.reason == ANSWERS_UNREAD
         assert "holds 7 bytes" in str(error)
-        watch.end(deaf)  # It may be told of again.
+        budget.unwatch(deaf)  # It may be told of again.
         await asyncio.sleep(3 * ANSWER_TIMEOUT_SECONDS)
         assert slow.ended is not None  # By now it takes none either.
         assert read.ended is None
@@ -68,11 +66,11 @@ def test_a_client_that_takes_no_answer_for_long_loses_its_stream_and_others_do_n
 
 
 def test_timeout_is_short_while_all_streams_hold_much() -> None:
-    async def main(watch: AnswerWatch, budget: ReceiveBudget) -> None:
+    async def main(budget: ReceiveBudget) -> None:
         deaf, began = Stream(), asyncio.get_running_loop().time()
         budget.held = MAX_BUFFERED_BYTES + 1
-        assert watch.is_full
-        watch.begin(deaf)
+        assert budget.is_full
+        budget.watch(deaf)
         await asyncio.sleep(ANSWER_TIMEOUT_SECONDS)
         assert deaf.ended is not None
         assert SHORT_ANSWER_TIMEOUT_SECONDS <= deaf.ended[0] - began <= SHORT_ANSWER_TIMEOUT_SECONDS + 1
@@ -81,13 +79,13 @@ def test_timeout_is_short_while_all_streams_hold_much() -> None:
 
 
 def test_streams_that_hold_much_are_ended_beyond_the_bound_of_all() -> None:
-    async def main(watch: AnswerWatch, budget: ReceiveBudget) -> None:
+    async def main(budget: ReceiveBudget) -> None:
         large, small = Stream(SMALL_BYTES + 1), Stream(SMALL_BYTES)
         budget.held = MAX_HELD_BYTES
-        watch.require_room(large)
+        budget.require_room(large)
         budget.held += 1
-        watch.require_room(small)
+        budget.require_room(small)
         with pytest.raises(StreamOverloaded, match=f"{MAX_HELD_BYTES + 1} bytes"):
-            watch.require_room(large)
+            budget.require_room(large)
 
     played(main)

@@ -16,8 +16,8 @@ from coranto.cluster.processes import free_port
 from coranto.effects import SystemClock
 from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.forwarding import forward
 from coranto_broker.append.queued_append import QueuedAppend
+from coranto_broker.handlers.append import forward
 from coranto_broker.handlers.errors import code_of
 from coranto_broker.quotas import QuotaMetrics, Quotas
 from coranto_broker.replication.peers import Peers
