@@ -2,7 +2,7 @@
 
 Only `decide` knows the preconditions of a commit and their order (seed 001, "validate preconditions"). The state
 machine (`coranto_broker.append.fsm`) carries out its decision, and decides again after changes. Batches
-(`coranto_broker.append.plan`) admit appends by its decision on the state after earlier members. Within a `Steady`
+(`coranto_broker.append.batch`) admit appends by its decision on the state after earlier members. Within a `Steady`
 range, `apply_registers` gives the same answer at lower cost.
 """
 

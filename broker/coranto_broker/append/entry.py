@@ -16,7 +16,7 @@ from coranto_broker.append.decision import is_plain
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.queue import JournalQueue, queue_of
-from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.ownership import Signal
@@ -135,7 +135,7 @@ class Pulses:
         """
         no_resume = pb.AppendRequest.SUSPEND_NO_RESUME
         request = pb.AppendRequest(journal=replica.journal, do_not_proxy=True, suspend=no_resume)
-        append = QueuedAppend(request, content=BufferedContent(b"", 0))
+        append = QueuedAppend(request, content=b"")
         append.is_pulse = True
         try:
             async with self._limiter.slot(replica.journal), asyncio.timeout(PULSE_SECONDS):

@@ -10,6 +10,7 @@ Each state here also ends in ERROR if it fails, or if the client leaves (which c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coranto.coordination.etcd import KeyValue, Put, unmodified
 from coranto.errors import CorantoError, StoreError, Unavailable
@@ -17,17 +18,9 @@ from coranto.fragments.fragment import Fragment
 from coranto.journal_ids import fallen_id
 from coranto.specs.validation import routes_equivalent
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.decision import (
-    ChangeSuspension,
-    Commit,
-    Need,
-    Refuse,
-    Synchronize,
-    decide,
-    next_fragment,
-)
+from coranto_broker.append.batch import PROPOSALS_IN_FLIGHT, snapshot_of
+from coranto_broker.append.decision import ChangeSuspension, Commit, Need, Refuse, Synchronize, decide, next_fragment
 from coranto_broker.append.host import AppendHost
-from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT, snapshot_of
 from coranto_broker.append.queued_append import NO_REGISTERS, AppendOutcome, QueuedAppend
 from coranto_broker.append.states import TERMINAL, AppendEvent, State
 from coranto_broker.ownership import Invalidated
@@ -293,11 +286,11 @@ class AppendFsm:
         replica = resolution.require_replica
         store_problem: str | None = None
         while True:
-            now = self._host.clock.now()
             replica.demand_unmet, replica.refusal = pipeline.demand_unmet, pipeline.refusal
             replica.recorded = pipeline.recorded
-            snapshot = snapshot_of(resolution, pipeline, now, store_problem, loss_confirmed=self._loss_confirmed)
-            found = decide(self.append.request, snapshot, None if content is None else content.content)
+            snapshot = snapshot_of(resolution, pipeline, self._host.clock.now())
+            snapshot = replace(snapshot, store_problem=store_problem, loss_confirmed=self._loss_confirmed)
+            found = decide(self.append.request, snapshot, content)
             match found:
                 case Commit():
                     self.decided = found

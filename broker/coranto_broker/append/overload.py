@@ -76,9 +76,17 @@ class Admission:
 
     def enter(self) -> None:
         """Count an append; call `leave` when it is done. At the limit, raise TooManyAppends instead."""
-        if self.is_full:
-            self._refuse()
-        self._under_way.count += 1
+        count = self._under_way.count
+        if count < self._most:
+            self._under_way.count = count + 1
+            return
+        self._refused.value += 1
+        self._unlogged += 1
+        now = self._clock.monotonic()
+        if now - self._logged_at >= LOG_SECONDS:
+            _log.warning("admission.appends_refused", under_way=count, refused=self._unlogged)
+            self._logged_at, self._unlogged = now, 0
+        raise TooManyAppends(count)
 
     def enter_in_turn(self) -> None:
         """Count an append of a stream that has none under way, or that has waited while `is_full`."""
@@ -104,16 +112,6 @@ class Admission:
         """Wake the stream that has waited longest, if there is room. It wakes the next one when it stops waiting."""
         if self._waiting and not self.is_full:
             next(iter(self._waiting)).set()
-
-    def _refuse(self) -> None:
-        count = self._under_way.count
-        self._refused.value += 1
-        self._unlogged += 1
-        now = self._clock.monotonic()
-        if now - self._logged_at >= LOG_SECONDS:
-            _log.warning("admission.appends_refused", under_way=count, refused=self._unlogged)
-            self._logged_at, self._unlogged = now, 0
-        raise TooManyAppends(count)
 
 
 class StreamOverloaded(CorantoError):

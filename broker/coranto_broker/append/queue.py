@@ -20,18 +20,19 @@ from typing import Final
 
 from coranto.errors import Unavailable
 from coranto.specs.durability import Durability
-from coranto_broker.append.batch import SHUTTING_DOWN, Batch
-from coranto_broker.append.decision import Refuse, apply_registers, is_torn
-from coranto_broker.append.fsm import AppendFsm, HeldPipeline
-from coranto_broker.append.host import AppendHost
-from coranto_broker.append.plan import (
+from coranto_broker.append.batch import (
     MAX_BATCH_APPENDS,
     MAX_BATCH_BYTES,
     PROPOSALS_IN_FLIGHT,
+    SHUTTING_DOWN,
     AppendRange,
+    Batch,
     steady_range,
 )
-from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
+from coranto_broker.append.decision import Refuse, apply_registers, is_torn
+from coranto_broker.append.fsm import AppendFsm, HeldPipeline
+from coranto_broker.append.host import AppendHost
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.receiving import Arrivals, ContentStream, charge, start_flow
 from coranto_broker.append.states import AppendEvent, ProposalPath, State
 from coranto_broker.ownership import Invalidated
@@ -87,15 +88,15 @@ class JournalQueue:
     def _commit_inline(self, append: QueuedAppend) -> bool:
         """Commit an append immediately and return True, or return False. Raises RolledBack if writing fails."""
         content, pipeline = append.content, self._replica.pipeline.at_rest
-        if content is None or not content.content or pipeline is None:
+        if not content or pipeline is None:
             return False
         if not pipeline.answers_at_once or not pipeline.is_idle or self._steady(append, pipeline) is None:
             return False
         before = pipeline.spool.committed
         registers = before.registers if append.is_plain else apply_registers(append.request, before.registers)
-        if registers is None or is_torn(content.content, pipeline.whole_lines):
+        if registers is None or is_torn(content, pipeline.whole_lines):
             return False
-        after = pipeline.commit(content.content, registers)
+        after = pipeline.commit(content, registers)
         self._host.proposed(ProposalPath.INLINE, 1)
         append.state = State.FINISHED
         append.settle(append.committed(after, AppendRange(before.fragment.end, after.end, registers), ALONE))
@@ -172,12 +173,12 @@ class JournalQueue:
             content = append.content
             if content is None or not _is_alike(append.resolved, batch.resolution):
                 break
-            length = len(content.content)
+            length = len(content)
             if members and (len(members) == MAX_BATCH_APPENDS or batch.size + length > MAX_BATCH_BYTES):
                 break
             if tokens is not None and not tokens.affords(length):
                 break
-            found = batch.plan.admit(append.request, content.content)
+            found = batch.plan.admit(append.request, content)
             if found is None or (not members and isinstance(found, Refuse)):
                 break
             if isinstance(found, Refuse):
@@ -227,11 +228,11 @@ class JournalQueue:
                 return True
             length = stream.end - stream.begin
         else:
-            if length := len(content.content):
+            if length := len(content):
                 await charge(self._host, append, flow, length)
             await self.arrivals.gathered()
         if decided is None:
-            append.content, fsm.is_streaming = BufferedContent(b"", 0), False
+            append.content, fsm.is_streaming = b"", False
             append.on(AppendEvent.LOSS_CONFIRMED)
             return False
         batch = Batch(self._host, fsm.held)

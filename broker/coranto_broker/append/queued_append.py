@@ -15,25 +15,18 @@ from coranto.specs.durability import Durability
 from coranto.tracing import TraceSpan
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.decision import Refuse
-from coranto_broker.append.plan import AppendRange
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.replication.resolver import Resolution
 
 if TYPE_CHECKING:
+    from coranto_broker.append.batch import AppendRange
     from coranto_broker.append.queue import JournalQueue
     from coranto_broker.append.receiving import Inbox
 
 NO_DURABILITY: Final = Durability(0, 0)
 NO_REGISTERS: Final = pb.LabelSet()
 _OK = pb.OK  # Looking it up is slow.
-
-
-class BufferedContent(NamedTuple):
-    """The complete content of an append, and the number of its messages."""
-
-    content: Bytes
-    chunks: int
 
 
 class AppendOutcome(NamedTuple):
@@ -109,6 +102,7 @@ class QueuedAppend:
     sum = b""
     """The SHA-1 of streamed content."""
     total_chunks = delayed_chunks = 0
+    """The messages of its content, and those that the journal's maximum rate has delayed."""
     is_plain = False
     """True if it is known to set only its journal (`coranto_broker.append.decision.is_plain`)."""
     is_pulse = has_left = False
@@ -122,7 +116,7 @@ class QueuedAppend:
         self,
         request: pb.AppendRequest,
         claims: Claims = UNRESTRICTED,
-        content: BufferedContent | None = None,
+        content: Bytes | None = None,
         begun: float = 0.0,
         on_settled: Callable[[QueuedAppend], None] | None = None,
     ) -> None:
@@ -134,6 +128,8 @@ class QueuedAppend:
         self.request = request
         self.claims = claims
         self.content = content
+        if content:
+            self.total_chunks = 1
         self.begun = begun
         self.on_settled = on_settled
 
@@ -148,11 +144,8 @@ class QueuedAppend:
         self, fragment: Fragment, place: AppendRange, durability: Durability, stored_end: int = 0
     ) -> AppendOutcome:
         """Return the outcome of a commit as part of `fragment`."""
-        begin, end, registers = place
-        if (content := self.content) is None:
-            digest, chunks = self.sum, self.total_chunks
-        else:
-            digest, chunks = hashlib.sha1(content.content, usedforsecurity=False).digest(), content.chunks
+        (begin, end, registers), content, chunks = place, self.content, self.total_chunks
+        digest = self.sum if content is None else hashlib.sha1(content, usedforsecurity=False).digest()
         result = self.resolved, _OK, registers, fragment, begin, end, digest, chunks, self.delayed_chunks
         return AppendOutcome(*result, durability, stored_end)
 

@@ -22,7 +22,7 @@ from coranto_broker.append.decision import TORN_LINE, Refuse, is_torn, judge_con
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.host import AppendHost
 from coranto_broker.append.overload import MAX_BUFFERED_BYTES, ReceiveBudget
-from coranto_broker.append.queued_append import BufferedContent, QueuedAppend
+from coranto_broker.append.queued_append import QueuedAppend
 from coranto_broker.append.states import AppendEvent
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.replication.pipeline import rolled_back
@@ -113,14 +113,14 @@ class Inbox:
             raise found
         return found
 
-    async def receive(self, request: pb.AppendRequest, arrivals: Arrivals) -> BufferedContent | None:
-        """Receive the append's messages before it is enqueued in the queue of `arrivals`.
+    async def receive(self, append: QueuedAppend, arrivals: Arrivals) -> None:
+        """Receive an append's messages before it is enqueued in the queue of `arrivals`.
 
-        Returns its content if that is complete and valid for any journal; otherwise None.
+        It gets its content if that is complete and valid for any journal.
         """
         budget, most = self.budget, self.budget.bytes_per_append
         if not 0 < most <= MAX_BUFFERED_BYTES - budget.held:
-            return None
+            return
         self._held = most
         budget.held += most
         arrivals.expect()
@@ -130,26 +130,26 @@ class Inbox:
             while size <= most:
                 messages.append(message := await guard.read())
                 if message is None or has_parameters(message):
-                    return None
+                    return
                 if not message.content:
                     break
                 contents.append(message.content)
                 size += len(message.content)
             else:
-                return None
+                return
             messages.append(message := await guard.read())
-            if message is not None or (not size and of_registers.change(request)):
-                return None
+            if message is not None or (not size and of_registers.change(append.request)):
+                return
+            append.content = contents[0] if len(contents) == 1 else b"".join(contents)
+            append.total_chunks = len(contents)
         except AppendUnderflow as problem:
             messages.append(problem)  # Its journal may have a more important reason to refuse it.
-            return None
         finally:
             guard.close()
             self._messages.extend(messages)
             self._held = size
             budget.held += size - most
             arrivals.came()
-        return BufferedContent(contents[0] if len(contents) == 1 else b"".join(contents), len(contents))
 
     def close(self) -> None:
         """Return the reserved bytes to the budget."""
@@ -331,4 +331,6 @@ async def charge(host: AppendHost, append: QueuedAppend, flow: FlowControl, size
         flow.tick(host.clock.monotonic())
         if invalidated is not None and invalidated.fired:
             flow.lift()
-    append.total_chunks, append.delayed_chunks = flow.total_chunks, flow.delayed_chunks
+    append.delayed_chunks = flow.delayed_chunks
+    if append.content is None:
+        append.total_chunks = flow.total_chunks

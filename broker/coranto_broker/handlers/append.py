@@ -66,9 +66,9 @@ async def serve_encoded(broker: Broker, context: MessageSource, claims: Claims, 
             append.settle(refusal)
         else:
             queue = queue_of(append.resolved.require_replica)
-            append.content = await inbox.receive(request, queue.arrivals)
+            await inbox.receive(append, queue.arrivals)
             if append.content is not None:
-                broker.quotas.count(caller, len(append.content.content))
+                broker.quotas.count(caller, len(append.content))
             queue.enqueue(append)
         outcome = append.outcome if isinstance(append.outcome, AppendOutcome) else await append.settled()
         if append.state is State.PROXY:
@@ -131,9 +131,9 @@ async def forward(broker: Broker, append: QueuedAppend, read: Callable[[], Await
 
 async def forward_buffered(broker: Broker, append: QueuedAppend) -> bytes:
     """Forward an append with buffered content, like `forward`. Small appends share a stream to the primary."""
-    header, found = append.resolved.header, append.content
-    assert found is not None
-    if len(found.content) <= MAX_CONTENT_BYTES:
+    header, content = append.resolved.header, append.content
+    assert content is not None
+    if len(content) <= MAX_CONTENT_BYTES:
         metadata = broker.peers.metadata(Capability.APPEND, append.request.journal)
         with broker.peers.calling(header):
             streams = broker.peers.append_streams(header)
@@ -146,10 +146,10 @@ async def forward_buffered(broker: Broker, append: QueuedAppend) -> bytes:
             if stream is not None:
                 try:
                     traceparent = "" if append.span is None else append.span.traceparent
-                    return await stream.append(_forwarded(append), bytes(found.content), metadata, traceparent)
+                    return await stream.append(_forwarded(append), bytes(content), metadata, traceparent)
                 except NotSent as error:
                     return _unreachable(broker, append, str(error))
-    messages = deque(ContentMessage(content) for content in ((found.content, b"") if found.content else (b"",)))
+    messages = deque(ContentMessage(each) for each in ((content, b"") if content else (b"",)))
 
     async def read() -> AppendMessage | None:
         return messages.popleft() if messages else None

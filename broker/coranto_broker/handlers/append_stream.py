@@ -16,7 +16,7 @@ from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, 
 from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch, StreamedAppend
 from coranto_broker.append.entry import StreamOrder, recognize
 from coranto_broker.append.overload import ITEM_BYTES, STREAM_APPENDS, STREAM_BYTES, Admission, StreamOverloaded
-from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.handlers.append import forward_buffered
@@ -52,36 +52,8 @@ async def serve(broker: Broker, context: Context, admission: Admission) -> None:
     if not isinstance(first, AppendBatch) or first.appends:
         raise InvalidInput("the first message of the stream must be empty", field="AppendBatch.appends")
     stream = _Stream(broker, context, admission)
-    claims = stream.tokens.claims_of("")  # The call itself may append something.
-    if broker.quotas.apply_to(claims):
-        stream.caller = caller_of(claims, context.peer())
     with broker.quotas.stream(stream.caller):
-        await _serve(broker, context, stream)
-
-
-async def _serve(broker: Broker, context: Context, stream: _Stream) -> None:
-    broker.append_streams[stream] = None
-    await context.write(AppendAnswers(closing=broker.is_stopping, frames=broker.frames))
-    sending = asyncio.create_task(stream.send())
-    try:
-        while isinstance(batch := await context.read(), AppendBatch):
-            await stream.take_all(batch)
-        require_readable(batch)
-        stream.end()
-        await sending
-    except asyncio.CancelledError:
-        if stream.given_up is None or stream.task.uncancel() > 0:
-            raise
-        raise stream.given_up from None
-    except StreamOverloaded as error:
-        stream.given_up = error
-        raise
-    finally:
-        if stream.given_up is not None:
-            broker.metrics.append_streams_ended.labels(stream.given_up.reason).inc()
-        broker.append_streams.pop(stream, None)
-        sending.cancel()
-        stream.close()
+        await stream.serve()
 
 
 class _Tokens:
@@ -130,7 +102,10 @@ class _Stream:
         self._context = context
         self._sink = cast("InstantSink", context)
         self._admission = admission
-        self.tokens = _Tokens(broker, context)
+        self._tokens = _Tokens(broker, context)
+        claims = self._tokens.claims_of("")  # The call itself may append something.
+        self.caller = caller_of(claims, context.peer()) if broker.quotas.apply_to(claims) else ""
+        """The caller whose quota the appends use; empty if there is none."""
         self._orders: dict[str, StreamOrder] = {}  # By journal.
         self._appends: dict[int, QueuedAppend | None] = {}  # Unanswered appends by id; None before validation.
         self._forwarding: set[asyncio.Task[None]] = set()
@@ -140,15 +115,37 @@ class _Stream:
         self.held = 0
         """The held bytes, as `coranto_broker.append.overload` counts them."""
         self.waits_since = 0.0
-        self.given_up: StreamOverloaded | None = None
-        """The error that ends the stream, if any."""
-        task = asyncio.current_task()
-        assert task is not None
-        self.task = task
-        self.caller = ""
-        """The caller whose quota the appends use; empty if there is none."""
+        self._given_up: StreamOverloaded | None = None  # The error that ends the stream, if any.
+        self._task = asyncio.current_task()
         self._is_ready, self._room = asyncio.Event(), asyncio.Event()
         self._exits = self._ended = self._closed = False
+
+    async def serve(self) -> None:
+        """Serve the stream until its client ends it. Raises StreamOverloaded."""
+        broker, context = self._broker, self._context
+        broker.append_streams[self] = None
+        await context.write(AppendAnswers(closing=broker.is_stopping, frames=broker.frames))
+        sending = asyncio.create_task(self.send())
+        try:
+            while isinstance(batch := await context.read(), AppendBatch):
+                await self.take_all(batch)
+            require_readable(batch)
+            self._ended = True
+            self._is_ready.set()
+            await sending
+        except asyncio.CancelledError:
+            if self._given_up is None or self._task is None or self._task.uncancel() > 0:
+                raise
+            raise self._given_up from None
+        except StreamOverloaded as error:
+            self._given_up = error
+            raise
+        finally:
+            if self._given_up is not None:
+                broker.metrics.append_streams_ended.labels(self._given_up.reason).inc()
+            broker.append_streams.pop(self, None)
+            sending.cancel()
+            self._close()
 
     async def take_all(self, batch: AppendBatch) -> None:
         """Begin the appends of a message as the bounds allow, and return when there is room for more.
@@ -200,9 +197,8 @@ class _Stream:
                 f"{len(content)} bytes are too many for a stream, which accepts {MAX_CONTENT_BYTES}; use Append",
                 field="StreamedAppend.content",
             )
-        claims = self.tokens.claims_of(append.authorization)
-        buffered = BufferedContent(content, 1 if content else 0)
-        queued = QueuedAppend(request, claims, buffered, begun, partial(self._settled, append.id, size))
+        claims = self._tokens.claims_of(append.authorization)
+        queued = QueuedAppend(request, claims, content, begun, partial(self._settled, append.id, size))
         if not recognize(broker.appends, queued):
             if not is_acceptable(broker, request, request.journal, claims):
                 return broker.journal_not_found()
@@ -339,21 +335,16 @@ class _Stream:
 
     def give_up(self, error: StreamOverloaded) -> None:
         """End the stream with an error, once."""
-        if self.given_up is None and not self._closed:
-            self.given_up = error
-            self.task.cancel()
+        if self._given_up is None and not self._closed and self._task is not None:
+            self._given_up = error
+            self._task.cancel()
 
     def announce_end(self) -> None:
         """Ask the client to send further appends elsewhere, since this broker is about to exit."""
         self._exits = True
         self._is_ready.set()
 
-    def end(self) -> None:
-        """Note that the client sends no more appends."""
-        self._ended = True
-        self._is_ready.set()
-
-    def close(self) -> None:
+    def _close(self) -> None:
         """Drop all unproposed appends."""
         self._closed = True
         for order in self._orders.values():

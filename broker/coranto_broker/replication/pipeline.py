@@ -340,7 +340,7 @@ class Pipeline:
         """True if the in-sync record names this pipeline's replicas, so that it may take content."""
         self._fits: Callable[[], object] = lambda: None
         self.steady: SteadyPipeline | None = None
-        """The cached range where appends need no decision (`coranto_broker.append.plan`)."""
+        """The cached range where appends need no decision (`coranto_broker.append.batch`)."""
         self._streams = list(zip(names, streams, strict=True))
         self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
         """True if acknowledgements wait neither for another broker nor for the disk."""

@@ -15,10 +15,9 @@ import pytest
 from coranto import labels
 from coranto.fragments.fragment import sum_from_wire, sum_of
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.batch import Batch
+from coranto_broker.append.batch import Batch, BatchPlan
 from coranto_broker.append.fsm import HeldPipeline
 from coranto_broker.append.host import AppendHost
-from coranto_broker.append.plan import BatchPlan
 from coranto_broker.append.queue import JournalQueue, queue_of
 from coranto_broker.replication.peers import PeerStream
 from coranto_broker.replication.pipeline import Pipeline

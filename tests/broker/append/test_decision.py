@@ -12,6 +12,7 @@ from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.batch import AppendRange, BatchPlan
 from coranto_broker.append.decision import (
     AppendDecision,
     ChangeSuspension,
@@ -27,7 +28,6 @@ from coranto_broker.append.decision import (
     next_fragment,
     steady,
 )
-from coranto_broker.append.plan import AppendRange, BatchPlan
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.spool.spool import CommittedState, empty_at
 

@@ -13,7 +13,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import entry
 from coranto_broker.append.entry import StreamOrder
 from coranto_broker.append.queue import JournalQueue
-from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.states import State
 
 
@@ -56,7 +56,7 @@ class World:
 
     def add(self, queue: Queue | None = None) -> QueuedAppend:
         """An append whose resolution is known, if a queue is given."""
-        append = QueuedAppend(pb.AppendRequest(journal="a/b"), content=BufferedContent(b"x", 1))
+        append = QueuedAppend(pb.AppendRequest(journal="a/b"), content=b"x")
         append.on_settled = self.forwarded.append
         if queue is not None:
             append.resolution = resolution(queue)

@@ -24,12 +24,12 @@ from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.journal_ids import shared_through
 from coranto.specs.durability import ACK_SYNCED, ACK_UNMET, ACK_ZONES, Durability
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.batch import PROPOSALS_IN_FLIGHT
 from coranto_broker.append.entry import resolve
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.overload import ReceiveBudget
-from coranto_broker.append.plan import PROPOSALS_IN_FLIGHT
 from coranto_broker.append.queue import JournalQueue, queue_of
-from coranto_broker.append.queued_append import AppendOutcome, BufferedContent, QueuedAppend
+from coranto_broker.append.queued_append import AppendOutcome, QueuedAppend
 from coranto_broker.append.receiving import Inbox
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, AppendEvent, ProposalPath, State
 from coranto_broker.fragments.index import FragmentIndex
@@ -308,8 +308,7 @@ class World:
     # -- For tests
 
     def queued(self, content: bytes | None = None, client: Client | None = None, **request: Any) -> QueuedAppend:
-        buffered = BufferedContent(content, 1) if content is not None else None
-        append = QueuedAppend(pb.AppendRequest(journal=JOURNAL, **request), content=buffered)
+        append = QueuedAppend(pb.AppendRequest(journal=JOURNAL, **request), content=content)
         append.inbox = Inbox(client or Client(), ReceiveBudget(0), 0, self.clock)
         return append
 

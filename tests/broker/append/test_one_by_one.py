@@ -23,7 +23,7 @@ from coranto.errors import CorantoError
 from coranto.testing import Cluster
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import plan, queue
+from coranto_broker.append import batch, queue
 from coranto_broker.append import registers as of_registers
 from coranto_broker.append.queue import JournalQueue
 from coranto_broker.append.receiving import Inbox
@@ -194,7 +194,7 @@ def test_a_plan_that_forgets_a_check_is_caught(
 
     steps = [*QUICK, Step(check=(("author", "2"),))]
     right, *_ = outcome_of(steps, by_calls_one_by_one)
-    for module in (plan, queue):
+    for module in (batch, queue):
         monkeypatch.setattr(module, "apply_registers", careless)
     wrong, *_ = outcome_of(steps, way, replication)
     assert right[:-1] == wrong[:-1]

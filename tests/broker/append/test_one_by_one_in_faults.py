@@ -22,7 +22,7 @@ from coranto.specs.durability import FSYNC
 from coranto.testing import Cluster
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import plan, queue
+from coranto_broker.append import batch, queue
 from coranto_broker.append import registers as of_registers
 from coranto_broker.append.batch import Batch
 from coranto_broker.append.receiving import ContentStream
@@ -233,6 +233,6 @@ def test_a_plan_that_forgets_what_others_appended_is_caught(monkeypatch: pytest.
         return of_registers.after(request, registers)
 
     right = outcome_of(SOME, over_a_stream_one_by_one)
-    for module in (plan, queue):
+    for module in (batch, queue):
         monkeypatch.setattr(module, "apply_registers", careless)
     assert outcome_of(SOME, over_a_stream) != right

@@ -14,6 +14,7 @@ from coranto.testing.sim.loop import SimLoop
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import receiving
 from coranto_broker.append.overload import ReceiveBudget
+from coranto_broker.append.queued_append import QueuedAppend
 from coranto_broker.append.receiving import Arrivals, Inbox, MinRateGuard
 from coranto_broker.replication.flow_control import BURST_SECONDS
 from coranto_broker.rpc.content import ContentMessage
@@ -42,10 +43,12 @@ def test_a_silent_client_is_cut_off_and_its_messages_are_replayed() -> None:
         budget, arrivals = ReceiveBudget(100), Arrivals([])
         client = Client(ContentMessage(b"some"))
         inbox = Inbox(client, budget, 1 << 20, SimClock(loop))
-        waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), arrivals))
+        append = QueuedAppend(pb.AppendRequest())
+        waiting = asyncio.create_task(inbox.receive(append, arrivals))
         await client.silent.wait()
         assert arrivals.coming == 1
-        assert await waiting is None
+        await waiting
+        assert append.content is None
         assert loop.time() == pytest.approx(BURST_SECONDS)
         assert arrivals.coming == 0
         first = await inbox.read()
@@ -61,7 +64,9 @@ async def test_each_message_is_replayed_once_whatever_its_kind() -> None:
     budget, arrivals = ReceiveBudget(100), Arrivals([])
     sent = [ContentMessage(b"some"), pb.AppendRequest(content=b"more"), pb.AppendRequest(), pb.AppendRequest(offset=7)]
     inbox = Inbox(Client(*sent, EOF), budget, 0, SystemClock())
-    assert await inbox.receive(pb.AppendRequest(), arrivals) is None  # Something follows the commit.
+    append = QueuedAppend(pb.AppendRequest())
+    await inbox.receive(append, arrivals)
+    assert append.content is None  # Something follows the commit.
     assert [await inbox.read() for _ in sent] == sent
     assert await inbox.read() is None
 
@@ -70,9 +75,9 @@ async def test_a_small_append_is_whole() -> None:
     budget, arrivals = ReceiveBudget(100), Arrivals([])
     sent = [ContentMessage(b"some"), pb.AppendRequest(content=b"more"), ContentMessage(b""), EOF]
     inbox = Inbox(Client(*sent), budget, 0, SystemClock())
-    whole = await inbox.receive(pb.AppendRequest(), arrivals)
-    assert whole is not None
-    assert (whole.content, whole.chunks, arrivals.coming) == (b"somemore", 2, 0)
+    append = QueuedAppend(pb.AppendRequest())
+    await inbox.receive(append, arrivals)
+    assert (append.content, append.total_chunks, arrivals.coming) == (b"somemore", 2, 0)
 
 
 class Sometimes(Client):

@@ -303,7 +303,7 @@ def test_an_unexpected_error_ends_only_its_append(monkeypatch: pytest.MonkeyPatc
     real = JournalQueue._commit_inline
 
     def commit(queue: JournalQueue, append: QueuedAppend) -> bool:
-        if append.content is not None and append.content.content == b"bad\n":
+        if append.content == b"bad\n":
             raise RuntimeError("a bug")
         return real(queue, append)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from coranto import labels
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.batch import BatchPlan
 from coranto_broker.append.decision import Commit, JournalSnapshot, Refuse, decide, next_fragment, steady
-from coranto_broker.append.plan import BatchPlan
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.spool.spool import CommittedState, ProposalEffect, Spool, new_sum
 
