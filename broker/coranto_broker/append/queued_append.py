@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from coranto_broker.append.queue import JournalQueue
     from coranto_broker.append.receiving import Inbox
 
-NO_DURABILITY: Final = Durability(0, 0)
 NO_REGISTERS: Final = pb.LabelSet()
 _OK = pb.OK  # Looking it up is slow.
 
@@ -46,7 +45,7 @@ class AppendOutcome(NamedTuple):
     sum: bytes = b""
     total_chunks: int = 0
     delayed_chunks: int = 0
-    durability: Durability = NO_DURABILITY
+    durability: Durability = Durability(0, 0)
     """The durability of the append, or of the content that it asks about."""
     stored_end: int = 0
     """The end of the stored part of the content that the append asks about."""

@@ -43,7 +43,6 @@ from coranto_broker.server.frames import FrameMethod
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
-
 MAX_PENDING_CALLS: Final = 20_000
 """Most calls that gRPC queues for this process. They may wait, but gRPC does not cancel them silently."""
 
@@ -59,7 +58,6 @@ _KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
-
 
 _OWN_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Append": append_reader,
