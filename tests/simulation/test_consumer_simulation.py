@@ -129,7 +129,7 @@ def is_caught(*names: str, prepare: Prepare | None = None, **options: Any) -> bo
 def test_acknowledgements_before_the_commit_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = OrderedAppends.add
 
-    def at_once(self: OrderedAppends, journal: str, content: bytes, *, after: object = None) -> Any:
+    def at_once(self: OrderedAppends, journal: str, content: bytes, **_: object) -> Any:
         return real(self, journal, content)
 
     monkeypatch.setattr(OrderedAppends, "add", at_once)
