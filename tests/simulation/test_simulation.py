@@ -354,7 +354,7 @@ def test_replicas_that_came_later_and_are_counted_are_caught(monkeypatch: pytest
     monkeypatch.setattr(FragmentIndex, "held_from", lambda *_: (0, []))
     options = SURVIVES | {"brokers": 4, "replication": 2, "lease_seconds": 3.0}
     faults = ("long outage", "store refuses fragments")
-    assert is_caught("overclaimed-ack", first=24, durability="zones or less", faults=faults, **options)
+    assert is_caught("overclaimed-ack", first=406, durability="zones or less", faults=faults, **options)
 
 
 def test_acknowledgements_below_the_demand_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
