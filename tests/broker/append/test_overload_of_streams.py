@@ -57,7 +57,7 @@ def test_a_client_that_takes_no_answer_for_long_loses_its_stream_and_others_do_n
         assert ANSWER_TIMEOUT_SECONDS <= at - began <= ANSWER_TIMEOUT_SECONDS + 1
         assert error.reason == ANSWERS_UNREAD
         assert "holds 7 bytes" in str(error)
-        budget.unwatch(deaf)  # It may be told of again.
+        budget.unwatch(deaf)  # A second call has no effect.
         await asyncio.sleep(3 * ANSWER_TIMEOUT_SECONDS)
         assert slow.ended is not None  # By now it takes none either.
         assert read.ended is None
