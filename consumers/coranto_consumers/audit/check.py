@@ -238,7 +238,7 @@ class ConsumerCheck:
             progress.find(
                 Kind.CHECKPOINT_GONE,
                 subject,
-                f"its fence is {row.fence} and was {evident}: its row was deleted and made again, or the store was "
+                f"its fence is {row.fence} and was {evident}: its row was deleted and recreated, or the store was "
                 "restored from a backup",
                 fence=row.fence,
                 known_fence=evident,

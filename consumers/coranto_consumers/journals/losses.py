@@ -19,21 +19,21 @@ _log = structlog.get_logger(__name__)
 class LostContent:
     """Content of a journal that is gone: [begin, end).
 
-    If `made_again`, nothing from `begin` on exists, and the journal ends at `end`. If `known` is set, it was recreated:
+    If `recreated`, nothing from `begin` on exists, and the journal ends at `end`. If `known` is set, it was recreated:
     `known` is the id of the journal that `begin` refers to, and `found` is the present one.
     """
 
     journal: str
     begin: int
     end: int
-    made_again: bool = False
+    recreated: bool = False
     known: str | None = None
     found: str | None = None
 
     def __str__(self) -> str:
         if self.known and self.found:
             return str(self.error(" "))
-        if self.made_again:
+        if self.recreated:
             return (
                 f"journal {self.journal} ends at {self.end}, but is processed through {self.begin}: it was deleted and "
                 "created again, or has lost content"
@@ -49,7 +49,7 @@ class LostContent:
         """Return the error for a reader that must not continue without the content."""
         if self.known and self.found:
             return JournalRecreated(self.journal, self.begin, self.known, self.found, self.end, advice)
-        if self.made_again:
+        if self.recreated:
             return CorruptData(f"{self}. {advice}")
         return OffsetJump(self.journal, self.begin, self.end)
 
@@ -58,7 +58,7 @@ def of_another(source: Source, journal: str, head: int, found: str) -> LostConte
     """Return the loss of a reader if the journal, of end `head` and id `found`, was certainly recreated."""
     if is_same(source.expected_id, source.read_through, found):
         return None
-    return LostContent(journal, source.read_through, head, made_again=True, known=source.expected_id, found=found)
+    return LostContent(journal, source.read_through, head, recreated=True, known=source.expected_id, found=found)
 
 
 def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: bool = True) -> LostContent | None:
@@ -69,7 +69,7 @@ def lost_before(journal: str, offset: int, begin: int, head: int, *, is_end: boo
             "with the rest does not answer. Start that broker. If its disk is lost, audit the journal"
         )
     if offset > head:
-        return LostContent(journal, offset, head, made_again=True)
+        return LostContent(journal, offset, head, recreated=True)
     return LostContent(journal, offset, begin) if offset < begin else None
 
 
@@ -89,7 +89,7 @@ class PartlyLost:
 
 def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[Source, list[PartlyLost]]:
     """Return the source after lost content, and transactions partly lost. `begin` is a recreated journal's."""
-    if lost.made_again:
+    if lost.recreated:
         at = lost.same_through
         pending = [(producer, state) for producer, state in source.producers.items() if state.is_pending]
         parts = [
@@ -109,22 +109,24 @@ def continue_after(source: Source, lost: LostContent, begin: int = 0) -> tuple[S
     return replace(source, read_through=read_through, producers=producers), partly
 
 
-def skip_lost(sources: Mapping[str, Source], lost: LostContent, begin: int = 0) -> dict[str, Source]:
-    """Return sources that continue after lost content (`continue_after`), and log the loss."""
+def skip_lost(sources: Mapping[str, Source], lost: LostContent, begin: int = 0, **context: str) -> dict[str, Source]:
+    """Return sources that continue after lost content (`continue_after`), and log the loss with further fields."""
     source, partly = continue_after(sources[lost.journal], lost, begin)
-    warn_of(lost, partly)
+    warn_of(lost, partly, **context)
     return {**sources, lost.journal: source}
 
 
-def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = ()) -> None:
+def warn_of(lost: LostContent, partly: Iterable[PartlyLost] = (), **context: str) -> None:
+    """Log lost content, with further fields, and the transactions that are partly lost."""
     _log.warning(
         "source.content_lost",
         journal=lost.journal,
         begin=lost.begin,
         end=lost.end,
-        made_again=lost.made_again,
+        recreated=lost.recreated,
         same_through=lost.same_through,
         **({"journal_id_before": lost.known, "journal_id": lost.found} if lost.known else {}),
+        **context,
     )
     for each in partly:
         _log.warning(

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import structlog
-
 from coranto import labels
 from coranto.client import JournalClient
 from coranto.client.heads import JournalHead
 from coranto.errors import InvalidInput
-from coranto.journal_ids import held_through
 from coranto.messages import Source
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.journals.losses import LostContent, lost_before, of_another
-
-_log = structlog.get_logger(__name__)
+from coranto_consumers.journals.losses import LostContent, lost_before, of_another, skip_lost
 
 
 def advice(shard: str, journal: str) -> str:
@@ -58,30 +53,16 @@ async def present_sources(
         return found
     heads = await client.heads(labels.label_selector(include=[(labels.NAME, name) for name in read]))
     for head in heads:
-        if f"{head.journal_id}/{head.journal}" in labels.values_of(spec.labels, labels.SAME_CONTENT):
-            found[head.journal] = replace(sources[head.journal], journal_id=head.journal_id)
-        lost = _loss(head, found[head.journal])
-        if lost is None:
-            continue
-        error = lost.error(advice(spec.id, head.journal))
-        is_same = bool(head.journal_id) and head.journal_id == found[head.journal].journal_id
-        if not may_continue or is_same:
-            raise error  # To read the same journal from its beginning would count its messages twice.
         source = sources[head.journal]
-        at = held_through(source.journal_id, source.read_through, head.journal_id)
-        _log.warning(
-            "source.content_lost",
-            shard=spec.id,
-            journal=head.journal,
-            begin=source.read_through,
-            end=head.head,
-            made_again=True,
-            same_through=at,
-            error=str(error),
-        )
-        found[head.journal] = (
-            source.fallen_to(at, head.journal_id) if at else Source(head.begin, journal_id=head.journal_id)
-        )
+        if f"{head.journal_id}/{head.journal}" in labels.values_of(spec.labels, labels.SAME_CONTENT):
+            source = replace(source, journal_id=head.journal_id)
+        while (lost := _loss(head, source)) is not None:
+            error = lost.error(advice(spec.id, head.journal))
+            if not may_continue or (head.journal_id and head.journal_id == source.journal_id):
+                raise error  # To read the same journal from its beginning would count its messages twice.
+            source = skip_lost({head.journal: source}, lost, head.begin, shard=spec.id, error=str(error))[head.journal]
+            source = replace(source, journal_id=head.journal_id)
+        found[head.journal] = source
     return found
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from coranto_consumers.spark.consumer.progress import ConsumeReport
 
 CHECK_NAME: Final = "nothing_left_out"
-_COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int", "made_again": "bool"}
+_COLUMNS = {"journal": "string", "begin": "int", "end": "int", "bytes": "int", "recreated": "bool"}
 _SHOWN: Final = 10
 _COUNTS = ("dead_letters", "lost_ranges", "lost_bytes")
 
@@ -191,7 +191,7 @@ def lost_table(lost: Sequence["LostContent"]) -> dg.TableMetadataValue:
             "begin": each.begin,
             "end": each.end,
             "bytes": max(0, each.end - each.begin),
-            "made_again": each.made_again,
+            "recreated": each.recreated,
         }
         for each in lost
     ]

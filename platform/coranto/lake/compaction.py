@@ -134,7 +134,7 @@ class _Compaction:
         source = self._state(store, chain[-1], part) if chain else Source(part.begin)
         if source.replay_from < part.begin:
             raise OffsetJump(part.journal, source.replay_from, part.begin)
-        for each in others:  # Of other runs. Their files beyond the last file of the chain are made again.
+        for each in others:  # Of other runs. Their files beyond the last file of the chain are rewritten.
             _log.info("compaction.file_removed", store=store.url, path=each.path)
             run_blocking(store.remove_note(each.path))
         ends = [end for end in self._ends(part) if end > source.read_through]

@@ -41,7 +41,7 @@ def _nesting(deleted: Sequence[pb.JournalSpec], created: Sequence[pb.JournalSpec
 
 
 def _is_of_users(spec: pb.JournalSpec) -> bool:
-    """Return False for journals of streams, for forks, and for journals whose records cannot be made again."""
+    """Return False for journals of streams, for forks, and for journals whose records cannot be recreated."""
     parts = (labels.STREAM, labels.STREAM_PART, labels.FORK_OF)
     part = any(label.name in parts for label in spec.labels.labels)
     return not part and labels.value_of(spec.labels, labels.MANAGED_BY) not in labels.OF_RECORDS

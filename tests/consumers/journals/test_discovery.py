@@ -153,7 +153,7 @@ def test_the_head_of_a_broker_that_may_lack_content_is_no_loss(changes, is_end):
     assert (found.head, found.is_end) == (10, is_end)
     position = Position(11, created=found.created)
     if is_end:
-        assert lost_at("a/one", position, found) == LostContent("a/one", 11, 10, made_again=True)
+        assert lost_at("a/one", position, found) == LostContent("a/one", 11, 10, recreated=True)
     else:
         with pytest.raises(Unavailable, match="a/one is processed through 11"):
             lost_at("a/one", position, found)

@@ -38,12 +38,12 @@ def test_lost_is_what_begins_before_the_content_or_behind_its_end():
     assert lost_before("j", 5, 0, 10) is None
     assert lost_before("j", 10, 10, 10) is None
     assert lost_before("j", 5, 8, 10) == LostContent("j", 5, 8)
-    assert lost_before("j", 11, 0, 10) == LostContent("j", 11, 10, made_again=True)
+    assert lost_before("j", 11, 0, 10) == LostContent("j", 11, 10, recreated=True)
     assert lost_before("j", 11, 11, 11, is_end=False) is None
     with pytest.raises(Unavailable, match="is processed through 11, and its broker has content through 10"):
         lost_before("j", 11, 0, 10, is_end=False)
     assert isinstance(LostContent("j", 5, 8).error(""), OffsetJump)
-    assert "processed through 11" in str(LostContent("j", 11, 10, made_again=True).error("x"))
+    assert "processed through 11" in str(LostContent("j", 11, 10, recreated=True).error("x"))
 
 
 def test_a_source_goes_on_behind_lost_content_with_what_remains_of_pending_transactions():
@@ -61,13 +61,13 @@ def test_a_source_goes_on_behind_lost_content_with_what_remains_of_pending_trans
     assert partly == [PartlyLost("j", A, 20, 100), PartlyLost("j", B, 60, 100)]
 
     lost = [PartlyLost("j", A, 20, 100), PartlyLost("j", B, 60, 100)]
-    assert continue_after(source, LostContent("j", 100, 30, made_again=True), 10) == (Source(10), lost)
+    assert continue_after(source, LostContent("j", 100, 30, recreated=True), 10) == (Source(10), lost)
 
 
 def test_a_source_is_of_another_journal_if_both_ids_are_known():
     source = Source(100, journal_id="one")
     lost = of_another(source, "j", 300, "two")
-    assert lost == LostContent("j", 100, 300, made_again=True, known="one", found="two")
+    assert lost == LostContent("j", 100, 300, recreated=True, known="one", found="two")
     assert isinstance(lost.error("Do so."), JournalRecreated)
     assert str(lost.error("Do so.")).endswith("Do so.")
     assert lost_of(lost.error("")) == lost
@@ -220,7 +220,7 @@ def test_a_journal_that_was_made_again(world, run):
     report, rows, _ = run(
         fail_on_data_loss=False,
     )
-    assert report.lost[0].made_again
+    assert report.lost[0].recreated
     assert 4 in rows
 
 
@@ -242,7 +242,7 @@ def test_a_journal_that_was_made_again_and_has_grown_beyond_the_checkpoint(world
     report, rows, logs = run(fail_on_data_loss=False)
     assert rows == [1, 2, 3, *range(10, 30)]
     found = world.fake.journal_id
-    assert report.lost == (LostContent(JOURNAL, first, head, made_again=True, known=known, found=found),)
+    assert report.lost == (LostContent(JOURNAL, first, head, recreated=True, known=known, found=found),)
     assert [(each["begin"], each["journal_id"]) for each in logs] == [(first, found)]
     world.publish(30)
     assert run()[1] == [1, 2, 3, *range(10, 31)]
@@ -285,7 +285,7 @@ def test_a_journal_whose_head_fell_and_that_has_grown_beyond_the_checkpoint(worl
     report, rows, logs = run(fail_on_data_loss=False)
     assert rows == [1, 2, 3, *range(10, 30)], "present content is read, and nothing twice"
     found = world.fake.journal_id
-    assert report.lost == (LostContent(JOURNAL, first, head, made_again=True, known=known, found=found),)
+    assert report.lost == (LostContent(JOURNAL, first, head, recreated=True, known=known, found=found),)
     assert [(each["begin"], each["same_through"]) for each in logs] == [(first, kept)]
     assert run()[1] == rows
 

@@ -167,6 +167,17 @@ async def test_a_shard_stops_at_content_that_was_lost_and_continues_where_the_he
     assert lost["same_through"] == ends[0]
 
 
+async def test_a_shard_that_may_continue_stops_at_a_head_below_the_last_reset(journals, client, sums, known):
+    source = journals.fake.journals["in/one"]
+    kept = source.content.index(b"\n") + 1
+    source.fall(kept)
+    del source.spool[kept - 1 :]  # Lost after the reset.
+    with pytest.raises(CorruptData, match=f"in/one ends at {kept - 1}, but is processed through {kept}"):
+        async with running_shard(sums, continuing(), client) as shard:
+            await shard.read_through({"in/one": kept})
+    assert sums.sums() == {"a": (3, 3), "b": (1, 1)}
+
+
 async def test_a_running_shard_notices_that_a_head_fell(journals, client, sums, known):
     async with running_shard(sums, SPEC, client) as shard:
         await shard.read_through(known)

@@ -272,7 +272,7 @@ class Run:
         """Drop the state of truncated segments. Raises StreamTruncated if one was not fully read."""
         gone = gone_segments(present, self.sources)
         for journal in sorted(gone.unread):
-            lost = LostContent(journal, self.sources[journal].read_through, 0, made_again=True)
+            lost = LostContent(journal, self.sources[journal].read_through, 0, recreated=True)
             if self._options.fail_on_data_loss:
                 raise not_read(journal, lost.begin)
             warn_of(lost)

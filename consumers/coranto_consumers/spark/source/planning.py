@@ -239,11 +239,11 @@ def _whole(client: SyncJournalClient, journal: str, extent: ContentExtent, optio
     end = extent.head if end == LATEST else end
     start, end = _of_present(journal, start, end, extent, options)
     lost = _lost(journal, start, end, extent)
-    if lost is not None and options.fail_on_data_loss and not lost.made_again:
+    if lost is not None and options.fail_on_data_loss and not lost.recreated:
         raise lost.error("")
     if lost is not None and not options.fail_on_data_loss:
         warn_of(lost)
-        start = min(max(start, extent.begin), extent.head) if not lost.made_again else extent.begin
+        start = min(max(start, extent.begin), extent.head) if not lost.recreated else extent.begin
         end = max(start, min(end, extent.head))
     if not start <= end <= extent.head:
         raise InvalidInput(
@@ -271,7 +271,7 @@ def _of_present(journal: str, start: int, end: int, extent: ContentExtent, optio
     if at is end:
         warn_of(LostContent(journal, start, end, known=id_of(end), found=found))
         return extent.begin, extent.begin
-    lost = LostContent(journal, start, extent.head, made_again=True, known=id_of(start), found=found)
+    lost = LostContent(journal, start, extent.head, recreated=True, known=id_of(start), found=found)
     warn_of(lost)
     return max(extent.begin, lost.same_through), min(end, extent.head)
 
@@ -291,7 +291,7 @@ def _lost(journal: str, start: int, end: int, extent: ContentExtent) -> LostCont
     if end < start <= extent.head:
         return None  # An empty range.
     lost = lost_before(journal, start, extent.begin, extent.head, is_end=extent.is_end)
-    if lost is not None and not lost.made_again:
+    if lost is not None and not lost.recreated:
         return replace(lost, end=min(lost.end, end)) if start < end else None
     return lost or lost_before(journal, end, 0, extent.head, is_end=extent.is_end)
 

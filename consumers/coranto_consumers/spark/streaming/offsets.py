@@ -5,7 +5,7 @@ alone needs:
 
 ====================  ================================================================================================
 `offset`              everything below this offset was read
-`journal_id`          the journal's id; a journal made again has another one
+`journal_id`          the journal's id; a recreated journal has another one
 `created`             the etcd revision that created the journal, for the same purpose; 0 or no id: unknown
 `since`               only in the first batch with this journal: the first offset of the batch
 `producers`           states of producers at `offset`: [last acknowledged clock, seen through, first pending offset]

@@ -80,7 +80,7 @@ class QueryJournals:
 def lost_at(journal: str, position: Position, found: ContentExtent | None) -> LostContent | None:
     """Return the lost content between a position and a journal's next content. `found` is None without the journal."""
     if found is None:
-        return LostContent(journal, position.offset, 0, made_again=True)
+        return LostContent(journal, position.offset, 0, recreated=True)
     if not position.is_of(found.created, found.journal_id):
         ids = (position.journal_id, found.journal_id)
         return LostContent(journal, position.offset, found.head, True, *(ids if all(ids) else (None, None)))
@@ -193,7 +193,7 @@ class QueryPlanner:
                     require(name, position, heads)  # Its journal's head fell to an offset within the batch.
             elif (lost := lost_at(name, named, heads.get(name))) is not None:
                 self._warn_once(lost)
-                if lost.made_again or lost.end >= position.offset:
+                if lost.recreated or lost.end >= position.offset:
                     continue  # Nothing is left of this journal's part of the batch.
                 at = Position(lost.end)
             elif (lost := lost_at(name, position, heads.get(name))) is not None and begin < lost.same_through < left:
@@ -225,7 +225,7 @@ class QueryPlanner:
         if self._options.source.fail_on_data_loss or (lost := lost_at(journal, position, head)) is None:
             return self._known(journal, position)
         source = Source(position.offset, position.producers)
-        self._warn_once(lost, continue_after(source, lost)[1] if lost.made_again else ())
+        self._warn_once(lost, continue_after(source, lost)[1] if lost.recreated else ())
         begin = lost.same_through or head.begin
         return ReadState(Position(begin), Source(begin), {})
 

@@ -272,7 +272,7 @@ def test_offsets_of_an_earlier_journal_are_an_error_or_say_what_is_lost(broker):
         assert (lost["journal"], lost["journal_id_before"]) == (ONE, old[ONE].journal_id)
         assert lost["journal_id"] == new[ONE].journal_id
         if option == "startingOffsets":
-            assert (len(found), lost["begin"], lost["made_again"]) == (10, old[ONE], True)
+            assert (len(found), lost["begin"], lost["recreated"]) == (10, old[ONE], True)
         else:
             assert (found, lost["begin"], lost["end"]) == ([], 0, old[ONE]), "nothing is read instead of lost content"
 

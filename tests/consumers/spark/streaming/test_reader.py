@@ -255,7 +255,7 @@ def test_unknown_journals_in_starting_offsets_are_refused(broker, new_reader):
 
 def lost(logs) -> list[tuple[str, int, int, bool]]:
     return [
-        (each["journal"], each["begin"], each["end"], each["made_again"])
+        (each["journal"], each["begin"], each["end"], each["recreated"])
         for each in logs
         if each["event"] == "source.content_lost"
     ]
@@ -328,7 +328,7 @@ def test_a_query_may_go_on_with_a_journal_that_was_made_again_and_without_one_th
     with capture_logs() as logs:
         second, rows = next_batch(reader, first)
     assert rows == [(ONE, 3)]
-    assert [(journal, made_again) for journal, _, _, made_again in lost(logs)] == [(ONE, True)]
+    assert [(journal, recreated) for journal, _, _, recreated in lost(logs)] == [(ONE, True)]
     assert read(new_reader(failOnDataLoss="false"), first, second) == rows
     assert second[TWO] == first[TWO]
     assert next_batch(reader, second) == (second, [])
