@@ -1,4 +1,4 @@
-"""Transactions over ranges of journals in memory, as Spark's tasks and a consumer's driver run them."""
+"""Transactions over ranges of journals in memory, run as Spark's tasks and a consumer's driver do."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ NOW = 1_900_000_000
 
 
 class Memory:
-    """Journal content in memory, given out in chunks of any size; content before `first` is gone."""
+    """Journal content in memory, read in chunks of any size. Content before `first` is lost."""
 
     def __init__(self, journals: dict[str, bytes], chunk: int = 7, first: int = 0) -> None:
         self.journals = journals
@@ -45,7 +45,7 @@ class Memory:
 
 
 def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list[tuple[str, int, int, int]]]:
-    """Read a plan as tasks do: summaries, and rows as (journal, offset, piece, clock)."""
+    """Read a plan like tasks. Return summaries, and rows as (journal, offset, piece, clock)."""
     summaries: dict[Range, RangeSummary] = {}
     rows: list[tuple[str, int, int, int]] = []
 
@@ -65,7 +65,7 @@ def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list
 
 
 def choose(rows, *results: Sequenced) -> list[tuple[str, int]]:
-    """The committed rows of each journal, in the order of their commits."""
+    """Return the committed rows of each journal, in commit order."""
     decisions = [each for result in results for each in result.decisions.items()]
     by_piece = {piece_of(number, limit.segment): limit for number, each in decisions for limit in each.limits}
     committed_at = {piece_of(number, segment): at for number, each in decisions for segment, at in each.acknowledged}
@@ -85,7 +85,7 @@ def transaction(
     max_slices: int,
     long: LongTransactions | None = None,
 ):
-    """One transaction as the consumer runs it: the next sources, and the delivered messages.
+    """Run one transaction like the consumer. Return the next sources and the delivered messages.
 
     With `long`, transactions that were open over more than `max_bytes` are delivered in parts.
     """
@@ -124,7 +124,7 @@ def transaction(
 def replayed_part(
     memory: Memory, sources: dict[str, Source], heads: dict[str, int], max_bytes: int, long: LongTransaction
 ):
-    """A transaction that delivers a part of a long one."""
+    """Run a transaction that delivers a part of a long one."""
     source = sources[long.journal]
     whole = long.part(source, max_bytes)
     assert whole.length <= max_bytes

@@ -1,4 +1,4 @@
-"""Journals in memory with histories of producers, and the committed messages that a plain reader finds in them."""
+"""Journals in memory with histories of producers, and their committed messages by a plain reader."""
 
 from hypothesis import strategies as st
 
@@ -13,9 +13,9 @@ PRODUCERS = [ProducerId(bytes([1, 0, 0, 0, 0, n])) for n in range(3)]
 
 @st.composite
 def histories(draw) -> bytes:
-    """A journal: transactions and single messages of a few producers, duplicates, rollbacks, resets and bare lines."""
+    """A journal of a few producers: transactions, single messages, duplicates, rollbacks, resets and bare lines."""
     rng = draw(st.randoms(use_true_random=False))
-    # One clock is centuries behind, one is right, and one is ahead by years.
+    # One clock is centuries slow, one is correct, and one is years fast.
     clocks = dict(zip(PRODUCERS, (1000, clock_from_ns(NOW * 10**9), clock_from_ns(2 * NOW * 10**9)), strict=True))
     lines: list[bytes] = []
     for n in range(draw(st.integers(0, 40))):
@@ -44,7 +44,7 @@ def histories(draw) -> bytes:
 
 
 def expected(journal: str, content: bytes) -> list[int]:
-    """Offsets of committed content, message by message, in order of delivery."""
+    """Return offsets of committed content, read message by message, in order of delivery."""
 
     def replay(wanted):
         return iter_messages(FRAMING, journal, [content[wanted.begin : wanted.end]], wanted.begin)

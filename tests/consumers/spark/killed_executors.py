@@ -1,6 +1,6 @@
 """A driver on `local-cluster` whose executors are killed with `kill -9` while they read, stage and publish.
 
-It takes a file of JSON, and answers with one (`test_killed_executors.py`).
+It reads its task from a JSON file and writes its results to another, for `test_killed_executors.py`.
 """
 
 import json
@@ -29,7 +29,7 @@ def _parent(pid: int) -> int:
 
 
 def _executors() -> list[int]:
-    """Return the processes of executors: the Java processes that the driver's has started."""
+    """Return the processes of executors: the Java processes started by the driver's."""
     driver = SparkContext._gateway.proc.pid
     found = []
     for folder in Path("/proc").iterdir():
@@ -50,7 +50,7 @@ def _await(condition: Callable[[], Any]) -> Any:
 
 
 def killing_once(marker: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a task that passes its rows on. The first attempt of all then kills the executor that runs it."""
+    """Return a task that returns its rows. The first attempt of all then kills its executor."""
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
@@ -66,7 +66,7 @@ def killing_once(marker: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 class KillsExecutors(Hooks):
-    """Kills an executor while tasks read, and another one once they have, with the rows that it keeps."""
+    """Kill an executor while tasks read, and another one afterwards, with the rows that it caches."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark

@@ -1,4 +1,4 @@
-"""Histories of journals at any size: interleaved transactions, roll-backs, open transactions and duplicates.
+"""Histories of journals of any size: interleaved transactions, rollbacks, open transactions and duplicates.
 
 Whole batches are generated together, so that ten million messages take about a minute.
 """
@@ -23,7 +23,7 @@ _REMEMBERED = 8
 
 
 def texts_of(first: int, count: int) -> Any:
-    """Return messages `first` and the following as an Arrow array of texts: a number, a key and a value."""
+    """Return the messages from `first` on as an Arrow array of texts with a number, a key and a value."""
     numbers = np.arange(first, first + count, dtype=np.int64)
     return pc.binary_join_element_wise(
         '{"n":',
@@ -63,9 +63,9 @@ class _Writer:
 
 
 class History:
-    """The history of one journal, with messages `first` and the following `count - 1`. Equal seeds make equal ones.
+    """The history of one journal with `count` messages from `first` on. Equal seeds make equal histories.
 
-    Of the writers, most use transactions. They commit three quarters of these, roll some back, and leave some open for
+    Most writers use transactions. They commit three quarters of these, roll some back, and leave some open for
     good. Any batch may be repeated, immediately or later. Some messages are in no transaction, and some have no
     UUID.
     """

@@ -1,11 +1,11 @@
-"""Many messages over many journals, read by the source and consumed by a consumer, against DuckDB's answer.
+"""Many messages in many journals, read by the source and by a consumer, compared with DuckDB's reading.
 
     python -m tests.consumers.spark.large_run --messages 10000000 --journals 64
 
-The journals have transactions of many writers, duplicates, roll-backs and transactions that stay open. A consumer
-appends each committed message to a table of PostgreSQL, adds them up by key in a second table, and publishes every
+The journals have transactions of many writers, duplicates, rollbacks and transactions that stay open. A consumer
+appends each committed message to a table of PostgreSQL, sums them by key in a second table, and publishes every
 hundredth. It crashes between a commit and its acknowledgements, and another instance continues. All three, and a read
-by the source, must be row for row what DuckDB finds in the written lines. `test_large_run.py` runs it small.
+by the source, must equal DuckDB's rows of the written lines. `test_large_run.py` runs it small.
 """
 
 import argparse
@@ -58,7 +58,7 @@ EVERY_HUNDREDTH = 100
 
 
 class Copies:
-    """Copies each message, adds messages up by key, and publishes every hundredth."""
+    """Copy each message, sum messages by key, and publish every hundredth."""
 
     name = "large"
     sources = f"name:prefix={IN}"
@@ -82,7 +82,7 @@ class _Crash(Exception):
 
 
 class CrashAfterACommit(Hooks):
-    """Ends a consumer after its first commit, before the acknowledgements, while the next input is read."""
+    """End a consumer after its first commit, before the acknowledgements, while the next input is read."""
 
     def reached(self, step: Step) -> None:
         if step is Step.COMMITTED:
@@ -91,7 +91,7 @@ class CrashAfterACommit(Hooks):
 
 @dataclass
 class LargeRun:
-    """One run in `folder`, with journals of a cluster and a database at `store_url`. `say` gets its progress."""
+    """A run in `folder`, with journals of a cluster and a database at `store_url`. `say` receives its progress."""
 
     spark: SparkSession
     config: ClientConfig
@@ -136,7 +136,7 @@ class LargeRun:
         return spec
 
     def read(self) -> int:
-        """Read the journals by the source, as committed, into Parquet files. Returns the number of tasks."""
+        """Read committed messages by the source into Parquet files, and return the number of tasks."""
         rows = self._committed(IN).selectExpr("_journal AS journal", "_offset AS begin", "n", "k", "v")
         rows.write.parquet(str(self.folder / "read"))
         return rows.rdd.getNumPartitions()
@@ -153,7 +153,7 @@ class LargeRun:
         )
 
     def consume(self) -> int:
-        """Consume the journals, with a crash on the way, and return the number of transactions."""
+        """Consume the journals with a crash in between, and return the number of transactions."""
         options = ConsumerOptions(max_transaction_bytes=min(256 << 20, self.bytes // 2))
         crashing = SparkConsumer(Copies(), self.config, self.store_url, self.spark, options, hooks=CrashAfterACommit())
         try:
@@ -161,8 +161,8 @@ class LargeRun:
         except _Crash:
             self.say("the consumer has crashed after its first commit, before the acknowledgements")
         else:
-            raise AssertionError("the consumer was to crash after its first commit")
-        consumer = SparkConsumer(Copies(), self.config, self.store_url, self.spark, options, on_progress=self._told)
+            raise AssertionError("the consumer should crash after its first commit")
+        consumer = SparkConsumer(Copies(), self.config, self.store_url, self.spark, options, on_progress=self._progress)
         report = consumer.run_until_caught_up()
         assert report.replayed_intents, "the acknowledgements of the crashed instance are appended again"
         self._committed(OUT).select("n", "k", "v").write.parquet(str(self.folder / "published"))
@@ -178,11 +178,11 @@ class LargeRun:
                         file.write(block)
         return report.transactions + 1
 
-    def _told(self, report: Any) -> None:
+    def _progress(self, report: Any) -> None:
         self.say(f"{report.transactions} transactions, {report.messages:,} messages, {report.lag_bytes:,} bytes behind")
 
     def compare(self) -> dict[str, int]:
-        """Compare all that was read, written and published with DuckDB's answer. Returns what DuckDB has counted.
+        """Compare all read, written and published rows with DuckDB's, and return its counts.
 
         Raises AssertionError for a difference.
         """

@@ -1,6 +1,6 @@
-"""The committed messages of journals by DuckDB, which reads the same lines and shares no code with Coranto.
+"""The committed messages of journals by DuckDB, which reads the same lines without Coranto's code.
 
-It takes the rules of `coranto.messages.sequencer` as a statement about rows: a message of a transaction is committed if
+It states the rules of `coranto.messages.sequencer` for rows: a message of a transaction is committed if
 it is new, and the next acknowledgement of its producer in its journal has a clock that is not smaller.
 """
 
@@ -55,7 +55,7 @@ UNION ALL SELECT journal, begin, n, k, v FROM lines WHERE producer IS NULL
 
 
 class Truth:
-    """The committed messages of journals, given as files of their lines. The table `committed` holds them."""
+    """The committed messages of journals, given as files of lines, in the table `committed`."""
 
     def __init__(self, journals: Mapping[str, Path], spill: Path) -> None:
         self.db = duckdb.connect(config={"temp_directory": str(spill), "preserve_insertion_order": True})
@@ -92,7 +92,7 @@ class Truth:
     def differences(self, found: str, expected: str, columns: Sequence[str]) -> list[tuple[str, int, list[object]]]:
         """Compare two queries' FROM clauses as multisets of rows.
 
-        Returns missing and extra rows: their number, and the first of them. Nothing if they are equal.
+        Return the number of missing and extra rows, and the first of them, or nothing if there are none.
         """
         listed, differences = ", ".join(columns), []
         for what, these, those in (("missing", expected, found), ("too much", found, expected)):

@@ -1,4 +1,4 @@
-"""Consumers that are not the ones that their checkpoints record: refused, until the change is confirmed once."""
+"""Consumers that differ from those recorded by their checkpoints are refused until the change is confirmed once."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def table(name: str) -> Table:
 
 
 class Copies:
-    """Copies messages to a table, and to journals if there are some."""
+    """Copy messages to a table, and to journals if there are any."""
 
     name = "copies"
     value_schema = "n BIGINT"
@@ -55,7 +55,7 @@ class World:
         SparkConsumer(application, self.broker.config, store, self.spark, chosen).run_until_caught_up()
 
     def refused(self, application: Copies, **options) -> tuple[str, str]:
-        """The text of the error, and its code. Nothing is committed."""
+        """Return the error's text and code. Check that nothing is committed."""
         before = self.stored()
         with pytest.raises(ConsumerChanged) as raised:
             self.run(application, **options)
@@ -131,13 +131,13 @@ def test_a_copied_store_is_refused_and_a_checkpoint_without_a_record_gets_one(wo
     found = world.stored()
     store = SqlStore(world.store_url)
     with store.transaction("copies", store.raise_fence("copies").fence) as transaction:
-        transaction.commit(replace(found.checkpoint, identity=Identity()))  # As Gazette and older versions have it.
+        transaction.commit(replace(found.checkpoint, identity=Identity()))  # As written by Gazette and older versions.
     world.run(Copies("elsewhere"))
     known = world.stored().checkpoint.identity
     assert known == Identity("name:prefix=rows/", frozenset({"table elsewhere"}), store=store.location)
 
 
-def test_a_checkpoint_in_iceberg_records_the_consumer_as_well(world: World, tmp_path):
+def test_a_checkpoint_in_iceberg_records_the_consumer(world: World, tmp_path):
     def store() -> IcebergStore:
         catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}")
         return IcebergStore(catalog, table("kept"))

@@ -1,4 +1,4 @@
-"""The source and a consumer on `local-cluster`: executors that are killed with `kill -9` lose and double nothing."""
+"""Kill executors of the source and of a consumer on `local-cluster` with `kill -9`."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ __all__ = ["home", "numbers"]  # Fixtures.
 
 
 @pytest.mark.exhaustive
-def test_executors_that_are_killed_in_each_step_lose_and_double_nothing(numbers: Numbers, home: Path) -> None:
+def test_executors_killed_in_each_step_lose_and_duplicate_nothing(numbers: Numbers, home: Path) -> None:
     settings = {**SMALL, "spark.master": "local-cluster[2,1,1024]"}
     answer = numbers.ask(
         sys.executable, env=environment(SPARK_HOME=str(home)), settings=settings, program=killed_executors.__file__

@@ -1,4 +1,4 @@
-"""The large run (`large_run.py`), small: the rows read and consumed are those that DuckDB finds in the lines."""
+"""A small version of the large run (`large_run.py`), compared with DuckDB."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.consumers.spark.large_run import LargeRun
 
 
 @pytest.mark.exhaustive
-def test_what_is_read_and_consumed_is_what_duckdb_finds_in_the_lines(spark, postgres, tmp_path):
+def test_rows_read_and_consumed_match_duckdbs_reading_of_the_lines(spark, postgres, tmp_path):
     with EmbeddedCluster(tmp_path / "cluster", etcd_fsync=False) as cluster:
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root, retry_timeout=300.0)
         run = LargeRun(spark, config, postgres.new_database(), tmp_path, 20_000, 8, fragment_bytes=256 << 10)

@@ -1,4 +1,4 @@
-"""Checkpoints of streaming queries that are restored one and two batches older than the query's output.
+"""Checkpoints of streaming queries, restored one and two batches older than the query's output.
 
 A query writes exactly once in four ways: by `exactly_once` into a database and into Iceberg, by the sink for journals,
 and by the sink for streams.
@@ -41,7 +41,7 @@ def outputs(batch: DataFrame) -> Outputs:
 
 
 class Database:
-    """A table of a database."""
+    """A table in a database."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -60,7 +60,7 @@ class Database:
 
 
 class Lake(Database):
-    """A table of Iceberg."""
+    """An Iceberg table."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(f"sqlite:///{folder}/lake.db")
@@ -166,7 +166,7 @@ class Query:
         shutil.copytree(self.folder / f"after-{batch}", self.checkpoint)
 
 
-def test_a_checkpoint_some_batches_older_is_an_error_that_says_so_and_whose_advice_helps(
+def test_the_error_about_an_older_checkpoint_says_how_to_fix_it(
     spark: SparkSession, cluster: SyncCluster, target: Database | Journals, tmp_path: Path
 ):
     query = Query(spark, cluster, target, tmp_path)

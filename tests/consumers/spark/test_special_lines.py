@@ -1,4 +1,4 @@
-"""Blank lines and byte order marks: as Spark's JSON reader of files has them, on every way to rows."""
+"""Blank lines and byte order marks: every read has the rows of Spark's reader of JSON files."""
 
 import json
 
@@ -24,7 +24,7 @@ LINES = [
 BLOCK = b"".join(line + b"\n" for line in LINES)
 
 
-def test_any_lines_stay_as_they_are():
+def test_lines_of_any_kind_stay_unchanged():
     found = read_block(AnyLines(), "a/b", BLOCK, 0)
     assert found.blank is None
     assert [text.as_py() for text in found.content] == [line + b"\n" for line in LINES]

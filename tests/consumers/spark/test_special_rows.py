@@ -1,4 +1,4 @@
-"""Blank lines and byte order marks of CSV: as Spark's reader of CSV has them in files, on every way to rows."""
+"""Blank lines and byte order marks in CSV: every read has the rows of Spark's reader of CSV files."""
 
 import csv
 import io
@@ -56,7 +56,7 @@ class Copy:
 
 
 def publish(broker, folder) -> None:
-    """Append the files to the journal, whose fragments begin in the middle of the content, too."""
+    """Append the files to the journal, so that fragments also begin in the middle of the content."""
     broker.create("a/rows")
     for number, content in enumerate(ALL):
         broker.write("a/rows", content)
@@ -105,7 +105,7 @@ def test_every_reader_without_spark_has_the_rows_of_sparks_reader(size):
     assert [(int(n), text) for n, text in found] == ROWS
 
 
-def test_marks_and_blank_lines_beside_uuids_do_no_harm():
+def test_marks_and_blank_lines_next_to_uuids_have_no_effect():
     framing = CsvRows(TextRows(1))
     uuids = [format_uuid(ProducerId(b"\x01AAAAA"), 160 * number, Flags.OUTSIDE_TXN) for number in range(1, 4)]
     content = MARK + b" \n" + b"".join(MARK + f'{uuid},"x"\n \n'.encode() for uuid in uuids)
@@ -116,7 +116,7 @@ def test_marks_and_blank_lines_beside_uuids_do_no_harm():
 
 
 @pytest.mark.parametrize("text", ["\ufeffa", "\ufeff", " ", "\t", "\0", "\x1f \x0b", "", "\xa0"])
-def test_a_published_row_that_looks_blank_or_marked_comes_back(text):
+def test_a_published_row_that_looks_blank_or_marked_is_read_back(text):
     for framing, row in (
         (CsvRows(TextRows(1), uuid_column=None), [text]),
         (CsvRows(TextRows(1), uuid_column=1), [text]),
@@ -143,12 +143,12 @@ KINDS = {
 
 @pytest.mark.parametrize("end", ENDS, ids=["line", "white space", "mark", "many"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_consumer_is_caught_up_with_a_journal_that_ends_in_no_message(spark, broker, tmp_path, kind, end):
+def test_a_consumer_catches_up_with_a_journal_that_does_not_end_in_a_message(spark, broker, tmp_path, kind, end):
     framing, message = KINDS[kind]
     broker.create("a/rows")
     options = ConsumerOptions(framing=framing)
     consumer = SparkConsumer(Copy(), broker.config, f"sqlite:///{tmp_path}/store.db", spark, options)
-    for n in (1, 2):  # The second run begins behind blank content.
+    for n in (1, 2):  # The second run begins after blank content.
         broker.write("a/rows", message(n) + end)
         report = consumer.run_until_caught_up()
         assert (report.offsets, report.lag_bytes) == ({"a/rows": broker.head("a/rows")}, 0)
@@ -160,7 +160,7 @@ def test_a_consumer_is_caught_up_with_a_journal_that_ends_in_no_message(spark, b
 
 @pytest.mark.parametrize("end", ENDS, ids=["line", "white space", "mark", "many"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_window_may_end_in_no_message(spark, broker, tmp_path, kind, end):
+def test_a_window_need_not_end_in_a_message(spark, broker, tmp_path, kind, end):
     framing, message = KINDS[kind]
 
     class ByWindow(Copy):

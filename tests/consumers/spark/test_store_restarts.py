@@ -12,12 +12,12 @@ from tests.servers.sql import PostgresServer
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:  # Other tests share one that stays up.
+    with PostgresServer() as server:  # Other tests share a server that must stay up.
         yield server
 
 
 class Restart(Hooks):
-    """Restarts the server once after a step; or in the middle of the commit, whose answer is then lost."""
+    """Restart the server once, after a step or during the commit, so that its response is lost."""
 
     def __init__(self, server: PostgresServer, step: Step | None, *, crash: bool) -> None:
         self._server, self._step, self._crash = server, step, crash
@@ -36,7 +36,7 @@ class Restart(Hooks):
         connection.commit()
 
 
-def test_a_restart_of_postgresql_at_any_step_loses_and_doubles_nothing(spark, broker, server, monkeypatch):
+def test_a_postgresql_restart_at_any_step_loses_and_duplicates_nothing(spark, broker, server, monkeypatch):
     # All rows are staged, so that a crash of the server empties the unlogged tables with them.
     monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
     monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
@@ -47,13 +47,13 @@ def test_a_restart_of_postgresql_at_any_step_loses_and_doubles_nothing(spark, br
 
     for step, crash in (
         (Step.MERGED, True),
-        (Step.STAGED, True),  # The rows that were staged are gone.
+        (Step.STAGED, True),  # The staged rows are lost.
     ):
         world.publish(15)
         report = run(Restart(server, step, crash=crash))
         assert (report.transactions, report.retries) == (1, 1)
     world.publish(15)
-    # Nothing is lost in an orderly restart between the staging and the merge, nor by a lost answer to the commit.
+    # An orderly restart between staging and merge, and a lost response to the commit, lose nothing.
     for restart in (Restart(server, Step.STAGED, crash=False), Restart(server, None, crash=True)):
         report = run(restart)
         assert (report.transactions, report.retries) == (1, 0)

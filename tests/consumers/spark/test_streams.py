@@ -1,4 +1,4 @@
-"""The last write of each key of a stream wins, while the stream is split, merged and truncated under its consumers."""
+"""The last write of each key wins while consumers read a stream that is split, merged and truncated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from coranto_consumers.stores import SqlStore
 LATEST = Table("latest", MetaData(), Column("key", String(20), primary_key=True), Column("n", BigInteger))
 COLUMNS = "key STRING, n BIGINT, _commit_offset BIGINT"
 EVENT_BYTES = 90
-"""The bytes of an event in its segment, about."""
+"""The approximate bytes of an event in its segment."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ class Shop:
         self.streams.scale(self.name, [Merge((low.number, high.number))])
 
     def cut(self) -> StreamCut:
-        """The place where the present segments begin."""
+        """Return the position where the current segments begin."""
         return {segment.number: 0 for segment in self.streams.describe(self.name).active()}
 
     def truncate(self) -> None:
@@ -95,7 +95,7 @@ def stored(url: str) -> dict[str, int]:
         return {row.key: row.n for row in connection.execute(select(LATEST))}
 
 
-def test_a_query_over_a_stream_that_is_split_and_merged_while_it_runs(spark: SparkSession, shop: Shop, tmp_path: Path):
+def test_a_query_over_a_stream_split_and_merged_while_it_runs(spark: SparkSession, shop: Shop, tmp_path: Path):
     url = f"sqlite:///{tmp_path}/store.db"
     shop.write(60)
     shop.split()
@@ -111,7 +111,7 @@ def test_a_query_over_a_stream_that_is_split_and_merged_while_it_runs(spark: Spa
         shop.write(20)
         query.processAllAvailable()
         assert stored(url) == shop.latest
-        shop.truncate()  # The query has read it all.
+        shop.truncate()  # The query has read everything.
         assert len(shop.segments()) == 1
         shop.write(10)
         query.processAllAvailable()
@@ -121,7 +121,7 @@ def test_a_query_over_a_stream_that_is_split_and_merged_while_it_runs(spark: Spa
 
 
 class Latest:
-    """Keeps the last write of each key."""
+    """Keep the last write of each key."""
 
     name = "latest"
     value_schema = COLUMNS
@@ -133,7 +133,7 @@ class Latest:
         return latest_of(committed)
 
 
-def test_a_consumer_of_a_stream_that_is_split_and_merged_while_it_runs(spark: SparkSession, shop: Shop, tmp_path: Path):
+def test_a_consumer_of_a_stream_split_and_merged_while_it_runs(spark: SparkSession, shop: Shop, tmp_path: Path):
     url = f"sqlite:///{tmp_path}/store.db"
 
     def consumer(
@@ -156,7 +156,7 @@ def test_a_consumer_of_a_stream_that_is_split_and_merged_while_it_runs(spark: Sp
     seen = []
 
     def change(report: ConsumeReport) -> None:
-        """Change the stream when all of it was read, and write to it."""
+        """Change the stream once it was read completely, and write to it."""
         if report.lag_bytes == 0 and (doing := next(changes, None)) is not None:
             seen.append(stored(url) == shop.latest)
             doing()
@@ -167,7 +167,7 @@ def test_a_consumer_of_a_stream_that_is_split_and_merged_while_it_runs(spark: Sp
     assert len(shop.segments()) == 2
 
     shop.split()
-    consumer().run_until_caught_up()  # Nothing was written to the successors, but that they were begun is kept.
+    consumer().run_until_caught_up()  # Nothing was written to the successors, but their beginning is recorded.
     shop.truncate()
     shop.write(10)
     consumer().run_until_caught_up()
@@ -175,7 +175,7 @@ def test_a_consumer_of_a_stream_that_is_split_and_merged_while_it_runs(spark: Sp
 
     shop.write(10)
     shop.split()
-    shop.truncate()  # Nobody has read that.
+    shop.truncate()  # No query has read that.
     with pytest.raises(StreamTruncated, match="is gone"):
         consumer().run_until_caught_up()
     shop.write(10)

@@ -1,4 +1,4 @@
-"""Spark reads the messages behind torn lines, and never loses an acknowledgement to one."""
+"""Spark reads the messages after torn lines, and never loses an acknowledgement to one."""
 
 import os
 import time
@@ -38,9 +38,9 @@ class Numbers:
 
 @pytest.fixture(params=[WHOLE, CUT, COPY], ids=["whole", "cut", "copy"])
 def torn(request, broker):
-    """A torn piece before the first message, one between messages, and one before the acknowledgement.
+    """A torn piece before the first message, between messages, and before the acknowledgement.
 
-    Returns the piece, the offsets where it is, and those of the committed numbers.
+    Return the piece, its offsets, and the offsets of the committed numbers.
     """
     broker.create(J)
     piece, at, numbers = request.param, [], {}

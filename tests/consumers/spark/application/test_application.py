@@ -1,4 +1,4 @@
-"""Outputs of an application: the names that a checkpoint records."""
+"""Names of an application's outputs, as a checkpoint records them."""
 
 from typing import Any
 
@@ -67,13 +67,13 @@ def test_outputs_of_another_form_are_refused_with_advice(given, problem):
 
 
 @pytest.mark.parametrize(("made", "problem"), [(None, r"returned nothing \(None\)"), ([], "returned a list")])
-def test_anything_but_outputs_is_refused_with_advice(made, problem):
+def test_results_other_than_outputs_are_refused_with_advice(made, problem):
     with pytest.raises(InvalidInput, match=f"outputs: the function {problem}: return Outputs\\(tables="):
         checked_outputs(made)
     assert checked_outputs(Outputs()) == Outputs()
 
 
-def test_an_endpoint_in_place_of_a_client_is_refused_with_advice(tmp_path):
+def test_an_endpoint_instead_of_a_client_is_refused_with_advice(tmp_path):
     client: Any = "127.0.0.1:8080"
     store = f"sqlite:///{tmp_path}/store.db"
     with pytest.raises(InvalidInput, match=r"client: is a str, .*give ClientConfig\('127.0.0.1:8080'\)"):
@@ -82,7 +82,7 @@ def test_an_endpoint_in_place_of_a_client_is_refused_with_advice(tmp_path):
         exactly_once(store, lambda batch: Outputs(), name="rows", client=client)
 
 
-def test_a_struct_type_in_place_of_ddl_is_refused_with_the_ddl(tmp_path):
+def test_a_struct_type_instead_of_ddl_is_refused_with_the_ddl(tmp_path):
     rows = Rows()
     rows.value_schema = StructType().add("n", IntegerType())
     with pytest.raises(InvalidInput, match=r"value_schema: is a StructType, .*write it as `n int`"):

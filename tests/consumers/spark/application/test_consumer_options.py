@@ -1,4 +1,4 @@
-"""The options of consumers: one value for all that run one, and what plain values of YAML and JSON mean."""
+"""Options of consumers: one value for every runner, and parsing of plain values of YAML and JSON."""
 
 import inspect
 from dataclasses import fields
@@ -37,7 +37,7 @@ def test_consumers_take_options_as_one_value():
         assert not {each.name for each in fields(ConsumerOptions)} & parameters.keys()
 
 
-def test_a_consumer_takes_its_part_of_the_options_and_rejects_the_others(tmp_path):
+def test_a_consumer_accepts_its_options_and_rejects_others(tmp_path):
     client, store = ClientConfig("127.0.0.1:8080"), f"sqlite:///{tmp_path}/store.db"
     with pytest.raises(InvalidInput, match="fail_on_data_loss: has no meaning for a consumer by windows"):
         WindowConsumer(Rows(), client, store, lambda: None, ConsumerOptions(fail_on_data_loss=False))
@@ -54,7 +54,7 @@ def test_absent_options_are_none():
         ConsumerOptions(registry="")
 
 
-def test_plain_values_say_options():
+def test_plain_values_are_parsed_into_options():
     made = ConsumerOptions.of(
         {
             "max_transaction_bytes": 1000,
@@ -77,7 +77,7 @@ def test_plain_values_say_options():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "problem"),
     [
         (
             {"max_bytes": 1},
@@ -99,6 +99,6 @@ def test_plain_values_say_options():
         ({"framing": CsvRecords(3), "uuid_pointer": "/id"}, "uuid_pointer: is for lines of JSON"),
     ],
 )
-def test_values_that_mean_nothing_are_refused(given, told):
-    with pytest.raises(InvalidInput, match=told):
+def test_invalid_values_are_refused(given, problem):
+    with pytest.raises(InvalidInput, match=problem):
         ConsumerOptions.of(given)

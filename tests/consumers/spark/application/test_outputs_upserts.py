@@ -47,7 +47,7 @@ def product(id: int, title: str | None, gone: bool = False) -> dict[str, Any]:
 
 
 @pytest.mark.integration
-def test_the_message_that_was_committed_last_has_the_row_of_its_key(
+def test_the_last_committed_message_of_a_key_determines_its_row(
     spark: SparkSession, broker: Broker, new_store: Any
 ) -> None:
     broker.create(JOURNAL)
@@ -82,7 +82,7 @@ def test_the_message_that_was_committed_last_has_the_row_of_its_key(
 
 
 @pytest.mark.integration
-def test_columns_that_are_missing_are_named(spark: SparkSession) -> None:
+def test_missing_columns_are_named(spark: SparkSession) -> None:
     rows = spark.sql("SELECT 1L AS id, 'a' AS title, 0L AS _offset")
     with pytest.raises(InvalidInput, match=r"rows: the rows have no column _commit_offset; add `_commit_offset BIG"):
         Upsert(key=["id"]).of(PRODUCTS, rows)
@@ -93,7 +93,7 @@ def test_columns_that_are_missing_are_named(spark: SparkSession) -> None:
 
 
 @pytest.mark.integration
-def test_odd_names_and_a_table_of_keys_alone_work(spark: SparkSession) -> None:
+def test_unusual_names_and_a_table_of_only_keys_work(spark: SparkSession) -> None:
     rows = spark.sql("SELECT id % 2 AS `a.b`, id AS `last`, id AS _commit_offset, id AS _offset FROM range(4)")
     output = Upsert(key=["a.b"]).of("lake.products", rows)
     assert sorted(map(tuple, output.rows.collect())) == [(0, 2), (1, 3)]
@@ -102,7 +102,7 @@ def test_odd_names_and_a_table_of_keys_alone_work(spark: SparkSession) -> None:
     assert (output.rows.count(), dict(output.merge)) == (4, {})
 
 
-def test_an_unknown_order_and_a_key_that_is_no_list_are_refused() -> None:
+def test_an_unknown_order_and_a_key_that_is_not_a_list_are_refused() -> None:
     wrong: Any = "time"
     with pytest.raises(InvalidInput, match="order: 'time' is not commit"):
         Upsert(key=["id"], order=wrong)

@@ -1,6 +1,6 @@
 """A driver: reads journals, copies them, and consumes them into a table and journals.
 
-It takes a file of JSON, and answers with one. `spark-submit` runs it, and plain Python. What it is asked for is in
+It reads its task from a JSON file and writes its results to another. `spark-submit` and plain Python run it, for
 `test_cluster.py`.
 """
 
@@ -32,7 +32,7 @@ TOTALS = Table(
 
 
 class Buckets:
-    """Counts and adds numbers by their last digit, and passes on those that end in 7."""
+    """Count and sum numbers by their last digit, and publish numbers that end in 7."""
 
     name = "buckets"
     sources = "name:prefix=numbers/in/"
@@ -56,7 +56,7 @@ class Buckets:
 
 
 def _straggling(rows):
-    """The same rows, but the first attempt at the first partition gives its last rows late."""
+    """Return the same rows, but delay the last rows of the first attempt at the first partition."""
 
     def late(batches):
         context = TaskContext.get()
@@ -64,12 +64,12 @@ def _straggling(rows):
         if (context.partitionId(), context.attemptNumber()) == (0, 0):
             time.sleep(4)
 
-    # With less than two tasks there is none to overtake.
+    # With fewer than two tasks there is none to overtake.
     return rows.repartition(2).mapInArrow(late, rows.schema)
 
 
 def source(reader, asked: dict):
-    """All input, by the source."""
+    """Return all input, read by the source."""
     return (
         reader.format("journal")
         .options(endpoint=asked["endpoint"], selector=Buckets.sources, authSecret=asked["key"])
@@ -80,7 +80,7 @@ def source(reader, asked: dict):
 
 
 def sink(writer, asked: dict, into: str):
-    """Journals of a folder, by the sink."""
+    """Return a writer to the journals of a folder."""
     return writer.format("journal").options(
         endpoint=asked["endpoint"],
         selector=f"name:prefix=numbers/{into}/",
@@ -90,7 +90,7 @@ def sink(writer, asked: dict, into: str):
 
 
 def copy(spark: SparkSession, asked: dict) -> None:
-    """Copy all input by a batch write that is repeated, and by a streaming query."""
+    """Copy all input by a repeated batch write and by a streaming query."""
     rows = source(spark.read, asked).selectExpr("CAST(n AS STRING) AS key", "struct(n) AS value")
     if asked["straggles"]:
         rows = _straggling(rows)
@@ -104,7 +104,7 @@ def copy(spark: SparkSession, asked: dict) -> None:
 
 
 def read_source(spark: SparkSession, asked: dict) -> dict:
-    """Read all input by the source. Return its totals, and Spark's plan."""
+    """Read all input by the source, and return its totals and Spark's plan."""
     rows = source(spark.read, asked)
     shown = StringIO()
     with redirect_stdout(shown):

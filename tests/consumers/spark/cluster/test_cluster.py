@@ -1,4 +1,4 @@
-"""Sources and consumers on clusters: executors are processes of their own, with an environment of their own."""
+"""Sources and consumers on clusters, where executors are separate processes with their own environment."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # What a killed executor had is asked for three times, and would be each five seconds.
+    # Blocks of a killed executor are requested three times, by default every five seconds.
     "spark.shuffle.io.retryWait": "200ms",
     "spark.locality.wait": "0s",
 }
@@ -70,7 +70,7 @@ sys.meta_path.insert(0, OnlyFromArchives())
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory) -> Path:
-    """A folder for the Python path of processes in whose environment Coranto is not installed."""
+    """A folder for the Python path of processes without an installed Coranto."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "sitecustomize.py").write_text(ONLY_FROM_ARCHIVES)
     return folder
@@ -78,7 +78,7 @@ def bare(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory) -> Path:
-    """Coranto's packages as an archive, as the documentation makes it."""
+    """An archive of Coranto's packages, made as documented."""
     import coranto
     import coranto_consumers
     import pyspark_coranto
@@ -109,7 +109,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory, bare) -> Iterator[str]:
-    """The URL of a standalone master with two workers, in whose environment Coranto is not installed."""
+    """The URL of a standalone master with two workers, without an installed Coranto."""
     with standalone_cluster(tmp_path_factory.mktemp("standalone"), HOME, environment(PYTHONPATH=str(bare))) as url:
         yield url
 
@@ -133,7 +133,7 @@ class Numbers:
         program: object = PROGRAM,
         **more,
     ) -> dict:
-        """Run a program and return its answer."""
+        """Run a program and return its results."""
         asked, answer = self.folder / "asked.json", self.folder / "answer.json"
         answer.unlink(missing_ok=True)
         question = {"endpoint": self.broker.endpoint, "key": KEY, "store": self.store, "straggles": straggles}
@@ -168,7 +168,7 @@ class Numbers:
         assert self.arrived(COPIES) == self.committed
 
     def arrived(self, journals: list[str]) -> list[int]:
-        """The numbers that journals have, as a reader of committed messages sees them."""
+        """Return the numbers in journals, as a reader of committed messages sees them."""
         found = []
         for journal in journals:
             envelopes = iter_messages(JsonLines(), journal, [self.broker.content(journal)], 0)
@@ -176,7 +176,7 @@ class Numbers:
         return sorted(found)
 
     def check_fetched(self, machines: int = 2) -> None:
-        """Two workers share nothing: each fetches a fragment at most once, for all that runs here."""
+        """Check that each of the two workers fetches a fragment at most once. They share nothing."""
         assert max(self.fragments.fetched.values()) <= machines
 
 
@@ -204,7 +204,7 @@ def numbers(broker, postgres, tmp_path) -> Iterator[Numbers]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """Spark's home, as a folder of links: the workers of `local-cluster` write into it."""
+    """Spark's home as a folder of links, because the workers of `local-cluster` write into it."""
     folder = tmp_path_factory.mktemp("home")
     for entry in HOME.iterdir():
         (folder / entry.name).symlink_to(entry)
@@ -234,7 +234,7 @@ def test_a_standalone_cluster_gets_packages_from_spark_submit_speculates_and_sho
     checkpoint = str(numbers.folder / "checkpoint")
     numbers.check(numbers.ask(*submit, *words, env=environment(), straggles=True, checkpoint=checkpoint))
     numbers.check_copies()
-    numbers.check_fetched(3)  # Also the driver, where the query's batches are planned.
+    numbers.check_fetched(3)  # The driver also reads, to plan the query's batches.
     assert numbers.arrived(STREAMED) == numbers.committed
 
     logged = "".join(file.read_text() for file in events.rglob("*") if file.is_file())
@@ -249,7 +249,7 @@ def test_a_standalone_cluster_gets_packages_from_spark_submit_speculates_and_sho
 
 @pytest.mark.skipif(bool(NO_CONNECT), reason=NO_CONNECT)
 @pytest.mark.exhaustive
-def test_spark_connect_says_what_executors_lack_and_gives_it_to_them(numbers, standalone, archive):
+def test_spark_connect_reports_missing_packages_and_ships_them_to_executors(numbers, standalone, archive):
     port = free_port()
     settings = {**SMALL, "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": port}
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]

@@ -1,4 +1,4 @@
-"""Committed reads by many tasks: any cut of a journal into ranges yields the rows of the uncut read."""
+"""Committed reads by many tasks: any split of a journal into ranges yields the rows of the unsplit read."""
 
 import concurrent.futures
 import os
@@ -20,7 +20,7 @@ from tests.sampling import examples
 
 
 class Watched(Memory):
-    """Content that counts how often each offset is read from, by chunks, and can fail once."""
+    """Content in chunks that counts reads from each offset, and can fail once."""
 
     def __init__(self, content: bytes, chunk: int, fails_at: int = -1) -> None:
         super().__init__({"j/j": content}, chunk)
@@ -42,7 +42,7 @@ def rows(reader: CommittedReader, number: int) -> list[int]:
 
 
 def rows_with_commits(reader: CommittedReader, number: int) -> list[tuple[int, int]]:
-    """Rows as pairs of the offset of the commit and their own."""
+    """Return rows as pairs of the commit's offset and their own."""
     read = reader.read(number)
     return [row for found in read for row in zip(found.commits.tolist(), found.begins.tolist(), strict=True)]
 
@@ -56,7 +56,7 @@ def rows_with_commits(reader: CommittedReader, number: int) -> list[tuple[int, i
     order=st.randoms(use_true_random=False),
 )
 @settings(max_examples=examples(50), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-def test_any_cut_yields_the_rows_of_the_uncut_read(content, chunk, max_bytes, executors, tasks, order):
+def test_any_split_yields_the_rows_of_the_unsplit_read(content, chunk, max_bytes, executors, tasks, order):
     memory = Memory({"j/j": content}, chunk)
     parts = split(Range("j/j", 0, len(content), len(content)), max_bytes)
     numbers = list(range(len(parts)))
@@ -86,12 +86,12 @@ def test_tasks_of_an_executor_scan_each_range_once(tmp_path):
 
     assert first == [offset for offset in range(0, len(content), 12) if 3600 <= offset < 4800]
     begins = [part.begin - (not part.aligned) for part in parts]
-    assert [memory.begun[begin] for begin in begins] == [1] * len(parts), "it held its own lines, and scanned the rest"
+    assert [memory.begun[begin] for begin in begins] == [1] * len(parts), "it kept its own lines, and scanned the rest"
     assert rows(readers[0], 0) == list(range(0, 1200, 12))
     assert [memory.begun[begin] for begin in begins] == [2, *[1] * (len(parts) - 1)]
 
 
-def test_what_another_task_failed_to_scan_is_scanned_by_those_who_wait(tmp_path):
+def test_waiting_tasks_scan_a_range_that_another_task_failed_to_scan(tmp_path):
     content = lines(400)
     parts = split(Range("j/j", 0, len(content), len(content)), 1200)
     memory = Watched(content, 500, fails_at=parts[1].begin - 1)
@@ -109,7 +109,7 @@ def test_what_another_task_failed_to_scan_is_scanned_by_those_who_wait(tmp_path)
     }
 
 
-def test_a_folder_that_cannot_be_used_only_costs_work(tmp_path):
+def test_an_unusable_folder_only_repeats_work(tmp_path):
     content = lines(400)
     parts = split(Range("j/j", 0, len(content), len(content)), 1200)
     occupied = tmp_path / "scans"

@@ -15,7 +15,7 @@ from coranto_consumers.spark.committed.scanning import SUMMARY_PIECE, RangeSumma
 from coranto_consumers.spark.committed.sequencing import read_end
 
 
-def test_ranges_that_do_not_add_up_are_noticed():
+def test_a_gap_between_ranges_is_detected():
     first, second = Range("j/j", 10, 20, 40), Range("j/j", 20, 40, 40, aligned=False)
     summaries = {first: RangeSummary(0, 2, 10, 24), second: RangeSummary(1, 1, 26, 40)}
 
@@ -40,7 +40,7 @@ def summary(producers: int) -> RangeSummary:
 
 
 @pytest.mark.parametrize("producers", [1, 3, 2_000])
-def test_a_summary_arrives_as_it_was(producers):
+def test_a_summary_survives_a_round_trip(producers):
     sent = summary(producers)
     assert RangeSummary.loads(sent.dumps()) == sent
     rows, pieces = summary_rows([("j/a", sent), ("j/b", RangeSummary(1, 0, 5, 5))])
@@ -50,7 +50,7 @@ def test_a_summary_arrives_as_it_was(producers):
     assert rows.journals.to_pylist() == ["j/a", "j/b"]
 
 
-def test_a_summary_has_about_the_bytes_of_what_it_tells():
+def test_a_summary_is_about_as_small_as_its_information():
     assert len(RangeSummary(1, 1, 5, 9).dumps()) < 80
     assert len(summary(2_000).dumps()) < 2_000 * 20
 
@@ -99,7 +99,7 @@ def test_a_broken_summary_is_refused(content):
         RangeSummary.loads(content)
 
 
-def test_the_whole_one_is_none_of_them():
+def test_an_unbroken_summary_is_accepted():
     assert RangeSummary.loads(json.dumps(WHOLE).encode()) == RangeSummary(1, 2, 3, 4, inner_rows=5, misfits=6)
 
 

@@ -1,4 +1,4 @@
-"""Reading in ranges, in any split and over many transactions, delivers what reading message by message does."""
+"""Reading in ranges, in any split and over many transactions, delivers the same as reading message by message."""
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -49,13 +49,13 @@ def test_transactions_deliver_the_same_messages_as_a_plain_reader(
             sources = dict(Checkpoint.from_bytes(Checkpoint(sources).to_bytes()).sources)
 
     for journal, content in memory.journals.items():
-        # Also in the same order: the order of commits.
+        # In the same order, too: the order of commits.
         assert [offset for name, offset in delivered if name == journal] == expected(journal, content)
 
 
 @given(content=histories(), chunk=st.integers(1, 500), begin=st.integers(0, 3000), length=st.integers(0, 3000))
 @settings(max_examples=examples(100), deadline=None, phases=NO_SHRINKING)
-def test_a_committed_read_of_a_range_is_that_of_a_reader_that_starts_there(content, chunk, begin, length):
+def test_a_committed_read_of_a_range_equals_a_read_from_its_begin(content, chunk, begin, length):
     starts = [0, *(n + 1 for n, byte in enumerate(content) if byte == 0x0A)]
     begin = max((start for start in starts if start <= begin), default=0)
     end = min((start for start in starts if start >= begin + length), default=len(content))

@@ -1,4 +1,4 @@
-"""A transaction that was open over much content is delivered in bounded parts, in the order of commits."""
+"""A transaction that was open over much content is delivered in bounded parts, in commit order."""
 
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.uuids import Flags, format_uuid
@@ -16,7 +16,7 @@ def line(producer, clock: int, flags: Flags = Flags.CONTINUE_TXN) -> bytes:
 
 
 def history(end: list[bytes]) -> bytes:
-    """A long transaction and one without an end, among short ones. Then the content at its end."""
+    """Return content with a long and an open transaction among short ones, and the content that ends the long one."""
     lines = []
     for n in range(100, 200):
         lines += [line(LONG, n), line(SHORT, n, Flags.OUTSIDE_TXN)]
@@ -26,7 +26,7 @@ def history(end: list[bytes]) -> bytes:
 
 
 def delivered(content: bytes, *, restores: bool = False) -> list[list[int]]:
-    """The offsets that each transaction delivers, in order."""
+    """Return the offsets that each transaction delivers, in order."""
     memory = Memory({"j": content}, 500)
     sources, long, found = {"j": Source()}, LongTransactions(), []
     while sources["j"].read_through < len(content):
@@ -45,7 +45,7 @@ END = [
 ]
 
 
-def test_each_message_comes_once_and_in_the_order_of_commits():
+def test_each_message_is_delivered_once_in_commit_order():
     content = history(END)
     for restores in (False, True):
         found = delivered(content, restores=restores)
@@ -59,13 +59,13 @@ def test_each_message_comes_once_and_in_the_order_of_commits():
             if any(content.startswith(line(LONG, 100 + i), at) for at in each for i in range(100))
         ]
         assert len(of_long) > 5, "it is delivered in parts"
-        # Messages committed before the long transaction come before it, and messages committed after it come last.
+        # Messages committed before the long transaction are delivered before it, later ones after it.
         last_before, behind = content.index(END[0]), content.index(END[2])
         assert last_before in [offset for each in found[: of_long[0]] for offset in each]
         assert set(found[-1]) >= {behind, content.index(END[3])}
 
 
-def test_what_is_rolled_back_is_not_delivered():
+def test_rolled_back_messages_are_not_delivered():
     rolled_back = [line(LONG, 99, Flags.ACK_TXN), line(SHORT, 300, Flags.OUTSIDE_TXN)]
     content = history(rolled_back)
     flat = [offset for each in delivered(content) for offset in each]
@@ -73,7 +73,7 @@ def test_what_is_rolled_back_is_not_delivered():
     assert len(flat) == 101
 
 
-def test_an_acknowledgement_of_its_first_half_delivers_that_only():
+def test_an_acknowledgement_of_the_first_half_delivers_only_that_half():
     content = history([line(LONG, 150, Flags.ACK_TXN), line(SHORT, 300, Flags.OUTSIDE_TXN)])
     for restores in (False, True):
         flat = [offset for each in delivered(content, restores=restores) for offset in each]
@@ -81,7 +81,7 @@ def test_an_acknowledgement_of_its_first_half_delivers_that_only():
         assert len(flat) == 101 + 51
 
 
-def test_two_long_transactions_come_one_after_the_other():
+def test_two_long_transactions_are_delivered_one_after_the_other():
     ends = [line(LOST, 400, Flags.ACK_TXN), line(SHORT, 300, Flags.OUTSIDE_TXN), line(LONG, 400, Flags.ACK_TXN)]
     content = history(ends)
     flat = [offset for each in delivered(content) for offset in each]

@@ -1,4 +1,4 @@
-"""Records of batches: their comparison, and texts about differences."""
+"""Records of batches: their comparison, and messages about differences."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def positions(**offsets: int) -> dict:
     }
 
 
-def test_a_record_of_a_batch_is_the_same_as_the_batch():
+def test_a_record_of_a_batch_equals_the_batch():
     batch = BatchContent((None,), (positions(a=3),), ("file:/a of 1",))
     again = BatchContent.from_text(batch.to_text())
     assert again.is_same(batch)
@@ -30,7 +30,7 @@ def test_a_long_record_is_bounded_and_can_still_be_compared(files):
     assert BatchContent.from_text(batch.to_text()).is_same(batch)
 
 
-def test_a_difference_says_what_is_lost_and_what_comes_twice():
+def test_a_difference_lists_lost_and_repeated_content():
     committed = BatchContent((positions(a=0, b=0),), (positions(a=100, b=50),))
     more = BatchContent((positions(a=0, b=0),), (positions(a=160, b=40, c=5),))
     found = difference(more, committed)
@@ -39,7 +39,7 @@ def test_a_difference_says_what_is_lost_and_what_comes_twice():
     assert str(found) == "skipping it loses a [100, 160), c [0, 5); the batches after it repeat b [40, 50)"
 
 
-def test_of_a_batch_before_the_last_one_only_what_is_surely_lost_is_said():
+def test_a_difference_from_an_older_batch_lists_only_certain_losses():
     committed = BatchContent((positions(a=50),), (positions(a=100),), ("f",))
     found = difference(BatchContent((positions(a=0),), (positions(a=60),)), committed, 3)
     assert not found, "the next batches may have the missing content"
@@ -48,7 +48,7 @@ def test_of_a_batch_before_the_last_one_only_what_is_surely_lost_is_said():
     assert found.twice == ()
 
 
-def test_the_ends_of_a_batch_are_said_without_those_of_files():
+def test_the_ends_of_a_batch_omit_files():
     assert ends_of(BatchContent((None,) * 3, (positions(a=3, b=4), 7, {"logOffset": 3}))) == "a 3, b 4, source 1 7"
     assert ends_of(BatchContent((), (), (), "digest")) == ""
 
@@ -59,13 +59,13 @@ def test_offsets_of_other_sources_are_compared_by_their_numbers():
     assert difference(kafka, committed).lost == ("t/0 [5, 9)", "source 1 [8, 12)")
 
 
-def test_files_are_lost_by_name():
+def test_lost_files_are_listed_by_name():
     begin, end = ({"logOffset": 0},), ({"logOffset": 1},)
     found = difference(BatchContent(begin, end, ("b", "c")), BatchContent(begin, end, ("a", "b")))
     assert (found.lost, found.twice) == (("c",), ("a",))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"digest": "a", "begin": 3}'])
-def test_what_is_no_record_is_refused(text):
+def test_invalid_records_are_refused(text):
     with pytest.raises(CorruptData, match="is not the record of a batch"):
         BatchContent.from_text(text)

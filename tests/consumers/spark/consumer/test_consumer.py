@@ -1,4 +1,4 @@
-"""A Spark consumer's tables and messages are exact, whatever stops it and wherever."""
+"""A Spark consumer's tables and messages are exact after a stop of any kind at any step."""
 
 import os
 import random
@@ -60,7 +60,7 @@ TOTALS = Table(
 
 
 class Delays:
-    """Sums delays by carrier, and alerts of long ones."""
+    """Sum delays by carrier, and publish alerts about long ones."""
 
     name = "delays"
     sources = "name:prefix=delays/events/"
@@ -79,7 +79,7 @@ class Delays:
 
 
 class World:
-    """The source journals with the published messages, and the expected results."""
+    """Source journals with published messages, and the expected results."""
 
     def __init__(self, broker) -> None:
         self.broker = broker
@@ -101,7 +101,7 @@ class World:
         return made
 
     def publish(self, count: int) -> None:
-        """A transaction over both journals, with some of its messages appended twice and one that is rolled back."""
+        """Publish a transaction over both journals, with repeated appends, and one that is rolled back."""
         rows = self.rows(count)
         good, bad = self.publisher(), self.publisher()
         for row in rows:
@@ -129,7 +129,7 @@ class World:
         return sorted(found, key=lambda row: row["n"])
 
     def totals(self) -> list[tuple]:
-        """The rows of `TOTALS` that the committed messages amount to."""
+        """Return the rows of `TOTALS` expected for the committed messages."""
         cells = defaultdict(list)
         for row in self.committed:
             cells[row["carrier"]].append(row["delay"])
@@ -142,7 +142,7 @@ class World:
         return expected
 
     def check(self, store_url: str) -> None:
-        """The table and the alerts exactly match the committed messages, and nothing else is left."""
+        """Check that the table and the alerts exactly match the committed messages, and that nothing else is left."""
         with SqlStore(store_url).engine.connect() as connection:
             assert [tuple(row) for row in connection.execute(select(TOTALS).order_by("carrier"))] == self.totals()
             for stage in stage_tables(SqlStore(store_url), connection):
@@ -170,7 +170,7 @@ def consumer(spark, world, store_url, hooks=None, on_progress=None, **options) -
 
 
 def takes_ahead(monkeypatch) -> list[bool]:
-    """Notes of each transaction from now on if its input was read ahead."""
+    """Record for each later transaction whether its input was read ahead."""
     taken = []
 
     def watched(ahead, wanted, take=Prefetcher.take):
@@ -253,13 +253,13 @@ def test_each_transaction_is_a_trace_of_its_phases(spark, world, sqlite_url):
     world.check(sqlite_url)
 
 
-def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark, world, sqlite_url, monkeypatch):
+def test_a_continuous_run_reads_concurrent_writes_under_one_fence(spark, world, sqlite_url, monkeypatch):
     taken = takes_ahead(monkeypatch)
     new = "delays/events/three"
     waits = iter(range(10))
 
     def write_more() -> None:
-        """Called when nothing is left to read: publish, then publish to a journal that there was not, then nothing."""
+        """Publish at the first wait for content, to a new journal at the second, and then nothing."""
         turn = next(waits)
         if turn == 0:
             world.publish(10)
@@ -274,7 +274,7 @@ def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark,
             world.broker.write(SOURCES[0], b'{"unfinished')
 
     class Busy(Hooks):
-        """Others publish while the first two transactions have not committed yet."""
+        """Publish before the first two transactions have committed."""
 
         def reached(self, step: Step) -> None:
             if step is Step.STAGED and len(taken) < 3:
@@ -287,23 +287,21 @@ def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark,
     world.check(sqlite_url)
     assert (report.fence, report.messages) == (1, 45)
     assert set(report.offsets) == {*SOURCES, new}
-    assert report.transactions == 6, "one for each writing, and none while nothing is written"
+    assert report.transactions == 6, "one for each write, and none without writes"
     assert taken == [False, True, True, False, False, False], "content written during a commit was prefetched"
-    # Tasks reuse the producers of the last transaction. So readers remember only as many as run concurrently.
+    # Tasks reuse the producers of the last transaction, so readers track only as many as run concurrently.
     envelopes = [each for name in ALERTS for each in iter_messages(JsonLines(), name, [world.broker.content(name)], 0)]
     assert len({envelope.producer for envelope in envelopes}) == 1
     assert report.lag_bytes == len(b'{"unfinished')
 
 
-def test_a_service_that_is_reset_ends_as_fenced_and_says_why_and_the_next_repeats_all(
-    spark, world, sqlite_url, monkeypatch
-):
+def test_a_reset_service_ends_as_fenced_says_why_and_the_next_repeats_all(spark, world, sqlite_url, monkeypatch):
     monkeypatch.setattr("coranto_consumers.spark.consumer.spark_consumer._FENCE_SECONDS", 0.0)
     world.publish(20)
     words = ["reset", "delays", "--to", "earliest", "--yes", "--store", sqlite_url, "--endpoint", world.broker.endpoint]
     runner = consumer(spark, world, sqlite_url)
     reason = r"by `coranto consumer reset` or `skip`: delays/events/one was reset from \d+ to 0 at .* \(and 1 more\)"
-    with pytest.raises(Fenced, match=reason):  # It has nothing to read, and finds out nevertheless.
+    with pytest.raises(Fenced, match=reason):  # It has nothing to read, and still detects the reset.
         runner.run_until_stopped(lambda: False, wait=lambda: main(["consumer", *words]))
 
     assert consumer(spark, world, sqlite_url).run_until_caught_up().messages == len(world.committed)
@@ -323,8 +321,8 @@ def test_transactions_are_bounded_by_messages_and_a_service_by_time(spark, world
     read = [after.records_read - before.records_read for before, after in pairwise(reports)]
     assert len(read) >= 3
     assert max(read) <= 20
-    assert sum(taken) >= len(read) - 2, "but for the first, and one that may be planned again, they were read ahead"
-    assert report.messages == 24, "an hour has not passed since it began to take these"
+    assert sum(taken) >= len(read) - 2, "all were read ahead, except the first and one that may be replanned"
+    assert report.messages == 24, "the interval of an hour has not passed"
     assert consumer(spark, world, sqlite_url).run_until_caught_up().messages == 3
     world.check(sqlite_url)
 
@@ -362,7 +360,7 @@ BOOKED = StagedSql(
 
 
 class LoggedDelays(Delays):
-    """Keeps the numbers of all messages, too, in a table without keys, and books them by SQL of its own."""
+    """Also keep the numbers of all messages in a table without keys, and book them by the application's SQL."""
 
     sql = (BOOKED,)
 
@@ -373,7 +371,7 @@ class LoggedDelays(Delays):
 
 
 def check_logged(world: World, store_url: str) -> None:
-    """Tables without keys and those that SQL has written are exact, too."""
+    """Check that tables without keys and tables written by SQL are exact, too."""
     world.check(store_url)
     late = [row["n"] for row in world.committed if row["delay"] is not None and row["delay"] > 180]
     with SqlStore(store_url).engine.connect() as connection:
@@ -384,12 +382,12 @@ def check_logged(world: World, store_url: str) -> None:
         assert booked == connection.execute(select(TOTALS.c.carrier, TOTALS.c.flights).order_by("carrier")).all()
 
 
-def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url, monkeypatch):
+def test_a_crash_at_any_step_loses_and_duplicates_nothing(spark, world, sqlite_url, monkeypatch):
     """With PostgreSQL, `test_store_restarts.py` ends transactions at the steps that use it."""
     store_url = sqlite_url
 
     def run(hooks: Hooks | None = None):
-        # Small transactions, so that another one is read ahead while the first one crashes.
+        # Small transactions, so that the next one is read ahead when the first one crashes.
         options = ConsumerOptions(max_transaction_bytes=1_500) if hooks else None
         return SparkConsumer(
             LoggedDelays(), world.broker.config, store_url, spark, options, hooks=hooks
@@ -397,7 +395,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url,
 
     for number, step in enumerate(Step):
         if number == len(Step) // 2:
-            # From now on all rows are staged. The steps before the transaction's own are past.
+            # All rows are staged from here on. The steps before the transaction have passed.
             monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
             monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
         world.publish(6)
@@ -411,7 +409,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url,
 
 
 class TakenOver(Hooks):
-    """Another instance starts and catches up while this one is at a step. Then this one continues."""
+    """Have another instance start and catch up while this one is at a step. Then this one continues."""
 
     def __init__(self, step: Step, successor: Callable[[], None]) -> None:
         self.step = step
@@ -423,7 +421,7 @@ class TakenOver(Hooks):
 
 
 @pytest.mark.parametrize("database", ["postgresql", MARIADB])
-def test_an_instance_that_was_superseded_is_refused(spark, world, database, new_store):
+def test_a_superseded_instance_is_refused(spark, world, database, new_store):
     store_url = new_store(database)
     world.publish(20)
 
@@ -439,8 +437,8 @@ def test_an_instance_that_was_superseded_is_refused(spark, world, database, new_
     check_logged(world, store_url)
 
 
-def test_an_instance_is_refused_wherever_it_was_superseded(spark, world, sqlite_url, monkeypatch):
-    """Each instance is superseded at another step, by the one that is superseded at the next."""
+def test_an_instance_is_refused_at_any_step_it_was_superseded(spark, world, sqlite_url, monkeypatch):
+    """Each instance is superseded at a step by an instance that is superseded at the next step."""
     monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
     monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
     refused = []
@@ -466,7 +464,7 @@ def test_an_instance_is_refused_wherever_it_was_superseded(spark, world, sqlite_
     world.check(sqlite_url)
 
 
-def test_sql_that_the_database_does_not_accept_ends_a_consumer_before_it_takes_over(spark, world, sqlite_url):
+def test_sql_the_database_rejects_ends_a_consumer_before_it_takes_over(spark, world, sqlite_url):
     world.publish(3)
     consumer(spark, world, sqlite_url).run_until_caught_up()
     application = LoggedDelays()
@@ -478,21 +476,21 @@ def test_sql_that_the_database_does_not_accept_ends_a_consumer_before_it_takes_o
     assert SqlStore(sqlite_url).read("delays").fence == 1
 
 
-def test_a_commit_whose_answer_was_lost_counts_once(spark, world, sqlite_url):
+def test_a_commit_with_a_lost_response_counts_once(spark, world, sqlite_url):
     world.publish(20)
 
-    class LosesTheAnswer(Hooks):
+    class LosesTheResponse(Hooks):
         def commit(self, connection) -> None:
             connection.commit()
             raise OperationalError("COMMIT", {}, Exception("connection lost"))
 
-    report = consumer(spark, world, sqlite_url, hooks=LosesTheAnswer()).run_until_caught_up()
+    report = consumer(spark, world, sqlite_url, hooks=LosesTheResponse()).run_until_caught_up()
 
     assert report.transactions == 1
     world.check(sqlite_url)
 
 
-def test_a_transaction_that_stays_open_over_many_is_delivered_once_it_commits(spark, world, sqlite_url):
+def test_a_transaction_open_across_many_is_delivered_once_it_commits(spark, world, sqlite_url):
     slow, dead = world.publisher(), world.publisher()
     rows = world.rows(30)
     for begin in (0, 10, 20):
@@ -511,9 +509,9 @@ def test_a_transaction_that_stays_open_over_many_is_delivered_once_it_commits(sp
     bounded = consumer(spark, world, sqlite_url, max_transaction_bytes=3_000)
     with capture_logs() as logs:
         first = bounded.run_until_caught_up(max_transactions=1)
-    [told] = [each for each in logs if each["event"] == "consumer.long_transaction"]
-    assert (told["begin"], told["parts"]) == (0, -(-told["bytes_read_again"] // 3_000))
-    assert told["parts"] > 1
+    [event] = [each for each in logs if each["event"] == "consumer.long_transaction"]
+    assert (event["begin"], event["parts"]) == (0, -(-event["bytes_read_again"] // 3_000))
+    assert event["parts"] > 1
     assert 0 < first.messages < 30, "it was open over more than a transaction reads"
     rest = bounded.run_until_caught_up()
 
@@ -522,7 +520,7 @@ def test_a_transaction_that_stays_open_over_many_is_delivered_once_it_commits(sp
     assert world.broker.fake.count("Read") > before
 
 
-def test_an_atomic_consumer_delivers_a_set_in_one_transaction_or_ends_with_its_place(spark, world, sqlite_url):
+def test_an_atomic_consumer_delivers_a_set_in_one_transaction_or_names_its_position(spark, world, sqlite_url):
     slow, rows = world.publisher(), world.rows(30)
     for begin in (0, 10, 20):
         for row in rows[begin : begin + 10]:
@@ -549,7 +547,7 @@ LATEST = Table(
 
 
 class Latest:
-    """Keeps the message of each carrier that was committed last."""
+    """Keep the last committed message of each carrier."""
 
     name = "latest"
     sources = f"name={SOURCES[0]}"
@@ -562,7 +560,7 @@ class Latest:
 
 
 def test_the_last_write_of_a_key_wins_in_the_order_of_commits(spark, world, sqlite_url):
-    """Transactions overlap, so messages that were written first may be committed last, in a transaction or a later."""
+    """Transactions overlap, so messages written first may be committed last."""
     open_for_long, early, late = world.publisher(), world.publisher(), world.publisher()
     write = world.broker.write
     for publisher, n, carrier in ((open_for_long, 1, "UA"), (late, 2, "AA"), (early, 3, "AA"), (late, 4, "B6")):
@@ -599,7 +597,7 @@ def corrupt_after(world, spark, store_url, line: bytes) -> CorruptMessage:
     return caught.value
 
 
-def test_a_line_that_is_no_message_stops_the_consumer_before_it_commits(spark, world, sqlite_url):
+def test_an_invalid_message_stops_the_consumer_before_it_commits(spark, world, sqlite_url):
     assert "not a line of JSON" in str(corrupt_after(world, spark, sqlite_url, b"{nonsense\n"))
 
 
@@ -610,7 +608,7 @@ def test_a_value_that_does_not_fit_stops_the_consumer_before_it_commits(spark, w
     )
 
 
-def test_a_line_that_is_not_finished_is_left_for_later(spark, world, sqlite_url):
+def test_an_unfinished_line_is_not_read(spark, world, sqlite_url):
     world.publish(5)
     head = world.broker.head(SOURCES[1])
     world.broker.write(SOURCES[1], b'{"n":1,')
@@ -623,7 +621,7 @@ def test_a_line_that_is_not_finished_is_left_for_later(spark, world, sqlite_url)
     assert consumer(spark, world, sqlite_url).run_until_caught_up().messages == 0
 
 
-def test_what_a_deleted_journal_had_pending_is_let_go(spark, world, sqlite_url):
+def test_pending_messages_of_a_deleted_journal_are_dropped(spark, world, sqlite_url):
     world.publish(40)
     with pytest.raises(Crash):
         consumer(spark, world, sqlite_url, hooks=CrashAt(Step.COMMITTED)).run_until_caught_up()
@@ -632,8 +630,8 @@ def test_what_a_deleted_journal_had_pending_is_let_go(spark, world, sqlite_url):
     assert consumer(spark, world, sqlite_url).run_until_caught_up().replayed_intents == len(ALERTS) - 1
 
 
-def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(spark, world, sqlite_url):
-    """Between the commit and the acknowledgements, and still at the next start."""
+def test_a_read_only_journal_does_not_block_acknowledgements_of_others(spark, world, sqlite_url):
+    """It becomes read-only between the commit and the acknowledgements, and still is at the next start."""
     protected, writable = ALERTS
 
     class Protect(Hooks):
@@ -660,8 +658,8 @@ def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(spark, wor
     world.check(sqlite_url)
 
 
-def test_a_producer_ahead_loses_no_message_of_others(spark, world, sqlite_url):
-    """A transaction stays open over many of the consumer's, and an append is repeated, next to a clock a day ahead."""
+def test_a_producer_with_a_fast_clock_loses_no_message_of_others(spark, world, sqlite_url):
+    """One clock is a day ahead, a transaction stays open across many of the consumer's, and an append is repeated."""
     day = 25 * 3600 * 10**9
     clock = ProducerClock(lambda: time.time_ns() + day)
     ahead = SyncPublisher(world.broker.write, producer=new_producer_id(os.urandom), clock=clock, framing=JsonLines())
@@ -686,7 +684,7 @@ def test_a_producer_ahead_loses_no_message_of_others(spark, world, sqlite_url):
     world.check(sqlite_url)
 
 
-def test_a_journal_that_was_created_anew_is_noticed(spark, world, sqlite_url):
+def test_a_recreated_journal_is_detected(spark, world, sqlite_url):
     world.publish(5)
     consumer(spark, world, sqlite_url).run_until_caught_up()
     world.broker.create(SOURCES[0])
@@ -712,14 +710,14 @@ def test_a_transaction_without_committed_messages_starts_no_job(spark, world, sq
     assert jobs() > before
 
 
-def test_a_session_is_started_for_something_to_read_only(world, sqlite_url):
+def test_a_session_is_started_only_if_there_is_something_to_read(world, sqlite_url):
     def no_session() -> SparkSession:
         raise AssertionError("there is nothing to read")
 
     assert consumer(no_session, world, sqlite_url).run_until_caught_up().transactions == 0
 
 
-def test_a_password_shows_in_no_task(spark):
+def test_no_task_shows_a_password(spark):
     task = StageTask("postgresql+psycopg://u:hunter2@db/name", TOTALS, "shard", 1)
 
     assert "hunter2" not in repr(task)
@@ -737,7 +735,7 @@ def outputs(*, tables: Iterable[TableOutput] = (), journals: Iterable[JournalOut
     return Outputs(tuple(tables), tuple(journals))
 
 
-def test_applications_that_cannot_work_are_told_why(spark, world, sqlite_url):
+def test_errors_say_why_an_application_cannot_work(spark, world, sqlite_url):
     failing(spark, world, sqlite_url, "no journal matches 'name:prefix=none/'", sources="name:prefix=none/")
     world.publish(3)
     failing(spark, world, sqlite_url, "value_schema: 'n WHAT' is not a list of columns", value_schema="n WHAT")

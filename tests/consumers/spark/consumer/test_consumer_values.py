@@ -1,4 +1,4 @@
-"""Consumers get the values that Spark's own reader of JSON gives, of all types, and by the session's time zone."""
+"""Consumers get the values of Spark's JSON reader, for all types, in the session's time zone."""
 
 import random
 
@@ -40,7 +40,7 @@ TYPED = Table(
 
 
 class Texts:
-    """Writes all values of each message as a text."""
+    """Write all values of each message as a text."""
 
     name = "values"
     sources = f"name={JOURNAL}"
@@ -52,7 +52,7 @@ class Texts:
 
 
 class Typed:
-    """Writes values in columns of their types, as they come."""
+    """Write values unchanged in columns of their types."""
 
     name = "typed"
     sources = f"name={JOURNAL}"
@@ -79,7 +79,7 @@ def session(spark, request):
 
 @pytest.fixture(params=["driver", "tasks"])
 def read_by(request, monkeypatch):
-    """The driver reads small inputs, and tasks read others."""
+    """Read small inputs by the driver, and others by tasks."""
     if request.param == "tasks":
         monkeypatch.setattr(transaction_inputs, "WORTHWHILE_BYTES", 0)
         monkeypatch.setattr(strategies, "WORTHWHILE_BYTES", 0)
@@ -95,7 +95,7 @@ def written(broker, lines: list[str]) -> list[int]:
 
 
 def by_spark(spark, path, lines: list[str], columns: str):
-    """The lines as Spark's reader of JSON files reads them, with the column `corrupt`."""
+    """Return the lines as Spark's reader of JSON files reads them, with the column `corrupt`."""
     path.write_bytes(b"".join(line.encode() + b"\n" for line in lines))
     columns = f"{columns.replace(' NOT NULL', '')}, corrupt STRING"
     read = spark.read.schema(columns).options(columnNameOfCorruptRecord="corrupt", lineSep="\n")
@@ -112,9 +112,9 @@ def url(request, new_store):
     return new_store(request.param)
 
 
-def test_values_of_all_types_are_those_of_sparks_reader(session, broker, tmp_path, url, read_by):
+def test_values_of_all_types_match_sparks_reader(session, broker, tmp_path, url, read_by):
     rng = random.Random(5)
-    # Numbers that Spark cannot write as JSON are left out, because they are compared as JSON.
+    # Numbers that Spark cannot write as JSON are omitted, because they are compared as JSON.
     lines = [common_line(rng, NAMES) for _ in range(LINES)]
     at = written(broker, lines)
     expected = by_spark(session, tmp_path / "lines", lines, COLUMNS).select(text_of(), "corrupt").collect()
@@ -135,7 +135,7 @@ def test_values_of_all_types_are_those_of_sparks_reader(session, broker, tmp_pat
     assert (report.messages, report.misfits) == (sum(fits), LINES - sum(fits))
 
 
-def test_policies_take_what_does_not_fit_as_the_reader_does(session, broker, tmp_path, read_by):
+def test_policies_treat_misfits_as_the_reader_does(session, broker, tmp_path, read_by):
     rng = random.Random(6)
     lines = [common_line(rng, NAMES) for _ in range(300)]
     at = written(broker, lines)
@@ -180,7 +180,7 @@ def test_typed_columns_hold_the_same_in_all_stores(session, broker, tmp_path, ur
 
 
 def micros_of(time):
-    """The microseconds since 1970 UTC of a time; SQLite knows no zones, and has it in UTC."""
+    """Return the microseconds since 1970 UTC of a time. SQLite has no zones and stores UTC."""
     import datetime as dt
 
     if time is None:
@@ -190,7 +190,7 @@ def micros_of(time):
 
 
 @pytest.mark.parametrize("kind", ["VARIANT", "INTERVAL DAY TO SECOND", "MAP<INT, INT>", "STRING COLLATE UTF8_LCASE"])
-def test_types_that_workers_do_not_read_are_refused_before_anything_is_read(spark, broker, tmp_path, kind):
+def test_types_that_workers_cannot_read_are_refused_before_any_read(spark, broker, tmp_path, kind):
     written(broker, ["{}"])
 
     class Odd(Texts):

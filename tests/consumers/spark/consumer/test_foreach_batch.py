@@ -1,4 +1,4 @@
-"""`exactly_once` in a real Spark: each batch counts once, whatever ended the query before."""
+"""`exactly_once` in a real Spark: each batch counts once after any end of the query."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def outputs(batch) -> Outputs:
 
 
 class Dying(Hooks):
-    """The query dies when it has just completed a step."""
+    """End the query right after a step."""
 
     def __init__(self, step: Step | None) -> None:
         self.step = step
@@ -61,7 +61,7 @@ class Dying(Hooks):
 
 
 class World:
-    """A folder of rows, a store, a journal, and a checkpoint."""
+    """A folder of rows, a store, a journal and a checkpoint."""
 
     def __init__(self, spark: SparkSession, broker, folder: Path) -> None:
         self.spark, self.broker, self.folder = spark, broker, folder
@@ -123,7 +123,7 @@ class World:
             return {row.key: (row.n, row.total) for row in connection.execute(select(COUNTS))}
 
     def check(self) -> None:
-        """Each row counts once, in the table and in the journal."""
+        """Check that each row counts once in the table and in the journal."""
         found = self.counts()
         numbers = range(self.rows)
         assert found == {f"k{key}": (len(numbers[key::3]), sum(numbers[key::3])) for key in range(3) if numbers[key::3]}
@@ -137,7 +137,7 @@ class World:
 
 
 class LakeWorld(World):
-    """The same with an Iceberg table."""
+    """A `World` with an Iceberg table."""
 
     def catalog(self) -> SqlCatalog:
         return SqlCatalog("lake", uri=self.store_url, warehouse=f"file://{self.folder}")
@@ -161,7 +161,7 @@ def world(spark, broker, tmp_path) -> World:
 
 
 @pytest.mark.parametrize("kind", [World, LakeWorld])
-def test_a_query_that_dies_at_any_step_goes_on_and_each_row_counts_once(kind, spark, broker, tmp_path):
+def test_a_query_that_dies_at_any_step_continues_and_each_row_counts_once(kind, spark, broker, tmp_path):
     world = kind(spark, broker, tmp_path)
     steps = (Step.STAGED, Step.PUBLISHED, Step.MERGED, Step.COMMITTED, Step.ACKNOWLEDGED)
     for step in (Step.COMMITTED,) if kind is LakeWorld else steps:
@@ -209,7 +209,7 @@ def test_a_zombie_is_fenced_and_another_checkpoint_or_store_is_refused(world):
 
 
 def drop_last_batch(checkpoint: Path) -> None:
-    """Make a query's checkpoint one batch older, as a backup of it is."""
+    """Make a query's checkpoint one batch older, like a backup."""
     for kind in ("offsets", "commits", "sources/0"):
         last = max((path for path in (checkpoint / kind).iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
         last.unlink()
@@ -217,7 +217,7 @@ def drop_last_batch(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [World, LakeWorld])
-def test_a_checkpoint_older_than_the_store_is_an_error_that_names_what_would_be_lost(kind, spark, broker, tmp_path):
+def test_the_error_about_an_old_checkpoint_names_the_content_it_would_lose(kind, spark, broker, tmp_path):
     world = kind(spark, broker, tmp_path)
     for _ in range(2):
         world.add(5)
@@ -226,7 +226,7 @@ def test_a_checkpoint_older_than_the_store_is_an_error_that_names_what_would_be_
     drop_last_batch(tmp_path / "checkpoint")
     (tmp_path / "rows" / "000005.json").unlink()
     world.rows = 5
-    world.add(7)  # The batch has the same number, and other content.
+    world.add(7)  # The batch has the same number but other content.
     with pytest.raises(PySparkException) as raised:
         world.run(world.function())
     error = error_of_task(raised.value)
@@ -248,7 +248,7 @@ def test_a_checkpoint_older_than_the_store_is_an_error_that_names_what_would_be_
 
 
 def test_a_query_continues_in_a_source_that_was_recovered_as_its_error_says(world):
-    """With the same checkpoint and the same name in the store. The last batch was not marked as done."""
+    """The checkpoint and the name in the store are the same. The last batch was not marked as done."""
     source, sent = "in/rows", bytearray()
     world.broker.fake.tells_ids = True
 
@@ -296,7 +296,7 @@ def test_a_query_continues_in_a_source_that_was_recovered_as_its_error_says(worl
     world.check()
 
 
-def test_a_batch_of_an_older_version_is_passed_by_and_the_next_one_is_recorded(world):
+def test_a_batch_of_an_older_version_is_skipped_and_the_next_one_is_recorded(world):
     world.add(5)
     world.run(world.function())
     store = SqlStore(world.store_url)
@@ -315,7 +315,7 @@ def test_a_batch_of_an_older_version_is_passed_by_and_the_next_one_is_recorded(w
     assert json.loads(store.raise_fence("counts").checkpoint.batch)["files"]
 
 
-def test_it_is_for_batches_of_queries_only(spark, tmp_path):
+def test_exactly_once_accepts_only_batches_of_queries(spark, tmp_path):
     function = exactly_once(f"sqlite:///{tmp_path}/store.db", outputs, name="counts")
 
     with pytest.raises(InvalidInput, match="from foreachBatch only"):

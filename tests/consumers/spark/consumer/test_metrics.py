@@ -1,4 +1,4 @@
-"""Metrics of a Spark consumer add up over runs, and show the lag of each journal as it is."""
+"""Metrics of a Spark consumer add up over runs, and show the current lag of each journal."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def values(metrics: SparkConsumerMetrics) -> dict[str, float]:
     return found
 
 
-def test_counters_go_on_over_runs_whose_reports_begin_at_zero():
+def test_counters_continue_over_runs_whose_reports_begin_at_zero():
     metrics = SparkConsumerMetrics("delays")
     metrics.observe(BEGUN)
     assert values(metrics)["lag_bytes a"] == 100

@@ -1,7 +1,4 @@
-"""A Spark consumer, and a query with `exactly_once`, continue after an outage of their store or of brokers.
-
-They do so wherever they were, and end when they must.
-"""
+"""Spark consumers and queries with `exactly_once` survive outages of their store or of brokers at any step."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from tests.servers.sql import PostgresServer, PostgresStandby
 
 
 class Waiting(Hooks):
-    """Begins an outage after a step, and ends it after some retries."""
+    """Begin an outage after a step, and end it after some retries."""
 
     def __init__(self, outage: Outage, step: Step | None = None) -> None:
         self._outage, self._step = outage, step
@@ -93,11 +90,11 @@ def outages_at_any_step(
             report = run(store, hooks)
             assert report.transactions == 1, step
             assert report.outage_seconds == 0
-            if step in (None, Step.COMMITTED, Step.ACKNOWLEDGED):  # Nothing needs the store after that.
+            if step in (None, Step.COMMITTED, Step.ACKNOWLEDGED):  # Later steps do not need the store.
                 assert not proxied.outage.waits
                 continue
             assert len(proxied.outage.waits) == 3, step
-            # The store itself waits to find out about a commit. There is another attempt if there was none.
+            # The store itself waits for the outcome of a commit. A commit that did not happen is repeated.
             assert report.retries == {"commit answer": 0, "commit request": 1, "fence check answer": 1}.get(step, 3), (
                 step
             )
@@ -106,14 +103,14 @@ def outages_at_any_step(
 
 @pytest.fixture
 def all_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows are staged by tasks, which meet outages, too."""
+    """Have tasks stage all rows, so that they meet outages, too."""
     monkeypatch.setattr(spark_outputs, "CARRIED_TO_APPEND", 0)
     monkeypatch.setattr(spark_outputs, "CARRIED_TO_MERGE", 0)
 
 
 @PARTS
 @pytest.mark.usefixtures("all_staged")
-def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, broker, postgres, part):
+def test_a_database_outage_at_any_step_loses_and_duplicates_nothing(spark, broker, postgres, part):
     world, url = World(broker), postgres.new_database()
 
     def run(store: SqlStore, hooks: Hooks) -> ConsumeReport:
@@ -133,7 +130,7 @@ def test_an_outage_of_the_database_at_any_step_loses_and_doubles_nothing(spark, 
 
 
 class Batches(BatchWorld):
-    """Batches that are committed in a database given for each run."""
+    """Batches that are committed to the database of each run."""
 
     def __init__(self, spark: Any, broker: Any, folder: Any, url: str) -> None:
         super().__init__(spark, broker, folder)
@@ -157,7 +154,7 @@ BATCH_STEPS = [step for step in Step if step not in (Step.PLANNED, Step.SEQUENCE
 
 @PARTS
 @pytest.mark.usefixtures("all_staged")
-def test_an_outage_of_the_database_at_any_step_of_a_batch_loses_and_doubles_nothing(batches, part):
+def test_a_database_outage_at_any_step_of_a_batch_loses_and_duplicates_nothing(batches, part):
     def run(store: SqlStore, hooks: Hooks) -> ConsumeReport:
         batches.add(9)
         batches.used = SqlOutputs(store)
@@ -176,8 +173,8 @@ def test_an_outage_of_the_database_at_any_step_of_a_batch_loses_and_doubles_noth
     batches.check()
 
 
-def test_a_query_without_an_end_waits_for_its_store_and_its_brokers(batches, broker):
-    """Longer than a query that ends by itself: its timeout is zero here."""
+def test_an_endless_query_waits_for_its_store_and_its_brokers(batches, broker):
+    """It waits longer than a finite query, which has a timeout of zero here."""
     registry = CollectorRegistry()
     metrics, gauges = SparkConsumerMetrics("counts", registry), []
 
@@ -207,7 +204,7 @@ def test_a_query_without_an_end_waits_for_its_store_and_its_brokers(batches, bro
     batches.check()
 
 
-def test_a_query_that_ends_by_itself_gives_up_after_its_timeout(batches):
+def test_a_finite_query_gives_up_after_its_timeout(batches):
     batches.add(9)
     with ProxiedStore(batches.store_url) as proxied:
         batches.used = proxied.url
@@ -221,7 +218,7 @@ def test_a_query_that_ends_by_itself_gives_up_after_its_timeout(batches):
     batches.check()
 
 
-def test_a_query_that_is_stopped_during_an_outage_ends_and_its_batch_comes_again(batches):
+def test_a_query_stopped_during_an_outage_ends_and_its_batch_is_repeated(batches):
     batches.add(9)
     with ProxiedStore(batches.store_url) as proxied:
         store = SqlStore(proxied.url, sleep=proxied.outage.wait)
@@ -255,7 +252,7 @@ def test_a_query_that_is_stopped_during_an_outage_ends_and_its_batch_comes_again
     batches.check()
 
 
-def test_a_query_that_was_replaced_during_an_outage_ends_and_fences_nobody_off(batches):
+def test_a_query_replaced_during_an_outage_ends_and_fences_no_other(batches):
     batches.add(9)
     with ProxiedStore(batches.store_url) as proxied:
         later: list[int] = []
@@ -289,7 +286,7 @@ def test_a_database_that_lost_a_batch_in_a_failover_ends_the_query(batches, brok
 
 
 class AtTask(Waiting):
-    """Begins the outage at the first connection of a task that stages rows: the driver's comes first."""
+    """Begin the outage at the first connection of a task that stages rows, after the driver's."""
 
     def __init__(self, proxied: ProxiedStore, before_tasks: Step) -> None:
         super().__init__(proxied.outage)
@@ -339,7 +336,7 @@ def test_a_service_waits_for_its_store_and_its_brokers(spark, broker, postgres):
     check_logged(world, url)
 
 
-def test_an_instance_that_was_replaced_during_an_outage_ends_and_fences_nobody_off(spark, broker, postgres):
+def test_an_instance_replaced_during_an_outage_ends_and_fences_no_other(spark, broker, postgres):
     world, url = World(broker), postgres.new_database()
     world.publish(9)
     with ProxiedStore(url) as proxied:
@@ -383,7 +380,7 @@ def test_a_database_that_lost_commits_in_a_failover_ends_the_consumer(spark, bro
 
 
 def test_a_consumer_continues_on_a_standby_once_it_is_promoted(spark, broker):
-    """At first the standby is read-only, as a server that is no longer the primary is."""
+    """At first the standby is read-only, like a former primary."""
     world = World(broker)
     with PostgresServer() as primary, PostgresStandby(primary) as standby:
         url = primary.new_database()
@@ -425,12 +422,12 @@ class Paused(Hooks):
     def pause(self, seconds: float) -> None:
         self.now += seconds
 
-    def outages(self, policy: RetryPolicy, told: list[ConsumeReport]) -> Outages:
-        return Outages("sums", policy, self, told.append, monotonic=lambda: self.now)
+    def outages(self, policy: RetryPolicy, seen: list[ConsumeReport]) -> Outages:
+        return Outages("sums", policy, self, seen.append, monotonic=lambda: self.now)
 
 
 def test_a_job_gives_up_after_its_timeout_and_a_service_never_does():
-    told: list[ConsumeReport] = []
+    seen: list[ConsumeReport] = []
     hooks, failures = Paused(), [0]
 
     def fail() -> None:
@@ -438,23 +435,23 @@ def test_a_job_gives_up_after_its_timeout_and_a_service_never_does():
         raise SqlStoreError("the server is away")
 
     with pytest.raises(SqlStoreError), capture_logs() as logs:
-        hooks.outages(RetryPolicy(600.0, seed=1), told).run(fail, lambda: report(7))
+        hooks.outages(RetryPolicy(600.0, seed=1), seen).run(fail, lambda: report(7))
     assert 695 < hooks.now <= 700
-    assert told[-1].retries == failures[0] - 1
-    assert told[-1].outage_seconds > 590
+    assert seen[-1].retries == failures[0] - 1
+    assert seen[-1].outage_seconds > 590
     assert 9 <= len(logs) <= 10, "one line per minute"
 
     hooks, failures[0] = Paused(), 0
     begun = hooks.now
-    ended = hooks.outages(RetryPolicy(seed=1), told).run(fail, lambda: report(7), lambda: hooks.now > begun + 24 * 3600)
+    ended = hooks.outages(RetryPolicy(seed=1), seen).run(fail, lambda: report(7), lambda: hooks.now > begun + 24 * 3600)
     assert ended is None, "it was stopped, and did not give up"
 
 
-def test_a_listener_of_progress_may_use_the_store_that_is_away():
-    hooks, told, failures = Paused(), [], [1, 2]
+def test_a_progress_listener_may_use_the_unavailable_store():
+    hooks, seen, failures = Paused(), [], [1, 2]
 
-    def tell(report: ConsumeReport) -> None:
-        told.append(report.retries)
+    def report_and_fail(report: ConsumeReport) -> None:
+        seen.append(report.retries)
         raise SqlStoreError("the server is away")
 
     def work() -> str:
@@ -463,9 +460,9 @@ def test_a_listener_of_progress_may_use_the_store_that_is_away():
             raise SqlStoreError("the server is away")
         return "done"
 
-    outages = Outages("sums", RetryPolicy(seed=1), hooks, tell, monotonic=lambda: hooks.now)
+    outages = Outages("sums", RetryPolicy(seed=1), hooks, report_and_fail, monotonic=lambda: hooks.now)
     assert outages.run(work, lambda: report(1)) == "done"
-    assert told == [1, 2]
+    assert seen == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -478,7 +475,7 @@ def test_a_listener_of_progress_may_use_the_store_that_is_away():
         CorruptData("the journal was made again"),
     ],
 )
-def test_what_stays_is_not_tried_again(error):
+def test_permanent_errors_are_not_retried(error):
     attempts: list[int] = []
 
     def fail() -> None:
@@ -490,7 +487,7 @@ def test_what_stays_is_not_tried_again(error):
     assert attempts == [1]
 
 
-def test_the_time_counts_from_the_first_failure_since_the_last_progress():
+def test_the_timeout_starts_at_the_first_failure_since_the_last_progress():
     hooks = Paused()
     outages = hooks.outages(RetryPolicy(60.0, seed=1), [])
     attempts: list[float] = []
@@ -507,7 +504,7 @@ def test_the_time_counts_from_the_first_failure_since_the_last_progress():
     assert outages.run(work, lambda: report(1)) == "done"
 
 
-def test_a_commit_whose_answer_was_lost_counts_if_the_store_has_it():
+def test_a_commit_with_a_lost_response_counts_if_the_store_has_it():
     begin, first, second = (Checkpoint({"a/journal": Source(offset)}) for offset in (0, 10, 20))
     commits = RunCommits()
     commits.begin(begin, report(1))
@@ -527,7 +524,7 @@ def test_a_commit_whose_answer_was_lost_counts_if_the_store_has_it():
         commits.restored(begin, "store")
 
 
-def test_the_outcome_of_a_commit_stays_unknown_only_until_the_store_answers():
+def test_the_outcome_of_a_commit_is_unknown_only_until_the_store_responds():
     outages = Paused().outages(RetryPolicy(seed=1), [])
     errors = [CommitOutcomeUnknown("the store does not answer"), SqlStoreError("still away")]
 

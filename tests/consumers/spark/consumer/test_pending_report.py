@@ -1,4 +1,4 @@
-"""Users learn of producers' transactions that stay open: when it is much, and then at each doubling."""
+"""Reports about producers' open transactions: once they are large, and then at each doubling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def state(read_through: int, **begins: int) -> Source:
     return Source(read_through, {producers[name]: ProducerState(7, begin) for name, begin in begins.items()})
 
 
-def test_the_oldest_of_each_journal_is_known_as_long_as_it_is_open() -> None:
+def test_the_oldest_open_transaction_of_each_journal_is_reported() -> None:
     now = 100.0
     seen = OldestTransactions(1000, lambda: now)
     quiet = state(50, b=10)
@@ -39,7 +39,7 @@ def test_the_oldest_of_each_journal_is_known_as_long_as_it_is_open() -> None:
     assert seen.observe({"j": state(700, a=-1)}) == ()
 
 
-def test_it_is_told_when_it_is_much_and_at_each_doubling() -> None:
+def test_a_large_open_transaction_is_logged_and_again_at_each_doubling() -> None:
     now = 0.0
     seen = OldestTransactions(1000, lambda: now)
     with capture_logs() as logs:
@@ -48,23 +48,23 @@ def test_it_is_told_when_it_is_much_and_at_each_doubling() -> None:
         for seconds in (599.0, 601.0, 900.0, 1201.0, 1300.0):
             now = seconds
             seen.observe({"j": state(9_500, a=0)})
-    told = [(each["bytes_read_again"], each["checkpoints"], each["seconds"]) for each in logs]
-    assert told == [(1500, 3, 0), (3500, 7, 0), (7500, 15, 0), (9500, 21, 601), (9500, 24, 1300)]
+    logged = [(each["bytes_read_again"], each["checkpoints"], each["seconds"]) for each in logs]
+    assert logged == [(1500, 3, 0), (3500, 7, 0), (7500, 15, 0), (9500, 21, 601), (9500, 24, 1300)]
     assert {each["event"] for each in logs} == {"consumer.transaction_stays_open"}
 
 
-def test_parts_of_a_long_transaction_are_not_told_one_by_one() -> None:
+def test_parts_of_a_long_transaction_are_logged_together() -> None:
     seen = OldestTransactions(1000)
     long = LongTransaction("j", A, 5_000)
     with capture_logs() as logs:
         log_long_transactions([long], {"j": state(5_000, a=0)}, 1000)
         for begin in range(0, 5_000, 1_000):
             seen.observe({"j": state(5_000, a=begin)})
-    [told] = logs
-    assert (told["event"], told["bytes_read_again"], told["parts"]) == ("consumer.long_transaction", 5_000, 5)
+    [logged] = logs
+    assert (logged["event"], logged["bytes_read_again"], logged["parts"]) == ("consumer.long_transaction", 5_000, 5)
 
 
-def test_progress_and_metrics_have_it() -> None:
+def test_progress_and_metrics_show_the_open_transaction() -> None:
     lasting = (OldestTransaction("j", A, 0, 3 << 20, 5, 60.0), OldestTransaction("k", A, 0, 9 << 20, 1, 0.0))
     begun = ConsumeReport(5, 0, 9, 0, {}, {}, 0, fence=1, open_transactions=lasting)
     assert waits_for(begun) == "; open over 5 checkpoints: a transaction in j, 3.0 MiB to read again"

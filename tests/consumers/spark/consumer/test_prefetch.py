@@ -1,4 +1,4 @@
-"""An input that was read ahead is used if it is the one that is wanted, and is let go otherwise."""
+"""An input that was read ahead is used if it is the requested one, and closed otherwise."""
 
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ SECOND = PlannedInput.of([Range("a", 10, 20, 50)], {"a": Source(10)})
 
 
 class Inputs:
-    """Opens inputs, and knows those that are open."""
+    """Open inputs, and record the open ones."""
 
     def __init__(self) -> None:
         self.open: list[str] = []
@@ -39,13 +39,13 @@ def following(planned: PlannedInput, reading, extents=None):
     return lambda: NextInput(planned, reading, extents)
 
 
-def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
+def test_an_input_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
     inputs = Inputs()
     with Prefetcher[str]() as ahead:
         assert ahead.take(FIRST) is None
         ahead.begin(following(FIRST, inputs.read("first")))
         taken = ahead.take(PlannedInput.of([Range("a", 0, 10, 50)], {"a": Source(0), "other": Source(8)}))
-        assert taken is not None, "states of other journals play no part"
+        assert taken is not None, "states of other journals do not matter"
         assert ahead.take(FIRST) is None
         with taken as found:
             assert (found, inputs.open) == ("first", ["first"])
@@ -53,7 +53,7 @@ def test_what_was_read_in_a_thread_is_taken_once_and_closed_by_its_taker():
     assert inputs.thread != threading.current_thread().name
 
 
-def test_what_nobody_wants_is_let_go():
+def test_an_unwanted_input_is_closed():
     inputs = Inputs()
     with Prefetcher[str]() as ahead:
         ahead.begin(following(FIRST, inputs.read("first")))
@@ -64,14 +64,14 @@ def test_what_nobody_wants_is_let_go():
     assert inputs.open == []
 
 
-def test_other_states_of_sources_are_another_input():
+def test_an_input_for_other_source_states_is_not_used():
     inputs = Inputs()
     with Prefetcher[str]() as ahead:
         ahead.begin(following(FIRST, inputs.read("first")))
         assert ahead.take(PlannedInput(FIRST.ranges, {"a": Source(1)})) is None
 
 
-def test_a_plan_may_come_with_a_look_at_what_there_is_or_find_nothing():
+def test_a_prefetch_may_include_extents_or_find_nothing():
     inputs = Inputs()
     with Prefetcher[str]() as ahead:
         assert ahead.extents() is None
@@ -89,7 +89,7 @@ def unplanned():
     raise ValueError("no answer")
 
 
-def test_errors_are_raised_to_the_taker_and_to_nobody_else():
+def test_only_the_taker_of_an_input_gets_its_errors():
     inputs = Inputs()
     inputs.failing = True
     with Prefetcher[str]() as ahead:

@@ -1,4 +1,4 @@
-"""Rows that the database rejects: the message is named, gets nulls, or becomes a dead letter, and all others commit."""
+"""Rows that the database rejects: the error names the message, or it gets nulls or becomes a dead letter."""
 
 import base64
 import io
@@ -78,7 +78,7 @@ BAD_IN_POSTGRESQL = {
 }
 ALL = BAD_IN_POSTGRESQL.keys()
 FEW = {"null", "unique", "a late time", "NUL"}
-"""Kinds that the database rejects alone, and beside other rows, and one that a task cannot write."""
+"""Kinds that the database rejects alone and among other rows, and one that a task cannot write."""
 
 
 class Orders:
@@ -103,7 +103,7 @@ class World:
     """A source with good messages, and bad ones between them."""
 
     def __init__(self, broker, url, kinds=ALL) -> None:
-        """`kinds` are the kinds of bad messages. The search for each one takes many jobs of Spark."""
+        """`kinds` are the kinds of bad messages. Finding each one takes many Spark jobs."""
         self.url = url
         self.good: list[int] = []
         self.bad: dict[str, tuple[int, bytes]] = {}
@@ -143,7 +143,7 @@ ALL_KINDS = [
     pytest.param(f"{kind} all", marks=[pytest.mark.exhaustive, pytest.mark.integration])
     for kind in ("sqlite", "postgresql")
 ]
-"""Worlds with messages of all kinds, for `make test-all`. `tests/consumers/runtime/test_rejections.py` has no Spark."""
+"""Worlds with messages of all kinds, for `make test-all`."""
 BOTH_DATABASES = pytest.mark.parametrize("world", ["sqlite", "postgresql", *ALL_KINDS], indirect=True)
 
 
@@ -174,21 +174,21 @@ def all_texts(error, caplog, logs, capfd) -> str:
     return shown.getvalue() + caplog.text + repr(logs) + "".join(capfd.readouterr())
 
 
-def test_by_default_the_first_rejected_message_is_named_and_no_value_is(world, run, caplog, capfd):
+def test_by_default_the_error_names_the_first_rejected_message_without_values(world, run, caplog, capfd):
     offset = min(at for at, _ in world.bad.values())
     with caplog.at_level(logging.DEBUG), capture_logs() as logs, pytest.raises(RejectedRow) as caught:
         run()
     assert (caught.value.journal, caught.value.offset) == (SOURCE, offset)
     assert f"journal {SOURCE} at offset {offset}: store " in str(caught.value)
-    said = all_texts(caught.value, caplog, logs, capfd)
-    assert "SECRET" not in said
-    assert "77777" not in said
+    texts = all_texts(caught.value, caplog, logs, capfd)
+    assert "SECRET" not in texts
+    assert "77777" not in texts
     assert world.rows("at") == []
 
 
 @BOTH_DATABASES
 @pytest.mark.parametrize("keys", sampled([(), ("at",)], 2))
-def test_dead_letters_keep_what_the_database_rejects_in_the_same_transaction(world, run, keys):
+def test_dead_letters_keep_rejected_messages_in_the_same_transaction(world, run, keys):
     report = run(Orders(keys=keys), misfits=DeadLetters(table=LETTERS))
     assert world.rows("at") == [(at,) for at in world.good]
     with SqlStore(world.url).engine.connect() as connection:
@@ -208,7 +208,7 @@ def test_dead_letters_in_journals_and_messages_of_the_application_are_published_
     assert committed.option("subscribe", COPIES).load().count() == len(world.good)
 
 
-def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, run, broker, new_store):
+def test_nulls_replace_rejected_values_of_nullable_columns(world, run, broker, new_store):
     with pytest.raises(RejectedRow) as caught:
         run(misfits=MisfitPolicy.NULLS)
     assert caught.value.offset == world.bad["null"][0], "the id must not be null"
@@ -235,7 +235,7 @@ def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, run
 
 
 @pytest.mark.exhaustive
-def test_large_inputs_that_are_written_in_one_job_are_settled_too(new_store, broker, spark):
+def test_rejected_rows_of_large_inputs_written_in_one_job_are_handled(new_store, broker, spark):
     world = World(broker, new_store("postgresql"))
     filler = b"".join(json.dumps({**GOOD, "id": 10_000 + n}).encode() + b"\n" for n in range(20_000))
     broker.write(SOURCE, filler)
@@ -258,7 +258,7 @@ class Required:
         return Outputs(tables=[TableOutput(ORDERS, committed.selectExpr("_offset AS at", "id", "name"))])
 
 
-def test_a_message_without_a_column_that_it_must_have_is_a_misfit(new_store, broker, spark):
+def test_a_message_without_a_required_column_is_a_misfit(new_store, broker, spark):
     url, lines = new_store("sqlite"), [b'{"id":1,"name":"a"}', b'{"name":"b"}', b'{"id":null}', b'{"id":2}']
     broker.create(SOURCE)
     broker.write(SOURCE, b"\n".join(lines) + b"\n")
@@ -281,7 +281,7 @@ def test_a_message_without_a_column_that_it_must_have_is_a_misfit(new_store, bro
         assert list(connection.execute(select(ORDERS.c.id).order_by("id")).scalars()) == [1, 2]
 
 
-def test_a_consumer_whose_tables_do_not_fit_starts_without_fencing_another_off(new_store, broker, spark):
+def test_a_consumer_with_unsuitable_tables_does_not_fence_off_another(new_store, broker, spark):
     url = new_store("postgresql")
     broker.create(SOURCE)
     broker.write(SOURCE, json.dumps(GOOD).encode() + b"\n")
@@ -311,7 +311,7 @@ def test_a_consumer_whose_tables_do_not_fit_starts_without_fencing_another_off(n
     assert found.fence == fence
 
 
-def test_missing_privileges_are_told_before_the_fence_is_raised(new_store, broker, spark):
+def test_missing_privileges_are_reported_before_the_fence_is_raised(new_store, broker, spark):
     url = new_store("postgresql")
     broker.create(SOURCE)
     broker.write(SOURCE, json.dumps(GOOD).encode() + b"\n")
@@ -341,7 +341,7 @@ def test_missing_privileges_are_told_before_the_fence_is_raised(new_store, broke
     assert run().messages == 1
 
 
-def test_an_application_that_cannot_do_without_messages_runs_without_the_comparison(new_store, broker, spark):
+def test_an_application_that_fails_without_messages_skips_the_comparison(new_store, broker, spark):
     url = new_store("sqlite")
     broker.create(SOURCE)
     broker.write(SOURCE, json.dumps(GOOD).encode() + b"\n")
@@ -395,7 +395,7 @@ def test_windows_treat_rejected_rows_as_consumers_do(new_store, broker, spark, t
         assert connection.execute(select(letters.c.offset, letters.c.line)).all() == [(8, b'{"n":7777}')]
 
 
-def test_a_single_half_of_a_surrogate_pair_is_what_it_is_for_shards(new_store, broker, spark):
+def test_an_unpaired_surrogate_is_stored_as_shards_store_it(new_store, broker, spark):
     broker.create(SOURCE)
     texts = [r"a\ud83d", r"\ud83d\ude00", r"\\ud83d", r"\ude00\ud83d", r"\uD83D\u0041"]
     lines = [f'{{"id":{number},"name":"{text}"}}\n' for number, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""Rows of batches that the database rejects: `exactly_once` names them and treats them, and all others commit."""
+"""Rows of batches that the database rejects: `exactly_once` names and handles them, and all others commit."""
 
 import base64
 import json
@@ -99,7 +99,7 @@ def batches(spark, broker, world, tmp_path) -> Batches:
     return Batches(spark, broker, world.url, tmp_path)
 
 
-def test_by_default_the_place_of_the_first_rejected_message_is_named_and_no_value_is(world, batches, caplog, capfd):
+def test_by_default_the_error_has_the_position_of_the_rejected_message_and_no_values(world, batches, caplog, capfd):
     offset = min(at for at, _ in world.bad.values())
     with caplog.at_level(logging.DEBUG), capture_logs() as logs, pytest.raises(PySparkException) as caught:
         batches.run(batches.of_journal(), Orders().outputs)
@@ -107,13 +107,13 @@ def test_by_default_the_place_of_the_first_rejected_message_is_named_and_no_valu
     assert isinstance(error, RejectedRow)
     assert (error.journal, error.offset) == (SOURCE, offset)
     assert f"journal {SOURCE} at offset {offset}: store " in str(error)
-    said = all_texts(caught.value, caplog, logs, capfd)
-    assert "SECRET" not in said
-    assert "77777" not in said
+    texts = all_texts(caught.value, caplog, logs, capfd)
+    assert "SECRET" not in texts
+    assert "77777" not in texts
     assert world.rows("at") == []
 
 
-def test_dead_letters_keep_the_rows_of_rejected_messages_in_the_same_transaction(world, batches):
+def test_dead_letters_keep_rejected_rows_in_the_same_transaction(world, batches):
     [report] = batches.run(batches.of_journal(), Orders().outputs, misfits=DeadLetters(table=LETTERS))
     assert world.rows("at") == [(at,) for at in world.good]
     letters = batches.letters()
@@ -137,7 +137,7 @@ def test_dead_letters_in_journals_and_messages_of_the_batch_are_published_once(w
 
 
 @pytest.mark.exhaustive
-def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, batches):
+def test_nulls_replace_rejected_values_of_nullable_columns(world, batches):
     with pytest.raises(PySparkException) as caught:
         batches.run(batches.of_journal(), Orders().outputs, misfits=MisfitPolicy.NULLS)
     assert error_of_task(caught.value).offset == world.bad["null"][0], "the id must not be null"
@@ -152,7 +152,7 @@ def test_nulls_replace_what_the_database_rejects_where_it_may_be_null(world, bat
     assert report.misfits == len(world.bad) - 2
 
 
-def test_the_messages_of_an_unparsed_journal_have_places_too(world, batches):
+def test_messages_of_an_unparsed_journal_have_positions(world, batches):
     def outputs(batch):
         rows = batch.select(F.col("offset").alias("at"), F.get_json_object("value", "$.id").cast("bigint").alias("id"))
         return Outputs(tables=[TableOutput(ORDERS, rows)])
@@ -177,7 +177,7 @@ def plain(batch):
     return Outputs(tables=[TableOutput(ORDERS, batch.select("at", "id", "name"))])
 
 
-def test_rows_that_come_from_no_message_are_named_by_their_number_in_the_batch(world, batches):
+def test_rows_without_a_message_are_named_by_their_number_in_the_batch(world, batches):
     frame = batches.of_files("at BIGINT, id BIGINT, name STRING", *FILES)
     with pytest.raises(PySparkException) as caught:
         batches.run(frame, plain)
@@ -202,8 +202,8 @@ def test_rows_that_come_from_no_message_are_named_by_their_number_in_the_batch(w
     assert [(each["journal"], each["offset"]) for each in named] == [(journal, row) for journal, row, _ in letters]
 
 
-def test_rows_with_the_place_of_one_message_are_one(batches):
-    """And so are its letters, whatever the number of its rows."""
+def test_rows_with_the_position_of_one_message_count_as_one_message(batches):
+    """It has one dead letter, for any number of rows."""
     rows = [{"_journal": "a/journal", "_offset": 10 * n, "at": at, "id": at} for n in range(3) for at in (n, n + 20)]
     rows[2]["id"] = None
     frame = batches.of_files(f"at BIGINT, id BIGINT, {PLACES}", rows)
@@ -214,7 +214,7 @@ def test_rows_with_the_place_of_one_message_are_one(batches):
     assert sorted(at for (at,) in batches.rows(ORDERS, "at")) == [0, 2, 20, 22]
 
 
-def test_rows_without_their_message_among_others_with_it_are_numbered(batches):
+def test_rows_without_a_message_position_are_numbered(batches):
     rows = [{"_journal": None if at == 5 else "a/journal", "_offset": at, "at": at, "id": at} for at in range(9)]
     rows[5]["id"] = None
     frame = batches.of_files(f"at BIGINT, id BIGINT, {PLACES}", rows)
@@ -222,8 +222,8 @@ def test_rows_without_their_message_among_others_with_it_are_numbered(batches):
         batches.run(frame, lambda batch: plain(batch.withColumn("name", F.lit("a"))))
 
 
-def test_columns_of_the_same_names_as_places_are_not_taken_for_them(batches):
-    """The journal of an account, say. Errors must not show it."""
+def test_user_columns_named_like_positions_are_not_used_as_positions(batches):
+    """Errors must not show their values, such as the journal of an account."""
     frame = batches.of_files(
         "at BIGINT, id BIGINT, journal STRING, offset BIGINT",
         [{"at": 1, "id": 1, "journal": "SECRET", "offset": 1}, {"at": 2, "journal": "SECRET", "offset": 2}],
@@ -234,7 +234,7 @@ def test_columns_of_the_same_names_as_places_are_not_taken_for_them(batches):
     assert "SECRET" not in str(caught.value)
 
 
-def test_nulls_in_rows_that_come_from_no_message(new_store, spark, broker, tmp_path):
+def test_rejected_values_in_rows_without_a_message_become_null(new_store, spark, broker, tmp_path):
     batches = Batches(spark, broker, new_store("postgresql"), tmp_path)
     rows = [{"at": at, "name": "too long" if at % 3 == 0 else "good", "n": at} for at in range(5)]
     batches.run(
@@ -246,7 +246,7 @@ def test_nulls_in_rows_that_come_from_no_message(new_store, spark, broker, tmp_p
     assert found == [(at, None if at % 3 == 0 else "good", at) for at in range(5)]
 
 
-def test_misfits_that_lack_a_place_or_a_client_are_refused(world):
+def test_invalid_options_of_batches_are_refused(world):
     with pytest.raises(InvalidInput, match="say where"):
         ConsumerOptions(misfits=MisfitPolicy.DEAD_LETTERS)
     with pytest.raises(InvalidInput, match="dead letters in journals need a client"):

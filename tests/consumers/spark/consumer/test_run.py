@@ -1,4 +1,4 @@
-"""One attempt of a run, over inputs and a store in memory: what it plans, processes, skips and refuses."""
+"""One attempt of a run with inputs and a store in memory: its plans, its transactions, skipped and refused content."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PRODUCER = new_producer_id(os.urandom)
 
 
 class Inputs:
-    """Inputs whose ranges are read completely. Each message has ten bytes."""
+    """Inputs with completely read ranges. Each message has ten bytes."""
 
     has_session = False
 
@@ -94,7 +94,7 @@ class World:
         self.options = ConsumerOptions(**{"max_transaction_bytes": 40, **options})
         self.store = Rows()
         self.inputs = Inputs(self.options)
-        self.told: list[ConsumeReport] = []
+        self.reports: list[ConsumeReport] = []
         self.client = client
 
     def owner(self) -> Owner:
@@ -111,8 +111,8 @@ class World:
                 owner,
                 OldestTransactions(self.options.max_transaction_bytes),
                 lambda: owner.progress,
-                self.told.append,
-                Outages("sums", RetryPolicy(0.0), hooks, self.told.append),
+                self.reports.append,
+                Outages("sums", RetryPolicy(0.0), hooks, self.reports.append),
                 self.client,
                 ahead,
             )
@@ -133,12 +133,12 @@ def test_a_run_reads_up_to_the_heads_in_bounded_transactions(world):
     run = made.run()
     assert made.inputs.ranges == [(0, 40), (40, 80), (80, 100)]
     assert (run.report.transactions, run.report.messages, run.report.lag_bytes) == (3, 10, 0)
-    assert [each.transactions for each in made.told] == [0, 1, 2, 3]
+    assert [each.transactions for each in made.reports] == [0, 1, 2, 3]
     assert made.store.kept.checkpoint.offsets == {JOURNAL: HEAD}
     assert run.sources == made.store.kept.checkpoint.sources
 
 
-def test_a_run_ends_after_the_most_transactions_and_the_next_one_continues(world):
+def test_a_run_ends_after_its_maximum_of_transactions_and_the_next_continues(world):
     made = world()
     assert made.run(most=1).report.lag_bytes == 60
     run = made.run()
@@ -146,7 +146,7 @@ def test_a_run_ends_after_the_most_transactions_and_the_next_one_continues(world
     assert (run.report.fence, run.report.transactions) == (2, 2)
 
 
-def test_outputs_are_compared_with_tables_unless_the_fence_is_the_instances_own(world, monkeypatch):
+def test_outputs_are_compared_with_tables_unless_the_instance_has_the_fence(world, monkeypatch):
     made = world()
     made.inputs.has_session = True
     compared = []
@@ -180,7 +180,7 @@ def test_lost_content_ends_the_run_or_is_skipped_and_reported(world):
 
 
 def opened(made: World) -> None:
-    """The checkpoint has a transaction that was open from the journal's beginning on."""
+    """Let the checkpoint have a transaction that was open from the journal's beginning."""
     source = Source(40, {PRODUCER: ProducerState(1, 0)})
     made.store.kept = made.store.kept._replace(checkpoint=Checkpoint({JOURNAL: source}))
     made.inputs.long = True
@@ -195,14 +195,14 @@ def test_a_long_transaction_is_delivered_in_parts_once_its_acknowledgement_is_du
     assert run.report.transactions == 3
 
 
-def test_parts_of_a_long_transaction_count_for_the_most_transactions(world):
+def test_parts_of_a_long_transaction_count_towards_the_maximum(world):
     made = world()
     opened(made)
     assert made.run(most=2).report.transactions == 2
     assert (made.inputs.ranges, made.inputs.parts) == ([(40, 80), (40, 60)], [0])
 
 
-def test_an_atomic_run_ends_at_a_long_transaction_with_its_place(world):
+def test_an_atomic_run_ends_at_a_long_transaction_and_names_its_position(world):
     made = world(atomic=True)
     opened(made)
     problem = rf"producer {PRODUCER.hex()} .* the 60 bytes \[0, 60\) of journal {JOURNAL}, .* reads 40.*to 60 or more"

@@ -28,14 +28,14 @@ from tests.spans import recorded_spans
 INTENTS = {"out/gone": b"ack\n", "out/here": b"ack\n"}
 
 
-def test_a_journal_that_is_gone_costs_no_other_its_acknowledgement(broker):
+def test_a_deleted_journal_does_not_block_acknowledgements_of_others(broker):
     broker.create("out/here")
     with SyncJournalClient.of(broker.config) as client:
         assert acknowledge(client, INTENTS) == (1, False)
     assert broker.content("out/here") == b"ack\n"
 
 
-def test_a_journal_that_the_token_does_not_show_is_not_taken_for_gone(broker):
+def test_a_journal_hidden_from_the_token_does_not_count_as_deleted(broker):
     broker.create("out/here")
     claims = claims_for(Capability.APPEND, scope_of(["out/here"]), time.time(), 60)
     token = BearerToken.parse(sign(claims, Keys((Secret(b"k" * 32),))))
@@ -93,7 +93,7 @@ class Rows(OutputStore[str]):
         self.kept = Restored(fence, Checkpoint.from_bytes(checkpoint.to_bytes()))
 
 
-class Told(Hooks):
+class Recorder(Hooks):
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
@@ -107,7 +107,7 @@ def outputs(committed) -> Outputs:
 
 @pytest.fixture
 def owner() -> Owner:
-    owner = Owner("sums", "sums", outputs, Rows(), MisfitPolicy.FAIL, IdentityCheck("sums"), Told())
+    owner = Owner("sums", "sums", outputs, Rows(), MisfitPolicy.FAIL, IdentityCheck("sums"), Recorder())
     owner.raise_fence()
     return owner
 
@@ -120,7 +120,7 @@ def no_client():
     raise AssertionError("nothing is published")
 
 
-def test_a_transaction_goes_through_its_steps_and_counts(owner):
+def test_a_transaction_runs_its_steps_and_counts(owner):
     transaction = ConsumerTransaction(owner, replace(owner.progress, offsets={"a/one": 0}), no_client)
     staged = []
     transaction.run(read_of("first", 10), lambda read: staged.append(list(owner.hooks.steps)))
@@ -164,7 +164,7 @@ def test_a_rejected_row_ends_a_transaction_of_expected_messages_without_a_search
     assert owner.store.kept.checkpoint == Checkpoint()
 
 
-def test_a_rejected_message_is_left_out_and_the_rest_commits(owner, monkeypatch):
+def test_a_rejected_message_is_omitted_and_the_rest_commits(owner, monkeypatch):
     owner.store.rejects = RejectedRow("too long")
 
     def settled(read, rejections, problem):

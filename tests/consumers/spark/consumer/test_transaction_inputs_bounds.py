@@ -1,4 +1,4 @@
-"""Transactions are bounded by messages as well as by bytes, and a service takes new content at a pace."""
+"""Limits of transactions in messages and bytes, and the interval of a service."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +12,11 @@ def whole(length: int, journal: str = "a") -> Range:
     return Range(journal, 0, length, length)
 
 
-def test_messages_are_planned_by_the_mean_length_of_those_before():
+def test_messages_are_planned_by_the_mean_length_of_earlier_ones():
     bound = MessageBound(1_000_000, 100)
-    assert bound.max_bytes == 100 * SHORTEST_MESSAGE, "the first transaction rather reads too little"
+    assert bound.max_bytes == 100 * SHORTEST_MESSAGE, "the first transaction reads too little rather than too much"
     bound.see([whole(6_000), whole(4_000, "b")], 20)
-    assert bound.max_bytes == 100 * SHORTEST_MESSAGE, "a plan stays the same until it is settled"
+    assert bound.max_bytes == 100 * SHORTEST_MESSAGE, "a plan stays the same until its outcome is recorded"
     bound.settle()
     assert bound.max_bytes == 100 * 500
     bound.see([whole(50_000)], 0)
@@ -24,10 +24,10 @@ def test_messages_are_planned_by_the_mean_length_of_those_before():
     assert bound.max_bytes == 100 * 500, "nothing was read"
     bound.see([whole(50_000_000)], 10)
     bound.settle()
-    assert bound.max_bytes == 1_000_000, "the bound by bytes stays"
+    assert bound.max_bytes == 1_000_000, "the limit of bytes remains"
 
 
-def test_without_a_bound_by_messages_none_is_too_many():
+def test_without_a_message_limit_any_number_is_allowed():
     bound = MessageBound(1_000, None)
     bound.see([whole(1_000)], 1_000_000)
     bound.settle()
@@ -35,8 +35,8 @@ def test_without_a_bound_by_messages_none_is_too_many():
 
 
 @given(st.lists(st.lists(st.integers(1, 2_000), min_size=1, max_size=60), min_size=1, max_size=4), st.integers(1, 20))
-def test_each_transaction_has_at_most_about_so_many_messages_and_all_are_read(journals, most):
-    """`journals` are lengths of messages. A transaction that must not be is planned again, and each plan ends."""
+def test_transactions_stay_near_the_message_limit_and_read_everything(journals, most):
+    """`journals` are lengths of messages. A transaction with too many is planned again, and planning ends."""
     ends = [[sum(lengths[: n + 1]) for n in range(len(lengths))] for lengths in journals]
     bound, at = MessageBound(1 << 20, most), [0] * len(journals)
     read, tries = 0, 0
@@ -60,7 +60,7 @@ def test_each_transaction_has_at_most_about_so_many_messages_and_all_are_read(jo
     assert read == sum(map(len, journals))
 
 
-def test_a_service_takes_what_was_written_at_most_once_in_so_many_seconds():
+def test_a_service_takes_new_content_at_most_once_per_interval():
     now = 0.0
     pace = Pace(10.0, lambda: now)
     assert pace.is_due
@@ -72,13 +72,13 @@ def test_a_service_takes_what_was_written_at_most_once_in_so_many_seconds():
     assert pace.is_due
 
 
-def test_without_a_pace_it_is_always_due():
+def test_without_an_interval_new_content_is_always_due():
     pace = Pace(0.0, lambda: 5.0)
     pace.took()
     assert pace.is_due
 
 
-def test_a_transaction_with_too_many_messages_is_planned_again_at_once_with_their_length():
+def test_a_transaction_with_too_many_messages_is_replanned_with_their_length():
     bound = MessageBound(1 << 20, 10)
     assert not bound.see([whole(1_000)], 21)
     assert bound.max_bytes == 10 * 1_000 // 21

@@ -1,4 +1,4 @@
-"""Transactions that are read and written in one job, and those that only seemed to allow it."""
+"""Transactions that are read and written in one job, and failed attempts at it."""
 
 import os
 import time
@@ -27,14 +27,14 @@ DECIDED = {JOURNAL: Source(0, {new_producer_id(os.urandom): ProducerState(7)})}
 PENDING = {JOURNAL: Source(0, {new_producer_id(os.urandom): ProducerState(7, 3)})}
 
 
-def test_what_is_little_or_has_a_transaction_open_is_not_written_optimistically():
+def test_small_inputs_and_open_transactions_are_not_written_optimistically():
     writing = OptimisticWrites()
     assert writing.is_worthwhile(LARGE, DECIDED)
     assert not writing.is_worthwhile(LARGE, PENDING)
     assert not writing.is_worthwhile([Range(JOURNAL, 0, 1000, 1000)], DECIDED)
 
 
-def test_the_more_often_it_failed_the_longer_it_is_not_tried():
+def test_optimistic_writes_back_off_after_failures():
     writing = OptimisticWrites()
     tried = []
     for transaction in range(40):
@@ -46,14 +46,14 @@ def test_the_more_often_it_failed_the_longer_it_is_not_tried():
     assert writing.is_worthwhile(LARGE, DECIDED)
 
 
-def test_it_is_not_tried_again_for_an_application_that_publishes():
+def test_an_application_that_publishes_is_not_written_optimistically():
     writing = OptimisticWrites()
     assert not writing.allows(Outputs(journals=[JournalOutput(None, "a/b")]))  # type: ignore[arg-type]
     assert not writing.is_worthwhile(LARGE, DECIDED)
 
 
 class Rows:
-    """Writes each message as a row, by its key or not; or only some of them."""
+    """Write all or some messages as rows, with or without a key."""
 
     name = "rows"
     sources = f"name={JOURNAL}"
@@ -63,7 +63,7 @@ class Rows:
         self._keyed, self._most, self._factor = keyed, most, factor
 
     def outputs(self, committed):
-        # The rows of factor 1 are columns of the messages, which the reading tasks may write without Spark.
+        # Rows of factor 1 are columns of the messages, so that the reading tasks may write them without Spark.
         rows = committed.selectExpr("n", "n AS twice" if self._factor == 1 else "2 * n AS twice")
         rows = rows.limit(self._most) if self._most else rows
         by_key = {"keys": ["n"], "merge": {"twice": Replace()}} if self._keyed else {}
@@ -72,7 +72,7 @@ class Rows:
 
 @pytest.fixture
 def optimistic(monkeypatch) -> list[bool]:
-    """Records the outcome of each optimistic attempt, which is allowed for any size."""
+    """Record the outcomes of optimistic attempts, and allow them for any size."""
     taken = []
 
     def in_one_job(writing, record=OptimisticWrites.took_one_job):
@@ -104,7 +104,7 @@ def publish(broker, *numbers: int, commit: bool = True) -> None:
 
 
 def check(url: str, *numbers: int, factor: int = 2) -> None:
-    """The table has these rows, and no others are staged."""
+    """Check that the table has these rows, and that none are staged."""
     store = SqlStore(url)
     with store.engine.connect() as connection:
         found = connection.execute(select(ROWS.c.n, ROWS.c.twice).order_by(ROWS.c.n)).all()
@@ -119,11 +119,11 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
 ):
     monkeypatch.setattr(
         "coranto_consumers.spark.outputs.staging.CARRIED_TO_APPEND", 0
-    )  # Staged, so that it has to be deleted.
+    )  # Rows are staged, then deleted.
     monkeypatch.setattr("coranto_consumers.spark.outputs.staging.CARRIED_TO_MERGE", 0)
-    told = []
+    summaries = []
     add = ExpectedRows.add_summaries
-    monkeypatch.setattr(ExpectedRows, "add_summaries", lambda rows, texts: (told.append(texts), add(rows, texts)))
+    monkeypatch.setattr(ExpectedRows, "add_summaries", lambda rows, texts: (summaries.append(texts), add(rows, texts)))
     broker.create(JOURNAL)
     publish(broker, 1, 2, 3)
     publish(broker, 4, 5)
@@ -131,7 +131,7 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
     assert consumer.run_until_caught_up().messages == 5
     check(store_url, 1, 2, 3, 4, 5, factor=factor)
     assert optimistic == [True]
-    assert bool(told) == (factor == 1), "a task that reads plain columns also stages them, without Spark"
+    assert bool(summaries) == (factor == 1), "a task that reads plain columns also stages them, without Spark"
 
     publish(broker, 6, 7)
     publish(broker, 8, commit=False)
@@ -141,7 +141,7 @@ def test_a_transaction_of_committed_messages_is_one_job_and_others_are_decided_f
     assert (optimistic, report.messages, report.records_read) == ([True, False], 2, 6)
 
 
-def test_an_application_that_does_not_read_to_the_end_takes_two_jobs(spark, broker, tmp_path, optimistic):
+def test_an_application_that_does_not_read_all_input_takes_two_jobs(spark, broker, tmp_path, optimistic):
     broker.create(JOURNAL)
     publish(broker, *range(100))
     url = f"sqlite:///{tmp_path}/store.db"
@@ -151,7 +151,7 @@ def test_an_application_that_does_not_read_to_the_end_takes_two_jobs(spark, brok
         assert connection.execute(select(func.count()).select_from(ROWS)).scalar_one() == 2
 
 
-def test_a_value_that_does_not_fit_is_told_as_ever(spark, broker, tmp_path, optimistic):
+def test_a_value_that_does_not_fit_raises_the_usual_error(spark, broker, tmp_path, optimistic):
     broker.create(JOURNAL)
     each = publisher(broker)
     each.publish(JOURNAL, {"n": "one"})

@@ -1,4 +1,4 @@
-"""A run plans its transactions from unread content, and knows the next one before the present one ends."""
+"""Planning of transactions from unread content, also ahead of the current transaction's end."""
 
 from dataclasses import replace
 
@@ -20,14 +20,14 @@ def planned(unread: UnreadContent, **offsets: int) -> dict[str, tuple[int, int]]
     return {each.journal: (each.begin, each.end) for each in ranges}
 
 
-def test_transactions_go_up_to_the_heads_and_no_further():
+def test_transactions_read_up_to_the_heads():
     unread = up_to(a=150, b=20)
     assert planned(unread, a=0, b=0) == {"a": (0, 80), "b": (0, 20)}
     assert planned(unread, a=80, b=20) == {"a": (80, 150)}
     assert planned(unread, a=150, b=20) == {}
 
 
-def test_the_next_transaction_is_foreseen_as_it_is_planned_then():
+def test_the_next_transaction_is_planned_ahead_as_it_will_be_planned():
     unread = up_to(a=150, b=40)
     begun = {"a": Source(0), "b": Source(0)}
     ranges = unread.plan(begun, 100)
@@ -39,7 +39,7 @@ def test_the_next_transaction_is_foreseen_as_it_is_planned_then():
     assert planned == unread.plan(after, 100) == [Range("a", 58, 150, 150)]
 
 
-def test_a_line_that_is_not_finished_ends_its_journal_also_in_what_is_foreseen():
+def test_an_unfinished_line_also_ends_its_journal_in_the_plan_ahead():
     unread = up_to(a=10, b=300)
     ranges = unread.plan({"a": Source(0), "b": Source(0)}, 100)
     after = {"a": Source(0), "b": Source(90)}
@@ -50,7 +50,7 @@ def test_a_line_that_is_not_finished_ends_its_journal_also_in_what_is_foreseen()
     assert planned == unread.plan(after, 100) == [Range("b", 90, 190, 300)]
 
 
-def test_nothing_is_foreseen_while_lost_content_is_not_passed_by():
+def test_nothing_is_planned_ahead_until_lost_content_is_skipped():
     unread = up_to(a=500)
     ranges = [Range("a", 0, 100, 500)]
     after = {"a": Source(100)}
@@ -62,7 +62,7 @@ def test_nothing_is_foreseen_while_lost_content_is_not_passed_by():
     assert unread.plan_next(ranges, after, 100) == [Range("a", 100, 200, 500)]
 
 
-def test_a_long_transaction_is_due_although_empty_content_lies_before_its_acknowledgement():
+def test_a_long_transaction_is_due_despite_blank_rows_before_its_acknowledgement():
     producer, unread = ProducerId(b"\1abcde"), up_to(a=500)
     before = {"a": Source(398, {producer: ProducerState(1, 0)})}
     met = LongTransaction("a", producer, 400)

@@ -1,4 +1,4 @@
-"""Windows of offsets through Spark: each message is in one window, the same one each time, whatever stops a run."""
+"""Windows of offsets with Spark: each message is in one window, the same one after any stop of a run."""
 
 import os
 import random
@@ -65,7 +65,7 @@ LIVE = Table(
 
 
 class Flights:
-    """Counts flights by carrier in one table, and lists them in another."""
+    """Count flights by carrier in one table, and list them in another."""
 
     name = "flights"
     sources = SELECTOR
@@ -84,7 +84,7 @@ class Flights:
 
 
 class World:
-    """Journals of six fragments each, with transactions that span them, one of them rolled back, and duplicates."""
+    """Journals of six fragments each, with transactions that span them, a rollback, and duplicates."""
 
     def __init__(self, broker, folder) -> None:
         self.broker = broker
@@ -171,7 +171,7 @@ def rows_of(store_url: str, table: Table) -> list[tuple]:
 
 
 def check(store_url: str, world: World) -> None:
-    """All windows together have every committed message once, and nothing is left staged."""
+    """Check that all windows together have every committed message once, and that nothing is left staged."""
     with SqlStore(store_url).engine.connect() as connection:
         sums = select(BY_WINDOW.c.carrier, func.sum(BY_WINDOW.c.flights), func.sum(BY_WINDOW.c.total))
         found = connection.execute(sums.group_by(BY_WINDOW.c.carrier).order_by(BY_WINDOW.c.carrier))
@@ -182,7 +182,7 @@ def check(store_url: str, world: World) -> None:
 
 
 @pytest.mark.parametrize("in_order_too", sampled([False, True], 2))
-def test_windows_in_any_order_and_again_have_each_message_once_beside_the_live_consumer(
+def test_repeated_windows_in_any_order_have_each_message_once_next_to_a_live_consumer(
     spark, world, sqlite_url, tmp_path, in_order_too
 ):
     made = consumer(spark, world, sqlite_url)
@@ -209,7 +209,7 @@ def test_windows_in_any_order_and_again_have_each_message_once_beside_the_live_c
     assert grown(in_order, world, window_bytes=3_000) == names
     for name in names:
         in_order.materialize(name)
-    assert rows_of(other, EACH) == before, "whatever the order"
+    assert rows_of(other, EACH) == before, "in any order"
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
@@ -223,7 +223,7 @@ def test_a_merged_window_replaces_the_rows_of_its_parts(spark, world, store_url)
     assert len(merged) == 2
     check(store_url, world)
     report = made.materialize(names[0])
-    assert report.window.name == merged[0], "its name leads to the larger one"
+    assert report.window.name == merged[0], "its name refers to the larger one"
     check(store_url, world)
     made.materialize(merged[1])
     check(store_url, world)
@@ -248,7 +248,7 @@ def crash() -> None:
     raise Crash
 
 
-def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, sqlite_url):
+def test_a_crash_at_any_step_loses_and_duplicates_nothing(spark, world, sqlite_url):
     (name,) = grown(consumer(spark, world, sqlite_url), world)
     for step in (Step.FENCED, Step.PLANNED, Step.SEQUENCED, Step.STAGED, Step.MERGED, Step.COMMITTED):
         with pytest.raises(Crash):
@@ -278,7 +278,7 @@ def test_a_window_waits_for_its_store(step, spark, world, postgres):
     check(url, world)
 
 
-def test_a_run_that_another_or_a_merge_overtakes_commits_nothing(spark, world, sqlite_url):
+def test_a_run_overtaken_by_another_or_by_a_merge_commits_nothing(spark, world, sqlite_url):
     made = consumer(spark, world, sqlite_url)
     names = grown(made, world, window_bytes=3_000)
     for name in names:
@@ -294,7 +294,7 @@ def test_a_run_that_another_or_a_merge_overtakes_commits_nothing(spark, world, s
     check(sqlite_url, world)
 
 
-def test_what_cannot_be_replaced_by_window_is_refused(spark, world, sqlite_url):
+def test_outputs_that_cannot_be_replaced_by_window_are_refused(spark, world, sqlite_url):
     (name,) = grown(consumer(spark, world, sqlite_url), world)
     with pytest.raises(InvalidInput, match="has no column coranto_window"):
         consumer(spark, world, sqlite_url, Flights(LIVE)).materialize(name)
@@ -312,7 +312,7 @@ def test_what_cannot_be_replaced_by_window_is_refused(spark, world, sqlite_url):
 
 
 class Elsewhere(Flights):
-    """Another application: it lists flights in one table only, and may have other sources."""
+    """Another application, which lists flights in one table only and may have other sources."""
 
     def __init__(self, sources: str = SELECTOR) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ class Elsewhere(Flights):
 
 
 def refused(made: WindowConsumer, name: str) -> tuple[str, str]:
-    """The text of the error, and the code in it."""
+    """Return the error's text, and the code in it."""
     with pytest.raises(ConsumerChanged) as raised:
         made.materialize(name)
     return str(raised.value), str(raised.value).partition("accept_changes='")[2].partition("'")[0]
@@ -338,9 +338,7 @@ def refused(made: WindowConsumer, name: str) -> tuple[str, str]:
     ],
     indirect=True,
 )
-def test_another_application_of_the_same_name_is_refused_for_all_windows_until_the_change_is_confirmed(
-    spark, world, store_url
-):
+def test_another_application_of_the_same_name_is_refused_until_it_is_confirmed(spark, world, store_url):
     made = consumer(spark, world, store_url)
     first, second, *_ = grown(made, world, window_bytes=3_000)
     made.materialize(first)
@@ -377,7 +375,7 @@ def test_another_selector_is_refused_before_a_run_of_the_window_is_fenced_off(sp
 
 
 class Counts(Flights):
-    """Counts flights only, so that any number fits."""
+    """Count flights only, so that any number fits."""
 
     value_schema = "carrier STRING"
 
@@ -407,7 +405,7 @@ def test_dead_letters_of_a_window_are_replaced_with_its_rows(spark, world, sqlit
     assert rows_of(sqlite_url, dead) == [], "messages that fit now are not dead letters any more"
 
 
-def test_places_of_dead_letters_that_cannot_be_replaced_by_window_are_refused(spark, world, sqlite_url):
+def test_dead_letter_outputs_that_cannot_be_replaced_by_window_are_refused(spark, world, sqlite_url):
     for misfits in (DeadLetters(journals=SELECTOR), DeadLetters(table=dead_letter_table("dead"))):
         with pytest.raises(InvalidInput, match="misfits: dead letters of a window are replaced"):
             consumer(spark, world, sqlite_url, misfits=misfits)

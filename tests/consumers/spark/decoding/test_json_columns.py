@@ -1,4 +1,4 @@
-"""Lines parsed by workers have the values that Spark's own parsers give them, whatever a line holds."""
+"""Lines of any content, parsed by workers, have the values of Spark's own parsers."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def random_value(name: str, rng: random.Random) -> str:
 
 
 def random_line(rng: random.Random) -> str:
-    """An object with known, unknown and repeated names; sometimes with text behind it, or cut off."""
+    """Return an object with known, unknown and repeated names, sometimes with text after it, or truncated."""
     names = [rng.choice([*FITTING, "x", "S", "\\u0073"]) for _ in range(rng.randint(0, 4))]
     space = rng.choice(["", "", " "])
     fields = (f'"{name}"{space}:{space}{random_value(name, rng)}' for name in names)
@@ -68,8 +68,8 @@ def same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(column_parser, "_FEW_LINES", 1)  # So that no line is doubtful for its neighbours' sake.
+def test_values_match_sparks_parsers(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(column_parser, "_FEW_LINES", 1)  # So that no line is doubtful because of its neighbours.
     rng = random.Random(11)
     lines = [random_line(rng) for _ in range(LINES)]
     (tmp_path / "lines").write_bytes(b"".join(line.encode() + b"\n" for line in lines))
@@ -87,7 +87,7 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch):
             assert all(found is None for found in row.values())
             found, fits = read(line.encode())
             if not fits and not is_json(line):
-                assert found == [None] * len(schema)  # Spark may accept it; here it is reported, and never misread.
+                assert found == [None] * len(schema)  # Spark may accept it. Here it is reported, and never misread.
                 continue
         else:
             found, fits = list(row.values()), True
@@ -96,7 +96,7 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch):
 
 
 def parsed(*lines: bytes) -> list[tuple[object, ...] | None]:
-    """The rows of lines, with None for those that are doubtful."""
+    """Return the rows of lines, with None for doubtful ones."""
     schema = StructType([StructField("n", IntegerType()), StructField("s", StringType())])
     table, doubtful = ColumnParser(schema).parse(pa.array([line + b"\n" for line in lines], pa.binary()))
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
@@ -121,7 +121,7 @@ def test_lines_that_are_not_one_object_each_are_doubtful(lines):
     assert parsed(*lines) == [None] * len(lines)
 
 
-def test_one_misfit_among_many_lines_leaves_few_in_doubt():
+def test_one_misfit_among_many_lines_leaves_few_doubtful():
     lines = [b'{"n":%d,"s":"%d"}' % (n, n) for n in range(10_000)]
     lines[5000] = b'{"n":"no"}'
     lines[7000] = b"\xff"
@@ -134,14 +134,14 @@ def test_one_misfit_among_many_lines_leaves_few_in_doubt():
     assert all(row in (None, (n, str(n))) for n, row in enumerate(found))
 
 
-def test_words_within_texts_are_no_numbers():
+def test_words_within_texts_are_not_numbers():
     assert parsed(b'{"s":"Information on NaN or Inf"}') == [(None, "Information on NaN or Inf")]
     assert [parsed(line) for line in (b'{"x":Inf}', b'{"x": -NaN}', b'{"x":[NaN]}')] == [[None]] * 3
 
 
-def test_times_of_thousands_of_digits_are_doubtful_however_many_there_are(spark):
+def test_times_of_thousands_of_digits_are_doubtful_in_any_number(spark):
     parser = ColumnParser(StructType.fromDDL("t TIMESTAMP"))
-    for digits in (900, 5000):  # Python itself reads 4,300.
+    for digits in (900, 5000):  # Python itself reads at most 4,300.
         line = b'{"t":' + b"9" * digits + b"}\n"
         assert parser.parse(pa.array([line] * 20, pa.binary()))[1].all()
         assert LineValues(StructType.fromDDL("t TIMESTAMP, n INT"))(line[:-2] + b',"n":7}') == ([None, 7], False)
@@ -155,6 +155,6 @@ def test_slices_of_content_are_parsed_alike(spark):
     assert table["d"].to_pylist() == list(np.arange(30.0, 50.0))
 
 
-def test_types_that_need_sparks_parser_are_known():
+def test_types_that_need_sparks_parser_are_detected():
     assert StringType() in TYPES
     assert not any(each in TYPES for each in (DateType(), TimestampType(), FloatType(), StringType("UTF8_LCASE")))

@@ -1,4 +1,4 @@
-"""Texts of dates, times and zones, in addition to those that `test_json_values.py` compares with Spark's parsers."""
+"""Texts of dates, times and zones that `test_json_values.py` does not compare with Spark's parsers."""
 
 from datetime import UTC, date, datetime, timedelta
 
@@ -18,7 +18,7 @@ def test_a_time_without_a_date_is_one_of_today():
     assert set(found) <= expected
 
 
-def test_days_of_all_months_are_those_of_the_calendar():
+def test_days_of_all_months_match_the_calendar():
     first = date(1896, 1, 1)
     for number in range(0, 6000):
         day = first + timedelta(days=number)
@@ -26,20 +26,20 @@ def test_days_of_all_months_are_those_of_the_calendar():
 
 
 @pytest.mark.parametrize("text", ["2024-02-29T10:00:00", "10:00"])
-def test_a_time_that_names_no_zone_needs_one(text):
+def test_a_time_without_a_zone_needs_one(text):
     with pytest.raises(NoZone):
         micros_of(text, None)
 
 
 @pytest.mark.parametrize("text", ["T10:00", "2024-02-29T10:00:00Z", "2023-02-29", "2024-01-01T1:", ""])
-def test_what_is_no_local_time_is_none(text):
+def test_invalid_local_times_are_none(text):
     assert local_micros_of(text) is None
 
 
 @pytest.mark.parametrize(
     "name", ["", "x", "Nowhere/Else", "../../etc/passwd", "/etc/localtime", "+19:00", "UTC+", "America", "posixrules"]
 )
-def test_names_that_are_no_zones_are_none(name):
+def test_unknown_zone_names_are_none(name):
     assert zone_of(name) is None
 
 
@@ -50,7 +50,7 @@ def test_offsets_are_zones():
         assert datetime(2024, 1, 1, tzinfo=zone).utcoffset() == timedelta(hours=hours)
 
 
-def test_hours_that_a_zone_leaves_out_or_has_twice_are_read_as_by_java():
+def test_skipped_and_repeated_hours_of_a_zone_are_read_as_by_java():
     zone = zone_of("Europe/Berlin")
     left_out = datetime(2024, 3, 31, 1, 30, tzinfo=UTC)
     twice = datetime(2024, 10, 27, 0, 30, tzinfo=UTC)

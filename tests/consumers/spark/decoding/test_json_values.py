@@ -1,4 +1,4 @@
-"""Dates, times, decimals and nested values of lines are those that Spark's own parsers give them."""
+"""Dates, times, decimals and nested values of lines match Spark's own parsers."""
 
 import json
 import math
@@ -207,7 +207,7 @@ NASTY = [
         '"' + "[" * 2001 + '"',
     ),
 ]
-"""Values that break parsers: too long, too deep, not JSON, or JSON that few expect."""
+"""Values that break parsers: too long, too deep, not JSON, or unusual JSON."""
 NASTY_TIMES = [
     *("-0001-01-01", "+10000-01-01", "0000-02-29", "1582-10-05", "294247-01-10T04:00:54.775807Z", "2024-127"),
     *("294247-01-10T04:00:54.775808Z", "-290308-12-21T19:59:05.224191Z", "2016-12-31T23:59:60Z", "2024-05-06T24:00"),
@@ -232,7 +232,7 @@ WHOLE = [
     ),
     *('{"S":"x","D":"2024-05-06"}', '{"s":1,"s":{"x":1},"s":null}', '{"\\u0073":{"a":[1]}}', '{"s":"a"}\r', "{\r}"),
 ]
-"""Lines that are no objects, or odd ones."""
+"""Lines that are not objects, or are unusual objects."""
 
 
 def random_time(rng: random.Random) -> str:
@@ -278,7 +278,7 @@ def random_line(rng: random.Random, names: list[str]) -> str:
 
 
 def is_json(line: str) -> bool:
-    """True for what RFC 8259 defines, with Spark's words that Python has, too."""
+    """Return True for JSON by RFC 8259, extended by Spark's words that Python has, too."""
     try:
         return isinstance(json.loads(line, parse_int=str), dict)
     except (ValueError, RecursionError):
@@ -286,14 +286,14 @@ def is_json(line: str) -> bool:
 
 
 def common_line(rng: random.Random, names: list[str]) -> str:
-    """A line of JSON of common size. Spark also returns the values of other lines before the error."""
+    """Return True for a line of JSON of common size. Of other lines, Spark also returns the values before the error."""
     while len(line := random_line(rng, names)) > MAX_DIGITS or not is_json(line):
         pass
     return line
 
 
 def comparable(value: pa.Scalar) -> object:
-    """A value as one that can be compared: dates and times beyond Python's as numbers, maps with equal names."""
+    """Return a comparable value: dates and times beyond Python's as numbers, maps with equal names."""
     if not value.is_valid:
         return None
     if isinstance(value, pa.MapScalar):
@@ -320,8 +320,8 @@ def rows_of(table: pa.Table) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("columns", [WIDE, MAPS])
-def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch, columns):
-    monkeypatch.setattr(column_parser, "_FEW_LINES", 1)  # So that no line is doubtful for its neighbours' sake.
+def test_values_match_sparks_parsers(spark, tmp_path, monkeypatch, columns):
+    monkeypatch.setattr(column_parser, "_FEW_LINES", 1)  # So that no line is doubtful because of its neighbours.
     rng = random.Random(7)
     schema = StructType.fromDDL(columns)
     lines = [random_line(rng, schema.names) for _ in range(LINES)]
@@ -338,7 +338,7 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch, column
     else:
         assert 0.2 < doubtful.mean() < 0.9  # Both ways are tried.
     read = LineValues(schema, zone_of(ZONE))
-    assert not any(read(blank)[1] for blank in (b"", b" ", b"\r", b"[]"))  # Spark's reader of files passes them by.
+    assert not any(read(blank)[1] for blank in (b"", b" ", b"\r", b"[]"))  # Spark's reader of files skips them.
     one_by_one = [read(line.encode()) for line in lines]
     typed = pa.Table.from_arrays(
         [
@@ -352,12 +352,12 @@ def test_values_are_those_of_sparks_parsers(spark, tmp_path, monkeypatch, column
     for line, (quick, slow, left), (_, fits), file in zip(lines, found, one_by_one, rows_of(files), strict=True):
         *values, corrupt = file
         if not fits and not is_json(line):
-            # Spark may take it, or keep fields before the fault. Here it has no values.
+            # Spark may accept it, or keep the fields before the error. Here it has no values.
             if not left or any(value is not None for value in slow):
                 wrong.append((line, slow, file))
             continue
         if corrupt is not None and not fits and ('"v"' in line or len(line) > MAX_DIGITS):
-            continue  # Spark's reader loses its place in the line behind a text that is not base64, or a long number.
+            continue  # Spark's reader loses its position in the line after a text that is not base64, or a long number.
         if list(slow) != values or fits != (corrupt is None):
             wrong.append((line, slow, file))
         elif not left and (quick != slow or not fits):

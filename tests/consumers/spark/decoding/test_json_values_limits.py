@@ -15,11 +15,11 @@ def marked(*lines: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("before", [0, 1, 498, 499, 500, 501, 999])
-def test_long_numbers_are_found_wherever_they_are(before):
+def test_long_numbers_are_found_at_any_position(before):
     short, long = "9" * 1000, "9" * 1001
     lines = ["x" * before + short, "x" * before + long, "1", "x" * before + long + "x", "", short + "x" + short]
     assert marked(*lines) == [False, True, False, True, False, False]
-    assert marked("-0." + "1" * 1000) == [True], "it is looked at again"
+    assert marked("-0." + "1" * 1000) == [True], "it is checked again"
 
 
 def test_deep_lines_are_found():
@@ -30,11 +30,11 @@ def test_deep_lines_are_found():
     assert not is_deep("[" * 1000 + "]" * 1000)
     assert not is_deep('"' + "[" * 2000 + '"')
     assert is_deep('"\\\\"' + "[" * 1001)
-    assert not is_deep('"' + '\\"' * 100_000 + "[" * 1001), "a text that does not end, with a quote at each place"
+    assert not is_deep('"' + '\\"' * 100_000 + "[" * 1001), "a text that does not end, with a quote at each position"
 
 
 @pytest.mark.parametrize("text", ["9" * 1001, "-" + "9" * 1001, "0." + "1" * 1000, "1" * 999 + "e-12"])
-def test_digits_of_a_number_are_counted_with_those_of_its_exponent(text):
+def test_digits_of_a_number_include_its_exponent(text):
     one_less = text.replace("9", "", 1) if "9" in text else text.replace("1", "", 1)
     for each, expected in ((text, True), (one_less, False)):
         for written in (each, f"[[{each}]]", f'{{"a":1,"b":[{each}]}}'):

@@ -1,4 +1,4 @@
-"""Messages of other framings than lines of JSON as columns."""
+"""Columns of messages in framings other than lines of JSON."""
 
 import pyarrow as pa
 import pytest
@@ -30,7 +30,7 @@ from tests.sampling import examples
         (FixedRecords(), "value STRING", "frames without a messageType have one column, value BINARY"),
     ],
 )
-def test_columns_that_messages_do_not_have_are_refused(spark, framing, schema, problem):
+def test_columns_missing_from_messages_are_refused(spark, framing, schema, problem):
     with pytest.raises(InvalidInput, match=problem):
         parser_of(framing, StructType.fromDDL(schema))
 
@@ -79,7 +79,7 @@ FIELDS = st.one_of(
 @given(st.lists(st.lists(FIELDS, min_size=8, max_size=8) | st.lists(FIELDS, min_size=7, max_size=9), max_size=6))
 @settings(max_examples=examples(300), deadline=None)
 @example([["u", "a", "true", "1", "2", "3", "4", "5.5"], ["u", *[""] * 7], ["u", "b", "no", "128", "1", "1", "1", "1"]])
-def test_rows_of_csv_have_the_values_that_they_have_one_by_one(rows):
+def test_rows_of_csv_parsed_together_have_the_values_of_single_rows(rows):
     parser = parser_of(CsvRecords(8), TYPED)
     messages = [",".join(row).encode("utf-8", "surrogatepass") for row in rows]
 

@@ -49,6 +49,6 @@ def test_fields_of_protobuf_become_nested_columns(spark):
         ("at STRING", "is a message google.protobuf.Timestamp"),
     ],
 )
-def test_columns_that_a_type_does_not_have_are_refused(spark, schema, problem):
+def test_columns_missing_from_a_type_are_refused(spark, schema, problem):
     with pytest.raises(InvalidInput, match=problem):
         parser_of(FRAMING, StructType.fromDDL(schema))

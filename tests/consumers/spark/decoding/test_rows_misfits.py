@@ -1,4 +1,4 @@
-"""Lines that are no messages of an application: they end the run, become nulls, or become dead letters."""
+"""Lines that do not fit an application's messages end the run, become nulls, or become dead letters."""
 
 import base64
 import json
@@ -39,7 +39,7 @@ def publisher(broker, framing=None) -> SyncPublisher:
 
 
 def raw(line: bytes) -> bytes:
-    """A line with a UUID of its own, outside of transactions."""
+    """Return a line with its own UUID, outside of transactions."""
     sent = []
     lone = SyncPublisher(
         lambda _, content: sent.append(content),
@@ -69,7 +69,7 @@ POISON = {
 
 @pytest.fixture
 def journal(broker):
-    """Good messages with all kinds of poison between them. Returns the good numbers and the poison, by offset."""
+    """Write good messages with all kinds of misfits between them. Return the good numbers and the misfits by offset."""
     broker.create(SOURCE, DEAD)
     good, bad = {}, {}
     for n, make in enumerate(POISON.values()):
@@ -127,7 +127,7 @@ def test_with_nulls_an_application_gets_every_message(journal, run):
 
 @pytest.mark.parametrize("poison", list(POISON)[8:])
 def test_a_line_that_breaks_parsers_stops_no_consumer(broker, run, poison):
-    """It is alone among good ones: otherwise, other lines may keep pyarrow from parsing it."""
+    """It is the only bad one, because other bad lines may keep pyarrow from parsing it."""
     broker.create(SOURCE)
     one = publisher(broker)
     one.publish(SOURCE, {"n": 1, "c": 1.5, "m": {"a": 1}})
@@ -147,7 +147,7 @@ def test_a_misfit_ends_the_run_before_anything_is_committed(journal, run):
     assert error.value.offset in bad
 
 
-def test_lines_that_are_rolled_back_harm_nobody(broker, run):
+def test_rolled_back_misfits_have_no_effect(broker, run):
     broker.create(SOURCE)
     good, bad = publisher(broker), publisher(broker)
     good.add(SOURCE, {"n": 1})
@@ -166,7 +166,7 @@ def test_lines_that_are_rolled_back_harm_nobody(broker, run):
     assert (report.messages, report.misfits) == (1, 0)
 
 
-def test_a_uuid_may_be_anywhere(broker, run):
+def test_a_uuid_may_be_in_any_position(broker, run):
     broker.create(SOURCE)
     lines = JsonLines("/header/id")
     good, bad = publisher(broker, lines), publisher(broker, lines)
@@ -188,12 +188,12 @@ def test_a_uuid_may_be_anywhere(broker, run):
         ({"uuid_pointer": "id"}, "'id' is not a JSON pointer"),
     ],
 )
-def test_what_cannot_be_is_refused(options, problem):
+def test_invalid_settings_are_refused(options, problem):
     with pytest.raises(InvalidInput, match=problem):
         ConsumerOptions(**options)
 
 
-def test_places_of_dead_letters_are_checked():
+def test_dead_letter_outputs_are_checked():
     with pytest.raises(InvalidInput, match="either a table or journals"):
         DeadLetters()
     with pytest.raises(InvalidInput, match="either a table or journals"):
@@ -203,19 +203,19 @@ def test_places_of_dead_letters_are_checked():
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_a_read_has_nulls_for_lines_that_are_no_messages(spark, broker, journal, isolation):
+def test_a_read_has_nulls_for_lines_that_are_not_messages(spark, broker, journal, isolation):
     good, bad = journal
     read = spark.read.format("journal").options(endpoint=broker.endpoint, subscribe=SOURCE, isolation=isolation)
     rows = read.schema(f"{Numbers.value_schema}, _offset BIGINT, _corrupt_record STRING").load().collect()
     assert {row._offset: row.n for row in rows} == {**good, **dict.fromkeys(bad)}
-    told = {row._offset: row._corrupt_record for row in rows if row._corrupt_record is not None}
-    assert told == {offset: line.decode(errors="replace") for offset, line in bad.items()}
+    corrupt = {row._offset: row._corrupt_record for row in rows if row._corrupt_record is not None}
+    assert corrupt == {offset: line.decode(errors="replace") for offset, line in bad.items()}
 
     with pytest.raises(Exception, match="CorruptMessage"):
         read.option("mode", "FAILFAST").schema("n BIGINT, _offset BIGINT").load().collect()
 
 
-def test_lines_as_they_are_can_be_read_whatever_is_in_them(spark, broker, journal):
+def test_raw_lines_with_any_content_can_be_read(spark, broker, journal):
     good, bad = journal
     read = (
         spark.read.format("journal")

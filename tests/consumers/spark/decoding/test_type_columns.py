@@ -1,4 +1,4 @@
-"""Registered types as columns of Spark, and reads of messages of an earlier version by a later one."""
+"""Registered types as columns of Spark, and reads of earlier messages by later versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.platform.types.strategies import FIELDS, JSON_FIELDS, json_messages, 
 
 
 @given(FIELDS)
-def test_columns_are_the_same_fields_but_nullable_as_in_arrow(fields):
+def test_columns_are_nullable_fields_as_in_arrow(fields):
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = spark_schema(fields)
@@ -33,7 +33,7 @@ def test_columns_are_the_same_fields_but_nullable_as_in_arrow(fields):
         assert arrow_schema(fields).equals(to_arrow_schema(schema, timezone="UTC"))
 
 
-def test_texts_of_a_length_are_texts_and_other_types_are_refused():
+def test_texts_with_a_length_are_texts_and_other_types_are_refused():
     assert fields_of_spark(StructType([StructField("a", VarcharType(3), False)])) == parse_fields("a STRING NOT NULL")
     for kind in (DayTimeIntervalType(), VariantType()):
         with pytest.raises(InvalidInput, match=r"schema: a is .*, which fields of message types are not: cast it"):
@@ -51,7 +51,7 @@ def unfit(fields, line: bytes, framing=None) -> bool:
 
 
 @given(st.data())
-def test_what_publishers_may_write_is_read_without_a_misfit(data):
+def test_all_valid_messages_of_publishers_are_read_without_a_misfit(data):
     fields = data.draw(JSON_FIELDS)
     message = data.draw(json_messages(fields))
     require_message(message, fields)
@@ -68,7 +68,7 @@ def test_a_later_version_reads_messages_of_an_earlier_one_without_a_misfit(data)
 
 
 @given(st.data())
-def test_whichever_version_is_compatible_reads_messages_of_an_earlier_one(data):
+def test_any_compatible_version_reads_messages_of_an_earlier_one(data):
     old, new = data.draw(JSON_FIELDS), data.draw(JSON_FIELDS)
     types = [MessageType("a", JsonForm("/\0/place"), fields) for fields in (new, old)]
     if problems_of(*types, Compatibility.BACKWARD, 1) == ():

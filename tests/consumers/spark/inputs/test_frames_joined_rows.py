@@ -1,4 +1,4 @@
-"""Batches of many ranges: the rows and summaries of each, however they are put together."""
+"""Batches of many ranges keep the rows and summaries of each."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def summaries_of(found: pa.Table):
     joined=st.integers(1, 3000),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_what_is_put_together_is_what_each_range_has(contents, sizes: random.Random, joined: int):
+def test_joined_batches_have_the_rows_of_each_range(contents, sizes: random.Random, joined: int):
     journals = {f"j/{number}": content for number, content in enumerate(contents)}
     memory = Memory(journals)
     parts = numbered([part for whole in wholes(journals) for part in split(whole, sizes.randint(30, 2000))])
@@ -88,7 +88,7 @@ def test_what_is_put_together_is_what_each_range_has(contents, sizes: random.Ran
     assert summaries_of(together) == expected
 
 
-def test_small_ranges_make_one_batch_and_one_of_summaries():
+def test_small_ranges_make_one_batch_of_rows_and_one_of_summaries():
     journals = {f"j/{number:03}": message(number) for number in range(500)}
     batches = list(SequencedRows(KEPT).read(Memory(journals), numbered(wholes(journals)), FRAMING))
     assert [each.num_rows for each in batches] == [500, 500]
@@ -97,7 +97,7 @@ def test_small_ranges_make_one_batch_and_one_of_summaries():
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4])
-def test_misfits_count_to_their_ranges(monkeypatch: pytest.MonkeyPatch, at_once: int):
+def test_misfits_are_counted_in_their_ranges(monkeypatch: pytest.MonkeyPatch, at_once: int):
     monkeypatch.setattr(frames, "JOINED_RANGES", at_once)
     journals = {
         "j/a": message(1) + message(2, 2),
@@ -114,7 +114,7 @@ def test_misfits_count_to_their_ranges(monkeypatch: pytest.MonkeyPatch, at_once:
     ]
 
 
-def test_lines_whose_uuid_cannot_be_read_stay_those_of_their_ranges():
+def test_lines_with_unreadable_uuids_stay_in_their_ranges():
     tolerant = made_tolerant(FRAMING)
     layout = parsed_layout(SCHEMA, None, Misfits.KEPT, tolerant)
     journals = {"j/a": message(1), "j/b": b'{"_meta":{"uuid":"no"}}\n' + message(2), "j/c": message(3)}
@@ -128,7 +128,7 @@ def test_lines_whose_uuid_cannot_be_read_stay_those_of_their_ranges():
     assert [each.misfits for _, each in summaries_of(found)] == [0, 1, 0]
 
 
-def test_errors_tell_the_journal_of_the_message():
+def test_errors_name_the_journal_of_the_message():
     journals = {"j/a": message(1), "j/b": message(2) + message("x", 2)}
     columns = StructType([StructField("_journal", StringType()), StructField("n", LongType())])
     layout = parsed_layout(columns, None, Misfits.FAILFAST, FRAMING)

@@ -7,7 +7,7 @@ from coranto_consumers.spark.inputs.input_reader import cores
 
 
 class ConnectSession:
-    """A session of Spark Connect, which has settings and no context."""
+    """A session of Spark Connect, with settings but no context."""
 
     def __init__(self, **settings: str) -> None:
         self._settings = {name.replace("_", "."): value for name, value in settings.items()}
@@ -36,9 +36,9 @@ class ConnectSession:
         ({"spark_master": "spark://a:7077", "spark_executor_cores": "4", "spark_executor_instances": "5"}, 20),
     ],
 )
-def test_cores_of_a_session_that_only_has_settings(settings, expected):
+def test_cores_come_from_the_settings_without_a_context(settings, expected):
     assert cores(ConnectSession(**settings)) == expected
 
 
-def test_cores_of_a_session_are_those_that_it_tells(spark):
+def test_cores_of_a_session_are_those_it_reports(spark):
     assert cores(spark) == 2

@@ -1,4 +1,4 @@
-"""Each fragment's parts are read by one executor, which keeps them, and all executors have about as much to read."""
+"""Each fragment's parts are read by one executor, which caches them, and executors have balanced loads."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ EXECUTORS = ("executor_a_1", "executor_b_2", "executor_c_3")
 
 
 def fragments_of(dealt: dict[str, list[Range]], cuts: dict[str, list[int]]) -> dict[tuple[str, int], set[str]]:
-    """The executors that read anything of each fragment."""
+    """Return the executors that read parts of each fragment."""
     found: dict[tuple[str, int], set[str]] = {}
     for executor, ranges in dealt.items():
         for each in ranges:
@@ -24,7 +24,7 @@ cut_lists = st.lists(st.integers(1, 999), max_size=12, unique=True).map(lambda c
 
 
 @given(st.dictionaries(st.sampled_from("abc"), cut_lists, min_size=1), st.integers(1, 1000), st.integers(1, 3))
-def test_all_is_read_once_and_no_fragment_by_two_executors_over_transactions(cuts, step, count):
+def test_content_is_read_once_and_each_fragment_by_one_executor(cuts, step, count):
     places, executors, keepers = FragmentPlaces(), EXECUTORS[:count], {}
     for begin in range(0, 1000, step):
         end = min(1000, begin + step)
@@ -52,7 +52,7 @@ def test_executors_have_equal_shares_of_adjacent_fragments():
     }
 
 
-def test_what_an_executor_that_is_gone_had_goes_to_others():
+def test_fragments_of_a_lost_executor_move_to_others():
     cuts, places = {"a": [0, 100, 200]}, FragmentPlaces()
     whole = [Range("a", 0, 300, 300)]
     places.place(whole, cuts, EXECUTORS, 100)
@@ -65,7 +65,7 @@ def test_what_an_executor_that_is_gone_had_goes_to_others():
     }
 
 
-def test_much_of_one_fragment_is_read_by_all_and_little_by_one_that_has_it():
+def test_large_parts_of_a_fragment_use_all_executors_and_small_parts_one():
     cuts, places = {"a": [0]}, FragmentPlaces()
     much = places.place([Range("a", 0, 300, 1000)], cuts, EXECUTORS, 30)
     assert [sum(part.length for part in mine) for mine in much.values()] == [100, 100, 100]

@@ -1,4 +1,4 @@
-"""All ways to produce the rows of a plan give the same rows and summaries."""
+"""All strategies produce the same rows and summaries of a plan."""
 
 from contextlib import ExitStack
 
@@ -35,13 +35,13 @@ def planned(broker, plan):
     return planned_rows(sequenced_layout(SCHEMA, JsonLines(), None), plan, broker.config, {})
 
 
-def test_rows_and_summaries_are_the_same_however_they_are_read(spark, plan, planned, monkeypatch):
+def test_rows_and_summaries_are_the_same_for_every_strategy(spark, plan, planned, monkeypatch):
     found = []
     for is_read_here in (True, False):
         monkeypatch.setattr(strategies, "is_little", lambda plan, here=is_read_here: here)
         with ExitStack() as kept:
             rows, summaries = read_rows(spark, planned, kept)
-            assert rows.storageLevel.useDisk is not is_read_here, "what Spark keeps goes to disk where memory ends"
+            assert rows.storageLevel.useDisk is not is_read_here, "Spark's cache spills to disk"
             found.append((sorted(row.n for row in rows.collect() if row.n is not None), summaries))
         assert not rows.is_cached
     expected = ExpectedRows(spark, planned, SCHEMA)
@@ -57,7 +57,7 @@ def test_only_little_content_is_read_by_the_driver(plan):
     assert is_little(ReadPlan(((Range(JOURNAL, 0, 10, 10),),)))
 
 
-def test_chosen_columns_are_told_from_rows_that_were_made(spark):
+def test_selected_columns_are_distinguished_from_computed_rows(spark):
     source = spark.createDataFrame([(1, "a")], "id INT, name STRING").where("id > 0")
     assert chosen_columns(source, source) == {"id": "id", "name": "name"}
     renamed = source.select(F.col("name").alias("other"), "id").withColumnRenamed("id", "number")

@@ -41,7 +41,7 @@ def test_a_client_is_configured_alike_on_both_sides(config, monkeypatch):
     assert client_of(given(client_options(config))) == config
 
 
-def test_a_client_is_configured_by_the_environment_where_options_say_nothing(monkeypatch):
+def test_the_environment_configures_a_client_where_options_are_absent(monkeypatch):
     monkeypatch.setenv("CORANTO_AUTH_KEYS", KEYS)
 
     assert client_of(ENDPOINT).auth == Keys.parse(KEYS)

@@ -1,4 +1,4 @@
-"""Journals that Spark reads and writes by the registered type of their messages, on real brokers and sessions."""
+"""Spark reads and writes journals by the registered type of their messages, on real brokers and sessions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cluster() -> Iterator[SyncCluster]:
 
 
 class Shop:
-    """Journals of one test, a registry, and a client."""
+    """A test's journals, registry and client."""
 
     def __init__(self, cluster: SyncCluster) -> None:
         self.cluster = cluster
@@ -151,7 +151,7 @@ FRAMINGS = {
 
 
 def journal_of(shop: Shop, kind: str) -> str:
-    """Register the type of a kind of messages, and return a journal that has these and names the type."""
+    """Register the type of a kind of messages, and return a journal with such messages and the type's name."""
     content_type, form, fields, framing, messages, _ = FRAMINGS[kind]
     shop.register(fields, form, "kinds.Kind")
     journal = shop.create("kinds/one", "kinds.Kind", content_type)
@@ -163,7 +163,7 @@ def journal_of(shop: Shop, kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", sampled(FRAMINGS, 2))
-def test_schema_and_framing_are_those_of_the_type_that_journals_name(shop, spark, kind):
+def test_schema_and_framing_come_from_the_type_named_by_journals(shop, spark, kind):
     fields, rows = FRAMINGS[kind][2], FRAMINGS[kind][-1]
     journal = journal_of(shop, kind)
     options = {"endpoint": shop.client.config.endpoint, "subscribe": journal, "registry": shop.registry}
@@ -185,7 +185,7 @@ def test_schema_and_framing_are_those_of_the_type_that_journals_name(shop, spark
     assert str([tuple(row) for row in spark.sql("SELECT * FROM kinds").collect()]) == rows
 
 
-def test_rows_are_committed_messages_with_columns_of_the_source_if_asked_for(shop, spark):
+def test_rows_are_committed_messages_with_requested_source_columns(shop, spark):
     shop.register("n BIGINT")
     shop.publish(JsonLines(), {"n": 1}, {"n": 2})
     shop.client.append(shop.journal, b'{"n": "three"}\n')
@@ -219,7 +219,7 @@ def test_a_version_is_chosen_by_its_number_and_a_schema_of_the_user_wins(shop, s
 ODD = ("a.b", "a`b", "ü ñ", "<z>", 'q"uote', "back\\slash", "select", "1n", "a:b", "a,b", "'", "$", "данные", "*")
 
 
-def test_fields_may_have_any_printable_name_wherever_they_come_by(shop, spark, tmp_path):
+def test_fields_may_have_any_printable_name_everywhere(shop, spark, tmp_path):
     url = f"sqlite:///{tmp_path}/store.db"
     fields = tuple(TypeField(name, PlainKind.BIGINT) for name in ODD)
     version = shop.types.register(MessageType("shop.Order", JsonForm(), fields), like=shop.journal).version
@@ -250,7 +250,7 @@ def test_a_named_type_needs_no_labels(shop, spark):
     assert [row.n for row in shop.read(spark, messageType="other.Type").collect()] == [1]
 
 
-def test_what_cannot_be_read_by_the_registry_says_why(shop, spark):
+def test_errors_say_why_a_read_by_the_registry_is_impossible(shop, spark):
     shop.register("n BIGINT")
     shop.register("value STRING", LinesForm(), "csv.Lines")
     shop.register("a STRING", CsvForm(), "csv.Row")
@@ -290,7 +290,7 @@ def test_what_cannot_be_read_by_the_registry_says_why(shop, spark):
         ({"metadataColumns": "offset"}, "option metadataColumns: 'offset' is not one of _journal, _offset"),
     ],
 )
-def test_options_beside_a_registry_are_checked(options, problem):
+def test_options_used_with_a_registry_are_checked(options, problem):
     with pytest.raises(InvalidInput, match=problem):
         SourceOptions.parse({"endpoint": "localhost:8080", "subscribe": "a/b", "registry": "types/registry", **options})
 
@@ -319,7 +319,7 @@ def run_query(spark, shop, folder: Path, **options: str) -> None:
         query.awaitTermination()
 
 
-def test_a_restarted_query_goes_on_with_the_latest_version_unless_one_is_pinned(shop, spark, tmp_path):
+def test_a_restarted_query_uses_the_latest_version_unless_one_is_pinned(shop, spark, tmp_path):
     shop.register("n INT")
     shop.publish(JsonLines(), {"n": 1, "x": "a"})
     run_query(spark, shop, tmp_path)
@@ -333,7 +333,7 @@ def test_a_restarted_query_goes_on_with_the_latest_version_unless_one_is_pinned(
     assert [tuple(row) for row in rows] == [(1, None), (2, "b"), (3, None)]
 
 
-def test_a_query_under_way_needs_no_registry_and_says_so_when_it_is_started_again(shop, spark, tmp_path):
+def test_a_running_query_needs_no_registry_but_a_restarted_query_does(shop, spark, tmp_path):
     shop.register("n INT")
     shop.publish(JsonLines(), {"n": 1})
     rows = spark.readStream.format("journal").options(**shop.options(startingOffsets="earliest")).load()
@@ -354,7 +354,7 @@ def test_a_query_under_way_needs_no_registry_and_says_so_when_it_is_started_agai
         run_query(spark, shop, tmp_path)
 
 
-def test_a_journal_of_another_type_that_comes_later_ends_a_query(shop, spark, tmp_path):
+def test_a_later_journal_of_another_type_ends_a_query(shop, spark, tmp_path):
     shop.register("n INT")
     shop.publish(JsonLines(), {"n": 1})
     seen: list[int] = []
@@ -385,7 +385,7 @@ ROWS = Table(
 
 
 class Copies:
-    """Copies the numbers of messages into a table."""
+    """Copy the numbers of messages to a table."""
 
     name = "copies"
     value_schema = "*"
@@ -433,7 +433,7 @@ def test_an_application_takes_all_fields_of_the_type_of_its_sources(shop, spark,
     assert rows_in(url) == [(1, None), (2, None), (3, "c"), (4, None)]
 
 
-def test_an_application_may_ask_for_commits_beside_the_fields(shop, spark, tmp_path):
+def test_an_application_may_request_commits_next_to_the_fields(shop, spark, tmp_path):
     url = f"sqlite:///{tmp_path}/store.db"
     shop.register("n INT, x STRING")
     shop.publish(JsonLines(), {"n": 1, "x": "a"}, {"n": 2, "x": "b"})
@@ -459,7 +459,7 @@ def test_an_application_reads_another_framing_by_the_registry(shop, spark, tmp_p
     assert rows_in(url) == [(7, "a\nb")]
 
 
-def test_consumers_that_cannot_have_a_type_say_why(shop, spark, tmp_path):
+def test_errors_say_why_a_consumer_cannot_have_a_type(shop, spark, tmp_path):
     url = f"sqlite:///{tmp_path}/store.db"
 
     def consumer(application, **options) -> SparkConsumer:
@@ -485,7 +485,7 @@ def test_consumers_that_cannot_have_a_type_say_why(shop, spark, tmp_path):
 
 
 def eventually(ask: Callable[[], list[T]]) -> list[T]:
-    """Return the answer once there is one."""
+    """Return the result once there is one."""
     end = time.monotonic() + 60
     while not (found := ask()):
         assert time.monotonic() < end
@@ -497,7 +497,7 @@ TEXTS = Table("texts", MetaData(), Column("at", BigInteger, primary_key=True), C
 
 
 class Texts:
-    """Copies whole messages, as JSON."""
+    """Copy whole messages, as JSON."""
 
     name = "texts"
     value_schema = "*"
@@ -542,7 +542,7 @@ def test_windows_have_the_messages_by_the_registry(shop, spark, tmp_path, kind):
     info.spec.fragment.length = 1024
     shop.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
     first = shop.client.read_all(journal, 0, shop.client.head(journal))
-    for _ in range(2):  # Fragments that are full are stored.
+    for _ in range(2):  # Full fragments are stored.
         shop.client.append(journal, first * (2000 // len(first)))
     made = WindowConsumer(
         Texts("", by_window), shop.client.config, url, spark, ConsumerOptions(registry=shop.registry), name="windows"
@@ -626,7 +626,7 @@ def write_any(shop: Shop, rows) -> None:
         rows.write.format("journal").mode("append").options(**options, ledger=f"{shop.folder}-ledger").save()
 
 
-def test_messages_have_their_uuids_where_the_type_says(shop, spark):
+def test_messages_have_their_uuids_in_the_field_of_the_type(shop, spark):
     shop.register("n BIGINT", JsonForm("/id"))
     write(shop, spark.sql("SELECT 1L AS n"))
     [message] = [each.message for each in committed_messages(shop.client, shop.journal, JsonLines("/id"))]
@@ -682,7 +682,7 @@ def test_events_of_a_stream_fit_the_type_of_its_segments(shop, spark, tmp_path):
         assert sorted(tuple(row) for row in frame.collect()) == [(1, "a"), (2, "b"), (3, "c")]
 
 
-def test_a_version_without_a_promise_is_pinned_for_old_readers(shop, spark):
+def test_a_version_without_compatibility_is_pinned_for_old_readers(shop, spark):
     shop.register("n INT")
     shop.publish(JsonLines(), {"n": 1})
     shop.register("n STRING", compatibility=Compatibility.NONE)

@@ -1,4 +1,4 @@
-"""The first type of docs/message-types.md, word by word, on a real cluster, and the page's other examples."""
+"""The examples of docs/message-types.md on a real cluster."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_defaults():
     assert options.framing.pointer == "/_meta/uuid"
 
 
-def test_keys_are_in_any_case():
+def test_keys_are_case_insensitive():
     options = SourceOptions.parse(
         {
             "ENDPOINT": "b:1",
@@ -103,7 +103,7 @@ def test_one_journal_or_the_journals_of_a_folder_are_selected():
     assert (folder.journals, folder.selector) == (None, "name:prefix=a/topic/")
 
 
-def test_a_moment_may_be_named_as_delta_and_iceberg_name_it():
+def test_a_point_in_time_accepts_the_names_of_delta_and_iceberg():
     given = {**ENDPOINT, "journal": "a/one"}
     for text in ("2026-03-01", "2026-03-01 00:00:00", "2026-03-01T01:00+01:00", "1772323200000"):
         assert SourceOptions.parse({**given, "timestampAsOf": text}).as_of == 1772323200

@@ -21,7 +21,7 @@ HOUR = 3_600_000
 
 @pytest.fixture
 def journals(broker, tmp_path):
-    """Two journals with a message an hour, in fragments of two. Each fragment is stored when its last message is."""
+    """Two journals with a message an hour, in fragments of two, each stored at the time of its last message."""
     broker.create(ONE, TWO)
     now = [T0]
     for journal in (ONE, TWO):
@@ -63,7 +63,7 @@ def read(broker, **options) -> dict[str, list[int]]:
         (T0 + 9 * HOUR, None, []),
     ],
 )
-def test_messages_of_a_span_of_time(journals, isolation, begin, end, expected):
+def test_a_time_range_selects_messages(journals, isolation, begin, end, expected):
     options = {"startingTimestamp": begin, "endingTimestamp": end}
     found = read(journals, isolation=isolation, **{name: str(at) for name, at in options.items() if at is not None})
     assert found == {ONE: [*expected, 99], TWO: [*expected, 99]}, "a message without a UUID has no time"
@@ -78,7 +78,7 @@ def test_messages_of_a_span_of_time(journals, isolation, begin, end, expected):
         (T0 + 9 * HOUR, [0, 1, 2, 3, 4, 5, 99]),
     ],
 )
-def test_a_moment_is_the_same_as_a_time_and_as_offsets(journals, as_of, expected):
+def test_a_point_in_time_equals_an_end_time_and_offsets(journals, as_of, expected):
     found = read(journals, asOf=str(as_of))
     assert found == {ONE: expected, TWO: expected}
     written = datetime.fromtimestamp(as_of / 1000, UTC)
@@ -88,7 +88,7 @@ def test_a_moment_is_the_same_as_a_time_and_as_offsets(journals, as_of, expected
     assert read(journals, asOf=json.dumps(dict(ends))) == found
 
 
-def test_content_of_a_moment_that_is_gone_is_an_error_unless_it_may_be(journals):
+def test_lost_content_of_a_point_in_time_is_an_error_unless_allowed(journals):
     moment = {"asOf": str(T0 + 4 * HOUR + 1)}
     first = journals.fake.journals[ONE].stored[0].fragment.end
     journals.fake.journals[ONE].drop_before(first)
@@ -109,7 +109,7 @@ def test_content_of_a_moment_that_is_gone_is_an_error_unless_it_may_be(journals)
         ({"asOf": "5", "endingTimestamp": "5"}, "endingTimestamp is given, too"),
     ],
 )
-def test_moments_that_make_no_sense_are_refused(journals, options, problem):
+def test_invalid_points_in_time_are_refused(journals, options, problem):
     with pytest.raises(InvalidInput, match=problem):
         read(journals, **options)
     for name in ("asOf", "timestampAsOf"):
@@ -117,7 +117,7 @@ def test_moments_that_make_no_sense_are_refused(journals, options, problem):
             StreamOptions.parse({"endpoint": "a:1", "subscribe": ONE, name: "5"})
 
 
-def test_times_by_journal(journals):
+def test_times_may_be_given_by_journal(journals):
     found = read(
         journals,
         startingOffsetsByTimestamp=json.dumps({ONE: T0 + 4 * HOUR, TWO: T0}),
@@ -126,7 +126,7 @@ def test_times_by_journal(journals):
     assert found == {ONE: [4, 5, 99], TWO: [0, 99]}
 
 
-def test_fragments_that_were_stored_before_are_not_read(journals):
+def test_fragments_stored_before_the_time_are_not_read(journals):
     options = {"endpoint": journals.endpoint, "subscribe": ONE, "startingTimestamp": str(T0 + 3 * HOUR)}
     with SyncJournalClient.of(journals.config) as client:
         ranges, _ = plan_read(client, SourceOptions.parse(options))
@@ -158,7 +158,7 @@ def stream(broker, **options) -> JournalStreamReader:
 
 
 def batch(reader: JournalStreamReader, start) -> tuple[dict, dict[str, list[int]]]:
-    """The end of the next batch of a query, and its rows."""
+    """Return the end of a query's next batch, and its rows."""
     end = reader.latestOffset(json.loads(json.dumps(start)), reader.getDefaultReadLimit())
     found: dict[str, list[int]] = {}
     for part in reader.partitions(start, json.loads(json.dumps(end))):
@@ -169,12 +169,12 @@ def batch(reader: JournalStreamReader, start) -> tuple[dict, dict[str, list[int]
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_a_query_begins_at_a_time_and_journals_that_appear_later_are_read_whole(journals, isolation):
+def test_a_query_begins_at_a_time_and_reads_later_journals_completely(journals, isolation):
     by_journal = {"startingOffsetsByTimestamp": json.dumps({ONE: T0 + 3 * HOUR, TWO: T0 + 5 * HOUR})}
     reader = stream(journals, isolation=isolation, **by_journal)
     try:
         begun = reader.initialOffset()
-        assert begun[ONE] == journals.fake.journals[ONE].stored[1].fragment.begin > 0, "it fetches nothing older"
+        assert begun[ONE] == journals.fake.journals[ONE].stored[1].fragment.begin > 0, "it fetches no older fragments"
         end, found = batch(reader, begun)
         assert found == {ONE: [3, 4, 5, 99], TWO: [5, 99]}
         journals.create("times/three")

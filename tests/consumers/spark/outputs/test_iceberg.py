@@ -1,4 +1,4 @@
-"""Iceberg tables as the store of a Spark consumer: exact, whatever stops it and wherever, zombies included."""
+"""Iceberg tables as the store of a Spark consumer: exact after crashes at any step, outages and zombies."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ TABLES = (HOME, "lake.log")
 
 
 class DelaysAndLog(Delays):
-    """Keeps the numbers of all messages, too, in a table without keys."""
+    """Also keep the numbers of all messages in a table without keys."""
 
     def outputs(self, committed):
         made = super().outputs(committed)
@@ -42,7 +42,7 @@ class DelaysAndLog(Delays):
 
 
 class Lake:
-    """A warehouse in a folder, and its catalog. Each driver has a catalog object of its own, as each process has."""
+    """A warehouse in a folder, and its catalog. Each driver has its own catalog object, like a process."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -50,23 +50,23 @@ class Lake:
 
     def store(self) -> IcebergStore:
         self.catalogs.append(SqlCatalog("lake", uri=self.url, warehouse=f"file://{self.folder}"))
-        # The tests' server never syncs, so that it is fast.
+        # The tests' server never syncs, for speed.
         return IcebergStore(self.catalogs[-1], TOTALS, namespace="lake", relaxed_durability=True)
 
     def files(self, name: str) -> list[str]:
-        """The paths of the files that a table's present snapshot names."""
+        """Return the paths of the files of a table's current snapshot."""
         table = self.catalogs[0].load_table(name)
         return [task.file.file_path.removeprefix("file://") for task in table.scan().plan_files()]
 
     def rows(self, name: str, order: str) -> list[tuple]:
-        """A table's rows, as DuckDB reads the files of its present snapshot."""
+        """Return a table's rows, read by DuckDB from the files of its current snapshot."""
         names = ", ".join(self.catalogs[0].load_table(name).schema().column_names)
         with duckdb.connect() as connection:
             connection.execute(f"SELECT {names} FROM read_parquet(?) ORDER BY {order}", [self.files(name)])
             return connection.fetchall()
 
     def check(self, world: World, spark) -> None:
-        """Tables and alerts exactly match the committed messages, and no other file is left."""
+        """Check that tables and alerts exactly match the committed messages, and that no other file is left."""
         assert self.rows(HOME, "carrier") == world.totals()
         assert self.rows("lake.log", "n") == sorted((row["n"],) for row in world.committed)
         world.check_alerts()
@@ -112,7 +112,7 @@ def test_a_run_commits_two_tables_and_the_checkpoint_together(spark, world, new_
     first = run(spark, world, lake.store(), max_transaction_bytes=4_000)
     assert (first.transactions > 1, first.messages, first.fence) == (True, len(world.committed), 1)
     lake.check(world, spark)
-    # From now on all rows are written by tasks.
+    # Tasks write all rows from here on.
     monkeypatch.setattr(spark_iceberg, "CARRIED_TO_APPEND", 0)
     monkeypatch.setattr(spark_iceberg, "CARRIED_TO_MERGE", 0)
     world.publish(30)
@@ -148,7 +148,7 @@ def test_a_table_that_cannot_take_the_rows_is_refused_before_the_fence(spark, wo
     ),
     ids=len,
 )
-def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, lake, monkeypatch, steps):
+def test_a_crash_at_any_step_loses_and_duplicates_nothing(spark, world, lake, monkeypatch, steps):
     for number, step in enumerate(steps):
         if number == len(steps) // 2:
             monkeypatch.setattr(spark_iceberg, "CARRIED_TO_APPEND", 0)
@@ -171,7 +171,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, lake, monke
 
 
 class Trap(Hooks):
-    """Does something once, at a step of the catalog, from a step of the consumer on."""
+    """Run a function once, at a step of the catalog, from a step of the consumer on."""
 
     def __init__(self, monkeypatch, catalog: SqlCatalog, step: str, armed_by: Step, work) -> None:
         self.sprung = False
@@ -190,8 +190,8 @@ class Trap(Hooks):
         return self._original(*arguments, **named)
 
 
-def test_a_driver_that_hung_commits_nothing(spark, world, lake, monkeypatch):
-    """Another one takes over while it hangs before the swap. `test_owner.py` has each step of a commit."""
+def test_a_driver_that_hung_before_its_commit_commits_nothing(spark, world, lake, monkeypatch):
+    """Another one takes over while it hangs before the swap. `test_owner.py` tests each step of a commit."""
     world.publish(20)
     zombie = lake.store()
     trap = Trap(monkeypatch, lake.catalogs[0], "_write_metadata", Step.MERGED, lambda: run(spark, world, lake.store()))
@@ -202,7 +202,7 @@ def test_a_driver_that_hung_commits_nothing(spark, world, lake, monkeypatch):
     lake.check(world, spark)
 
 
-def test_a_commit_whose_answer_was_lost_counts_once(spark, world, lake, monkeypatch):
+def test_a_commit_with_a_lost_response_counts_once(spark, world, lake, monkeypatch):
     world.publish(10)
     store = lake.store()
 
@@ -216,7 +216,7 @@ def test_a_commit_whose_answer_was_lost_counts_once(spark, world, lake, monkeypa
 
 
 class Outage(Hooks):
-    """Has a step of the catalog fail from a step of the consumer on, until the consumer has tried again three times."""
+    """Let a step of the catalog fail from a step of the consumer on, until the consumer has retried three times."""
 
     def __init__(self, monkeypatch, catalog: SqlCatalog, step: str, armed_by: Step) -> None:
         self.waits = 0
@@ -247,7 +247,7 @@ class Outage(Hooks):
         ("_write_metadata", Step.MERGED),
     ],
 )
-def test_an_outage_of_the_catalog_loses_and_doubles_nothing(step, armed_by, spark, world, lake, monkeypatch):
+def test_an_outage_of_the_catalog_loses_and_duplicates_nothing(step, armed_by, spark, world, lake, monkeypatch):
     world.publish(10)
     store = lake.store()
     monkeypatch.setattr(store._owner, "_sleep", lambda seconds: None)
@@ -258,7 +258,7 @@ def test_an_outage_of_the_catalog_loses_and_doubles_nothing(step, armed_by, spar
 
 
 class ByDay:
-    """Keeps each day's last messages in a partition of its own, and the last message of each carrier."""
+    """Keep each day's last messages in its own partition, and the last message of each carrier."""
 
     name = "by-day"
     sources = "name:prefix=delays/events/"
@@ -307,7 +307,7 @@ def test_rows_replace_partitions_and_rows_of_their_keys(spark, world, lake):
     assert found() == ([(1, 1), (2, 1), (4, 2), (5, 3), (6, 3), (7, 9)], [("AA", 4), ("UA", 5)])
 
 
-def test_what_a_table_cannot_hold_is_refused(spark, world, lake):
+def test_values_that_a_table_cannot_hold_are_refused(spark, world, lake):
     world.publish(3)
 
     def failing(problem: str, *tables: TableOutput) -> None:
@@ -332,10 +332,10 @@ def test_what_a_table_cannot_hold_is_refused(spark, world, lake):
     assert lake.files("lake.log") == []
 
 
-def test_a_consumer_with_a_rest_catalog_finds_out_what_became_of_a_commit(spark, world, tmp_path):
+def test_a_consumer_with_a_rest_catalog_learns_the_outcome_of_a_commit(spark, world, tmp_path):
     with rest_server(tmp_path) as server:
         world.publish(20)
-        # The table is created, the fence raised, the table noted, and then rows are committed.
+        # The table is created, the fence raised, the table recorded, and then rows are committed.
         server.faults.extend([carried_out, carried_out, carried_out, lost])
         store = IcebergStore(server.catalog(), TOTALS, namespace="lake")
         SparkConsumer(Delays(), world.broker.config, store, spark).run_until_caught_up()

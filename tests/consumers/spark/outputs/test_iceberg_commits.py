@@ -1,4 +1,4 @@
-"""Commits of rows that tasks have written or carried to the driver, without Spark."""
+"""Commits of rows that tasks have written or sent to the driver, without Spark."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ def store(catalog: SqlCatalog) -> IcebergStore:
 
 
 def carried(store: IcebergStore, name: str, rows: pa.Table) -> Written:
-    """Return rows as tasks carry them to the driver."""
+    """Return rows as tasks send them to the driver."""
     table = store.load(name)
     assert table is not None
     owner = store._owner
@@ -54,7 +54,7 @@ def found(catalog: SqlCatalog, name: str) -> list[Mapping[str, object]]:
     return rows
 
 
-def test_tables_that_share_a_place_keep_the_files_of_each_other(
+def test_tables_that_share_a_location_keep_the_files_of_each_other(
     store: IcebergStore, catalog: SqlCatalog, tmp_path: Path
 ) -> None:
     shared = {"write.data.path": f"file://{tmp_path}/shared"}
@@ -72,4 +72,4 @@ def test_outputs_with_other_columns_append_to_one_table(store: IcebergStore, cat
         *((1, ""), (1, "a"), (1, "a")),
         *((2, ""), (2, "b"), (2, "b")),
     ]
-    assert len(catalog.load_table("shop.one").snapshots()) == 3, "the fence, the place of files, and one commit"
+    assert len(catalog.load_table("shop.one").snapshots()) == 3, "the fence, the location of files, and one commit"

@@ -1,4 +1,4 @@
-"""Values of every Spark type arrive in messages as they left, or are refused; rows arrive in tables by any way."""
+"""Values of every Spark type are unchanged in messages, or refused. Rows arrive in tables by any path."""
 
 import pytest
 from pyspark.sql import functions as F
@@ -38,7 +38,7 @@ VALUES = {
 
 
 def published(broker, spark, rows) -> str:
-    """The one line that is published for rows."""
+    """Return the single line published for rows."""
     with SyncJournalClient.of(broker.config) as client:
         publish_journal_outputs([JournalOutput(rows, ["a/sink"], "random")], client)
     [line] = broker.content("a/sink").splitlines()
@@ -46,7 +46,7 @@ def published(broker, spark, rows) -> str:
 
 
 @pytest.mark.parametrize("left_to_spark", [(), ("clock_time", "duration")], ids=["written by tasks", "by Spark"])
-def test_each_value_arrives_as_it_left(broker, spark, left_to_spark):
+def test_each_value_survives_publication(broker, spark, left_to_spark):
     broker.create("a/sink")
     values = {name: value for name, value in VALUES.items() if name not in ("clock_time", "duration") or left_to_spark}
     left = spark.sql("SELECT " + ", ".join(f"{value} AS {name}" for name, value in values.items()))
@@ -60,7 +60,7 @@ def test_each_value_arrives_as_it_left(broker, spark, left_to_spark):
     assert repr(row.v) == repr(left.collect()[0])
 
 
-def test_moments_are_in_utc_whatever_the_sessions_zone(broker, spark):
+def test_timestamps_are_in_utc_in_any_session_zone(broker, spark):
     broker.create("a/sink")
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -78,14 +78,14 @@ def test_a_row_without_a_value_is_refused(broker, spark):
         published(broker, spark, rows)
 
 
-def test_a_text_of_json_is_published_as_it_is_written(broker, spark):
+def test_a_text_of_json_is_published_unchanged(broker, spark):
     broker.create("a/sink")
     line = published(broker, spark, spark.sql("""SELECT '{"n": 1.000000000000000000001, "m": 1E+400}' AS value"""))
     assert line.endswith(',"n": 1.000000000000000000001, "m": 1E+400}')
 
 
 @pytest.mark.parametrize("key", ["1", "DATE'2020-01-01'", "X'00'", "named_struct('q', 1)"])
-def test_maps_by_other_keys_than_texts_are_refused(broker, spark, key):
+def test_maps_with_keys_other_than_texts_are_refused(broker, spark, key):
     broker.create("a/sink")
     rows = spark.sql(f"SELECT named_struct('list', array(map({key}, 'x'))) AS value")
     with pytest.raises(InvalidInput, match=r"value.list\[\] is map<.*cast its keys to STRING"):
@@ -103,7 +103,7 @@ ROWS = Table(
 
 
 def written(rows, store: SqlStore, keys: list[str]) -> tuple[Staged, list[tuple]]:
-    """Rows as they were made ready, and the table once they are merged, with keys twice."""
+    """Return prepared rows with repeated keys, and the table after their merge."""
     merge = {"text": Max(), "amount": Add(), "count": Add()} if keys else {}
     with store.engine.begin() as connection:
         ROWS.drop(connection, checkfirst=True)
@@ -157,7 +157,7 @@ def test_rows_that_delete_others_are_carried_or_staged_with_the_rest(spark, tmp_
         left(spark.range(1).selectExpr(*columns, "1 AS gone"), 4)
 
 
-def test_tasks_with_many_rows_stage_them_beside_others_that_carry_few(spark, tmp_path, monkeypatch):
+def test_tasks_with_many_rows_stage_them_and_others_carry_few(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(outputs, "CARRIED_TO_APPEND", 6_000)
     store = SqlStore(f"sqlite:///{tmp_path}/store.db")
     rows = spark.range(0, 1100, numPartitions=11).selectExpr(
@@ -167,12 +167,12 @@ def test_tasks_with_many_rows_stage_them_beside_others_that_carry_few(spark, tmp
     staged, found = written(rows, store, [])
 
     assert [row[0] for row in found] == list(range(1100))
-    # The first has rows that are too long, and the share of later ones is too small.
+    # The first task has too long rows, and the share of later tasks is too small.
     assert (len(staged.attempts), staged.rows) == (1 + 3, 400)
     assert len(staged.carried) == 7
 
 
-def test_rows_are_carried_only_where_writing_them_means_the_same_as_merging_them():
+def test_rows_are_carried_only_if_writing_them_is_equivalent_to_merging():
     table = Table(
         "made",
         MetaData(),
@@ -182,4 +182,4 @@ def test_rows_are_carried_only_where_writing_them_means_the_same_as_merging_them
     )
     assert can_carry(plan_merge(table, ["at", "n"], (), {}))
     assert not can_carry(plan_merge(table, ["n"], (), {})), "SQLAlchemy gives a merge the default"
-    assert not can_carry(plan_merge(table, ["id", "at"], (), {})), "the database makes the ids"
+    assert not can_carry(plan_merge(table, ["id", "at"], (), {})), "the database generates the ids"

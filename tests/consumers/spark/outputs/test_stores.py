@@ -1,4 +1,4 @@
-"""A consumer's store is a URL or an object, and databases reject features that only a lake has."""
+"""A consumer's store is a URL or an object, and databases reject features of lakes."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from coranto_consumers.stores.sql import SqlStore
 NUMBERS = Table("numbers", MetaData(), Column("n", BigInteger, nullable=False))
 
 
-def test_rows_count_from_their_commit_on_and_an_earlier_owner_commits_none(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_count_once_committed_and_an_earlier_owner_commits_none(spark: SparkSession, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     old, new = output_store(url, Connection.commit), output_store(SqlOutputs(SqlStore(url)), Connection.commit)
     output = TableOutput(NUMBERS, spark.range(3).withColumnRenamed("id", "n"))

@@ -48,7 +48,7 @@ def sink(broker):
 
 
 @pytest.mark.parametrize(("name", "mapped"), [("rendezvous", rendezvous), ("modulo", modulo)])
-def test_messages_are_pending_until_the_attempts_acknowledgements_are_appended(sink, name, mapped):
+def test_messages_are_pending_until_their_acknowledgements_are_appended(sink, name, mapped):
     task = PublishTask(sink.config, JOURNALS, name, IdPool())
     lost, won = results(task, messages()), results(task, messages())
 
@@ -80,7 +80,7 @@ def test_a_random_mapping_needs_no_keys(sink):
         (b"k", '{"n": 1} x', "is not JSON"),
     ],
 )
-def test_what_is_no_message_is_refused(sink, key, value, problem):
+def test_invalid_messages_are_refused(sink, key, value, problem):
     with pytest.raises(InvalidInput, match=problem):
         results(PublishTask(sink.config, JOURNALS, "rendezvous", IdPool()), batches([key], [value]))
 

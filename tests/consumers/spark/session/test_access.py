@@ -1,4 +1,4 @@
-"""Tasks get tokens for their journals, and never the keys."""
+"""Tasks get tokens for their journals, never the keys."""
 
 import base64
 import os
@@ -46,10 +46,10 @@ def test_a_token_for_many_journals_grants_their_folders(names, others):
     assert all(map(claims.covers, names))
     assert not any(map(claims.covers, others))
     assert claims.capability == Capability.READ
-    assert len(config.auth.token.reveal()) < 6000, "gRPC takes 8 KiB of metadata"
+    assert len(config.auth.token.reveal()) < 6000, "gRPC accepts 8 KiB of metadata"
 
 
-def test_tokens_that_others_signed_are_passed_on():
+def test_tokens_signed_by_others_are_forwarded():
     token = ClientConfig("127.0.0.1:1", auth=BearerToken(Secret("abc")))
     assert for_tasks(token, Capability.READ, ["a"]) is token
     assert without_keys(token) is token
@@ -57,7 +57,7 @@ def test_tokens_that_others_signed_are_passed_on():
     assert for_tasks(ClientConfig("127.0.0.1:1"), Capability.READ, ["a"]).auth is None
 
 
-def test_a_reader_that_goes_to_executors_holds_no_keys(broker):
+def test_a_reader_sent_to_executors_holds_no_keys(broker):
     for name in ("a/one", "a/two"):
         broker.create(name)
         broker.write(name, b"{}\n")

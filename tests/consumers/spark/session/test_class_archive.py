@@ -1,4 +1,4 @@
-"""The archive of classes is used only if it is whole."""
+"""The archive of classes is used only if it is complete."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with an empty cache, and a Java that ends immediately."""
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
-    java.write_text("#!/bin/sh\necho this is no Java >&2\nexit 3\n")
+    java.write_text("#!/bin/sh\necho this is not Java >&2\nexit 3\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
@@ -27,15 +27,15 @@ def archived(content: bytes) -> Path:
     return path
 
 
-def test_an_archive_is_used_if_it_is_whole(home: Path) -> None:
+def test_a_complete_archive_is_used(home: Path) -> None:
     assert (find_archive(), archive_options()) == (None, "")
     path = archived(b"whole!")
     assert find_archive() == path
     assert archive_options().startswith(f'"-XX:SharedArchiveFile={path}" ')
 
 
-def test_an_archive_that_was_cut_off_is_not_used(home: Path) -> None:
-    """Java crashes over it."""
+def test_a_truncated_archive_is_not_used(home: Path) -> None:
+    """Java would crash when it loads it."""
     archived(b"who")
     assert (find_archive(), archive_options()) == (None, "")
 

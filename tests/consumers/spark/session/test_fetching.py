@@ -1,4 +1,4 @@
-"""Each stored fragment is fetched once, however many tasks, passes and transactions read it."""
+"""Each stored fragment is fetched once for any number of tasks, passes and transactions."""
 
 import json
 import os
@@ -23,7 +23,7 @@ COPIES = Table("copies", MetaData(), Column("n", BigInteger, nullable=False))
 
 
 class Copies:
-    """Copies each message's number to a table."""
+    """Copy each message's number to a table."""
 
     name = "copies"
     sources = f"name={JOURNAL}"
@@ -35,7 +35,7 @@ class Copies:
 
 @pytest.fixture
 def stored(broker):
-    """A journal of three fragments in a store, which end within lines, and a tail that the broker holds."""
+    """A journal with three stored fragments, which end within lines, and a tail on the broker."""
     with HttpStore() as store:
         broker.create(JOURNAL)
         builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())

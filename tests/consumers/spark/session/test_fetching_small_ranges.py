@@ -1,4 +1,4 @@
-"""The small ranges of a task, which are read side by side: the same content, with fewer calls and no waits."""
+"""The small ranges of a task, read concurrently: the same content with fewer calls and no waits."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_many_ranges_are_read_in_order_by_one_call_each(broker, client):
     assert broker.fake.count("Read") == 100
 
 
-def test_parts_of_lines_and_the_rest_of_a_last_line_cost_no_further_call(broker, client):
-    """Ranges of journals that are far behind end anywhere."""
+def test_partial_lines_and_the_rest_of_a_last_line_need_no_further_call(broker, client):
+    """Ranges of journals with much unread content end anywhere in a line."""
     sizes = random.Random(1)
     parts = [
         part for whole in filled(broker, 10, 50) for part in split(whole, sizes.randint(20, 200)) if part.length > 10
@@ -73,7 +73,7 @@ def test_empty_ranges_are_not_read(broker, client):
     assert broker.fake.count("Read") == 6
 
 
-def test_large_ranges_are_read_in_their_turn_and_in_pieces(broker, client, monkeypatch: pytest.MonkeyPatch):
+def test_large_ranges_are_read_in_order_and_in_pieces(broker, client, monkeypatch: pytest.MonkeyPatch):
     asked: list[JournalRange] = []
     read_each = client.read_each
     monkeypatch.setattr(client, "read_each", lambda ranges, **named: asked.extend(ranges) or read_each(ranges, **named))
@@ -89,7 +89,7 @@ def test_large_ranges_are_read_in_their_turn_and_in_pieces(broker, client, monke
     assert broker.fake.count("Read") == 10
 
 
-def test_a_range_that_fails_tells_its_journal_in_its_turn(broker, client, tmp_path: Path):
+def test_a_failed_range_names_its_journal_in_order(broker, client, tmp_path: Path):
     parts = filled(broker, 40, 3)
     failing = broker.fake.journals[names(40)[20]]
     failing.roll(tmp_path)
@@ -104,7 +104,7 @@ def test_a_range_that_fails_tells_its_journal_in_its_turn(broker, client, tmp_pa
     assert client.read_all(names(40)[30], 0, 24) == LINE * 3
 
 
-def test_ranges_that_hang_end_the_read_and_tell_their_journal(broker):
+def test_hanging_ranges_end_the_read_and_name_their_journal(broker):
     parts = filled(broker, 8, 3)
     broker.fake.at(CallPoint.READ_CONTENT, *[Break.HANG] * 8)
     with (
@@ -135,14 +135,14 @@ def test_ranges_without_content_or_name_are_refused(client, wanted):
         list(client.read_each([wanted]))
 
 
-def test_a_broken_connection_is_not_noticed(broker, client):
+def test_a_broken_connection_is_retried_transparently(broker, client):
     parts = filled(broker, 50, 3)
     broker.fake.at(CallPoint.READ_CONTENT, *[None] * 20, Break.CUT)
     with read_together(client, parts, FRAMING) as content:
         assert [offsets(content, part) for part in parts] == [[0, 8, 16]] * 50
 
 
-def test_real_brokers_serve_many_ranges_at_once(tmp_path: Path):
+def test_real_brokers_serve_many_ranges_concurrently(tmp_path: Path):
     with (
         EmbeddedCluster(tmp_path, 2, lease_seconds=60, etcd_fsync=False) as cluster,
         SyncJournalClient(cluster.info.endpoint, timeout=60) as client,

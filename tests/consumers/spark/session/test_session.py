@@ -12,7 +12,7 @@ from coranto_consumers.spark.session.sessions import new_session, running_sessio
 NAMED = "spark.python.daemon.module"
 
 
-def test_without_java_a_session_says_what_to_install(monkeypatch, tmp_path):
+def test_without_java_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr(sessions, "running_session", lambda: None)
     with pytest.raises(InvalidInput, match="Java 17"):
@@ -33,18 +33,18 @@ def test_executors_on_other_machines_can_reach_the_driver(master):
 
 
 @pytest.mark.parametrize("master", ["local[2]", "local[*]", "local-cluster[2,1,1024]"])
-def test_a_driver_whose_executors_are_here_is_reached_from_here_only(master):
+def test_a_driver_with_local_executors_is_reachable_only_locally(master):
     assert settings_for(master)["spark.driver.bindAddress"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://head:7077"])
 def test_speculation_is_left_to_the_cluster(master):
-    """Attempts that lose have no effect, so nothing forbids it."""
+    """Superseded attempts have no effect, so it is safe."""
     assert not [name for name in settings_for(master) if name.startswith("spark.speculation")]
 
 
 def test_local_workers_run_compiled_modules_that_their_parent_has_imported(spark):
-    """The zip of PySpark that Spark puts first has only sources, which each process would compile again."""
+    """The zip of PySpark that Spark puts first has only sources, so each process would compile them again."""
 
     def about(batches):
         import sys
@@ -64,14 +64,14 @@ def test_local_workers_run_compiled_modules_that_their_parent_has_imported(spark
     assert row.python == sys.executable
 
 
-def test_the_source_needs_nothing_that_takes_long_to_import():
+def test_the_source_imports_no_slow_modules():
     heavy = "'pydantic', 'jwt', 'cryptography', 'sqlalchemy', 'pandas'"
     code = f"import sys, coranto_consumers.spark.source.data_source; print(sorted({{{heavy}}} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
-def test_other_executors_need_nothing_but_their_own_parent_of_workers():
+def test_remote_executors_need_only_their_own_parent_of_workers():
     assert NAMED in settings_for("local[2]")
     assert NAMED in settings_for("local")
     assert NAMED not in settings_for("local-cluster[2,1,1024]")
@@ -84,7 +84,7 @@ def test_a_short_session_keeps_the_settings_of_others(spark):
     assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options)
 
 
-def test_a_copy_of_the_session_that_a_query_uses_is_not_taken_for_it(spark):
+def test_a_querys_copy_of_the_session_is_not_mistaken_for_the_session(spark):
     spark.newSession().createDataFrame([(1,)], "number INT")
     try:
         assert type(spark).active() is not spark

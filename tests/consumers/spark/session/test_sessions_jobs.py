@@ -5,7 +5,7 @@ from coranto_consumers.spark.session.sessions import described
 KEY = "spark.job.description"
 
 
-def test_a_description_holds_within_its_block(spark):
+def test_a_job_description_applies_within_its_block(spark):
     context = spark.sparkContext
     before = context.getLocalProperty(KEY)
     with described(spark, "delays: reads 10 bytes"):

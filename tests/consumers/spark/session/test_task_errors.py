@@ -31,13 +31,13 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_an_error_has_its_type_and_fields_behind_any_text(error):
+def test_an_error_keeps_its_type_and_fields_after_any_text(error):
     with pytest.raises(type(error)) as raised, told_to_driver(), told_to_driver():
         raise error
 
     trace = "".join(traceback.format_exception(raised.value))
     assert trace.count("coranto-error: ey") == 1
-    assert trace.count(str(error)) == 1, "its text is there to read once"
+    assert trace.count(str(error)) == 1, "its text is shown once"
     text = f"Job aborted: Task 0 failed 4 times, most recent failure:\n{trace}\n\nDriver stacktrace:\n at java"
     found = error_of_task(PySparkException(text))
 
@@ -50,7 +50,7 @@ def test_an_error_has_its_type_and_fields_behind_any_text(error):
 
 
 @pytest.mark.parametrize("name", ["journal", "coranto"])
-def test_workers_that_do_not_know_the_source_are_explained(name, monkeypatch):
+def test_the_error_explains_workers_without_the_source(name, monkeypatch):
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/bin/python")
     text = f"[DATA_SOURCE_NOT_FOUND] Failed to find the data source: {name}. Make sure the provider name is correct"
     found = error_of_task(PySparkException(text))
@@ -70,18 +70,18 @@ def test_workers_that_do_not_know_the_source_are_explained(name, monkeypatch):
         "coranto-error: x",
     ],
 )
-def test_other_texts_are_no_errors_of_coranto(text):
+def test_other_texts_are_not_errors_of_coranto(text):
     assert error_of_task(PySparkException(text)) is None
     with pytest.raises(PySparkException), errors_of_tasks():
         raise PySparkException(text)
 
 
-def test_other_errors_of_tasks_stay_as_they_are():
+def test_other_errors_of_tasks_stay_unchanged():
     with pytest.raises(KeyError), told_to_driver():
         raise KeyError("x")
 
 
-def test_a_value_that_a_user_gave_comes_without_a_traceback_from_workers_only(monkeypatch):
+def test_workers_hide_the_traceback_of_errors_about_user_values(monkeypatch):
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
     with pytest.raises(InvalidInput), told_to_driver():
         raise InvalidInput("x", field="option mode")

@@ -24,7 +24,7 @@ from coranto_consumers.spark.streaming.offsets import bytes_behind
 
 
 class Steps:
-    """A reader of a journal of 25 bytes, in batches of 10 if they are limited."""
+    """A reader of a journal of 25 bytes, in batches of 10 if limited."""
 
     def __init__(self, begin: int = 0, head: int = 25) -> None:
         self.begin, self.head = begin, head
@@ -53,12 +53,12 @@ def limited(steps: Any) -> PositionedReader:
 
 
 def kept(offset: dict[str, Any]) -> dict[str, Any]:
-    """An offset as Spark gives it back."""
+    """Return an offset as Spark returns it to a source."""
     return json.loads(json.dumps(offset))
 
 
 def batches(reader: PositionedReader, start: dict[str, Any] | None, count: int) -> list[int]:
-    """The ends of the next batches of a query, which is new if it has no start."""
+    """Return the ends of the next batches of a query, which is new if it has no start."""
     ends = []
     for _ in range(count):
         end = kept(reader.latestOffset())
@@ -90,7 +90,7 @@ def test_a_query_with_a_checkpoint_continues_at_its_offset() -> None:
     assert steps.planned == [(12, 22), (22, 25)]
 
 
-def test_a_query_that_repeats_a_batch_continues_behind_it() -> None:
+def test_a_query_that_repeats_a_batch_continues_after_it() -> None:
     steps = Steps()
     reader = limited(steps)
     reader.partitions({"a": 9}, {"a": 9})
@@ -99,7 +99,7 @@ def test_a_query_that_repeats_a_batch_continues_behind_it() -> None:
     assert steps.planned == [(4, 9), (9, 19), (19, 25)]
 
 
-def test_a_batch_without_limits_has_all_that_there_is() -> None:
+def test_a_batch_without_limits_has_all_content() -> None:
     steps = Steps()
     reader = PositionedReader(steps, limited=False)
     reader.partitions({"a": 12}, {"a": 12})
@@ -110,7 +110,7 @@ def test_a_batch_without_limits_has_all_that_there_is() -> None:
 def test_available_now_with_sparks_wrapper_reads_all_of_a_new_query() -> None:
     steps = Steps()
     reader = PositionedReader(steps, limited=False)
-    end = kept(reader.latestOffset())  # The wrapper asks before the query has begun, and for each report.
+    end = kept(reader.latestOffset())  # The wrapper calls it before the query has begun, and for each report.
     start = kept(reader.initialOffset())
     steps.head = 40
     reader.latestOffset()
@@ -130,8 +130,8 @@ def test_available_now_with_sparks_wrapper_is_refused_for_a_query_with_a_checkpo
     with pytest.raises(VersionTooOld, match=pattern) as caught:
         reader.partitions({"a": offset}, {"a": offset})
     assert not steps.planned
-    told = error_of_task(RuntimeError("\n".join([str(caught.value), *caught.value.__notes__])))
-    assert isinstance(told, VersionTooOld)
+    error = error_of_task(RuntimeError("\n".join([str(caught.value), *caught.value.__notes__])))
+    assert isinstance(error, VersionTooOld)
 
 
 def test_the_reader_is_stopped() -> None:
@@ -140,7 +140,7 @@ def test_the_reader_is_stopped() -> None:
     assert steps.stopped
 
 
-def test_readers_are_in_the_form_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_implement_the_interface_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: Any = Steps()
     monkeypatch.setattr(versions, "SPARK", (4, 1))
     reader = stream_reader(steps, limits=(), processing_time=False)
@@ -162,7 +162,7 @@ def test_limits_that_a_single_batch_would_not_keep_are_refused(monkeypatch: pyte
     assert reader.latestOffset() == {"a": 10}
 
 
-def test_what_a_version_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_features_that_a_version_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     require_spark("a feature", (4, 0))
     monkeypatch.setattr(versions, "SPARK", (4, 1))
     with pytest.raises(VersionTooOld, match=r"^bytes_behind needs PySpark 4\.2 or later, and PySpark ") as caught:

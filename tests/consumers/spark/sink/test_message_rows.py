@@ -1,4 +1,4 @@
-"""Rows are stamped in one pass as if their texts were made first, and stamped then."""
+"""Rows encoded and stamped in one pass equal texts that are stamped afterwards."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def lines(rows: Rows, framing: JsonLines = FRAMING) -> list[bytes]:
 @example([0.0, -0.0], None)
 @example([1e10 - 1, None], None)
 @example([1e10, 3.0], None)
-def test_columns_have_the_lines_of_their_texts(doubles: list[float | None], data: st.DataObject | None) -> None:
+def test_columns_become_the_lines_of_their_texts(doubles: list[float | None], data: st.DataObject | None) -> None:
     rows: list[dict[str, Any]] = [{} if data is None else data.draw(ROW) for _ in doubles]
     table = pa.RecordBatch.from_pylist(
         [each | {"whole": double} for each, double in zip(rows, doubles, strict=True)], SCHEMA
@@ -85,7 +85,7 @@ def test_columns_have_the_lines_of_their_texts(doubles: list[float | None], data
             assert double is None or (isinstance(value, float) and math.copysign(1, value) == math.copysign(1, double))
 
 
-def test_a_row_of_another_table_of_columns_is_taken_whole() -> None:
+def test_rows_selected_by_index_are_complete() -> None:
     table = pa.RecordBatch.from_pylist([{"whole": float(number), "long": number} for number in range(10)], SCHEMA)
     fields = fields_of(SCHEMA)
     order = np.array([7, 0, 3], dtype=np.int64)
@@ -100,7 +100,7 @@ def test_a_row_of_another_table_of_columns_is_taken_whole() -> None:
         assert [json.loads(line)["long"] for line in lines(taken)] == [7, 0, 3]
 
 
-def test_the_uuid_comes_into_the_value_of_the_column_that_has_its_name() -> None:
+def test_the_uuid_goes_into_the_column_of_its_name() -> None:
     schema = pa.schema([("_meta", pa.struct([("source", pa.string())])), ("n", pa.int64())])
     batch = pa.RecordBatch.from_pylist([{"_meta": {"source": "x"}, "n": 1}], schema)
     (line,) = lines(ColumnRows.of(fields_of(schema), batch.columns, 1))

@@ -1,4 +1,4 @@
-"""The digest of rows: equal for equal rows in any order and division, and different for others."""
+"""The digest of rows: equal for equal rows in any order and partitioning, and different for others."""
 
 import os
 import random
@@ -21,7 +21,7 @@ TEXTS = [f'{{"n":{n},"t":"{"x" * (n % 7)}"}}' for n in range(200)] + [
 
 
 def digest(*parts: list[str], framing: JsonLines = FRAMING, at: int = 1 << 20) -> str:
-    """The digest of texts whose parts have different producers."""
+    """Return the digest of texts, with a different producer for each part."""
     digests = []
     for texts in parts:
         producer, one = new_producer_id(os.urandom), RowDigest()
@@ -33,7 +33,7 @@ def digest(*parts: list[str], framing: JsonLines = FRAMING, at: int = 1 << 20) -
 
 
 @pytest.mark.parametrize("framing", [FRAMING, JsonLines("/id"), JsonLines("/a/b/c")])
-def test_equal_rows_have_equal_digests_in_any_order_and_division(framing):
+def test_equal_rows_have_equal_digests_in_any_order_and_partitioning(framing):
     shuffled = TEXTS.copy()
     random.Random(7).shuffle(shuffled)
     whole = digest(TEXTS, framing=framing)

@@ -1,4 +1,4 @@
-"""Rows become the JSON that Spark's `to_json` makes of them, for every type that JSON can hold."""
+"""Rows become the JSON of Spark's `to_json`, for every type that JSON can hold."""
 
 import json
 import math
@@ -101,13 +101,13 @@ def value(rng: random.Random, kind):
 
 
 def parsed(text: str | bytes):
-    """A text's fields in order: decimals exactly, and other numbers as doubles."""
+    """Return a text's fields in order, with exact decimals and other numbers as doubles."""
     exact = dict(json.loads(text, parse_float=Decimal, parse_int=Decimal, object_pairs_hook=list))
     decimals = {name: exact[name] for name in ("decimal", "small", "map") if name in exact}
     return json.loads(text, parse_float=float, object_pairs_hook=list), decimals
 
 
-def test_rows_become_what_to_json_makes_of_them(spark):
+def test_rows_become_the_json_of_to_json(spark):
     rng = random.Random(3)
     rows = [value(rng, SCHEMA) or {} for _ in range(300)]
     frame = spark.createDataFrame(

@@ -1,4 +1,4 @@
-"""Tasks use a producer id again once its last use is settled, and never two of them at a time."""
+"""Tasks reuse a producer id once its last use is settled, and never two tasks concurrently."""
 
 import concurrent.futures
 import time
@@ -13,7 +13,7 @@ def settled(driver: SettledIds, *taken) -> None:
     driver.settle(Use(use.producer, use.token, clock.tick()) for use, clock in taken)
 
 
-def test_an_id_is_used_again_once_its_use_is_settled(tmp_path):
+def test_an_id_is_reused_once_its_use_is_settled(tmp_path):
     driver = SettledIds()
     driver.begin(1)
     first, lost = driver.pool().take(tmp_path), driver.pool().take(tmp_path)
@@ -24,11 +24,11 @@ def test_an_id_is_used_again_once_its_use_is_settled(tmp_path):
     assert again.use.producer == first.use.producer
     assert again.use.token != first.use.token
     assert other.use.producer not in (first.use.producer, lost.use.producer)
-    # The current use is not the one that was settled.
+    # The current use is not the settled one.
     assert driver.pool().take(tmp_path).use.producer not in {taken.use.producer for taken in (first, lost, other)}
 
 
-def test_clocks_go_on_behind_the_last_use_although_time_goes_back(tmp_path):
+def test_clocks_continue_after_the_last_use_if_time_goes_back(tmp_path):
     driver = SettledIds()
     driver.begin(1)
     first = driver.pool().take(tmp_path)
@@ -48,8 +48,8 @@ def test_tasks_at_the_same_time_get_different_ids(tmp_path):
             ids = {use.producer for use, _ in taken}
             assert len(ids) == 8
             seen |= ids
-            settled(driver, *taken[:6])  # Two of them have lost.
-    assert len(seen) == 8 + 19 * 2, "only what has lost is replaced"
+            settled(driver, *taken[:6])  # Two attempts were superseded.
+    assert len(seen) == 8 + 19 * 2, "only ids of superseded attempts are replaced"
 
 
 def test_executors_use_only_their_own_ids(tmp_path):
@@ -61,7 +61,7 @@ def test_executors_use_only_their_own_ids(tmp_path):
     assert driver.pool().take(tmp_path / "one").use.producer == first.use.producer
 
 
-def test_ids_outlive_a_run_unless_another_instance_was_there_meanwhile(tmp_path):
+def test_ids_outlive_a_run_unless_another_instance_ran_in_between(tmp_path):
     driver = SettledIds()
     driver.begin(4)
     first = driver.pool().take(tmp_path)
@@ -88,7 +88,7 @@ def test_without_a_folder_or_an_instance_ids_are_new(tmp_path):
     assert [each["event"] for each in logs] == ["producer.id_not_reused"]
 
 
-def test_what_the_driver_remembers_is_bounded(tmp_path):
+def test_the_drivers_memory_of_ids_is_bounded(tmp_path):
     driver = SettledIds()
     driver.begin(1)
     many = [IdPool().take(None).use for _ in range(1_010)]

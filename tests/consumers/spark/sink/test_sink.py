@@ -1,4 +1,4 @@
-"""`write.format("journal")` and `writeStream` on real brokers: all or nothing, and once, however often it is tried."""
+"""`write.format("journal")` and `writeStream` on real brokers: atomic, and exactly once with any number of retries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cluster() -> Iterator[SyncCluster]:
 
 
 class Sink:
-    """Three journals and a ledger, of one test."""
+    """A test's three journals and ledger."""
 
     def __init__(self, cluster: SyncCluster) -> None:
         self.client = cluster.client()
@@ -65,7 +65,7 @@ class Sink:
         }
 
     def messages(self, journal: str | None = None) -> list[dict]:
-        """The committed messages of one journal or all, without their UUIDs."""
+        """Return the committed messages of one journal or of all, without their UUIDs."""
         found = []
         for name in [journal] if journal else self.journals:
             found += [
@@ -113,7 +113,7 @@ def test_values_may_be_texts_or_structs_and_name_their_journals(spark: SparkSess
     assert {"n": 3} in sink.messages()
 
 
-def test_a_named_write_is_done_once_and_completed_by_whoever_comes_next(spark: SparkSession, sink: Sink):
+def test_a_named_write_is_done_once_and_completed_by_the_next_writer(spark: SparkSession, sink: Sink):
     first, second = spark.range(10).withColumnRenamed("id", "n"), spark.range(100, 110).withColumnRenamed("id", "n")
 
     for frame in (first, first, second):
@@ -125,11 +125,11 @@ def test_a_named_write_is_done_once_and_completed_by_whoever_comes_next(spark: S
     assert numbers(sink.messages()) == sorted([*range(10), *range(100, 110), *range(100, 110)])
 
 
-def test_a_task_that_fails_after_it_wrote_shows_nothing_and_its_repetition_shows_once(
+def test_a_task_that_fails_after_writing_shows_no_rows_and_its_retry_shows_them_once(
     spark: SparkSession, sink: Sink, tmp_path: Path
 ):
     def fail_late(rows, tries=str(tmp_path / "tries")):
-        """The first try fails with the last row, when others may be in their journals already."""
+        """Fail the first attempt at the last row, when others may be in their journals already."""
         yield from rows
         with open(tries, "a+") as file:
             file.write("x")
@@ -141,7 +141,7 @@ def test_a_task_that_fails_after_it_wrote_shows_nothing_and_its_repetition_shows
     late = frame.mapInArrow(fail_late, frame.schema)
 
     with pytest.raises(PySparkException, match="the task fails"):
-        sink.write(late, mapping="random")  # Tasks of a local session are tried once.
+        sink.write(late, mapping="random")  # Tasks of a local session have one attempt.
     assert sink.messages() == []
     sink.write(late, mapping="random")
     assert numbers(sink.messages()) == list(range(3000))
@@ -162,14 +162,14 @@ def test_a_task_that_fails_after_it_wrote_shows_nothing_and_its_repetition_shows
         ("n INT, key STRING", {"acceptLoss": "perhaps"}, "neither true nor false"),
     ],
 )
-def test_what_cannot_be_written_is_refused(spark: SparkSession, sink: Sink, ddl, options, problem):
+def test_invalid_writes_are_refused(spark: SparkSession, sink: Sink, ddl, options, problem):
     with pytest.raises(PySparkException, match=problem) as raised:
         sink.write(spark.createDataFrame([], ddl), **options)
     assert isinstance(error_of_task(raised.value), InvalidInput)
     assert sink.messages() == []
 
 
-def test_a_folder_has_a_ledger_of_its_own(spark: SparkSession, sink: Sink):
+def test_a_folder_has_its_own_ledger(spark: SparkSession, sink: Sink):
     for _ in range(2):
         writer = spark.createDataFrame([(1, "a"), (2, "b")], "n INT, key STRING").write.format("coranto").mode("append")
         writer.options(endpoint=sink.endpoint, prefix=f"{sink.folder}/", writerId="two").save()
@@ -177,7 +177,7 @@ def test_a_folder_has_a_ledger_of_its_own(spark: SparkSession, sink: Sink):
     assert sink.client.head(f"ledgers/{sink.folder}") > 0
 
 
-def test_values_that_are_no_messages_are_refused_and_show_nothing(spark: SparkSession, sink: Sink):
+def test_invalid_messages_are_refused_and_nothing_is_shown(spark: SparkSession, sink: Sink):
     for value in ("[1]", "{", None):
         rows = spark.createDataFrame([('{"n":1}', "a"), (value, "b")], "value STRING, key STRING")
         with pytest.raises(PySparkException) as raised:
@@ -204,7 +204,7 @@ writer.option("checkpointLocation", checkpoint).start().awaitTermination()
 
 
 class Source:
-    """A folder of files, each one batch of a query."""
+    """A folder of files. Each is a batch of a query."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -223,7 +223,7 @@ def source(tmp_path: Path) -> Source:
 
 
 def run(spark: SparkSession, sink: Sink, source: Source, checkpoint: Path, **options: str) -> None:
-    """Run a query until it has written all that there is."""
+    """Run a query until it has written all content."""
     frame = spark.readStream.schema("n BIGINT, key STRING").option("maxFilesPerTrigger", 1).json(str(source.folder))
     writer = sink.to(frame.writeStream.format("journal"), **{"ledger": sink.ledger, **options})
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
@@ -234,7 +234,7 @@ def run(spark: SparkSession, sink: Sink, source: Source, checkpoint: Path, **opt
 
 
 def forget(checkpoint: Path, batch: int) -> None:
-    """Let a checkpoint be as it was when a batch was planned, and not known to be written."""
+    """Reset a checkpoint to the state when a batch was planned and not yet marked as written."""
     for kind in ("commits", "offsets"):
         for path in (checkpoint / kind).iterdir():
             number = path.name.strip(".").split(".")[0]
@@ -242,7 +242,7 @@ def forget(checkpoint: Path, batch: int) -> None:
                 path.unlink()
 
 
-def test_a_batch_that_is_repeated_adds_nothing_and_is_refused_with_other_data(
+def test_a_repeated_batch_adds_nothing_and_is_refused_with_other_data(
     spark: SparkSession, sink: Sink, source: Source, tmp_path: Path
 ):
     checkpoint = tmp_path / "checkpoint"
@@ -269,7 +269,7 @@ def test_a_batch_that_is_repeated_adds_nothing_and_is_refused_with_other_data(
     run(spark, sink, source, checkpoint)
     assert numbers(sink.messages()) == list(range(120))
 
-    # A checkpoint from a backup continues after content that was written long ago.
+    # A checkpoint from a backup has an older position than the written content.
     forget(checkpoint, 1)
     with pytest.raises(PySparkException, match=r"batch 1 of .* is 2 batches older than the last written one") as raised:
         run(spark, sink, source, checkpoint)
@@ -277,7 +277,7 @@ def test_a_batch_that_is_repeated_adds_nothing_and_is_refused_with_other_data(
     assert numbers(sink.messages()) == list(range(120))
 
 
-def test_a_query_needs_the_ledger_that_it_had(spark: SparkSession, sink: Sink, source: Source, tmp_path: Path):
+def test_a_query_needs_its_original_ledger(spark: SparkSession, sink: Sink, source: Source, tmp_path: Path):
     source.add(0, 10)
     run(spark, sink, source, tmp_path / "checkpoint")
     source.add(10, 20)
@@ -288,7 +288,7 @@ def test_a_query_needs_the_ledger_that_it_had(spark: SparkSession, sink: Sink, s
     assert numbers(sink.messages()) == list(range(20))
 
 
-def test_a_query_between_journals_that_is_killed_at_any_time_passes_each_committed_message_on_once(
+def test_a_query_between_journals_killed_at_any_time_copies_each_message_once(
     spark: SparkSession, sink: Sink, broker: Broker, tmp_path: Path
 ):
     rng, checkpoint = random.Random(7), tmp_path / "checkpoint"
@@ -314,7 +314,7 @@ def test_a_query_between_journals_that_is_killed_at_any_time_passes_each_committ
     assert len(found) > 200
 
 
-def test_of_two_queries_with_one_checkpoint_each_batch_is_written_by_one(
+def test_two_queries_with_one_checkpoint_write_each_batch_once(
     spark: SparkSession, sink: Sink, source: Source, tmp_path: Path
 ):
     """A zombie and its successor share the query's id. Spark itself refuses the second in one session."""
@@ -329,13 +329,13 @@ def test_of_two_queries_with_one_checkpoint_each_batch_is_written_by_one(
 
     run(spark, sink, source, one)
     assert numbers(sink.messages()) == list(range(60))
-    assert len(sink.producers()) == 1, "the tasks of a run use their producer ids again"
+    assert len(sink.producers()) == 1, "the tasks of a run reuse their producer ids"
     with contextlib.suppress(PySparkException):
         run(spark, sink, source, two)
     assert numbers(sink.messages()) == list(range(60))
 
 
-def test_a_stream_takes_batches_and_queries_once_while_it_is_scaled(
+def test_batches_and_queries_write_once_to_a_stream_that_is_scaled(
     spark: SparkSession, sink: Sink, source: Source, tmp_path: Path
 ):
     name = f"{sink.folder}-shop/orders"
@@ -352,13 +352,13 @@ def test_a_stream_takes_batches_and_queries_once_while_it_is_scaled(
 
         frame = spark.range(40).selectExpr("id AS n", "concat('k', id % 20) AS key")
         writer = frame.repartition(3).write.format("journal").mode("append")
-        for _ in range(2):  # A job that is repeated adds nothing.
+        for _ in range(2):  # A repeated job adds nothing.
             writer.options(endpoint=sink.endpoint, stream=name, ledger=sink.ledger, writerId="first").save()
         source.add(40, 70)
         run()
         streams.scale(name, [Split(0)])
         source.add(70, 100)
-        forget(tmp_path / "checkpoint", 0)  # The first batch is repeated, and adds nothing.
+        forget(tmp_path / "checkpoint", 0)  # The repeated first batch adds nothing.
         run()
 
     rows = spark.read.format("journal").options(endpoint=sink.endpoint, stream=name).schema("n BIGINT").load().collect()

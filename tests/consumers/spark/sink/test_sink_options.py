@@ -1,4 +1,4 @@
-"""Options of the sink: the ledger that is used if none is given."""
+"""Options of the sink: the default ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ ENDPOINT = {"endpoint": "127.0.0.1:1"}
     ],
 )
 @pytest.mark.parametrize("streaming", [False, True])
-def test_the_ledger_follows_from_one_journal_or_folder(options: dict[str, str], ledger: str, streaming: bool) -> None:
+def test_the_ledger_is_derived_from_one_journal_or_folder(
+    options: dict[str, str], ledger: str, streaming: bool
+) -> None:
     assert SinkOptions.parse({**ENDPOINT, **options}, streaming=streaming).ledger == ledger
 
 

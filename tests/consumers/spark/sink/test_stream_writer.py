@@ -1,4 +1,4 @@
-"""The writers to a stream, called as Spark calls them: streams are scaled at any step, and drivers die at any step."""
+"""The writers to a stream, called as Spark does, while streams are scaled and drivers die at any step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cluster() -> Iterator[SyncCluster]:
 
 
 class Shop:
-    """A stream of two segments, and writes to it, as a driver and its tasks make them."""
+    """A stream of two segments, with the writers of drivers and tasks."""
 
     def __init__(self, cluster: SyncCluster, streams: SyncStreams) -> None:
         self.client = cluster.client()
@@ -67,7 +67,7 @@ class Shop:
         self.streams.scale(self.name, changes)
 
     def numbers(self) -> list[int]:
-        """All numbers that readers have. Each key's are in their order, and in segments that have the key."""
+        """Return all committed numbers. Check that each key's are in order, in segments that have the key."""
         stream = self.streams.describe(self.name)
         found: dict[str, list[int]] = {}
         with SyncStreamReader(self.client, self.name) as reader:
@@ -94,7 +94,7 @@ def attempt(writer, begin: int, end: int):
     return replace(writer.write(iter([rows(begin, end)])), query=QUERY)
 
 
-def test_events_go_to_the_segments_of_their_keys_all_at_once(shop):
+def test_events_go_atomically_to_the_segments_of_their_keys(shop):
     writer = shop.batch_writer()
     one, two = attempt(writer, 0, 10), attempt(writer, 10, 40)
     attempt(writer, 10, 40)  # The slower attempt of the same task.
@@ -116,7 +116,7 @@ CHANGES: dict[str, Sequence[Sequence[Split | Merge]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_segments_that_are_sealed_before_the_commit_lead_to_their_successors(shop, change):
+def test_events_of_segments_sealed_before_the_commit_go_to_successors(shop, change):
     first, writer = shop.batch_writer(), shop.batch_writer()
     first.commit([attempt(first, 0, 20)])
     written = [attempt(writer, 20, 50), attempt(writer, 50, 60)]
@@ -132,7 +132,7 @@ def test_segments_that_are_sealed_before_the_commit_lead_to_their_successors(sho
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_task_goes_on_in_the_successors_of_segments_that_are_sealed_while_it_writes(shop, change, monkeypatch):
+def test_a_task_continues_in_the_successors_of_segments_sealed_while_it_writes(shop, change, monkeypatch):
     monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 400)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -150,7 +150,7 @@ def test_a_task_goes_on_in_the_successors_of_segments_that_are_sealed_while_it_w
 
 
 class Numbered:
-    """Batches with consecutive numbers, and with the segments' keys at its creation."""
+    """Batches with consecutive numbers, and with keys of the segments at its creation."""
 
     def __init__(self, shop: Shop) -> None:
         segments = shop.streams.describe(shop.name).segments.items()
@@ -159,7 +159,7 @@ class Numbered:
         self.end = 0
 
     def __call__(self, rows: dict[int, int]) -> pa.RecordBatch:
-        """Return a batch with so many rows for each segment."""
+        """Return a batch with the given number of rows for each segment."""
         keys = [self._keys[name][n % len(self._keys[name])] for name, count in rows.items() for n in range(count)]
         begin, self.end = self.end, self.end + len(keys)
         return pa.record_batch({"n": pa.array(range(begin, self.end), pa.int32()), "key": keys})
@@ -167,7 +167,7 @@ class Numbered:
 
 @pytest.fixture
 def answered(monkeypatch) -> None:
-    """A task knows the answer to each append before it continues."""
+    """Let a task wait for the response to each append before it continues."""
     settle = stream_publishing.SegmentPublisher._settle
 
     def waiting(self, journal: str, *, wait: bool) -> None:
@@ -177,13 +177,13 @@ def answered(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("answered")
-def test_keys_keep_their_order_when_another_segment_tells_that_theirs_is_sealed(shop, monkeypatch):
+def test_keys_keep_their_order_when_another_segment_reports_theirs_sealed(shop, monkeypatch):
     monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 400)
     shop.scale(Split(1))
     batch = Numbered(shop)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        yield batch({0: 60, 2: 3, 3: 60})  # Those of segment 2 are held back.
+        yield batch({0: 60, 2: 3, 3: 60})  # Appends to segment 2 are delayed.
         shop.scale(Split(0), Split(2), Split(3))
         yield batch({0: 60})
         yield batch({2: 60, 3: 60})
@@ -197,7 +197,7 @@ def test_keys_keep_their_order_when_another_segment_tells_that_theirs_is_sealed(
 
 
 @pytest.mark.usefixtures("answered")
-def test_events_of_two_sealed_segments_that_meet_in_one_are_all_there(shop, monkeypatch):
+def test_no_events_of_two_sealed_segments_merged_into_one_are_lost(shop, monkeypatch):
     monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 4000)
     monkeypatch.setattr(stream_publishing, "_HELD_BYTES", 4000)
     batch = Numbered(shop)
@@ -206,7 +206,7 @@ def test_events_of_two_sealed_segments_that_meet_in_one_are_all_there(shop, monk
         yield batch({1: 40})
         shop.scale(Merge((0, 1)))
         shop.scale(Split(2, 3))
-        yield batch({0: 48})  # Goes to two of the three, and between them those of segment 1 are sent.
+        yield batch({0: 48})  # It goes to two of the three segments, and events of segment 1 are sent in between.
 
     writer = shop.query_writer()
     writer.commit([replace(writer.write(batches()), query=QUERY)], 0)
@@ -231,8 +231,8 @@ def test_a_segment_is_sealed_again_while_its_events_are_moved(shop, monkeypatch)
     assert shop.numbers() == list(range(40))
 
 
-def test_an_answer_that_was_lost_before_a_segment_was_sealed_doubles_nothing(shop, monkeypatch):
-    """The append that was sealed out is repeated by the client, although its first try is in the segment."""
+def test_a_response_lost_before_a_segment_is_sealed_duplicates_nothing(shop, monkeypatch):
+    """The client repeats an append after the segment was sealed, although its first attempt is in the segment."""
     real, scaling = AppendService._resolve, []
     monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 400)
 
@@ -255,7 +255,7 @@ def test_an_answer_that_was_lost_before_a_segment_was_sealed_doubles_nothing(sho
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_events_of_appends_whose_answers_are_lost_are_there_once(shop, applied, monkeypatch):
+def test_events_of_appends_with_lost_responses_are_stored_once(shop, applied, monkeypatch):
     send, lost = JournalClient.append, []
     monkeypatch.setattr(stream_publishing, "_APPEND_BYTES", 400)
 
@@ -293,7 +293,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(shop, step, monkeypatch):
+def test_the_batch_of_a_driver_that_dies_is_completed_once(shop, step, monkeypatch):
     method, then = STEPS[step]
     writer = shop.query_writer()
     first = attempt(writer, 0, 20)
@@ -314,9 +314,9 @@ def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(shop, step, mo
             BatchChanged, match=r"batch 0 of .* with other content.*: 3 for |failOnDataLoss=false"
         ) as no:
             again.commit([other], 0)
-        told = error_of_task(RuntimeError("".join(format_exception(no.value))))
-        assert isinstance(told, BatchChanged), "Spark passes on the text of the traceback only"
-        assert "failOnDataLoss=false" in str(told)
+        error = error_of_task(RuntimeError("".join(format_exception(no.value))))
+        assert isinstance(error, BatchChanged), "Spark forwards only the text of the traceback"
+        assert "failOnDataLoss=false" in str(error)
         again.commit([attempt(again, 7, 20), attempt(again, 0, 7)], 0)
         accepting = shop.query_writer(failOnDataLoss="false")
         accepting.commit([attempt(accepting, 100, 103)], 0)
@@ -328,7 +328,7 @@ def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(shop, step, mo
     assert shop.numbers() == [*wanted, *range(200, 220)]
 
 
-def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_fenced(shop):
+def test_with_two_drivers_on_one_checkpoint_the_outdated_one_is_fenced(shop):
     one, two = shop.query_writer(), shop.query_writer()
     mine, theirs = attempt(one, 0, 10), attempt(two, 0, 10)
     one.commit([mine], 0)
@@ -347,7 +347,7 @@ def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_
     assert shop.numbers() == list(range(30))
 
 
-def test_a_query_that_the_stream_does_not_know_is_refused_unless_loss_is_accepted(shop):
+def test_a_query_unknown_to_the_stream_is_refused_unless_loss_is_accepted(shop):
     writer = shop.query_writer()
     with pytest.raises(InvalidInput, match="knows no batch of this writer, whose next one is 7"):
         writer.commit([attempt(writer, 0, 10)], 7)
@@ -357,7 +357,7 @@ def test_a_query_that_the_stream_does_not_know_is_refused_unless_loss_is_accepte
     assert shop.numbers() == list(range(10))
 
 
-def test_events_whose_keys_are_not_kept_are_refused_whole_when_their_segment_is_sealed(shop, monkeypatch):
+def test_events_without_kept_keys_are_all_refused_when_their_segment_is_sealed(shop, monkeypatch):
     monkeypatch.setattr(stream_publishing, "KEPT_PLACES", 15)
     writer = shop.query_writer()
     written = attempt(writer, 0, 20)
@@ -370,7 +370,7 @@ def test_events_whose_keys_are_not_kept_are_refused_whole_when_their_segment_is_
     assert shop.numbers() == list(range(20))
 
 
-def test_a_sealed_stream_takes_nothing(shop):
+def test_a_sealed_stream_refuses_writes(shop):
     writer = shop.batch_writer()
     written = attempt(writer, 0, 10)
     shop.streams.seal(shop.name)
@@ -386,7 +386,7 @@ def refused() -> Iterator[pa.RecordBatch]:
     yield
 
 
-def test_a_named_write_that_is_repeated_adds_nothing_whatever_was_written_since(shop, monkeypatch):
+def test_a_repeated_named_write_adds_nothing_after_other_writes(shop, monkeypatch):
     ledger = f"ledgers/{uuid.uuid4().hex[:8]}"
 
     def job(day: int):
@@ -419,7 +419,7 @@ def test_a_named_write_that_is_repeated_adds_nothing_whatever_was_written_since(
     assert sum(each.name.startswith("coranto.dev/batch/") for each in registers.labels) == 1
 
 
-def test_a_named_write_reads_the_ledger_once_unless_another_one_comes_between(shop, monkeypatch):
+def test_a_named_write_reads_the_ledger_once_unless_another_intervenes(shop, monkeypatch):
     ledger, offsets = f"ledgers/{uuid.uuid4().hex[:8]}", []
     read = SyncJournalClient.read
 
@@ -455,7 +455,7 @@ def test_a_named_write_reads_the_ledger_once_unless_another_one_comes_between(sh
     assert shop.numbers() == list(range(60))
 
 
-def test_a_named_write_is_refused_when_the_stream_or_the_ledger_has_lost_the_names(shop):
+def test_a_named_write_is_refused_if_the_stream_or_the_ledger_lost_the_names(shop):
     ledger = f"ledgers/{uuid.uuid4().hex[:8]}"
     begun = shop.batch_writer(writerId="day/0", ledger=ledger)  # And its driver dies: nothing is decided.
 
@@ -490,7 +490,7 @@ def test_a_named_write_is_refused_when_the_stream_or_the_ledger_has_lost_the_nam
         job(0, ledger=f"{ledger}-2")
 
 
-def test_the_ledger_is_created_with_the_keys_which_tasks_do_not_get(shop, monkeypatch):
+def test_the_ledger_is_created_with_keys_that_tasks_do_not_get(shop, monkeypatch):
     made, apply = [], JournalClient.apply
 
     async def noting(self, changes):
@@ -523,7 +523,7 @@ def test_the_ledger_is_created_with_the_keys_which_tasks_do_not_get(shop, monkey
         ),
     ],
 )
-def test_what_a_stream_has_no_use_for_is_refused(shop, options, schema, problem):
+def test_options_that_streams_do_not_support_are_refused(shop, options, schema, problem):
     with pytest.raises(InvalidInput, match=problem):
         shop.batch_writer(schema, **{name: value.format(stream=shop.name) for name, value in options.items()})
 

@@ -1,4 +1,4 @@
-"""The writers, called as Spark calls them: attempts that fail or come twice, and drivers that die at any step."""
+"""The writers, called as Spark does, with failed and duplicate attempts and drivers that die at any step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cluster() -> Iterator[SyncCluster]:
 
 
 class Job:
-    """Writes of one group of journals, as a driver and its tasks make them."""
+    """A group of journals, with the writers of drivers and tasks."""
 
     def __init__(self, client: SyncJournalClient, create: Callable[[str], object]) -> None:
         self.client = client
@@ -96,7 +96,7 @@ def test_options_that_spark_adds_are_accepted_by_sources_and_sinks(job):
         job.stream_writer(queryNaem="x")
 
 
-def test_only_the_attempts_that_spark_reports_count(job):
+def test_only_attempts_reported_by_spark_count(job):
     writer = job.batch_writer()
     one = writer.write(rows(0, 10))
     writer.write(rows(0, 10))  # The slower attempt of the same task.
@@ -109,7 +109,7 @@ def test_only_the_attempts_that_spark_reports_count(job):
     assert job.numbers() == list(range(20))
 
 
-def test_an_attempt_that_fails_with_its_rows_shows_nothing(job):
+def test_an_attempt_whose_rows_fail_shows_nothing(job):
     def failing() -> Iterator[pa.RecordBatch]:
         yield from rows(0, 10)
         raise RuntimeError("the task fails")
@@ -142,7 +142,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(job, step, monkeypatch):
+def test_the_batch_of_a_driver_that_dies_is_completed_once(job, step, monkeypatch):
     writer = job.stream_writer()
     first = attempt(writer, 0, 10)
     with monkeypatch.context() as patch:
@@ -151,7 +151,7 @@ def test_a_driver_that_dies_leaves_a_batch_that_is_completed_once(job, step, mon
             writer.commit([first], 0)
     writer.abort([first], 0)  # As Spark does after any failed commit.
 
-    # The batch is repeated, by other tasks.
+    # Other tasks repeat the batch.
     again = job.stream_writer()
     again.commit([attempt(again, 4, 10), attempt(again, 0, 4)], 0)
     assert job.numbers() == list(range(10))
@@ -170,7 +170,7 @@ def test_a_batch_with_other_rows_than_the_written_one_is_an_error(job, step, mon
             patch.setattr(*STEPS[step], dies)
         writer.commit([first], 0)
     again = job.stream_writer()
-    if step == "before the decision":  # Then nothing is written, and any rows do.
+    if step == "before the decision":  # Then nothing is written, and any rows are accepted.
         again.commit([attempt(again, 100, 103)], 0)
         assert job.numbers() == list(range(100, 103))
         return
@@ -189,7 +189,7 @@ def test_a_batch_with_other_rows_than_the_written_one_is_an_error(job, step, mon
     assert job.numbers() == [*range(10), 13, 14]
 
 
-def test_a_batch_that_an_older_version_wrote_counts_as_the_same(job, monkeypatch):
+def test_a_batch_of_an_older_version_counts_as_the_same(job, monkeypatch):
     writer = job.stream_writer()
     with monkeypatch.context() as patch:
         patch.setattr(batch_ledger, "content_register", lambda *about: {})
@@ -201,7 +201,7 @@ def test_a_batch_that_an_older_version_wrote_counts_as_the_same(job, monkeypatch
     assert job.numbers() == [*range(10), 13, 14]
 
 
-def test_a_batch_that_was_not_acknowledged_is_completed_by_the_next_one(job, monkeypatch):
+def test_an_unacknowledged_batch_is_completed_by_the_next_one(job, monkeypatch):
     writer = job.stream_writer()
     with monkeypatch.context() as patch:
         patch.setattr(writers, "append_intents", dies)
@@ -212,7 +212,7 @@ def test_a_batch_that_was_not_acknowledged_is_completed_by_the_next_one(job, mon
     assert job.numbers() == list(range(20))
 
 
-def test_a_batch_write_that_was_decided_is_completed_by_any_other(job, monkeypatch):
+def test_a_decided_batch_write_is_completed_by_any_other_write(job, monkeypatch):
     writer = job.batch_writer(writerId="nightly")
     with monkeypatch.context() as patch:
         patch.setattr(writers, "finish_decision", dies)
@@ -274,7 +274,7 @@ def test_a_decision_of_another_job_fails_no_write_and_is_completed_later(cluster
     assert one.numbers() == list(range(10))
 
 
-def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_fenced(job):
+def test_with_two_drivers_on_one_checkpoint_the_outdated_one_is_fenced(job):
     one, two = job.stream_writer(), job.stream_writer()
     mine, theirs = attempt(one, 0, 10), attempt(two, 0, 10)
     one.commit([mine], 0)
@@ -294,7 +294,7 @@ def test_of_two_drivers_with_one_checkpoint_one_decides_and_the_outdated_one_is_
     assert job.numbers() == [*range(20), *range(50, 60)]
 
 
-def test_the_tasks_of_a_run_use_their_ids_again_once_nobody_else_may_acknowledge_them(job, tmp_path, monkeypatch):
+def test_tasks_reuse_ids_once_no_other_process_may_acknowledge_them(job, tmp_path, monkeypatch):
     monkeypatch.setattr(producer_ids, "executor_folder", lambda: tmp_path)
     monkeypatch.setattr(publishing, "executor_folder", lambda: tmp_path)
     run = "run-1"
@@ -316,11 +316,11 @@ def test_the_tasks_of_a_run_use_their_ids_again_once_nobody_else_may_acknowledge
         write(2)
     write(3)
     assert used[1] == used[2]
-    assert used[3].isdisjoint(used[2]), "an acknowledgement may come once more"
+    assert used[3].isdisjoint(used[2]), "an acknowledgement may be repeated"
 
     def taken_over(client, decision):
         other = job.stream_writer()
-        with pytest.raises(BatchChanged):  # It has other rows, and has acknowledged those that are decided.
+        with pytest.raises(BatchChanged):  # It has other rows, and has acknowledged the decided ones.
             other.commit([attempt(other, 0, 5)], 4)
         return append_intents(client, decision)
 
@@ -337,13 +337,13 @@ def test_the_tasks_of_a_run_use_their_ids_again_once_nobody_else_may_acknowledge
 
 
 @pytest.fixture
-def resting(broker, tmp_path):
-    """A job on a broker whose retention can be imitated, and a function that removes all but the last of the ledger."""
+def job_with_retention(broker, tmp_path):
+    """A job, and a function that imitates retention: it removes all but the last record of the ledger."""
     job = Job(SyncJournalClient.of(broker.config), broker.create)
     broker.create(job.options["ledger"])
 
-    def rest() -> None:
-        """Let another query write, and all that is older go."""
+    def expire() -> None:
+        """Let another query write, and drop older content of the ledger."""
         journal = broker.fake.journals[job.options["ledger"]]
         journal.roll(tmp_path)
         other = job.stream_writer()
@@ -352,31 +352,31 @@ def resting(broker, tmp_path):
         journal.drop_before(end)
 
     with job.client:
-        yield job, rest
+        yield job, expire
 
 
-def test_a_query_goes_on_after_the_retention_of_its_ledger(resting):
-    job, rest = resting
+def test_a_query_continues_after_the_retention_of_its_ledger(job_with_retention):
+    job, expire = job_with_retention
     writer = job.stream_writer()
     writer.commit([attempt(writer, 0, 10)], 0)
-    rest()
+    expire()
 
     again = job.stream_writer()
     again.commit([attempt(again, 0, 10)], 0)
-    assert job.numbers() == list(range(10)), "its last batch came again"
+    assert job.numbers() == list(range(10)), "its last batch was repeated"
     again.commit([attempt(again, 10, 20)], 1)
     assert job.numbers() == list(range(20))
 
 
 @pytest.mark.parametrize("batch", [0, 1])
-def test_a_query_that_was_interrupted_and_rested_for_too_long_says_what_to_do(resting, monkeypatch, batch):
-    job, rest = resting
+def test_the_error_of_a_query_interrupted_for_too_long_says_how_to_fix_it(job_with_retention, monkeypatch, batch):
+    job, expire = job_with_retention
     writer = job.stream_writer()
     with monkeypatch.context() as patch:
         patch.setattr(writers, "append_intents", dies)
         with pytest.raises(Died):
             writer.commit([attempt(writer, 0, 10)], 0)
-    rest()
+    expire()
 
     again = job.stream_writer()
     with pytest.raises(LedgerDamaged, match=r"retention is shorter .* \(accept_loss; in Spark acceptLoss=true\)"):
@@ -390,11 +390,11 @@ def test_a_query_that_was_interrupted_and_rested_for_too_long_says_what_to_do(re
     assert job.numbers() == list(range(20))
 
 
-def test_a_batch_write_goes_on_after_the_retention_of_its_ledger_once_the_loss_is_accepted(resting):
-    job, rest = resting
+def test_a_batch_write_continues_after_ledger_retention_once_the_loss_is_accepted(job_with_retention):
+    job, expire = job_with_retention
     writer = job.batch_writer(writerId="nightly")
     writer.commit([writer.write(rows(0, 10))])
-    rest()
+    expire()
 
     with pytest.raises(LedgerDamaged, match="has lost content"):
         job.batch_writer(writerId="nightly/2")
@@ -411,8 +411,8 @@ def test_an_empty_batch_is_decided_too(job):
     assert job.numbers() == list(range(5))
 
 
-def test_journals_that_are_read_only_do_not_keep_others_from_theirs(job, monkeypatch):
-    writer = job.stream_writer(mapping="modulo")  # Each journal gets rows, whatever its name.
+def test_read_only_journals_do_not_block_acknowledgements_of_others(job, monkeypatch):
+    writer = job.stream_writer(mapping="modulo")  # Each journal gets rows, for any names.
     written = attempt(writer, 0, 20)
     real = type(job.client).append
 
@@ -445,7 +445,7 @@ def reads_of(monkeypatch: pytest.MonkeyPatch, journal: str) -> list[int]:
     return offsets
 
 
-def test_a_save_reads_the_ledger_once_and_then_only_what_others_append(job, monkeypatch):
+def test_a_write_reads_the_ledger_once_and_then_only_appends_of_others(job, monkeypatch):
     first = job.batch_writer()
     first.commit([first.write(rows(0, 10))])
     offsets, head = reads_of(monkeypatch, job.options["ledger"]), job.client.head(job.options["ledger"])
@@ -461,7 +461,7 @@ def test_a_save_reads_the_ledger_once_and_then_only_what_others_append(job, monk
     assert job.numbers() == list(range(30))
 
 
-def test_a_zombie_that_publishes_while_its_successor_writes_wins_and_nothing_is_there_twice(job):
+def test_a_zombie_that_publishes_during_its_successors_write_wins_without_duplicates(job):
     zombie, successor = job.batch_writer(writerId="mine"), job.batch_writer(writerId="mine")
     late = successor.write(rows(0, 10))
     zombie.commit([zombie.write(rows(0, 10))])
@@ -472,9 +472,9 @@ def test_a_zombie_that_publishes_while_its_successor_writes_wins_and_nothing_is_
     assert job.numbers() == list(range(10))
 
 
-def test_a_summary_stands_for_records_that_the_retention_removes(resting, broker, tmp_path, monkeypatch):
+def test_a_summary_replaces_records_removed_by_retention(job_with_retention, broker, tmp_path, monkeypatch):
     monkeypatch.setattr(ledgers, "SUMMARIZED_BYTES", 1)
-    job, rest = resting
+    job, expire = job_with_retention
     ledger = broker.fake.journals[job.options["ledger"]]
     writer = job.batch_writer(writerId="nightly")
     writer.commit([writer.write(rows(0, 10))])
@@ -489,7 +489,7 @@ def test_a_summary_stands_for_records_that_the_retention_removes(resting, broker
     again.commit([again.write(rows(0, 10))])
     assert job.numbers() == list(range(20))
 
-    rest()  # The summary is gone, too.
+    expire()  # The summary is removed, too.
     with pytest.raises(LedgerDamaged, match="has lost content"):
         job.batch_writer(writerId="nightly/3")
     writer = job.batch_writer(writerId="nightly/3", acceptLoss="true")

@@ -1,4 +1,4 @@
-"""A read is planned once, for the rows that pass filters, and says why it cannot be planned."""
+"""A read is planned once, for rows that pass filters, or the error says why it cannot be planned."""
 
 import json
 import pickle
@@ -20,7 +20,7 @@ SETTING = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.mark.parametrize("filters", [[], [EqualTo(("journal",), NAMES[0])], [EqualTo(("value",), "x")], None])
 def test_a_read_is_planned_once(broker, monkeypatch, filters):
-    """As Spark does it: it hands filters over if it may, then pickles the reader, then asks for partitions."""
+    """Spark pushes filters if it may, then pickles the reader, then requests partitions."""
     broker.create(*NAMES)
     broker.write(NAMES[0], b'{"n":1}\n')
     planned = []
@@ -41,11 +41,11 @@ def test_a_read_is_planned_once(broker, monkeypatch, filters):
     assert len(planned) == 1
 
 
-def test_a_read_that_cannot_be_planned_says_why(broker, spark, request):
+def test_errors_say_why_a_read_cannot_be_planned(broker, spark, request):
     options = {"endpoint": broker.endpoint, "assign": json.dumps(["not/there"])}
     journals = JournalDataSource(options)
     reader = journals.reader(journals.schema())
-    assert pickle.loads(pickle.dumps(reader)), "Spark would tell only that it cannot pickle it"
+    assert pickle.loads(pickle.dumps(reader)), "otherwise Spark would only report that it cannot pickle it"
     for _ in range(2):
         with pytest.raises(InvalidInput, match="no journal not/there"):
             reader.partitions()
@@ -60,7 +60,7 @@ def test_a_read_that_cannot_be_planned_says_why(broker, spark, request):
         assert "Could not serialize" not in str(error.value)
 
 
-def test_parts_of_a_committed_journal_without_such_offsets_have_no_task(broker):
+def test_ranges_of_a_committed_journal_outside_filtered_offsets_have_no_task(broker):
     broker.create(NAMES[0])
     broker.write(NAMES[0], b'{"n":1}\n' * 1000)
     options = {"endpoint": broker.endpoint, "subscribe": NAMES[0], "maxBytesPerPartition": "1000", "minPartitions": "8"}

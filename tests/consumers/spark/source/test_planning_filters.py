@@ -1,4 +1,4 @@
-"""Filters of queries leave out journals, ranges and fragments that have no row that passes them."""
+"""Filters of queries exclude journals, ranges and fragments without matching rows."""
 
 import pytest
 from pyspark.sql.datasource import (
@@ -41,7 +41,7 @@ def journal(kind, *value):
         ([EqualTo(("journal",), "none"), EqualTo(("_journal", "x"), "none"), journal(EqualTo, None)], NAMES),
     ],
 )
-def test_filters_choose_journals(filters, taken):
+def test_filters_select_journals(filters, taken):
     narrowing = Narrowing.of(filters, OWN)
     assert tuple(name for name in NAMES if narrowing.takes(name)) == taken
 
@@ -61,7 +61,7 @@ def test_filters_bound_offsets(filters, bounds):
 
 @pytest.fixture
 def stored(broker):
-    """Three journals with a message an hour, in a store, and stored when it was published."""
+    """Three journals with a message an hour, each stored when it was published."""
     now = [0]
     with HttpStore() as store:
         broker.create(*NAMES)
@@ -79,7 +79,7 @@ def stored(broker):
 
 @pytest.fixture
 def pushed(spark):
-    """The session, which hands filters to sources."""
+    """The session, with filters pushed to sources."""
     before = spark.conf.get(SETTING)
     spark.conf.set(SETTING, "true")
     yield spark
@@ -101,7 +101,7 @@ CONDITIONS = [
     ("_journal IN ('sales/north', 'stock/north') AND n > 2", 12, 12),
     ("_journal LIKE 'sales/%'", 12, 12),
     ("_journal = 'none'", 0, 0),
-    # Producers' clocks may be ahead by an hour. The last byte of the fragment before tells if a line begins here.
+    # Producers' clocks may be an hour fast. The last byte of the previous fragment shows if a line begins here.
     (f"_clock >= {clock_from_ns((T0 + 5 * HOUR) * 1_000_000_000)}", 9, 9),
     (f"_clock >= {clock_from_ns((T0 + 9 * HOUR) * 1_000_000_000)} AND _journal < 'st'", 0, 0),
     # A line may reach into the next fragment.
@@ -124,7 +124,7 @@ def test_filtered_reads_have_the_same_rows_and_fetch_less(pushed, broker, stored
         stored.fetched.clear()
 
 
-def test_a_producer_whose_clock_is_ahead_loses_no_message(pushed, broker, stored):
+def test_a_producer_with_a_fast_clock_loses_no_message(pushed, broker, stored):
     for name in NAMES:
         for each in broker.fake.journals[name].stored:
             object.__setattr__(each.fragment, "mod_time", each.fragment.mod_time - HOUR + 1)

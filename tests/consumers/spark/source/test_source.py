@@ -1,4 +1,4 @@
-"""`format("journal")` in a real Spark, against a broker that speaks the protocol."""
+"""`format("journal")` in a real Spark, with a broker that speaks the protocol."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ONE, TWO = "a/topic/one", "a/topic/two"
 
 @pytest.fixture
 def topic(broker):
-    """Two journals: ten committed messages in each, five rolled back, five pending, two of the committed ones twice."""
+    """Two journals, each with ten committed messages (two of them twice), five rolled back and five pending."""
     broker.create(ONE, TWO)
     sent = {ONE: [], TWO: []}
 
@@ -88,7 +88,7 @@ def test_the_source_has_two_names_and_short_options_for_its_journals(spark, topi
     assert sorted(one.collect()) == [row for row in rows if row.journal == ONE]
 
 
-def test_an_uncommitted_read_yields_every_line_over_many_tasks(spark, topic):
+def test_an_uncommitted_read_yields_every_line_in_many_tasks(spark, topic):
     frame = load(spark, topic, isolation="read_uncommitted", maxBytesPerPartition="300", assign=json.dumps([ONE]))
 
     rows = sorted(frame.collect(), key=lambda row: row.offset)
@@ -111,10 +111,10 @@ def test_a_committed_read_of_one_journal_may_have_many_tasks(spark, topic, optio
     assert sorted(frame.collect()) == sorted(whole.collect())
 
 
-def test_columns_can_be_chosen_and_values_be_bytes(spark, topic):
+def test_columns_can_be_selected_and_values_can_be_bytes(spark, topic):
     reader = spark.read.format("journal").option("endpoint", topic.endpoint).option("selector", "name:prefix=a/topic/")
 
-    acknowledgement = topic.content(ONE).index(b'"}}\n')  # The first one has no fields behind the UUID.
+    acknowledgement = topic.content(ONE).index(b'"}}\n')  # The first one has no fields after the UUID.
     asked = reader.schema("n INT, _journal STRING, _commit_offset BIGINT").load().where(f"_journal = '{ONE}'").collect()
     assert [(row.n, topic.content(ONE).find(b'"}}\n', row._commit_offset)) for row in asked] == [
         (n, acknowledgement) for n in range(10)
@@ -156,7 +156,7 @@ def test_fields_of_messages_may_have_the_names_of_the_sources_columns(spark, bro
     ]
 
 
-def test_values_that_do_not_fit_are_null_with_their_line_beside_them_or_an_error(spark, broker):
+def test_values_that_do_not_fit_are_null_next_to_their_line_or_an_error(spark, broker):
     broker.create(ONE)
     values = [
         b'"n":1,"text":"a"}',
@@ -180,7 +180,7 @@ def test_values_that_do_not_fit_are_null_with_their_line_beside_them_or_an_error
 
 @pytest.mark.parametrize("ddl", ["n INT NOT NULL", "r STRUCT<x: INT NOT NULL>", "l ARRAY<STRUCT<x: INT NOT NULL>>"])
 def test_columns_that_must_not_be_null_are_refused(spark, broker, ddl):
-    """At the first null, Spark would end the read with an error of its own, and each time again."""
+    """Spark would end the read at the first null, and every retry too."""
     broker.create(ONE)
     with pytest.raises(InvalidInput, match="or a part of it, is NOT NULL, and messages may lack fields"):
         in_process(broker, ddl)
@@ -196,14 +196,14 @@ def test_journals_without_content_yield_nothing(spark, broker):
 
 def test_fragments_are_read_from_their_store(spark, topic, tmp_path):
     topic.fake.journals[ONE].roll(tmp_path)
-    topic.fake.journals[ONE].stored[0].content = b""  # The broker has nothing to give.
+    topic.fake.journals[ONE].stored[0].content = b""  # The broker has no content.
 
     rows = load(spark, topic, fileRoot=str(tmp_path)).where(f"journal = '{ONE}'").collect()
 
     assert sorted(json.loads(row.value)["n"] for row in rows) == list(range(10))
 
 
-def test_journals_are_chosen_by_a_pattern_of_their_whole_names(topic):
+def test_journals_are_selected_by_a_pattern_of_full_names(topic):
     topic.create("a/topic/other", content_type="text/csv")
 
     read = in_process(topic, subscribePattern="a/topic/(one|two)")
@@ -216,7 +216,7 @@ def test_journals_are_chosen_by_a_pattern_of_their_whole_names(topic):
 
 
 def in_process(broker, schema="", **options) -> pa.Table:
-    """A read by the source's own classes, in this process and without Spark."""
+    """Read by the source's own classes, in this process and without Spark."""
     if not {"assign", "subscribe", "subscribePattern", "selector"} & set(options):
         options["selector"] = "name:prefix=a/topic/"
     source = JournalDataSource({"endpoint": broker.endpoint, **options})
@@ -240,7 +240,7 @@ def test_offsets_bound_a_read(topic):
     assert offsets(third, third) == []
 
 
-def test_offsets_of_an_earlier_journal_are_an_error_or_say_what_is_lost(broker):
+def test_offsets_of_an_earlier_journal_are_an_error_or_a_reported_loss(broker):
     broker.fake.tells_ids = True
 
     def create(*numbers: int) -> JournalOffset:
@@ -262,7 +262,7 @@ def test_offsets_of_an_earlier_journal_are_an_error_or_say_what_is_lost(broker):
     new = {ONE: create(*range(10, 20))}
     assert len(read(startingOffsets=new)) == 0
     assert len(read(endingOffsets=new)) == len(read(asOf=new)) == 10
-    assert len(read(startingOffsets={ONE: int(old[ONE])})) == 8, "without an id, it is of any journal"
+    assert len(read(startingOffsets={ONE: int(old[ONE])})) == 8, "without an id, it applies to any journal"
     for option in ("startingOffsets", "endingOffsets", "asOf"):
         with pytest.raises(JournalRecreated, match=old[ONE].journal_id):
             read(**{option: old})
@@ -306,7 +306,7 @@ WIDE_LINES = (
 
 
 @pytest.mark.parametrize("left_out", ["", ", counts MAP<STRING, INT>"])
-def test_dates_decimals_and_nested_columns_are_those_of_from_json(spark, broker, left_out):
+def test_dates_decimals_and_nested_columns_match_from_json(spark, broker, left_out):
     broker.create(ONE)
     broker.write(ONE, b"".join(line + b"\n" for line in WIDE_LINES))
     columns = WIDE.removesuffix(left_out) if left_out else WIDE
@@ -366,7 +366,7 @@ def test_corrupt_content_is_named_by_journal_and_offset(broker):
         in_process(broker)
 
 
-def test_text_that_is_not_utf8_can_be_read_as_bytes_only(spark, broker):
+def test_text_that_is_not_utf8_can_only_be_read_as_bytes(spark, broker):
     broker.create(ONE)
     builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
     builder.outside(ONE, {"text": "x"})
@@ -384,7 +384,7 @@ def test_journals_of_other_content_are_refused(broker):
         in_process(broker)
 
 
-def test_spark_passes_errors_on(spark, topic):
+def test_spark_propagates_errors(spark, topic):
     with pytest.raises(PySparkException, match=r"option isolatoin: .*; did you mean isolation\?"):
         load(spark, topic, isolatoin="read_committed")
 

@@ -1,4 +1,4 @@
-"""Micro-batches of any size, over any number of restarts, deliver what reading message by message does."""
+"""Micro-batches of any size, over any number of restarts, deliver the same as reading message by message."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def start(offset: int = 0) -> ReadState:
 
 
 def delivered(content: Memory, batch) -> list[int]:
-    """The offsets of a batch's messages, in the order of their commits, if that is known."""
+    """Return the offsets of a batch's messages, in commit order if it is known."""
     read = [lines for part in batch.parts for lines in part.read(content, FRAMING)]
     rows = [
         row
@@ -40,7 +40,7 @@ def delivered(content: Memory, batch) -> list[int]:
 
 
 def restarted(planner: BatchPlanner, state: ReadState) -> ReadState:
-    """The state that a new process has, from the offsets in the checkpoint."""
+    """Return the state of a new process, restored from the offsets in the checkpoint."""
     positions = loads(json.loads(json.dumps(dumps({J: state.position}))))
     assert positions[J] == state.position
     return planner.restore(J, positions[J])
@@ -95,7 +95,7 @@ def test_an_uncommitted_batch_ends_with_a_line(messages):
     assert (ranges[0].begin, ranges[-1].end) == (0, end)
 
 
-def test_a_batch_begins_with_the_next_line_if_a_user_names_an_offset_within_one():
+def test_a_batch_begins_with_the_next_line_if_its_offset_is_within_one():
     producer = SyncPublisher(
         lambda journal, batch: sent.append(batch),
         producer=new_producer_id(os.urandom),
@@ -117,7 +117,7 @@ def test_a_batch_begins_with_the_next_line_if_a_user_names_an_offset_within_one(
     assert batch.state.position.offset == len(history)
 
 
-def test_a_batch_that_ends_elsewhere_than_before_is_an_error():
+def test_a_repeated_batch_with_another_end_is_an_error():
     content = Memory({J: b'{"n":1}\n'}, 100)
     batch = BatchPlanner(content, FRAMING, False, 100).plan(Range(J, 0, 8, 8), start(), cuts=())
 
@@ -126,7 +126,7 @@ def test_a_batch_that_ends_elsewhere_than_before_is_an_error():
         require_end(J, batch, 9)
 
 
-def test_a_long_transaction_of_rows_is_delivered_although_empty_lines_lie_before_its_acknowledgement():
+def test_a_long_transaction_of_rows_is_delivered_despite_empty_lines():
     producer, framing = new_producer_id(os.urandom), CsvRecords(2)
     rows = [f"{format_uuid(producer, 100 + n, Flags.CONTINUE_TXN)},{n}\n" for n in range(30)]
     ack = f"{format_uuid(producer, 200, Flags.ACK_TXN)},\n"

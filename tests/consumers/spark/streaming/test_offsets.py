@@ -1,4 +1,4 @@
-"""Offsets of a query: the number of producers that they list, and their pruning."""
+"""Offsets of a query: the number of listed producers, and their pruning."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def producers(count: int) -> list[ProducerId]:
     return [ProducerId(bytes([1, 0, 0, 0, 0, n])) for n in range(count)]
 
 
-def test_the_producers_listed_are_those_decided_longest_ago_and_the_content_tells_the_others():
+def test_the_least_recently_decided_producers_are_listed_and_others_rescanned():
     one, two, three = producers(3)
     states = {one: ProducerState(1), two: ProducerState(2, 150), three: ProducerState(3)}
 
@@ -20,7 +20,7 @@ def test_the_producers_listed_are_those_decided_longest_ago_and_the_content_tell
     assert (set(shown), set(others), rescan) == ({two}, {one, three}, 200)
 
 
-def test_idle_producers_beyond_the_list_are_forgotten_after_a_distance_but_never_open_transactions():
+def test_unlisted_idle_producers_are_forgotten_but_never_open_transactions():
     one, two, three = producers(3)
     states = {one: ProducerState(1), two: ProducerState(2, 150), three: ProducerState(3)}
 
@@ -29,7 +29,7 @@ def test_idle_producers_beyond_the_list_are_forgotten_after_a_distance_but_never
     assert (shown, set(others), rescan) == ({}, {two}, 301)
 
 
-def test_producers_whose_last_decision_is_not_known_stay_listed():
+def test_producers_with_an_unknown_last_decision_stay_listed():
     one, two, _ = producers(3)
 
     shown, others, rescan = bounded({one: ProducerState(1), two: ProducerState(2)}, {two: 5}, 10, 0)
@@ -49,5 +49,5 @@ def test_producers_whose_last_decision_is_not_known_stay_listed():
         (Position(9, 4, since=3), Position(9, 4, since=3), 9),
     ],
 )
-def test_a_batch_begins_where_it_did_when_it_was_planned_first(begun, ended, begin):
+def test_a_batch_begins_at_its_originally_planned_position(begun, ended, begin):
     assert begin_of(begun, ended) == begin

@@ -19,5 +19,5 @@ def test_journals_of_all_sources_are_counted_and_other_sources_are_not() -> None
     assert bytes_behind(progress) == {"a/one": 40, "a/new": 7, "b/one": 0}
 
 
-def test_a_query_that_has_read_past_a_head_that_is_old_is_not_behind() -> None:
+def test_a_query_that_has_read_past_an_old_head_is_not_behind() -> None:
     assert bytes_behind({"sources": [{"latestOffset": {"a/one": 10}, "endOffset": {"a/one": 12}}]}) == {"a/one": 0}

@@ -1,4 +1,4 @@
-"""Streaming queries in a real Spark: `readStream.format("journal")` delivers committed messages as they come.
+"""Streaming queries in a real Spark: `readStream.format("journal")` delivers committed messages continuously.
 
 `tests/consumers/spark/sink/test_sink.py` kills one.
 """
@@ -27,7 +27,7 @@ def stream(spark, broker, **options):
 
 
 def write(broker, rng: random.Random, count: int) -> None:
-    """Write transactions of a few producers, which overlap, repeat themselves and are partly rolled back."""
+    """Write overlapping transactions of a few producers, some repeated and some rolled back."""
     publishers = [
         SyncPublisher(
             broker.write,
@@ -54,7 +54,7 @@ def committed(spark, broker) -> list[tuple[str, int, int]]:
     return sorted((row._journal, row._offset, row.n) for row in frame.schema(SCHEMA).load().collect())
 
 
-def test_a_running_query_tells_how_far_it_is_behind_and_takes_up_journals(spark, broker, tmp_path):
+def test_a_running_query_reports_its_lag_and_reads_new_journals(spark, broker, tmp_path):
     broker.create(ONE)
     write_one(broker, ONE, 25)
     frame = stream(spark, broker, startingOffsets="earliest", maxOffsetsPerTrigger="10")

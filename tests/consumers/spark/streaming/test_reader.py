@@ -1,4 +1,4 @@
-"""The reader of streaming queries against a broker that speaks the protocol, called as Spark calls it."""
+"""The reader of streaming queries with a broker that speaks the protocol, called as Spark does."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def new_reader(broker):
 
 
 def as_kept(offset):
-    """An offset as Spark gives it back."""
+    """Return an offset as Spark returns it to the source."""
     return json.loads(json.dumps(offset))
 
 
@@ -65,12 +65,12 @@ def read(reader: JournalStreamReader, start, end) -> list[tuple[str, int]]:
 
 
 def next_batch(reader: JournalStreamReader, start):
-    """The end of the next batch, and its rows."""
+    """Return the end of the next batch, and its rows."""
     end = reader.latestOffset(as_kept(start), reader.getDefaultReadLimit())
     return end, read(reader, start, end)
 
 
-def test_batches_follow_what_is_committed_and_take_up_new_journals(broker, publisher, new_reader):
+def test_batches_follow_commits_and_include_new_journals(broker, publisher, new_reader):
     broker.create(ONE, TWO)
     reader, open_for_long, other = new_reader(startingOffsets="earliest"), publisher(), publisher()
     open_for_long.add(ONE, {"n": 1})
@@ -96,9 +96,7 @@ def test_batches_follow_what_is_committed_and_take_up_new_journals(broker, publi
     assert read(new_reader(startingOffsets="earliest"), first, second) == rows
 
 
-def test_what_is_written_between_two_starts_of_a_query_that_begins_with_the_latest_is_not_lost(
-    broker, publisher, new_reader
-):
+def test_content_written_between_starts_of_a_query_from_latest_is_not_lost(broker, publisher, new_reader):
     broker.create(ONE)
     one = publisher()
     one.publish(ONE, {"n": 1})
@@ -110,14 +108,14 @@ def test_what_is_written_between_two_starts_of_a_query_that_begins_with_the_late
     end, rows = next_batch(reader, start)
     assert rows == [(ONE, 2)]
 
-    # The query dies before the batch is committed. Spark keeps only its end, and asks for the initial offset again.
+    # The query dies before the batch is committed. Spark keeps only its end, and requests the initial offset again.
     restarted = new_reader(startingOffsets="latest")
     later = restarted.initialOffset()
     assert later != start
     assert read(restarted, later, end) == [(ONE, 2)]
 
 
-def test_limits_of_bytes_and_messages_hold_and_once_means_all(broker, publisher, new_reader):
+def test_byte_and_message_limits_hold_and_once_reads_everything(broker, publisher, new_reader):
     broker.create(ONE, TWO)
     one = publisher()
     for n in range(10):
@@ -174,7 +172,7 @@ def test_a_transaction_larger_than_a_batch_is_delivered_in_parts_over_restarts(b
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_a_batch_waits_for_enough_messages_but_not_for_ever(broker, publisher, new_reader, isolation):
+def test_a_batch_waits_for_enough_messages_only_for_a_limited_time(broker, publisher, new_reader, isolation):
     broker.create(ONE)
     options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "3", "isolation": isolation}
     patient, hasty = new_reader(**options), new_reader(**options, maxTriggerDelay="0s")
@@ -192,7 +190,7 @@ def test_a_batch_waits_for_enough_messages_but_not_for_ever(broker, publisher, n
     assert len(next_batch(patient, start)[1]) == 3
 
 
-def test_available_now_ends_where_it_began_and_waits_for_nothing(broker, publisher, new_reader):
+def test_available_now_ends_at_its_initial_heads_without_waiting(broker, publisher, new_reader):
     broker.create(ONE)
     one = publisher()
     one.publish(ONE, {"n": 1})
@@ -208,7 +206,7 @@ def test_available_now_ends_where_it_began_and_waits_for_nothing(broker, publish
     assert next_batch(reader, end) == (end, [])
 
 
-def test_progress_tells_the_heads(broker, publisher, new_reader):
+def test_progress_reports_the_heads(broker, publisher, new_reader):
     broker.create(ONE)
     one = publisher()
     one.publish(ONE, {"n": 1})
@@ -219,7 +217,7 @@ def test_progress_tells_the_heads(broker, publisher, new_reader):
     assert reader.initialOffset() == {ONE: broker.head(ONE)} == reader.reportLatestOffset()
 
 
-def test_a_journal_that_is_gone_or_made_again_or_cut_off_is_an_error(broker, publisher, new_reader):
+def test_a_deleted_or_recreated_or_truncated_journal_is_an_error(broker, publisher, new_reader):
     broker.create(ONE, TWO)
     one = publisher()
     one.publish(ONE, {"n": 1})
@@ -261,7 +259,7 @@ def lost(logs) -> list[tuple[str, int, int, bool]]:
     ]
 
 
-def test_a_query_may_go_on_behind_what_retention_took_and_says_once_what_is_missing(broker, publisher, new_reader):
+def test_a_query_may_skip_content_removed_by_retention_and_reports_it_once(broker, publisher, new_reader):
     broker.create(ONE, TWO)
     one, fake = publisher(), broker.fake.journals[ONE]
     for n in (1, 2, 3):
@@ -288,7 +286,7 @@ def test_a_query_may_go_on_behind_what_retention_took_and_says_once_what_is_miss
         assert next_batch(each, second)[1] == [(ONE, 4)]
 
 
-def test_a_batch_that_was_planned_and_has_lost_content_since_has_the_rest(broker, publisher, new_reader):
+def test_a_planned_batch_that_lost_content_delivers_the_rest(broker, publisher, new_reader):
     broker.create(ONE, TWO)
     one, fake = publisher(), broker.fake.journals[ONE]
     for n in (1, 2):
@@ -308,9 +306,7 @@ def test_a_batch_that_was_planned_and_has_lost_content_since_has_the_rest(broker
     assert read(new_reader(failOnDataLoss="false"), start, end) == [(TWO, 1), (TWO, 2)]
 
 
-def test_a_query_may_go_on_with_a_journal_that_was_made_again_and_without_one_that_is_gone(
-    broker, publisher, new_reader
-):
+def test_a_query_may_continue_with_a_recreated_journal_and_without_a_deleted_one(broker, publisher, new_reader):
     broker.create(ONE, TWO)
     one = publisher()
     for journal in (ONE, TWO):
@@ -345,7 +341,7 @@ def test_a_journal_is_known_by_its_id_not_by_the_etcd_revision_that_created_it(b
     made = broker.fake.journals[ONE]
     assert first[ONE]["journal_id"] == made.journal_id
 
-    made.create_revision += 7  # It was applied again after etcd was restored.
+    made.create_revision += 7  # It was recreated by an apply after etcd was restored.
     one.publish(ONE, {"n": 2})
     one.flush()
     second, rows = next_batch(new_reader(startingOffsets="earliest"), first)
@@ -370,7 +366,7 @@ def test_a_journal_is_known_by_its_id_not_by_the_etcd_revision_that_created_it(b
     assert lost(logs) == [(ONE, second[ONE]["offset"], again.head, True)]
 
 
-def test_a_query_stops_at_content_that_was_lost_and_may_continue_where_the_head_fell_to(broker, publisher, new_reader):
+def test_a_query_stops_at_lost_content_and_may_continue_at_the_lower_head(broker, publisher, new_reader):
     broker.fake.tells_ids = True
     broker.create(ONE)
     made, one = broker.fake.journals[ONE], publisher()
@@ -409,7 +405,7 @@ def test_a_query_stops_at_content_that_was_lost_and_may_continue_where_the_head_
     assert [n for _, n in rows] == [2, *range(10, 21)], "a position before the loss stays valid"
 
 
-def test_a_query_continues_in_a_journal_with_the_same_content_as_its_error_says(broker, publisher, new_reader):
+def test_a_query_continues_in_a_journal_with_the_same_content_as_advised(broker, publisher, new_reader):
     broker.fake.tells_ids = True
     broker.create(ONE)
     one = publisher()
@@ -423,7 +419,7 @@ def test_a_query_continues_in_a_journal_with_the_same_content_as_its_error_says(
     content = made.content
     one.publish(ONE, {"n": 3})
     one.flush()
-    second, rows = next_batch(reader, first)  # Spark has recorded it, and the query ends before it is done.
+    second, rows = next_batch(reader, first)  # Spark has recorded the batch, and the query ends before it is done.
     content += made.content[len(content) :]
     broker.create(ONE)
     broker.write(ONE, content)
@@ -440,12 +436,12 @@ def test_a_query_continues_in_a_journal_with_the_same_content_as_its_error_says(
     third, rows = next_batch(again, second)
     assert rows == [(ONE, 4)]
     assert third[ONE]["journal_id"] == broker.fake.journals[ONE].journal_id
-    assert next_batch(new_reader(), third) == (third, []), "the checkpoint has the present id"
+    assert next_batch(new_reader(), third) == (third, []), "the checkpoint has the current id"
     _, rows = next_batch(new_reader(**{option: value}), second)
     assert rows == [(ONE, 4)]
 
 
-def test_a_query_that_has_read_nothing_yet_notices_that_its_journal_was_made_again(broker, publisher, new_reader):
+def test_a_query_that_has_read_nothing_detects_a_recreated_journal(broker, publisher, new_reader):
     broker.fake.tells_ids = True
 
     def create(*numbers):
@@ -472,7 +468,7 @@ def test_a_query_that_has_read_nothing_yet_notices_that_its_journal_was_made_aga
     assert new_reader(startingOffsets=json.dumps(given)).initialOffset() == given
 
 
-def test_of_a_transaction_that_retention_took_in_part_a_query_delivers_the_rest(
+def test_a_query_delivers_the_rest_of_a_transaction_partly_removed_by_retention(
     broker, publisher, new_reader, tmp_path
 ):
     broker.create(ONE)

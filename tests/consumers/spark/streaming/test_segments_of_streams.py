@@ -1,4 +1,4 @@
-"""A streaming query over a stream keeps the order of its keys, and needs nothing that it has read."""
+"""A streaming query over a stream keeps the order of its keys, and does not need content that it has read."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def new_reader(broker):
 
 
 def batch(reader: JournalStreamReader, start):
-    """The end of the next batch, as Spark keeps it, and the number of its messages by journal."""
+    """Return the end of the next batch, as Spark keeps it, and the number of its messages by journal."""
     end = json.loads(json.dumps(reader.latestOffset(json.loads(json.dumps(start)), reader.getDefaultReadLimit())))
     rows: dict[str, int] = {}
     for partition in reader.partitions(start, end):
@@ -74,7 +74,7 @@ def batch(reader: JournalStreamReader, start):
     return end, rows
 
 
-def test_a_batch_has_no_events_of_a_segment_and_of_one_before_it(broker, stream, new_reader):
+def test_a_batch_never_mixes_events_of_a_segment_and_a_predecessor(broker, stream, new_reader):
     reader = new_reader(maxBytesPerTrigger="40")
     at, rows = batch(reader, reader.initialOffset())
     assert rows == {FIRST: 5}
@@ -90,7 +90,7 @@ def test_a_batch_has_no_events_of_a_segment_and_of_one_before_it(broker, stream,
     assert at.keys() == {FIRST, LOW, HIGH}
 
 
-def test_a_line_that_is_not_finished_ends_a_sealed_segment(broker, stream, new_reader):
+def test_an_unfinished_line_ends_a_sealed_segment(broker, stream, new_reader):
     broker.write(FIRST, b'{"n":')
     stream.split()
     stream.seal()
@@ -103,14 +103,14 @@ def test_a_line_that_is_not_finished_ends_a_sealed_segment(broker, stream, new_r
     assert rows == {LOW: 1}
 
 
-def test_truncation_takes_nothing_from_a_query_that_has_read_what_is_gone(broker, stream, new_reader):
+def test_truncation_of_content_that_a_query_has_read_is_not_a_loss(broker, stream, new_reader):
     reader = new_reader()
     at, rows = batch(reader, reader.initialOffset())
     assert rows == {FIRST: 10}
     stream.split()
     stream.seal()
     at, rows = batch(reader, at)
-    assert (at.keys(), rows) == ({FIRST, LOW, HIGH}, {}), "it is noted that the first segment is read to its end"
+    assert (at.keys(), rows) == ({FIRST, LOW, HIGH}, {}), "the offset records that the first segment is read completely"
     broker.delete(FIRST)
     broker.write(HIGH, LINE)
     for query in (reader, new_reader()):
@@ -118,7 +118,7 @@ def test_truncation_takes_nothing_from_a_query_that_has_read_what_is_gone(broker
         assert (end.keys(), rows) == ({LOW, HIGH}, {HIGH: 1})
 
 
-def test_a_segment_that_was_truncated_before_it_was_read_is_a_loss(broker, stream, new_reader):
+def test_a_segment_truncated_before_it_was_read_is_a_loss(broker, stream, new_reader):
     reader = new_reader(maxBytesPerTrigger="40")
     at, _ = batch(reader, reader.initialOffset())
     stream.split()
@@ -135,7 +135,7 @@ def test_a_segment_that_was_truncated_before_it_was_read_is_a_loss(broker, strea
     ]
 
 
-def test_reading_begins_where_a_stream_was_truncated(broker, stream, new_reader):
+def test_reading_begins_at_the_truncation_of_a_stream(broker, stream, new_reader):
     reader = new_reader(maxBytesPerTrigger="40")
     at, _ = batch(reader, reader.initialOffset())
     stream.first = replace(stream.first, begin=56)
@@ -152,7 +152,7 @@ def test_reading_begins_where_a_stream_was_truncated(broker, stream, new_reader)
     assert [(part.begin, part.end) for part in ranges[FIRST]] == [(56, 80)]
 
 
-def test_a_query_that_begins_with_the_latest_reads_all_of_what_follows_a_split_under_way(broker, stream, new_reader):
+def test_a_query_from_latest_reads_all_content_after_a_concurrent_split(broker, stream, new_reader):
     stream.split()
     broker.write(LOW, LINE)
     reader = new_reader(startingOffsets="latest")

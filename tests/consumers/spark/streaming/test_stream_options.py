@@ -9,7 +9,7 @@ from coranto_consumers.spark.streaming.stream_options import StreamOptions, refu
 GIVEN = {"endpoint": "127.0.0.1:8080", "assign": '["a/one"]'}
 
 
-def test_options_have_defaults_as_kafkas():
+def test_options_have_the_defaults_of_kafkas_source():
     options = StreamOptions.parse(GIVEN)
 
     assert options.starting is None
@@ -59,12 +59,12 @@ def test_bad_values_are_refused(option, value, problem):
         StreamOptions.parse({**GIVEN, option: value})
 
 
-def test_a_least_number_above_the_largest_is_refused():
+def test_a_minimum_above_the_maximum_is_refused():
     with pytest.raises(InvalidInput, match="8 is more than maxOffsetsPerTrigger, 7"):
         StreamOptions.parse({**GIVEN, "minOffsetsPerTrigger": "8", "maxOffsetsPerTrigger": "7"})
 
 
-def test_the_limits_that_are_given_are_known_by_name():
+def test_given_limits_are_listed_by_name():
     assert StreamOptions.parse({**GIVEN, "maxOffsetsPerTrigger": "0"}).limits == ()
     given = {**GIVEN, "minOffsetsPerTrigger": "1", "maxBytesPerTrigger": "5", "trigger": "processingtime"}
     options = StreamOptions.parse(given)
