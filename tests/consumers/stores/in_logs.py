@@ -76,6 +76,6 @@ class SqliteSubject(LogSubject):
 
 
 class CopyingSubject(SqliteSubject):
-    """Copies its database at every commit."""
+    """An `SqliteSubject` that copies its database at every commit."""
 
     copy_bytes = 0

@@ -1,4 +1,4 @@
-"""Values of rows as the types of their columns bind them (`test_row_paths.py` writes them to databases)."""
+"""Values of rows, bound by the types of their columns (`test_row_paths.py` writes them to databases)."""
 
 import datetime as dt
 from decimal import Decimal
@@ -43,7 +43,7 @@ TABLE = Table(
 )
 
 
-def test_values_are_bound_by_types_that_change_them_and_passed_on_otherwise():
+def test_only_types_that_change_values_bind_them():
     columns = [TABLE.c.sealed, TABLE.c.n]
     assert list(bound_rows([{"sealed": "x", "n": 1, "more": 2}], columns, POSTGRESQL)) == [("sealed:x", 1)]
     assert [name for name, column in TABLE.c.items() if is_plain(column, POSTGRESQL)] == ["n", "at", "text"]
@@ -54,25 +54,25 @@ def test_values_are_bound_by_types_that_change_them_and_passed_on_otherwise():
     assert caught.value.__suppress_context__
 
 
-def test_only_kinds_that_are_alike_are_copied():
+def test_only_equivalent_kinds_are_copied():
     assert can_bind(pa.string(), TABLE.c.sealed, POSTGRESQL)
     assert can_bind(pa.map_(pa.string(), pa.int64()), TABLE.c.document, POSTGRESQL)
     assert not can_bind(pa.float64(), TABLE.c.n, POSTGRESQL), "INSERT rounds"
     assert not can_bind(pa.int64(), TABLE.c.text, POSTGRESQL)
 
 
-def test_nested_values_become_those_of_json():
+def test_nested_values_become_json_values():
     kind = pa.struct(
         [("m", pa.map_(pa.int64(), pa.decimal128(5, 2))), ("d", pa.date32()), ("b", pa.list_(pa.binary()))]
     )
     values = [{"m": [(1, Decimal("0.10"))], "d": dt.date(2024, 2, 29), "b": [b"\xff", None]}, None]
     [first, second] = rows_of(pa.record_batch([pa.array(values, kind)], names=["document"]), TABLE, SQLITE)
     assert first == {"document": {"m": {"1": "0.10"}, "d": "2024-02-29", "b": ["/w==", None]}}
-    assert isinstance(second["document"], Null), "no null of JSON"
+    assert isinstance(second["document"], Null), "not a JSON null"
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_times_that_python_has_are_taken_and_no_others(unit):
+def test_only_times_that_python_supports_are_accepted(unit):
     per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
     first, last = -62_135_596_800 * per_second, 253_402_300_800 * per_second - 1
     inside = [0] if unit == "ns" else [first, last]
@@ -87,7 +87,7 @@ def test_times_that_python_has_are_taken_and_no_others(unit):
             require_times(batch(0, value), TABLE)
 
 
-def test_single_halves_of_surrogate_pairs_become_question_marks_on_every_level():
+def test_unpaired_surrogates_become_question_marks_on_every_level():
     row = {"a": "x", "b": 1}
     assert cleaned(row) is row
     assert cleaned({"a": "\ud83d", "b": {"\ude00": ["😀", ("\ud83dx",)]}}) == {"a": "?", "b": {"?": ["😀", ("?x",)]}}

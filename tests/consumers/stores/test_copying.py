@@ -1,4 +1,4 @@
-"""Rows that are copied from Arrow columns arrive in PostgreSQL as rows written one by one do."""
+"""Rows copied from Arrow columns to PostgreSQL equal rows written one by one."""
 
 import datetime as dt
 from decimal import Decimal
@@ -90,7 +90,7 @@ def store(postgres) -> SqlStore:
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(rows, max_size=20), st.sampled_from(["shard", "a\tb\\c\nd"]))
-def test_copied_rows_are_those_written_one_by_one(store, rows, shard):
+def test_copied_rows_equal_rows_written_one_by_one(store, rows, shard):
     rows = [{"number": number, **row} for number, row in enumerate(rows)]
     stage = stage_of(store, plan_merge(TABLE, TABLE.columns.keys(), (), {}))
     with StageWriter(store.url, stage, shard, 7, "copied") as writer:

@@ -29,7 +29,7 @@ def merged(store: SqlStore, plan: MergePlan, rows: list[tuple], fence: int) -> l
         return [tuple(row) for row in connection.execute(select(STOCK).order_by(*KEYS))]
 
 
-def test_rows_delete_those_with_their_keys_and_others_replace_or_are_added(store_url):
+def test_rows_delete_or_replace_rows_of_their_keys_or_are_added(store_url):
     store = SqlStore(store_url)
     assert merged(store, PLAN, [("a", 1, 10, False), ("a", 2, 20, None), ("b", 1, 30, False)], 1) == [
         ("a", 1, 10),
@@ -42,7 +42,7 @@ def test_rows_delete_those_with_their_keys_and_others_replace_or_are_added(store
         merged(store, PLAN, [("b", 1, 1, False), ("b", 1, None, True)], 3)
 
 
-def test_rows_of_keys_alone_delete_as_well(store_url):
+def test_rows_with_only_keys_also_delete(store_url):
     store = SqlStore(store_url)
     plan = plan_merge(STOCK, (*KEYS, "gone"), KEYS, {}, "gone")
     store.create_tables(STOCK)
@@ -53,7 +53,7 @@ def test_rows_of_keys_alone_delete_as_well(store_url):
         merged(store, plan, [("a", 2, True), ("a", 2, True)], 2)
 
 
-def test_a_stage_with_a_column_of_deletes_is_one_of_its_own():
+def test_a_column_of_deletes_makes_another_stage_table():
     without = plan_merge(STOCK, (*KEYS, "count"), KEYS, {"count": Replace()})
     other = plan_merge(STOCK, (*KEYS, "count", "dropped"), KEYS, {"count": Replace()}, "dropped")
     assert len({stage_name(plan) for plan in (PLAN, without, other)}) == 3
@@ -69,7 +69,7 @@ def test_a_stage_with_a_column_of_deletes_is_one_of_its_own():
         ((*KEYS, "coranto_fence"), KEYS, {}, "coranto_fence", "'coranto_fence' is reserved"),
     ],
 )
-def test_columns_of_deletes_that_cannot_work_are_refused(columns, keys, rules, delete, problem):
+def test_invalid_columns_of_deletes_are_refused(columns, keys, rules, delete, problem):
     with pytest.raises(InvalidInput, match=problem):
         plan_merge(STOCK, columns, keys, rules, delete)
 

@@ -1,4 +1,4 @@
-"""Connections of stores that begin together."""
+"""Connections of stores: concurrent creation, transient errors, and poolers."""
 
 import datetime as dt
 import socketserver
@@ -42,7 +42,7 @@ from tests.servers.sql import PostgresServer, PostgresStandby
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True))
 
 
-def test_a_new_file_of_sqlite_is_waited_for_while_another_writes_in_it(tmp_path: Path):
+def test_creating_a_sqlite_file_waits_for_a_concurrent_writer(tmp_path: Path):
     errors: list[Exception] = []
 
     def create() -> None:
@@ -74,7 +74,7 @@ def test_times_with_a_zone_are_in_utc_in_sqlite(tmp_path: Path):
     assert found == [dt.datetime(2024, 5, 5, 23, 30), dt.datetime(2024, 5, 6, 1, 30), None]
 
 
-# -- What passes ------------------------------------------------------------------------------------------------------
+# -- Transient errors -------------------------------------------------------------------------------------------------
 
 
 class OfServer(Exception):
@@ -91,20 +91,20 @@ LASTING = ("22001", "22003", "22P05", "23502", "23503", "23505", "23514", "42501
 
 
 @pytest.mark.parametrize("wrap", [lambda error: error, lambda error: DBAPIError("SELECT", {}, error)])
-def test_which_states_of_postgresql_pass(wrap: Callable[[Exception], Exception]):
+def test_transient_and_permanent_states_of_postgresql_are_distinguished(wrap: Callable[[Exception], Exception]):
     assert [state for state in PASSING if not is_transient(wrap(OfServer(state)))] == []
     assert [state for state in LASTING if is_transient(wrap(OfServer(state)))] == []
 
 
 @pytest.mark.parametrize("wrap", [lambda error: error, lambda error: OperationalError("SELECT", {}, error)])
-def test_which_errors_of_mariadb_pass(wrap: Callable[[Exception], Exception]):
+def test_transient_and_permanent_errors_of_mariadb_are_distinguished(wrap: Callable[[Exception], Exception]):
     passing = (1040, 1047, 1053, 1205, 1213, 1290, 1317, 1792, 1836, 1927, 1969, 2003, 2006, 2013, 3024, 3100)
     lasting = (1044, 1045, 1048, 1062, 1064, 1146, 1264, 1366, 1406, 1451, 1452)
     assert [code for code in passing if not is_transient(wrap(pymysql.OperationalError(code, "no")))] == []
     assert [code for code in lasting if is_transient(wrap(pymysql.OperationalError(code, "no")))] == []
 
 
-def test_a_mistake_in_a_file_of_sqlite_does_not_pass_and_a_lock_does(tmp_path: Path):
+def test_a_wrong_statement_on_sqlite_is_permanent_and_a_lock_is_transient(tmp_path: Path):
     store = SqlStore(f"sqlite:///{tmp_path}/store.db")
     store.create_tables(NUMBERS)
     with pytest.raises(OperationalError) as mistake, store.engine.begin() as connection:
@@ -118,7 +118,7 @@ def test_a_mistake_in_a_file_of_sqlite_does_not_pass_and_a_lock_does(tmp_path: P
         assert is_transient(locked.value)
 
 
-def test_which_failures_of_an_application_to_connect_to_postgresql_pass(postgres: PostgresServer):
+def test_transient_failures_to_connect_to_postgresql_are_distinguished(postgres: PostgresServer):
     def failure(**changed: Any) -> Exception:
         parts = {"host": "127.0.0.1", "port": postgres.port, "user": "postgres", "password": "secret", **changed}
         with pytest.raises(psycopg.Error) as caught:
@@ -139,7 +139,7 @@ def test_which_failures_of_an_application_to_connect_to_postgresql_pass(postgres
         ("idle_session_timeout = 60000", "SELECT pg_terminate_backend(pg_backend_pid())"),
     ],
 )
-def test_an_error_that_an_applications_own_statement_meets_passes_if_the_server_says_so(
+def test_transient_errors_of_an_applications_statements_are_retriable(
     setting: str, statement: str, postgres: PostgresServer
 ):
     url = postgres.new_database()
@@ -153,7 +153,7 @@ def test_an_error_that_an_applications_own_statement_meets_passes_if_the_server_
     postgres.execute(f"ALTER DATABASE {store.engine.url.database} RESET ALL")
 
 
-def test_a_mistake_of_an_application_does_not_pass(postgres: PostgresServer):
+def test_wrong_statements_of_an_application_are_not_retriable(postgres: PostgresServer):
     store = SqlStore(postgres.new_database())
     store.create_tables(NUMBERS)
     fence, _ = store.raise_fence("shard")
@@ -167,7 +167,7 @@ def test_a_mistake_of_an_application_does_not_pass(postgres: PostgresServer):
 RAISES = "DO $$ BEGIN RAISE EXCEPTION '{}' USING ERRCODE = '{}'; END $$"
 
 
-def test_what_a_server_never_does_does_not_pass_whatever_its_words(postgres: PostgresServer):
+def test_errors_are_classified_by_state_and_not_by_their_text(postgres: PostgresServer):
     store = SqlStore(postgres.new_database())
     for words, state in (("during recovery", "0A000"), ("recovery is in progress", "55000")):
         fence, _ = store.raise_fence("shard")
@@ -176,7 +176,7 @@ def test_what_a_server_never_does_does_not_pass_whatever_its_words(postgres: Pos
         assert not caught.value.retriable
 
 
-def test_a_standby_is_waited_for_until_it_is_promoted():
+def test_a_store_waits_for_the_promotion_of_a_standby():
     with PostgresServer() as primary, PostgresStandby(primary) as standby:
         store = SqlStore(primary.new_database())
         store.create_tables(NUMBERS)
@@ -207,7 +207,7 @@ def test_a_standby_is_waited_for_until_it_is_promoted():
         assert there.resume("shard", fence) == Checkpoint({"a/journal": Source(7)})
 
 
-def test_a_connection_whose_loss_an_application_has_caught_passes():
+def test_a_lost_connection_caught_by_the_application_is_transient():
     assert is_transient(PendingRollbackError("cannot reconnect until the transaction is rolled back"))
 
 
@@ -217,8 +217,8 @@ def test_a_connection_whose_loss_an_application_has_caught_passes():
 TIMES = Table("times", MetaData(), Column("n", Integer), Column("at", DateTime(timezone=True)))
 
 
-def test_no_result_depends_on_a_setting_of_the_session_or_of_the_connection(postgres: PostgresServer):
-    """A pooler refuses a connection's options, and gives its clients sessions with settings of other clients."""
+def test_no_result_depends_on_settings_of_the_session_or_connection(postgres: PostgresServer):
+    """A pooler refuses a connection's options, and its sessions may have settings of other clients."""
     store = SqlStore(postgres.new_database())
     store.create_tables(TIMES, NUMBERS)
     for setting in ("timezone = 'America/New_York'", "default_transaction_isolation = 'serializable'"):
@@ -244,7 +244,7 @@ def test_no_result_depends_on_a_setting_of_the_session_or_of_the_connection(post
 SETTINGS = ("timezone", "transaction_isolation", "idle_in_transaction_session_timeout")
 
 
-def test_no_prepared_statement_is_left_in_the_session_of_a_pooler(postgres: PostgresServer):
+def test_no_prepared_statement_remains_in_a_poolers_session(postgres: PostgresServer):
     prepared: list[int] = []
 
     def commit(connection: Connection) -> None:
@@ -262,7 +262,7 @@ def test_no_prepared_statement_is_left_in_the_session_of_a_pooler(postgres: Post
     assert prepared == [0]
 
 
-def test_the_connections_of_a_catalog_prepare_nothing(postgres: PostgresServer):
+def test_connections_of_a_catalog_prepare_no_statements(postgres: PostgresServer):
     engine = create_engine(make_url(postgres.new_database()).difference_update_query([RELAXED]))
 
     def prepared() -> int:
@@ -279,7 +279,7 @@ def test_the_connections_of_a_catalog_prepare_nothing(postgres: PostgresServer):
 
 
 class FakePostgres(socketserver.BaseRequestHandler):
-    """Answers the beginning of a session, or refuses it, or answers its first statement with an error."""
+    """Accept or refuse a session, or respond to its first statement with an error."""
 
     refusal: ClassVar[bytes] = b""
     answer: ClassVar[bytes] = b""
@@ -321,9 +321,9 @@ def fake_postgres(kind: type[FakePostgres]) -> Iterator[int]:
             serving.join()
 
 
-def test_a_pooler_that_has_no_transactions_is_refused_with_advice():
+def test_a_pooler_without_transactions_is_refused_with_advice():
     class Pooler(FakePostgres):
-        """Answers as PgBouncer does with `pool_mode = statement`."""
+        """Respond like PgBouncer with `pool_mode = statement`."""
 
         answer = b"SFATAL\0C08P01\0Mtransaction blocks not allowed in statement pooling mode\0\0"
 
@@ -347,7 +347,7 @@ GERMAN = {
 
 
 @pytest.mark.parametrize("state", GERMAN)
-def test_a_refused_connection_passes_by_its_state_in_any_language(state: str):
+def test_a_refused_connection_is_classified_by_its_state_in_any_language(state: str):
     class Server(FakePostgres):
         refusal = f"SFATAL\0VFATAL\0C{state}\0M{GERMAN[state]}\0\0".encode()
 
@@ -359,7 +359,7 @@ def test_a_refused_connection_passes_by_its_state_in_any_language(state: str):
     assert "hunter2" not in str(caught.value)
 
 
-def test_which_refusals_of_a_real_server_pass(postgres: PostgresServer):
+def test_transient_refusals_of_a_real_server_are_distinguished(postgres: PostgresServer):
     url = make_url(postgres.new_database())
     for changed in (url.set(password="wrong"), url.set(database="no_such_database")):
         with pytest.raises(SqlStoreError) as caught:

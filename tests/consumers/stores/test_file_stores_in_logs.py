@@ -17,7 +17,7 @@ KINDS = pytest.mark.parametrize("kind", [JsonSubject, SqliteSubject, CopyingSubj
 
 
 @KINDS
-async def test_an_owner_leaves_nothing_in_its_folder(kind: type[LogSubject], tmp_path: Path) -> None:
+async def test_an_owner_leaves_no_files_in_its_folder(kind: type[LogSubject], tmp_path: Path) -> None:
     subject = kind(tmp_path)
     store = await subject.open()
     await store.restore_checkpoint(SHARD)
@@ -28,7 +28,7 @@ async def test_an_owner_leaves_nothing_in_its_folder(kind: type[LogSubject], tmp
 
 
 @KINDS
-async def test_a_restored_owner_that_was_fenced_off_hears_of_it(kind: type[LogSubject], tmp_path: Path) -> None:
+async def test_a_restored_owner_that_was_fenced_off_gets_an_error(kind: type[LogSubject], tmp_path: Path) -> None:
     subject = kind(tmp_path)
     old = await subject.open()
     new = await subject.open()
@@ -38,7 +38,7 @@ async def test_a_restored_owner_that_was_fenced_off_hears_of_it(kind: type[LogSu
 
 
 @KINDS
-async def test_a_loss_of_all_brokers_lets_no_former_owner_commit(kind: type[LogSubject], tmp_path: Path) -> None:
+async def test_no_former_owner_commits_after_a_loss_of_all_brokers(kind: type[LogSubject], tmp_path: Path) -> None:
     subject = kind(tmp_path)
     old = await subject.open()
     await old.restore_checkpoint(SHARD)
@@ -55,7 +55,7 @@ async def test_a_loss_of_all_brokers_lets_no_former_owner_commit(kind: type[LogS
 
 @KINDS
 async def test_every_crash_leaves_the_last_durable_transaction(kind: type[LogSubject], tmp_path: Path) -> None:
-    """The log is cut behind each of its appends in turn, as if the owner had stopped there."""
+    """The log is truncated after each append in turn, as if the owner had stopped there."""
     subject = kind(tmp_path)
     store = await subject.open()
     await store.restore_checkpoint(SHARD)
@@ -73,7 +73,7 @@ async def test_every_crash_leaves_the_last_durable_transaction(kind: type[LogSub
         restored = await found.restore_checkpoint(SHARD)
         expected = max(number for at, number in durable.items() if at <= end)
         seen = sorted(await subject.numbers(found))
-        # What was appended may count before its owner heard of it.
+        # An append may count before its owner gets the response.
         assert seen in (list(range(1, expected + 1)), list(range(1, expected + 2)))
         assert restored == (checkpoint(len(seen)) if seen else Checkpoint())
         numbers.add(len(seen))

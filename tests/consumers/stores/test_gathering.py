@@ -1,4 +1,4 @@
-"""Rows that are inserted many at a time: seen by each statement behind them, and the same however they are written."""
+"""Rows inserted in batches are visible to each later statement, and equal rows written one by one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def numbers(connection: Any) -> list[int]:
     return list(connection.execute(select(NUMBERS.c.n).order_by(NUMBERS.c.n)).scalars())
 
 
-async def test_every_statement_sees_the_rows_that_were_inserted_before_it(store_url: str) -> None:
+async def test_every_statement_sees_previously_inserted_rows(store_url: str) -> None:
     store = await restored(store_url)
 
     def work() -> None:
@@ -90,12 +90,12 @@ async def test_every_statement_sees_the_rows_that_were_inserted_before_it(store_
         connection = store.connection
         assert numbers(connection) == [1]
         store.insert(NUMBERS, {"n": 2})
-        assert numbers(connection) == [1, 2], "also by a connection that was asked for before"
+        assert numbers(connection) == [1, 2], "also by a connection requested before"
         store.insert(NUMBERS, {"n": 3})
         with connection.begin_nested() as nested:
             store.insert(NUMBERS, {"n": 4})
             nested.rollback()
-        assert numbers(connection) == [1, 2, 3], "a savepoint takes back what was inserted behind it, and no more"
+        assert numbers(connection) == [1, 2, 3], "a savepoint rolls back only later rows"
         store.insert(NUMBERS, {"n": 5})
 
     await asyncio.to_thread(work)
@@ -104,7 +104,7 @@ async def test_every_statement_sees_the_rows_that_were_inserted_before_it(store_
     await store.destroy()
 
 
-async def test_rows_are_written_once_they_are_many(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_are_written_once_a_batch_is_full(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await restored(store_url)
     written: list[int] = []
     real = GatheredRows.write
@@ -128,7 +128,7 @@ async def test_rows_are_written_once_they_are_many(store_url: str, monkeypatch: 
     await store.destroy()
 
 
-async def test_rows_to_merge_wait_for_their_commit_while_the_next_transaction_goes_on(store_url: str) -> None:
+async def test_rows_to_merge_wait_for_their_commit_during_the_next_transaction(store_url: str) -> None:
     store = await restored(store_url)
     store.insert(NUMBERS, {"n": 1})
     store.merge_batch(NUMBERS, batch(1, 2), ["n"], {})
@@ -143,7 +143,7 @@ async def test_rows_to_merge_wait_for_their_commit_while_the_next_transaction_go
     await store.destroy()
 
 
-async def test_rows_to_merge_are_written_once_they_are_many(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_to_merge_are_written_once_a_batch_is_full(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "_MAX_MERGED_BYTES", batch(1, 2).nbytes)
     store = await restored(store_url)
     merged: list[int] = []
@@ -163,7 +163,7 @@ async def test_rows_to_merge_are_written_once_they_are_many(store_url: str, monk
 
 
 @pytest.mark.parametrize("count", [1, 100])
-async def test_a_transaction_whose_rows_were_refused_never_commits(store_url: str, count: int) -> None:
+async def test_a_transaction_with_refused_rows_never_commits(store_url: str, count: int) -> None:
     store = await restored(store_url)
 
     def work() -> None:
@@ -183,7 +183,7 @@ async def test_a_transaction_whose_rows_were_refused_never_commits(store_url: st
     await again.destroy()
 
 
-async def test_a_column_that_is_not_there_is_refused_at_once(store_url: str) -> None:
+async def test_a_missing_column_is_refused_immediately(store_url: str) -> None:
     store = await restored(store_url)
     with pytest.raises(InvalidInput, match="table numbers has no column 'm', but 'n'"):
         store.insert(NUMBERS, {"m": 1})
@@ -225,11 +225,11 @@ COLUMNS: dict[str, Callable[[int], Any]] = {
     "mixed Name": lambda n: None,
     "given": lambda n: n % 3,
 }
-"""Each makes the value of a row."""
+"""Functions that make the value of a row."""
 
 
 @pytest.mark.parametrize("names", [("text", "number", "truth", "mixed Name", "given"), ("text",), tuple(COLUMNS)])
-def test_rows_are_the_same_whether_they_are_gathered_or_not(store_url: str, names: tuple[str, ...]) -> None:
+def test_rows_are_the_same_with_or_without_batching(store_url: str, names: tuple[str, ...]) -> None:
     store = SqlStore(store_url)
     one, many = all_kinds("one_by_one"), all_kinds("many_at_a_time")
     store.create_tables(one, many)
@@ -247,7 +247,7 @@ def test_rows_are_the_same_whether_they_are_gathered_or_not(store_url: str, name
 
 
 @pytest.mark.integration
-def test_plain_columns_go_to_postgresql_by_copy(new_store: Callable[[str], str]) -> None:
+def test_plain_columns_are_copied_to_postgresql(new_store: Callable[[str], str]) -> None:
     table = all_kinds("copied")
     names = ("text", "number", "truth", "mixed Name", "given")
     store = SqlStore(new_store("postgresql"))

@@ -1,4 +1,4 @@
-"""Stores in JSON files that a recovery log keeps."""
+"""Stores in JSON files in a recovery log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TestJsonFileStore(StoreContract):
         return JsonSubject(tmp_path)
 
 
-async def test_the_file_is_laid_out_as_gazettes(tmp_path: Path) -> None:
+async def test_the_file_has_the_layout_of_gazette(tmp_path: Path) -> None:
     subject = JsonSubject(tmp_path)
     store = await subject.open()
     store.state.extend([1, 2])
@@ -56,7 +56,7 @@ async def test_states_of_other_types_are_dumped_and_loaded(tmp_path: Path) -> No
     assert cast(JsonFileStore[set[int]], await subject.open()).state == {1, 3}
 
 
-async def test_a_state_that_is_no_json_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+async def test_a_state_that_is_not_json_is_refused_without_side_effects(tmp_path: Path) -> None:
     subject = JsonSubject(tmp_path)
     store = cast(JsonFileStore[list[Any]], await subject.open())
     store.state.append(object())
@@ -73,7 +73,7 @@ async def test_a_state_that_is_no_json_is_refused_and_harms_nothing(tmp_path: Pa
 @pytest.mark.parametrize(
     "content", ["", "{}\n[]\n", "{}\n[]\n{}\n{}\n", "nonsense", '{}\n[]\n{"sources":5}\n', "{}\n[]\n5\n"]
 )
-async def test_a_file_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
+async def test_a_file_of_another_format_is_refused(content: str, tmp_path: Path) -> None:
     subject = JsonSubject(tmp_path)
     recovery = await subject.recover()
     async with Recorder(cast(JournalClient, subject.journals), recovery) as recorder:
@@ -104,10 +104,10 @@ def test_checkpoints_survive_json(sources: dict[str, Source], intents: dict[str,
     original = Checkpoint(sources, intents)
     restored = checkpoint_from_json(json.loads(json.dumps(checkpoint_to_json(original))))
     assert restored == original
-    assert restored.to_bytes() == original.to_bytes(), "also what takes no part in comparison"
+    assert restored.to_bytes() == original.to_bytes(), "also fields that are not compared"
 
 
-def test_a_checkpoint_in_json_keeps_what_it_knows_of_its_journals_consumer_and_batch():
+def test_a_checkpoint_in_json_keeps_journal_ids_identity_and_batch():
     identity = Identity(
         "name:prefix=a/", frozenset({"table x", "table y"}), frozenset({"table y"}), "postgresql://db/x"
     )

@@ -1,4 +1,4 @@
-"""Merging staged rows: the same answer as folding them one by one, however they were dealt out to attempts."""
+"""Merges of staged rows equal folding them one by one, for any distribution over attempts."""
 
 import datetime as dt
 from decimal import Decimal
@@ -69,7 +69,7 @@ def contents(store: SqlStore, table: Table) -> list[dict]:
 
 
 def fold(rows: list[dict]) -> list[dict]:
-    """Compute the expected result of a merge in the plainest way."""
+    """Compute the expected result of a merge row by row."""
     table: dict[tuple, dict] = {}
     for row in rows:
         cell = table.setdefault((row["carrier"], row["month"]), dict.fromkeys(COLUMNS) | {k: row[k] for k in KEYS})
@@ -118,7 +118,7 @@ def test_merging_equals_folding_rows_one_by_one(store_url, transactions):
     assert contents(store, DELAYS) == fold(everything)
 
 
-def test_only_winning_attempts_are_merged_and_nothing_stays_behind(store_url):
+def test_only_winning_attempts_are_merged_and_staged_rows_are_deleted(store_url):
     store = SqlStore(store_url)
     plan = plan_merge(EVENTS, ("id", "what"), (), {})
     stage = stage_of(store, plan)
@@ -137,7 +137,7 @@ def test_only_winning_attempts_are_merged_and_nothing_stays_behind(store_url):
         assert connection.execute(select(stage.c[STAGE_COLUMNS[0]])).scalars().all() == ["another"]
 
 
-def test_rows_of_dead_owners_are_deleted_and_the_living_ones_kept(store_url):
+def test_staged_rows_of_dead_owners_are_deleted_and_others_kept(store_url):
     store = SqlStore(store_url)
     plan = plan_merge(EVENTS, ("id", "what"), (), {})
     stage = stage_of(store, plan)
@@ -150,7 +150,7 @@ def test_rows_of_dead_owners_are_deleted_and_the_living_ones_kept(store_url):
         assert connection.execute(select(stage.c.id)).scalars().all() == [3]
 
 
-def test_staged_rows_that_are_gone_are_noticed(store_url):
+def test_missing_staged_rows_are_detected(store_url):
     store = SqlStore(store_url)
     plan = plan_merge(EVENTS, ("id", "what"), (), {})
     stage = stage_of(store, plan)
@@ -159,7 +159,7 @@ def test_staged_rows_that_are_gone_are_noticed(store_url):
         merge_staged(connection, plan, stage, ["a"], 5)
 
 
-def test_an_attempt_that_fails_stages_nothing_that_a_merge_would_see(store_url):
+def test_a_failed_attempt_stages_no_rows_for_a_merge(store_url):
     store = SqlStore(store_url)
     plan = plan_merge(EVENTS, ("id", "what"), (), {})
     stage = stage_of(store, plan)
@@ -176,7 +176,7 @@ def test_an_attempt_that_fails_stages_nothing_that_a_merge_would_see(store_url):
     assert contents(store, EVENTS) == []
 
 
-def test_replacing_takes_the_staged_value_null_included(store_url):
+def test_replacing_uses_the_staged_value_including_null(store_url):
     store = SqlStore(store_url)
     plan = plan_merge(EVENTS, ("id", "what"), ("id",), {"what": Replace()})
     stage_and_merge(store, plan, {"a": [{"id": 1, "what": "old"}, {"id": 2, "what": "old"}]}, 1)
@@ -210,8 +210,8 @@ def test_new_and_known_keys_are_replaced_together(store_url):
 
 
 @pytest.mark.integration
-def test_a_table_without_a_constraint_on_the_keys_takes_no_rows_by_them(new_store):
-    # Nothing would refuse two rows with one key, neither in a transaction nor in two that run at the same time.
+def test_a_table_without_a_constraint_on_the_keys_refuses_merges(new_store):
+    # Nothing would refuse two rows with one key, in one transaction or in two concurrent ones.
     store = SqlStore(new_store("postgresql"))
     store.create_tables(Table("events", MetaData(), Column("id", Integer, nullable=False), Column("what", Text)))
     plan = plan_merge(EVENTS, ("id", "what"), ("id",), {"what": Replace()})
@@ -222,7 +222,7 @@ def test_a_table_without_a_constraint_on_the_keys_takes_no_rows_by_them(new_stor
 
 
 @pytest.mark.integration
-def test_columns_with_odd_names_are_replaced(new_store):
+def test_columns_with_unusual_names_are_replaced(new_store):
     store = SqlStore(new_store("postgresql"))
     odd = Table("odd %s", MetaData(), Column("a %(k)s", Integer, primary_key=True), Column('50 % "of" :it', Text))
     names = tuple(odd.c.keys())
@@ -233,7 +233,7 @@ def test_columns_with_odd_names_are_replaced(new_store):
 
 
 @pytest.mark.integration
-def test_a_key_that_somebody_inserts_after_the_keys_were_compared_is_replaced(new_store):
+def test_a_key_inserted_after_the_comparison_of_keys_is_replaced(new_store):
     store = SqlStore(new_store("postgresql"))
     plan = plan_merge(EVENTS, ("id", "what"), ("id",), {"what": Replace()})
     stage_of(store, plan)
@@ -254,7 +254,7 @@ def test_a_key_that_somebody_inserts_after_the_keys_were_compared_is_replaced(ne
     assert contents(store, EVENTS) == [{"id": 1, "what": "ours"}, {"id": 2, "what": "ours"}]
 
 
-def test_keys_alone_are_a_set(store_url):
+def test_rows_with_only_keys_form_a_set(store_url):
     store = SqlStore(store_url)
     seen = Table("seen", MetaData(), Column("id", Integer, primary_key=True))
     plan = plan_merge(seen, ("id",), ("id",), {})
@@ -264,7 +264,7 @@ def test_keys_alone_are_a_set(store_url):
     assert [row["id"] for row in contents(store, seen)] == [1, 2, 3]
 
 
-def test_values_of_many_types_arrive_as_they_were(store_url):
+def test_values_of_many_types_are_unchanged(store_url):
     store = SqlStore(store_url)
     table = Table(
         "many_types",
@@ -295,7 +295,7 @@ def test_values_of_many_types_arrive_as_they_were(store_url):
     assert contents(store, table) == [empty, row]
 
 
-def test_a_stage_table_of_another_layout_is_another_table(store_url):
+def test_another_layout_has_another_stage_table(store_url):
     store = SqlStore(store_url)
     wider = Table("events", MetaData(), Column("id", BigInteger, primary_key=True), Column("what", Text))
     names = {stage_name(plan_merge(table, ("id", "what"), (), {})) for table in (EVENTS, wider)}
@@ -338,7 +338,7 @@ def test_an_output_that_does_not_fit_its_table_is_refused(table, columns, keys, 
     assert caught.value.field == f"table {table.name}"
 
 
-def test_a_unique_constraint_is_key_enough(store_url):
+def test_a_unique_constraint_is_sufficient_as_a_key(store_url):
     store = SqlStore(store_url)
     plan = plan_merge(KEYED, ("k", "v"), ("k",), {"v": Add()})
     stage_and_merge(store, plan, {"a": [{"k": 1, "v": 2}, {"k": 1, "v": 3}]}, 1)

@@ -1,5 +1,4 @@
-"""Peculiarities of MariaDB and MySQL, on a real MariaDB server: transactions that end behind the application's
-back, lost connections, and data that must arrive as it was."""
+"""Peculiarities of MariaDB and MySQL, on a real MariaDB server: implicit commits, lost connections, exact values."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ def insert(connection: Any, *found: int) -> None:
 
 @pytest.fixture
 def settings(mariadb: MariadbServer) -> Iterator[Callable[[int], None]]:
-    """Sets when the server syncs its log."""
+    """A function that sets when the server syncs its log."""
 
     def set_to(value: int) -> None:
         mariadb.execute(f"SET GLOBAL innodb_flush_log_at_trx_commit = {value}")
@@ -81,7 +80,7 @@ def settings(mariadb: MariadbServer) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("value", [0, 2])
-def test_a_server_that_may_lose_commits_is_refused_unless_that_is_asked_for(
+def test_a_server_that_may_lose_commits_is_refused_unless_allowed(
     url: str, settings: Callable[[int], None], value: int
 ) -> None:
     settings(value)
@@ -110,7 +109,7 @@ def test_a_server_that_may_lose_commits_is_refused_unless_that_is_asked_for(
         "START TRANSACTION",
     ],
 )
-def test_what_would_commit_without_the_checkpoint_is_refused_before_it_does(store, statement):
+def test_statements_that_commit_without_the_checkpoint_are_refused(store, statement):
     fence, _ = store.raise_fence("shard")
 
     def slip() -> None:
@@ -124,7 +123,7 @@ def test_what_would_commit_without_the_checkpoint_is_refused_before_it_does(stor
     assert store.read("shard") == (fence, Checkpoint())
 
 
-def test_what_only_looks_like_it_is_not(store):
+def test_statements_that_do_not_commit_are_accepted(store):
     fence, _ = store.raise_fence("shard")
     with store.transaction("shard", fence) as transaction:
         insert(transaction.connection, 1)
@@ -138,8 +137,8 @@ def test_what_only_looks_like_it_is_not(store):
     assert numbers(store) == [1]
 
 
-def test_a_transaction_that_was_ended_in_another_way_does_not_continue(store):
-    """It is too late to take back what was committed, but the shard must not commit the rest as if all were well."""
+def test_a_transaction_ended_by_the_server_does_not_continue(store):
+    """Committed rows cannot be rolled back, but the shard must not commit the rest."""
     fence, _ = store.raise_fence("shard")
 
     with store.transaction("shard", fence) as transaction:
@@ -153,8 +152,8 @@ def test_a_transaction_that_was_ended_in_another_way_does_not_continue(store):
     assert store.read("shard") == (fence, Checkpoint())
 
 
-def test_after_a_deadlock_nothing_of_the_transaction_can_commit(store):
-    """The application swallows the error. The server has rolled back what came before, and would begin anew."""
+def test_no_part_of_a_transaction_can_commit_after_a_deadlock(store):
+    """The application ignores the error. The server has rolled back and would begin another transaction."""
     fence, _ = store.raise_fence("shard")
     with store.engine.begin() as connection:
         insert(connection, *range(40))
@@ -163,7 +162,7 @@ def test_after_a_deadlock_nothing_of_the_transaction_can_commit(store):
 
     def other() -> None:
         with store.engine.begin() as connection:
-            # It has changed more than the store's transaction, which so is the one to be rolled back.
+            # It has changed more rows than the store's transaction, so the server rolls back the store's.
             connection.execute(NUMBERS.update().where(NUMBERS.c.n > 0).values(seen=1))
             waiting.set()
             connection.execute(NUMBERS.update().where(NUMBERS.c.n == 0).values(seen=1))
@@ -190,7 +189,7 @@ def test_after_a_deadlock_nothing_of_the_transaction_can_commit(store):
     assert store.read("shard") == (fence, Checkpoint())
 
 
-def test_a_lock_that_is_not_to_be_had_is_transient(store):
+def test_an_unavailable_lock_is_transient(store):
     with store.engine.begin() as holder, store.engine.begin() as other:
         insert(holder, 1)
         with pytest.raises(DBAPIError) as caught:
@@ -200,7 +199,7 @@ def test_a_lock_that_is_not_to_be_had_is_transient(store):
         other.rollback()
 
 
-def test_a_connection_that_is_lost_within_a_transaction_is_transient(store, mariadb):
+def test_a_connection_lost_within_a_transaction_is_transient(store, mariadb):
     fence, _ = store.raise_fence("shard")
 
     def lose() -> None:
@@ -216,13 +215,13 @@ def test_a_connection_that_is_lost_within_a_transaction_is_transient(store, mari
     assert numbers(store) == []
 
 
-def test_a_mistake_is_not_transient(store):
+def test_an_invalid_statement_is_not_transient(store):
     with store.engine.connect() as connection, pytest.raises(DBAPIError) as caught:
         connection.exec_driver_sql("SELECT colour FROM numbers")
     assert not SqlShardStore(store).is_transient(caught.value)
 
 
-def test_a_server_that_is_gone_is_transient_and_names_no_password():
+def test_an_unreachable_server_is_transient_and_shows_no_password():
     store = SqlStore("mariadb://u:hunter2@127.0.0.1:1/name")
 
     with pytest.raises(SqlStoreError, match=r"store mysql\+pymysql://u:\*\*\*@127.0.0.1:1/name") as caught:
@@ -233,14 +232,14 @@ def test_a_server_that_is_gone_is_transient_and_names_no_password():
 
 @pytest.fixture
 def lossy(url: str) -> Iterator[tuple[SqlStore, list[str]]]:
-    """A store whose next commit loses its connection, as the list says: before the server has heard of it, or after."""
+    """A store whose next commit loses its connection "before" or "after" the server gets it, by the list."""
     losses: list[str] = []
 
     def commit(connection: Any) -> None:
         if losses:
             driver = connection.connection.driver_connection
             if losses.pop() == "after":
-                driver._execute_command(3, "COMMIT")  # A query, whose answer nobody will read.
+                driver._execute_command(3, "COMMIT")  # A query whose response is not read.
             driver._sock.shutdown(socket.SHUT_RDWR)
         connection.commit()
 
@@ -251,7 +250,7 @@ def lossy(url: str) -> Iterator[tuple[SqlStore, list[str]]]:
 
 
 @pytest.mark.parametrize("loss", ["before", "after"])
-def test_the_outcome_of_a_commit_whose_connection_is_lost_is_read_back(lossy, loss):
+def test_the_outcome_of_a_commit_with_a_lost_connection_is_read(lossy, loss):
     store, losses = lossy
     fence, _ = store.raise_fence("shard")
     losses.append(loss)
@@ -272,7 +271,7 @@ def test_the_outcome_of_a_commit_whose_connection_is_lost_is_read_back(lossy, lo
 
 
 def test_the_same_checkpoint_may_be_committed_twice(store):
-    """The server says how many rows it changed; what counts is how many there are."""
+    """The server reports changed rows, but the number of matched rows counts."""
     fence, _ = store.raise_fence("shard")
     for n in (1, 2):
         with store.transaction("shard", fence) as transaction:
@@ -293,7 +292,7 @@ def test_names_are_distinguished_by_every_character(store):
     assert store.raise_fence("/" * 512).fence == 1
 
 
-def test_the_sessions_are_strict_isolated_as_elsewhere_and_do_not_linger(store):
+def test_sessions_are_strict_read_committed_and_short_lived(store):
     with store.engine.connect() as connection:
         query = "SELECT @@tx_isolation, @@wait_timeout, @@time_zone, @@character_set_client, @@autocommit, @@sql_mode"
         *settings, modes = connection.exec_driver_sql(query).one()
@@ -302,7 +301,7 @@ def test_the_sessions_are_strict_isolated_as_elsewhere_and_do_not_linger(store):
 
 
 class ForgetfulProxy(socketserver.BaseRequestHandler):
-    """Passes on all but one setting of a session, as a proxy that lets its clients share sessions."""
+    """Forward all but one setting of a session, like a proxy whose clients share sessions."""
 
     to: ClassVar[int]
     kept: ClassVar[tuple[bytes, bytes]]
@@ -336,14 +335,14 @@ FORGOTTEN = {
 
 @pytest.fixture
 def forgetful(url: str, mariadb: MariadbServer) -> Iterator[Callable[[str], str]]:
-    """Returns the URL of the server through a proxy that loses a setting."""
+    """A function that returns the server's URL through a proxy that loses a setting."""
 
     def through(what: str) -> str:
         ForgetfulProxy.to, ForgetfulProxy.kept = mariadb.port, FORGOTTEN[what][:2]
         return url.replace(str(mariadb.port), str(proxy.server_address[1]))
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), ForgetfulProxy) as proxy:
-        proxy.daemon_threads = True  # A failed test keeps its connection.
+        proxy.daemon_threads = True  # A failed test does not close its connection.
         serving = threading.Thread(target=proxy.serve_forever)
         serving.start()
         try:
@@ -373,7 +372,7 @@ def test_a_proxy_that_loses_settings_of_sessions_is_refused_with_advice(store, f
     assert (numbers(store), store.read("shard")) == ([], (fence, Checkpoint()))
 
 
-def test_a_proxy_that_keeps_the_settings_is_used(store, forgetful):
+def test_a_proxy_that_keeps_the_settings_is_accepted(store, forgetful):
     there = SqlStore(forgetful("nothing"))
     fence, _ = there.raise_fence("shard")
     with there.transaction("shard", fence) as transaction:
@@ -382,8 +381,8 @@ def test_a_proxy_that_keeps_the_settings_is_used(store, forgetful):
     assert numbers(store) == [1]
 
 
-@pytest.mark.parametrize(("name", "told"), [("SECRET", "(name, error 1406)"), ("b", "(PRIMARY, error 1062)")])
-def test_the_names_of_a_rejection_do_not_depend_on_the_servers_language(url, mariadb, name, told):
+@pytest.mark.parametrize(("name", "problem"), [("SECRET", "(name, error 1406)"), ("b", "(PRIMARY, error 1062)")])
+def test_the_names_in_a_rejection_do_not_depend_on_the_servers_language(url, mariadb, name, problem):
     columns = (Column("id", Integer, primary_key=True), Column("name", String(3), nullable=False))
     table = Table("orders", MetaData(), *columns)
     store = SqlStore(url)
@@ -397,7 +396,7 @@ def test_the_names_of_a_rejection_do_not_depend_on_the_servers_language(url, mar
             transaction.connection.execute(table.insert(), [{"id": 1, "name": name}])
     finally:
         mariadb.execute("SET GLOBAL lc_messages = 'en_US'")
-    assert told in str(caught.value)
+    assert problem in str(caught.value)
     assert "SECRET" not in str(caught.value)
 
 
@@ -431,7 +430,7 @@ def test_a_large_checkpoint_is_kept(store):
     assert store.read("shard").checkpoint == large
 
 
-def test_a_table_that_was_made_for_gazette_is_used_as_it_is(url, mariadb):
+def test_a_table_created_for_gazette_is_used_unchanged(url, mariadb):
     store = SqlStore(url)
     mariadb.execute(
         f"CREATE TABLE {store.engine.url.database}.gazette_checkpoints (shard_fqn VARCHAR(255) PRIMARY KEY NOT NULL, "
@@ -444,8 +443,8 @@ def test_a_table_that_was_made_for_gazette_is_used_as_it_is(url, mariadb):
     assert str(inspect(store.engine).get_columns("gazette_checkpoints")[0]["type"]).startswith("VARCHAR(255)")
 
 
-def test_a_creation_that_was_interrupted_is_completed(store):
-    """The table is there without its index, which nothing rolled back."""
+def test_an_interrupted_creation_is_completed(store):
+    """The table exists without its index, because its creation is not rolled back."""
     table = Table("halves", MetaData(), Column("a", Integer), Column("b", Integer))
     store.create_tables(table)
     Index("halves_b", table.c.b, unique=True)
@@ -455,7 +454,7 @@ def test_a_creation_that_was_interrupted_is_completed(store):
     assert (index["name"], index["unique"]) == ("halves_b", True)
 
 
-def test_tables_without_transactions_or_with_keys_without_bounds_are_refused(store):
+def test_tables_without_transactions_or_with_unbounded_keys_are_refused(store):
     plain = Table("plain", MetaData(), Column("n", Integer, primary_key=True), mysql_engine="MyISAM")
     with pytest.raises(InvalidInput, match=r"table plain: is kept by MyISAM.*ENGINE=InnoDB"):
         store.create_tables(plain)
@@ -485,7 +484,7 @@ def test_zero_is_a_key_like_any_other(store):
     assert numbers(store) == [0, 7]
 
 
-def test_keys_that_differ_in_case_or_spaces_are_merged_apart(store):
+def test_keys_that_differ_in_case_or_spaces_are_merged_separately(store):
     table = Table("words", MetaData(), Column("word", String(20), primary_key=True), Column("n", BigInteger))
     words = ["A", "a", "a ", "á"]
     for _ in range(2):
@@ -500,7 +499,7 @@ def test_a_merge_that_could_hit_another_rows_key_is_refused(store):
         stage_and_merge(store, both, ("k",), [{"id": 1, "k": 1, "v": 1}])
 
 
-def test_a_key_that_the_database_numbers_is_no_hindrance(store):
+def test_a_merge_ignores_an_autoincrement_key(store):
     columns = (Column("id", Integer, primary_key=True), Column("k", Integer, nullable=False), Column("v", Integer))
     both = Table("both", MetaData(), *columns, UniqueConstraint("k"))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Names of tables and columns that need care: with `%`, quotes and braces, and as long as databases allow."""
+"""Special names of tables and columns: with `%`, quotes and braces, and of the maximum length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_rows_are_merged_and_appended_under_any_name(store_url: str, kind: str) -> None:
+def test_rows_are_merged_and_appended_with_any_name(store_url: str, kind: str) -> None:
     name, column = NAMES[kind]
     if store_url.startswith("mysql") and kind != "percent":
         pytest.skip("MariaDB has names of at most 64 letters of three bytes")

@@ -1,4 +1,4 @@
-"""Errors of databases have no values of rows (`test_row_paths.py` has real ones of each database)."""
+"""Errors of databases show no values of rows (`test_row_paths.py` tests real errors of each database)."""
 
 import sqlite3
 
@@ -18,7 +18,7 @@ def of_mysql(kind, code, message):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "problem"),
     [
         (
             of_mysql("IntegrityError", 1062, "Duplicate entry 'SECRET-1' for key 'PRIMARY'"),
@@ -53,17 +53,17 @@ def of_mysql(kind, code, message):
         ),
     ],
 )
-def test_a_rejection_has_the_kind_and_names(error, told):
+def test_a_rejection_has_the_kind_and_names(error, problem):
     rejected = rejection_of(error)
     assert rejected is not None
-    assert told in rejected.problem
+    assert problem in rejected.problem
     assert "SECRET" not in rejected.problem + described(error)
     shown = rejection_of(error, shows_values=True)
     assert shown is not None
     assert str(error.orig).split()[-1] in shown.problem
 
 
-def test_other_errors_are_no_rejections_and_keep_their_text():
+def test_other_errors_are_not_rejections_and_keep_their_text():
     away = OperationalError("", None, sqlite3.OperationalError("database is  locked"))
     assert rejection_of(away) is None
     assert described(away) == "database is locked"
@@ -74,7 +74,7 @@ def test_other_errors_are_no_rejections_and_keep_their_text():
     assert not problem.retriable
 
 
-def test_a_number_beyond_sqlites_own_is_an_error_of_the_store(tmp_path):
+def test_a_number_beyond_sqlites_range_is_an_error_of_the_store(tmp_path):
     store = SqlStore(f"sqlite:///{tmp_path}/s.db")
     table = Table("numbers", MetaData(), Column("n", Integer), Column("d", Numeric))
     store.create_tables(table)
@@ -83,7 +83,7 @@ def test_a_number_beyond_sqlites_own_is_an_error_of_the_store(tmp_path):
     assert rejection_of(caught.value) is not None
 
 
-def test_the_option_to_show_values_is_true_or_left_out(tmp_path):
+def test_the_option_to_show_values_is_true_or_absent(tmp_path):
     assert SqlStore(f"sqlite:///{tmp_path}/s.db?show_row_values=true").shows_values
     with pytest.raises(InvalidInput, match="show_row_values is not 'true'"):
         SqlStore(f"sqlite:///{tmp_path}/s.db?show_row_values=yes")

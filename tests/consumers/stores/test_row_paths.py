@@ -1,4 +1,4 @@
-"""Every way of a row into a table gives the same row, or the same error, for all types of columns and in all stores."""
+"""Every write path stores the same row or raises the same error, for all types of columns and in all stores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from coranto_consumers.stores.staging import StageWriter, stage_of, write_in_tra
 
 
 class Sealed(TypeDecorator[str]):
-    """A type that keeps no plain text, as one that encrypts."""
+    """A type that stores no plain text, like one that encrypts."""
 
     impl = Text
     cache_ok = True
@@ -62,7 +62,7 @@ class Sealed(TypeDecorator[str]):
 
 
 class Upper(TypeDecorator[str]):
-    """A type that binds by a function of the database."""
+    """A type that binds values by a function of the database."""
 
     impl = Text
     cache_ok = True
@@ -88,7 +88,7 @@ def in_shard(url: str, table: Table, work: Callable[[SqlShardStore], None]) -> N
 
 
 def inserted(url: str, table: Table, batch: pa.RecordBatch) -> None:
-    """`consume_message`: one row after the other."""
+    """Insert one row after the other, as in `consume_message`."""
 
     def work(store: SqlShardStore) -> None:
         for row in rows_of(batch, table, store.database.engine.dialect):
@@ -107,7 +107,7 @@ def merged_batch(url: str, table: Table, batch: pa.RecordBatch) -> None:
 
 
 def staged(url: str, table: Table, batch: pa.RecordBatch, *, keys: bool = False) -> None:
-    """A task of Spark stages the rows, and the driver appends them."""
+    """Stage the rows in a Spark task, and append them in the driver."""
     store = SqlStore(url)
     names = list(batch.schema.names)
     rules = {name: Replace() for name in names if name != "id"} if keys else {}
@@ -126,7 +126,7 @@ def staged_and_merged(url: str, table: Table, batch: pa.RecordBatch) -> None:
 
 
 def carried(url: str, table: Table, batch: pa.RecordBatch) -> None:
-    """A task of Spark carries the rows to the driver, which writes them."""
+    """Send the rows from a Spark task to the driver, and write them there."""
     store = SqlStore(url)
     store.create_tables(*table.metadata.sorted_tables)
     fence, _ = store.raise_fence(SHARD)
@@ -182,7 +182,7 @@ TYPES: dict[str, tuple[Any, Any, list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_stores_what_the_types_say(store_url: str, way: str) -> None:
+def test_each_path_stores_the_values_of_the_types(store_url: str, way: str) -> None:
     found, wanted = {}, {}
     for number, (kind, (column_type, arrow, values, expected)) in enumerate(TYPES.items()):
         key = Column("id", Integer, primary_key=True, autoincrement=False)
@@ -236,17 +236,17 @@ KEPT = {"sqlite": {"too long", "NUL", "overflow", "whole overflow"}, "mysql": {"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_rejects_what_the_database_does_and_quotes_no_value(store_url: str, way: str) -> None:
+def test_each_path_rejects_the_same_rows_and_shows_no_value(store_url: str, way: str) -> None:
     for number, (kind, (column, arrow, value, expected)) in enumerate(BAD.items()):
         if kind in KEPT[re.match(r"[a-z]+", store_url)[0]]:
             continue
         if kind == "unique" and store_url.startswith("mysql") and "merged" in way:
-            continue  # A merge refuses a table with another unique key.
+            continue  # Merges refuse a table with another unique key.
         metadata = MetaData()
         if kind == "foreign key":
             Table("parents", metadata, Column("id", Integer, primary_key=True, autoincrement=False))
         key = Column("id", Integer, primary_key=True, autoincrement=False)
-        # MariaDB takes a constraint with a name only behind all columns.
+        # MariaDB accepts a named constraint only after all columns.
         checks = [CheckConstraint("v <> 'SECRET-VALUE'", name="v_is_open")] if kind == "check" else []
         table = Table(f"rejecting_{number}", metadata, key, column._copy(), *checks)
         batch = pa.record_batch(
@@ -270,7 +270,7 @@ def test_each_way_rejects_what_the_database_does_and_quotes_no_value(store_url: 
 
 
 @pytest.mark.parametrize("way", [BY_STATEMENT, "a statement of the application"])
-def test_a_single_half_of_a_surrogate_pair_is_stored_as_sparks_reader_reads_it(store_url: str, way: str) -> None:
+def test_an_unpaired_surrogate_is_stored_as_sparks_reader_reads_it(store_url: str, way: str) -> None:
     table = Table("halves", MetaData(), Column("id", Integer, primary_key=True, autoincrement=False), Column("v", Text))
 
     def work(store: SqlShardStore) -> None:
@@ -288,7 +288,7 @@ def test_a_single_half_of_a_surrogate_pair_is_stored_as_sparks_reader_reads_it(s
     assert found == ["a?b", "😀", "?"][: len(found)]
 
 
-def test_nested_values_need_a_column_that_keeps_them(store_url: str) -> None:
+def test_nested_values_need_a_column_for_nested_values(store_url: str) -> None:
     table = Table("flat", MetaData(), Column("id", Integer, primary_key=True, autoincrement=False), Column("v", Text))
     batch = pa.record_batch([pa.array([1], pa.int32()), pa.array([{"a": 1}])], names=["id", "v"])
     for way in ("inserted_batch", "merged_batch", "staged", "carried"):
@@ -296,7 +296,7 @@ def test_nested_values_need_a_column_that_keeps_them(store_url: str) -> None:
             WAYS[way](store_url, table, batch)
 
 
-def test_values_are_shown_where_the_url_asks_for_it(store_url: str) -> None:
+def test_values_are_shown_if_the_url_requests_it(store_url: str) -> None:
     url = store_url + ("&" if "?" in store_url else "?") + "show_row_values=true"
     table = Table("shown", MetaData(), Column("id", Integer, primary_key=True), Column("v", Integer, unique=True))
     batch = pa.record_batch([pa.array([1, 2], pa.int32()), pa.array([4242, 4242])], names=["id", "v"])

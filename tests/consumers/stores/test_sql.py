@@ -1,4 +1,4 @@
-"""The SQL store's contract, held by each database: only the owner of the fence commits, and everyone knows what did."""
+"""The SQL store's contract for each database: only the owner of the fence commits, and outcomes are known."""
 
 import threading
 
@@ -50,7 +50,7 @@ def store(store_url: str) -> SqlStore:
     return opened
 
 
-def test_the_table_is_laid_out_as_gazettes(store):
+def test_the_table_has_the_layout_of_gazette(store):
     columns = {c["name"]: c for c in inspect(store.engine).get_columns("gazette_checkpoints")}
 
     assert list(columns) == ["shard_fqn", "fence", "checkpoint"]
@@ -64,7 +64,7 @@ def test_a_consumer_starts_with_an_empty_checkpoint(store):
     assert store.read("shard") == (1, Checkpoint())
 
 
-def test_observing_a_store_that_no_consumer_has_used_creates_nothing(store_url):
+def test_observing_an_unused_store_creates_nothing(store_url):
     untouched = SqlStore(store_url)
 
     assert untouched.read("shard") is None
@@ -97,7 +97,7 @@ def test_leaving_without_a_commit_rolls_back(store):
     assert store.read("shard") == (fence, Checkpoint())
 
 
-def test_after_the_fence_was_raised_the_former_owner_cannot_begin(store):
+def test_a_former_owner_cannot_begin_after_the_fence_was_raised(store):
     old, _ = store.raise_fence("shard")
     commit_number(store, old, 1, 100)
     store.raise_fence("shard")
@@ -109,7 +109,7 @@ def test_after_the_fence_was_raised_the_former_owner_cannot_begin(store):
 
 
 def test_a_former_owner_within_its_transaction_cannot_commit(store_url):
-    """The race of seed 002: the new owner recovers while the old one is about to commit."""
+    """The new owner recovers while the old one is about to commit."""
     old_store, new_store = SqlStore(store_url), SqlStore(store_url)
     old_store.create_tables(NUMBERS)
     old, _ = old_store.raise_fence("shard")
@@ -125,7 +125,7 @@ def test_a_former_owner_within_its_transaction_cannot_commit(store_url):
         with old_store.transaction("shard", old) as transaction:
             taking_over.start()
             if not old_store.is_sqlite:
-                # Nothing of the old owner's transaction holds back the new one.
+                # The old owner's transaction does not block the new one.
                 assert raised.wait(30)
             transaction.connection.execute(NUMBERS.insert().values(n=1))
             transaction.commit(checkpoint(100))
@@ -135,7 +135,7 @@ def test_a_former_owner_within_its_transaction_cannot_commit(store_url):
         committed = True
     taking_over.join()
 
-    # Either way both agree: SQLite lets the old owner finish first, PostgreSQL refuses it.
+    # Both outcomes are consistent: SQLite lets the old owner finish first, PostgreSQL refuses it.
     assert committed is old_store.is_sqlite
     assert restored == [(old + 1, checkpoint(100) if committed else Checkpoint())]
     assert numbers(new_store) == ([1] if committed else [])
@@ -143,7 +143,7 @@ def test_a_former_owner_within_its_transaction_cannot_commit(store_url):
         commit_number(old_store, old, 2, 200)
 
 
-def test_many_owners_at_once_get_fences_of_their_own(store_url):
+def test_concurrent_owners_get_distinct_fences(store_url):
     SqlStore(store_url).create_tables()
     fences: list[int] = []
     threads = [
@@ -171,7 +171,7 @@ class Broken(OperationalError):
         super().__init__("COMMIT", {}, Exception("connection lost"))
 
 
-def test_a_commit_that_broke_after_it_took_place_counts(store_url):
+def test_a_commit_that_fails_after_it_was_applied_counts(store_url):
     def commit_then_break(connection):
         connection.commit()
         raise Broken
@@ -186,7 +186,7 @@ def test_a_commit_that_broke_after_it_took_place_counts(store_url):
     assert store.read("shard").checkpoint == checkpoint(100)
 
 
-def test_a_commit_that_broke_before_it_took_place_does_not(store_url):
+def test_a_commit_that_fails_before_it_was_applied_does_not_count(store_url):
     def break_instead(connection):
         raise Broken
 
@@ -200,7 +200,7 @@ def test_a_commit_that_broke_before_it_took_place_does_not(store_url):
     assert store.read("shard").checkpoint == Checkpoint()
 
 
-def test_a_commit_that_broke_while_another_took_over_is_fenced(store_url):
+def test_a_commit_that_fails_during_a_takeover_is_fenced(store_url):
     def taken_over_instead(connection):
         connection.rollback()
         SqlStore(store_url).raise_fence("shard")
@@ -215,12 +215,12 @@ def test_a_commit_that_broke_while_another_took_over_is_fenced(store_url):
     assert numbers(store) == []
 
 
-def test_a_store_that_stays_away_leaves_the_outcome_unknown(store_url):
+def test_an_unavailable_store_leaves_the_outcome_unknown(store_url):
     waits: list[float] = []
 
     def vanish(connection):
         connection.commit()
-        # From here on nothing answers.
+        # The database is unreachable from here on.
         store.engine = create_engine("postgresql+psycopg://u:hunter2@127.0.0.1:1/gone")
         raise Broken
 
@@ -235,7 +235,7 @@ def test_a_store_that_stays_away_leaves_the_outcome_unknown(store_url):
     assert SqlStore(store_url).raise_fence("shard").checkpoint == checkpoint(100)
 
 
-def test_an_owner_resumes_under_its_fence_and_never_raises_it(store):
+def test_an_owner_resumes_under_its_fence_without_raising_it(store):
     fence, _ = store.raise_fence("shard")
     assert store.resume("shard", fence) == Checkpoint()
     commit_number(store, fence, 1, 100)
@@ -247,7 +247,7 @@ def test_an_owner_resumes_under_its_fence_and_never_raises_it(store):
         store.resume("shard", fence)
 
 
-def test_an_owner_whose_commits_the_database_has_lost_does_not_resume(store):
+def test_an_owner_does_not_resume_after_the_database_lost_its_commits(store):
     fence, _ = store.raise_fence("shard")
     with pytest.raises(CorruptData, match="has raised fence 2, and the database has 1"):
         store.resume("shard", fence + 1)
@@ -302,7 +302,7 @@ def test_a_consumer_needs_a_name(store):
         store.raise_fence("")
 
 
-def test_tables_are_created_once_however_many_try(store_url):
+def test_tables_are_created_once_by_concurrent_owners(store_url):
     errors: list[Exception] = []
 
     def create() -> None:
@@ -323,8 +323,8 @@ def test_tables_are_created_once_however_many_try(store_url):
 
 
 @pytest.mark.integration
-def test_postgresql_waits_for_the_disk_whatever_its_settings_say(postgres: PostgresServer):
-    """A checkpoint that a crash takes back has its acknowledgements behind it already."""
+def test_postgresql_commits_synchronously_despite_its_settings(postgres: PostgresServer):
+    """Acknowledgements of a checkpoint that a crash loses were already appended."""
     url = postgres.new_database()
     name = SqlStore(url).engine.url.database
     postgres.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
@@ -350,7 +350,7 @@ def test_postgresql_waits_for_the_disk_whatever_its_settings_say(postgres: Postg
 
 
 @pytest.mark.integration
-def test_a_postgresql_that_syncs_nothing_is_refused_unless_that_is_asked_for(postgres: PostgresServer):
+def test_postgresql_without_fsync_is_refused_unless_allowed(postgres: PostgresServer):
     url = postgres.new_database()
     with pytest.raises(InvalidInput, match=r"fsync is off: set it to on\. Add relaxed_durability=true") as caught:
         SqlStore(url.partition("?")[0]).raise_fence("shard")
@@ -358,7 +358,7 @@ def test_a_postgresql_that_syncs_nothing_is_refused_unless_that_is_asked_for(pos
     assert SqlStore(url).raise_fence("shard").fence == 1
 
 
-def test_a_constraint_that_is_checked_at_the_commit_rejects_a_row_there(store_url):
+def test_a_deferred_constraint_rejects_a_row_at_the_commit(store_url):
     if store_url.startswith("mysql"):
         pytest.skip("MariaDB defers no constraints")
     store = SqlStore(store_url)

@@ -1,4 +1,4 @@
-"""Arrow batches that a transaction of a shard inserts and merges, in each database."""
+"""Arrow batches inserted and merged by a shard's transaction, in each database."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SUMS = Table(
 )
 
 
-async def test_batches_hold_the_rows_that_were_inserted_one_by_one(store_url: str) -> None:
+async def test_batches_equal_rows_inserted_one_by_one(store_url: str) -> None:
     rows = [{"n": n, "name": (None, "a\tb\\", "é\n")[n % 3], "part": (None, 0.25)[n % 2]} for n in range(100)]
     others = [
         {"n": 1, "at": dt.datetime(2024, 2, 29, 1, 2, 3), "price": Decimal("12345678901.2345"), "raw": b"\0\xff"},

@@ -1,4 +1,4 @@
-"""Statements of an application are parsed in their database's dialect, and refused if that leaves any doubt."""
+"""An application's statements are parsed in their database's dialect, and ambiguous ones refused."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def check(text: str, dialect: str) -> None:
         (("postgresql",), "DELETE FROM {accounts} WHERE t = $q$ it's; COMMIT $q$ AND d #>> '{{a}}' = 'b'"),
     ],
 )
-def test_what_a_database_runs_on_its_tables_is_accepted(dialects, text):
+def test_valid_statements_of_each_database_are_accepted(dialects, text):
     for dialect in dialects:
         check(text, dialect)
 
@@ -75,6 +75,6 @@ def test_what_a_database_runs_on_its_tables_is_accepted(dialects, text):
         ("mysql", "DELETE FROM {accounts} USING other AS accounts", "behind DELETE"),
     ],
 )
-def test_what_databases_understand_differently_is_refused(dialect, text, problem):
+def test_statements_that_databases_parse_differently_are_refused(dialect, text, problem):
     with pytest.raises(InvalidInput, match=problem):
         check(text, dialect)

@@ -1,4 +1,4 @@
-"""The SQL store of a shard: the contract of all stores, and what is its own."""
+"""The SQL store of a shard: the contract of all stores, and its own behaviour."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def restored(url: str, **options: Any) -> SqlShardStore:
     return store
 
 
-async def test_on_the_event_loop_a_transaction_must_be_begun_first(store_url):
-    """Rather than block the loop that the commit before needs to go on."""
+async def test_a_transaction_must_be_begun_first_on_the_event_loop(store_url):
+    """Otherwise it would block the event loop that the previous commit needs."""
     store = await restored(store_url)
     gate = asyncio.get_running_loop().create_future()
     committing = await store.start_commit(SHARD, checkpoint(1), [gate])
@@ -59,7 +59,7 @@ async def test_on_the_event_loop_a_transaction_must_be_begun_first(store_url):
     await store.destroy()
 
 
-async def test_a_plain_method_waits_for_the_commit_before(store_url):
+async def test_a_blocking_method_waits_for_the_previous_commit(store_url):
     store = await restored(store_url)
     await asyncio.to_thread(lambda: store.connection.execute(NUMBERS.insert().values(n=1)))
     gate = asyncio.get_running_loop().create_future()
@@ -75,7 +75,7 @@ async def test_a_plain_method_waits_for_the_commit_before(store_url):
     await store.destroy()
 
 
-async def test_a_commit_whose_outcome_is_unknown_is_looked_up(store_url):
+async def test_the_outcome_of_an_unknown_commit_is_read_from_the_store(store_url):
     """The connection breaks once after the database has committed, and once before."""
     lost = OperationalError("COMMIT", {}, Exception("connection lost"))
     plan: list[bool] = []
@@ -105,8 +105,8 @@ async def test_a_commit_whose_outcome_is_unknown_is_looked_up(store_url):
     assert store.database.read(SHARD).checkpoint == checkpoint(100)
 
 
-async def test_the_next_transaction_meets_the_failure_of_the_commit_before(store_url):
-    """Such as it is: a transient one has the shard start anew, whoever of the two is heard first."""
+async def test_the_next_transaction_raises_the_failure_of_the_previous_commit(store_url):
+    """The error keeps its type, because the shard restarts after a transient one from either of the two calls."""
 
     def fail(connection: Connection) -> None:
         raise OperationalError("COMMIT", None, Exception("the connection broke"))
@@ -121,7 +121,7 @@ async def test_the_next_transaction_meets_the_failure_of_the_commit_before(store
     await store.destroy()
 
 
-async def test_which_errors_are_transient(store_url):
+async def test_transient_and_permanent_errors_are_distinguished(store_url):
     store = await restored(store_url)
 
     class Conflict(Exception):
@@ -141,6 +141,6 @@ async def test_destroying_ends_the_open_transaction(store_url):
     await store.begin()
     await store.destroy()
     with store.database.engine.begin() as connection:
-        # Would wait for the lock of a transaction that is still open.
+        # It would wait for the lock of an open transaction.
         connection.execute(text("UPDATE gazette_checkpoints SET fence = fence + 1"))
     assert store.database.read(SHARD).fence == 2

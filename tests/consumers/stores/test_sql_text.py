@@ -101,11 +101,11 @@ def test_one_statement_that_writes_to_its_tables_is_accepted(text):
         ('SELECT * FROM "Gazette_Checkpoints"', "names gazette_checkpoints, which only the consumer"),
     ],
 )
-def test_all_else_is_refused_and_told_why(text, problem):
+def test_other_statements_are_refused_with_the_reason(text, problem):
     with pytest.raises(InvalidInput, match=f"statement 1: .*{problem}"):
         check(text)
 
 
-def test_placeholders_are_filled_in_outside_of_literals_and_comments_only():
+def test_placeholders_are_replaced_only_outside_literals_and_comments():
     text = "SELECT '{stage}', \"{stage}\" /* {stage} */ FROM {stage} AS s; -- {stage}"
     assert filled(text, {"stage": "(x)"}) == "SELECT '{stage}', \"{stage}\" /* {stage} */ FROM (x) AS s -- {stage}"

@@ -1,4 +1,4 @@
-"""Stores in SQLite files that a recovery log keeps."""
+"""Stores in SQLite files in a recovery log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_only_changes_are_recorded(tmp_path: Path) -> None:
 
 
 async def test_rolled_back_work_is_not_recorded(tmp_path: Path) -> None:
-    """So much of it that SQLite spills pages to its log before the transaction ends."""
+    """The work is so large that SQLite spills pages to its log before the transaction ends."""
     subject = SqliteSubject(tmp_path)
     store = cast(SqliteStore, await subject.open())
     await store.restore_checkpoint(SHARD)
@@ -64,7 +64,7 @@ async def test_rolled_back_work_is_not_recorded(tmp_path: Path) -> None:
     assert cast(SqliteStore, found).connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-async def test_a_commit_of_the_applications_own_takes_effect_with_the_checkpoint(tmp_path: Path) -> None:
+async def test_an_applications_own_commit_takes_effect_with_the_checkpoint(tmp_path: Path) -> None:
     subject = SqliteSubject(tmp_path)
     store = cast(SqliteStore, await subject.open())
     await store.restore_checkpoint(SHARD)
@@ -83,7 +83,7 @@ async def restored(subject: LogSubject) -> Store:
     return store
 
 
-async def test_the_database_is_copied_when_its_log_has_grown(tmp_path: Path) -> None:
+async def test_the_database_is_copied_once_its_log_has_grown(tmp_path: Path) -> None:
     subject = SqliteSubject(tmp_path)
     subject.copy_bytes = 200_000
     store = cast(SqliteStore, await restored(subject))
@@ -97,14 +97,14 @@ async def test_the_database_is_copied_when_its_log_has_grown(tmp_path: Path) -> 
         assert set(subject.recorders[-1]._fsm.paths) <= {f"/{DATABASE_FILE}", f"/{WAL_FILE}"}
     assert len(begins) > 2
     assert max(begins) > len(subject.log) / 2
-    # What is before the last copy is dead.
+    # Content before the last copy is obsolete.
     subject.hints = hints
     subject.journals.journals[LOG].content[: max(begins)] = bytes(max(begins))
     found = await restored(subject)
     assert sorted(await subject.numbers(found)) == [55, 56, 57, 58, 59]
 
 
-async def test_pipelined_transactions(tmp_path: Path) -> None:
+async def test_pipelined_transactions_are_all_stored(tmp_path: Path) -> None:
     subject = SqliteSubject(tmp_path)
     store = cast(SqliteStore, await restored(subject))
     pending: asyncio.Future[None] | None = None
@@ -120,7 +120,7 @@ async def test_pipelined_transactions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("statement", ["PRAGMA wal_checkpoint(TRUNCATE)", "PRAGMA wal_checkpoint(RESTART)"])
-async def test_a_checkpoint_by_the_application_is_noticed(statement: str, tmp_path: Path) -> None:
+async def test_a_wal_checkpoint_by_the_application_is_detected(statement: str, tmp_path: Path) -> None:
     subject = SqliteSubject(tmp_path)
     store = cast(SqliteStore, await restored(subject))
     await subject.add(store, 1)
@@ -133,7 +133,7 @@ async def test_a_checkpoint_by_the_application_is_noticed(statement: str, tmp_pa
         await commit(store, 2)
 
 
-async def test_no_other_connection_gets_in(tmp_path: Path) -> None:
+async def test_no_other_connection_can_open_the_database(tmp_path: Path) -> None:
     subject = SqliteSubject(tmp_path)
     store = cast(SqliteStore, await restored(subject))
     other = sqlite3.connect(subject.recorders[-1].directory / DATABASE_FILE, timeout=0)
@@ -143,7 +143,7 @@ async def test_no_other_connection_gets_in(tmp_path: Path) -> None:
     await store.destroy()
 
 
-async def test_a_database_that_is_none_is_refused(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     subject = SqliteSubject(tmp_path)
     store = cast(SqliteStore, await subject.open())
     recorder = subject.recorders[-1]
@@ -153,13 +153,13 @@ async def test_a_database_that_is_none_is_refused(tmp_path: Path) -> None:
         await store.restore_checkpoint(SHARD)
 
 
-async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
+async def test_using_a_store_before_its_restore_is_an_error(tmp_path: Path) -> None:
     store = cast(SqliteStore, await SqliteSubject(tmp_path).open())
     with pytest.raises(sqlite3.ProgrammingError, match="restore"):
         store.connection.execute("SELECT 1")
 
 
-async def test_a_schema_that_grows(tmp_path: Path) -> None:
+async def test_a_schema_may_grow(tmp_path: Path) -> None:
     subject = SqliteSubject(tmp_path)
     store = cast(SqliteStore, await restored(subject))
     await subject.add(store, 1)

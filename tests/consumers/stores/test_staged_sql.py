@@ -1,4 +1,4 @@
-"""An application's SQL over staged rows: its definition, what a store says of it, and what it does to tables."""
+"""An application's SQL over staged rows: its definition, its check by a store, and its effects on tables."""
 
 import re
 from decimal import Decimal
@@ -32,7 +32,7 @@ COPY = "INSERT INTO {texts} (id, text) SELECT s.id, s.text FROM {stage} AS s WHE
         (Table("own", MetaData(), Column("coranto_fence", Text)), [COPY], [TEXTS], "'coranto_fence' is reserved"),
     ],
 )
-def test_a_definition_that_cannot_work_is_refused_when_it_is_made(rows, statements, tables, problem):
+def test_an_invalid_definition_is_refused_on_creation(rows, statements, tables, problem):
     with pytest.raises(InvalidInput, match=problem):
         StagedSql(rows, statements, tables)
 
@@ -58,7 +58,7 @@ def test_each_database_checks_statements_without_running_them(store_url):
         assert not inspect(connection).has_table(ROWS.name)
 
 
-def test_statements_see_the_rows_of_the_given_attempts_only(store_url):
+def test_statements_see_only_the_rows_of_the_given_attempts(store_url):
     store, changes = SqlStore(store_url), StagedSql(ROWS, [COPY], [TEXTS])
     fence, _ = store.raise_fence("shard")
     stage = changes.prepare(store)

@@ -1,4 +1,4 @@
-"""Stage tables beside tables of others."""
+"""Stage tables next to tables of others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Blue:
-    """An application that never has anything to read."""
+    """An application without content to read."""
 
     name = "blue"
     sources = "name=a/source"
@@ -36,7 +36,7 @@ def consumer(url: str, broker: Broker) -> SparkConsumer:
 
 
 def stage(store: SqlStore, url: str, shard: str, fence: int) -> str:
-    """Rows that a consumer has staged and will not merge. Returns the name of their table."""
+    """Stage rows of a consumer that it will not merge, and return the name of their table."""
     columns = Column("key", BigInteger, primary_key=True), Column("total", BigInteger)
     plan = plan_merge(Table(f"sums_of_{shard}", MetaData(), *columns), ["key", "total"], ["key"], {"total": Add()})
     table = stage_of(store, plan)
@@ -50,7 +50,7 @@ def staged(store: SqlStore, table: str) -> int:
         return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())
 
 
-def test_tables_that_only_look_like_stage_tables_are_left_alone(store_url: str, broker: Broker) -> None:
+def test_tables_that_only_look_like_stage_tables_are_kept(store_url: str, broker: Broker) -> None:
     broker.create("a/source")
     store = SqlStore(store_url)
     table = stage(store, store_url, "blue", 0)
@@ -63,10 +63,10 @@ def test_tables_that_only_look_like_stage_tables_are_left_alone(store_url: str, 
 
 
 @pytest.mark.integration
-def test_a_consumer_starts_beside_stage_tables_that_it_may_not_touch(
+def test_a_consumer_starts_next_to_stage_tables_without_access(
     new_store: Callable[[str], str], broker: Broker, postgres: Any
 ) -> None:
-    """Those of another consumer, whose role owns them. What it staged itself is deleted all the same."""
+    """Another consumer's role owns them. The consumer still deletes its own staged rows."""
     broker.create("a/source")
     url = new_store("postgresql")
     store = SqlStore(url)

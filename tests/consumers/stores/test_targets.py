@@ -1,4 +1,4 @@
-"""Tables of a database are compared with the rows of a consumer (`test_rejected.py` starts consumers over some)."""
+"""Tables of a database are compared with the rows of a consumer."""
 
 import pytest
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Numeric, String, Table, Text, text
@@ -28,7 +28,7 @@ def make(url: str, ddl: str) -> None:
         connection.execute(text(f"CREATE TABLE target ({ddl})"))
 
 
-def test_tables_that_are_as_they_were_defined_or_wider_fit(store_url):
+def test_tables_as_defined_or_wider_fit(store_url):
     require(store_url)
     SqlStore(store_url).create_tables(TABLE)
     require(store_url)
@@ -53,7 +53,7 @@ def test_wider_columns_and_those_with_defaults_fit(store_url):
         ),
     ],
 )
-def test_what_is_missing_is_told_in_each_database(store_url, ddl, problem):
+def test_missing_tables_and_columns_are_named_in_each_database(store_url, ddl, problem):
     make(store_url, ddl)
     with pytest.raises(InvalidInput, match=f"table target: does not fit its definition in the database: .*{problem}"):
         require(store_url)
@@ -70,7 +70,7 @@ def test_what_is_missing_is_told_in_each_database(store_url, ddl, problem):
         ("name TEXT, price INTEGER", "column 'price' is INTEGER"),
     ],
 )
-def test_columns_that_are_too_narrow_are_named(new_store, column, problem):
+def test_too_narrow_columns_are_named(new_store, column, problem):
     url = new_store("postgresql")
     make(url, f"id BIGINT PRIMARY KEY, {column}")
     with pytest.raises(InvalidInput, match=problem):
@@ -78,7 +78,7 @@ def test_columns_that_are_too_narrow_are_named(new_store, column, problem):
 
 
 @pytest.mark.integration
-def test_a_trigger_may_give_a_column_its_value(new_store):
+def test_a_trigger_may_set_the_value_of_a_column(new_store):
     url = new_store("postgresql")
     make(url, "id BIGINT PRIMARY KEY, name TEXT, price NUMERIC, made TIMESTAMPTZ NOT NULL")
     with pytest.raises(InvalidInput, match="column 'made' must not be null"):
@@ -90,7 +90,7 @@ def test_a_trigger_may_give_a_column_its_value(new_store):
     require(url)
 
 
-async def test_a_shard_whose_tables_do_not_fit_fences_no_other_off(store_url):
+async def test_a_shard_with_unsuitable_tables_does_not_fence_off_another(store_url):
     make(store_url, "id INTEGER PRIMARY KEY, name TEXT")
     store = SqlStore(store_url)
     before, _ = store.raise_fence(SHARD)

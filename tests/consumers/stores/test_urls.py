@@ -1,4 +1,4 @@
-"""Store URLs: which databases, and no password ever shown."""
+"""Store URLs: supported databases, and hidden passwords."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_options_of_a_session_that_stores_set_themselves_are_refused(option):
     assert "hunter2" not in str(caught.value)
 
 
-def test_relaxed_durability_is_asked_for_by_one_word():
+def test_relaxed_durability_is_one_url_option():
     parsed = parse_store_url("postgresql://u:p@db/name?relaxed_durability=true&application_name=x")
     assert parsed.query == {"relaxed_durability": "true", "application_name": "x"}
     store = SqlStore("postgresql://u:p@db/name?relaxed_durability=true&application_name=x")
@@ -102,14 +102,14 @@ def test_passwords_are_not_shown():
         "postgresql://user:{}@127.0.0.1:1/",
     ],
 )
-def test_no_secret_of_a_store_s_url_is_shown(url: str) -> None:
-    """Not in its name, which is in each error and log line, nor where the URL is refused."""
-    told = []
+def test_no_secret_of_a_stores_url_is_shown(url: str) -> None:
+    """Neither the store's name, used in errors and logs, nor the error about a refused URL shows it."""
+    shown = []
     try:
         store = SqlStore(url.format("hush-hush", "hush-hush"))
-        told += [store.name, repr(store)]
+        shown += [store.name, repr(store)]
         store.raise_fence("blue")
     except CorantoError as error:
-        told += [str(error), repr(error), repr(error.__cause__)]
-    assert told
-    assert "hush" not in " ".join(told)
+        shown += [str(error), repr(error), repr(error.__cause__)]
+    assert shown
+    assert "hush" not in " ".join(shown)

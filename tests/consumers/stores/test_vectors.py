@@ -1,4 +1,4 @@
-"""Offset vectors in the SQL store: found by their digests, and never more than the bound."""
+"""Offset vectors in the SQL store are found by their digests, and bounded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_vector_is_found_by_its_digest(store_url: str) -> None:
         log.keep(consumer, vector(1))
     assert log.find(vector(1).version) == vector(1)
     assert log.find(vector(2).version) is None
-    assert vector(1).version != OffsetVector(vector(1).ends).version, "where reading began counts, too"
+    assert vector(1).version != OffsetVector(vector(1).ends).version, "the begin of reading counts, too"
 
 
 def test_a_vector_keeps_the_ids_of_journals(store_url: str) -> None:
@@ -35,21 +35,21 @@ def test_a_vector_keeps_the_ids_of_journals(store_url: str) -> None:
     assert kept.version == OffsetVector({"shop/a": 7}, {"shop/a": 3}).version, "as versions of earlier vectors"
 
 
-def test_the_oldest_vectors_of_a_consumer_give_way(store_url: str) -> None:
+def test_the_oldest_vectors_of_a_consumer_are_evicted(store_url: str) -> None:
     store, now = SqlStore(store_url), iter(range(100))
     log = VectorLog(store, max_bytes=6_000, wall=lambda: next(now))
     log.keep("other", vector(1_000))
     for number in range(20):
         log.keep("one", vector(number))
         if number > 2:
-            log.keep("one", vector(2))  # It is read again and again, and so stays.
+            log.keep("one", vector(2))  # It is read repeatedly, and so stays.
     kept = {number for number in range(20) if log.find(vector(number).version)}
     assert 2 <= len(kept) < 10
     assert kept == {2, *range(20 - len(kept) + 1, 20)}, "the newest"
     assert log.find(vector(1_000).version), "of another consumer"
     small = VectorLog(store, max_bytes=1, wall=lambda: 1_000.0)
     small.keep("one", vector(50))
-    assert small.find(vector(50).version) == vector(50), "the newest stays, however large"
+    assert small.find(vector(50).version) == vector(50), "the newest stays at any size"
     assert not small.find(vector(2).version)
 
 

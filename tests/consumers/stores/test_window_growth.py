@@ -1,4 +1,4 @@
-"""Windows that grow with what is stored."""
+"""Windows that grow with stored content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SELECTOR = "name:prefix=w/events/"
 ROW = b'{"n": 1}\n'
 
 
-def test_windows_are_made_of_what_is_stored_and_end_with_lines(broker, log, tmp_path) -> None:
+def test_windows_consist_of_stored_content_and_end_with_lines(broker, log, tmp_path) -> None:
     broker.create(ONE, TWO)
     one, two = (broker.fake.journals[name] for name in (ONE, TWO))
     with SyncJournalClient.of(broker.config) as client:
@@ -36,7 +36,7 @@ def test_windows_are_made_of_what_is_stored_and_end_with_lines(broker, log, tmp_
         assert names(partial=True) == []
         broker.write(ONE, ROW * 3)
         broker.write(TWO, ROW)
-        assert names(partial=True) == [], "brokers alone hold it"
+        assert names(partial=True) == [], "only brokers have the content"
         one.roll(tmp_path)
         two.roll(tmp_path)
         assert names(window_bytes=1_000) == [], "it does not fill a window"
@@ -45,7 +45,7 @@ def test_windows_are_made_of_what_is_stored_and_end_with_lines(broker, log, tmp_
 
         broker.write(ONE, ROW[:4])
         one.roll(tmp_path)
-        assert names(partial=True) == ["00000001"], "a line is not finished"
+        assert names(partial=True) == ["00000001"], "a line is unfinished"
         broker.write(ONE, ROW[4:])
         one.roll(tmp_path)
         found = grow(log, client, [SELECTOR], partial=True)
@@ -64,7 +64,7 @@ def test_windows_are_made_of_what_is_stored_and_end_with_lines(broker, log, tmp_
         ]  # fmt: skip
 
 
-def test_lost_and_recreated_journals_are_no_reason_to_go_on(broker, log, tmp_path) -> None:
+def test_lost_and_recreated_journals_stop_the_growth_of_windows(broker, log, tmp_path) -> None:
     broker.create(ONE)
     with SyncJournalClient.of(broker.config) as client:
         broker.write(ONE, ROW)

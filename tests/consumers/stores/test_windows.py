@@ -1,4 +1,4 @@
-"""A consumer's windows in its store: they grow with the journals, and a window that was merged is gone for all."""
+"""A consumer's windows in its store grow with the journals, and a merged window is removed for all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def materialise(store: SqlStore, log: WindowLog, window: Window, at: float) -> N
         transaction.commit(after(window.last))
 
 
-def test_windows_and_what_is_known_of_them_are_kept(store_url: str) -> None:
+def test_windows_and_their_state_are_kept(store_url: str) -> None:
     store = SqlStore(store_url)
     log = WindowLog(store, "c")
     assert log.load() == []
@@ -45,12 +45,12 @@ def test_windows_and_what_is_known_of_them_are_kept(store_url: str) -> None:
     WindowLog(store, "other").replace([], [single(1)])
     materialise(store, log, single(1), 5.0)
     log.remember(single(2), after(2))
-    log.remember(single(2), after(1))  # The first to find it out was right.
+    log.remember(single(2), after(1))  # The first recorded result stays.
     assert log.load() == [KnownWindow(single(1), after(1), 5.0), KnownWindow(single(2), after(2), None)]
     assert WindowLog(store, "other").load() == [KnownWindow(single(1))]
 
 
-def test_a_run_of_a_window_that_was_merged_meanwhile_cannot_commit(store_url: str) -> None:
+def test_a_run_of_a_concurrently_merged_window_cannot_commit(store_url: str) -> None:
     store = SqlStore(store_url)
     log = WindowLog(store, "c")
     known = log.replace([], [single(1), single(2)])
@@ -59,17 +59,17 @@ def test_a_run_of_a_window_that_was_merged_meanwhile_cannot_commit(store_url: st
 
     log.replace(known, [single(1).merged(single(2))])
 
-    # It began before the merge, and a second one of the same name begins after it.
+    # This run began before the merge, and a second one of the same window begins after it.
     with pytest.raises(Fenced), store.transaction(shard_of("c", single(2)), late) as transaction:
         log.claim(transaction.connection, single(2), after(2), 6.0)
     with pytest.raises(Fenced, match="was merged into a larger one"):
         materialise(store, log, single(2), 6.0)
     (merged,) = log.load()
-    assert (merged.window.name, merged.materialized) == ("00000001-00000002", None), "a part never was"
+    assert (merged.window.name, merged.materialized) == ("00000001-00000002", None), "a part was not"
     assert store.read(shard_of("c", single(1))) is None
 
 
-def test_a_merged_window_is_materialized_if_all_parts_are_and_ends_as_the_last(store_url: str) -> None:
+def test_a_merged_window_is_materialized_if_all_its_parts_are(store_url: str) -> None:
     store = SqlStore(store_url)
     log = WindowLog(store, "c")
     log.replace([], [single(1), single(2), single(3)])
@@ -86,7 +86,7 @@ def record(store: SqlStore, log: WindowLog, window: Window, now: Identity, befor
         transaction.commit(after(window.last))
 
 
-def test_the_record_of_a_consumer_is_for_all_windows_and_of_two_changes_at_once_one_is_refused(store_url: str) -> None:
+def test_a_consumers_record_is_shared_and_refuses_one_of_two_concurrent_changes(store_url: str) -> None:
     store = SqlStore(store_url)
     log = WindowLog(store, "c")
     none, mine, theirs = Identity(), Identity("a=1", frozenset({"table x"})), Identity("a=1", frozenset({"table y"}))
@@ -101,7 +101,7 @@ def test_the_record_of_a_consumer_is_for_all_windows_and_of_two_changes_at_once_
     assert WindowLog(store, "other").identity() == none
 
 
-def test_of_two_that_change_the_windows_at_once_one_is_refused(store_url: str) -> None:
+def test_one_of_two_concurrent_changes_of_the_windows_is_refused(store_url: str) -> None:
     store = SqlStore(store_url)
     log = WindowLog(store, "c")
     known = log.replace([], [single(1), single(2), single(3)])
@@ -111,7 +111,7 @@ def test_of_two_that_change_the_windows_at_once_one_is_refused(store_url: str) -
     assert [each.window.name for each in log.load()] == ["00000001-00000002", "00000003"]
 
 
-def test_states_come_from_the_nearest_window_that_has_them() -> None:
+def test_states_come_from_the_nearest_window_with_a_state() -> None:
     known = [KnownWindow(single(1), after(1)), KnownWindow(single(2)), KnownWindow(single(3)), KnownWindow(single(4))]
     assert sources_before(known, single(1)) == ({}, [])
     assert sources_before(known, single(2)) == (dict(after(1).sources), [])
@@ -119,7 +119,7 @@ def test_states_come_from_the_nearest_window_that_has_them() -> None:
     assert sources_before(known[1:], single(3)) == ({}, [single(2)])
 
 
-def test_only_a_window_that_is_known_to_be_merged_counts_as_such() -> None:
+def test_only_recorded_merges_count_as_merged() -> None:
     windows = [single(1).merged(single(2)), single(3)]
     shards = ("c@00000001", "c@00000001-00000002", "c@00000003", "c@00000003-00000004", "c", "other@00000001", "c@x")
     assert [shard for shard in shards if is_merged("c", shard, windows)] == ["c@00000001"]

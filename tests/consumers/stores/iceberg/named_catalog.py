@@ -1,4 +1,4 @@
-"""A catalog of pyiceberg's own settings, as stores by URL name it."""
+"""A catalog in pyiceberg's settings, for stores given by URL."""
 
 from __future__ import annotations
 

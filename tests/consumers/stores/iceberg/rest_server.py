@@ -1,6 +1,6 @@
-"""A REST catalog for tests: Iceberg's protocol over HTTP, before a SQL catalog of pyiceberg on SQLite.
+"""A REST catalog for tests: Iceberg's protocol over HTTP, backed by a SQL catalog of pyiceberg on SQLite.
 
-It checks requirements and applies updates with pyiceberg's own models. Tests say what happens to a commit's request.
+It checks requirements and applies updates with pyiceberg's own models. Tests inject faults of commit requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 Answer = tuple[int, dict[str, Any] | None]
 """A status and a document."""
 Fault = Callable[[Callable[[], Answer]], Answer]
-"""The fate of a request: a function that is given what carries it out, and returns what the client is told."""
+"""A handler of a request: it gets a function that executes the request, and returns the client's response."""
 _ENDPOINTS = sorted(str(each) for name, each in vars(Capability).items() if "TABLE" in name or "NAMESPACE" in name)
 _REFUSALS = {
     CommitFailedException: 409,
@@ -44,15 +44,15 @@ _REFUSALS = {
 
 
 class CutOff(Exception):
-    """The connection breaks before an answer is sent."""
+    """The connection breaks before the response."""
 
 
 class RestServer:
-    """A catalog's server on a port of its own."""
+    """A catalog's server on its own port."""
 
     def __init__(self, folder: Path) -> None:
         self.faults: deque[Fault] = deque()
-        """Faults of the next requests of commits. Those after them are carried out."""
+        """Faults of the next commit requests. Later requests are executed."""
         self._clients: list[RestCatalog] = []
         self._sql = SqlCatalog("lake", uri=f"sqlite:///{folder}/rest.db", warehouse=f"file://{folder}")
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class RestServer:
         self._thread.start()
 
     def catalog(self) -> RestCatalog:
-        """Return a client of its own, as each process has."""
+        """Return a separate client, as in a separate process."""
         self._clients.append(RestCatalog("lake", uri=self.url))
         return self._clients[-1]
 
@@ -75,7 +75,7 @@ class RestServer:
         self._sql.engine.dispose()
 
     def answer(self, method: str, path: str, body: bytes) -> Answer:
-        """Carry out a request."""
+        """Execute a request."""
         match method, *[unquote(part) for part in urlsplit(path).path.strip("/").split("/")]:
             case "GET", "v1", "config":
                 return 200, {"defaults": {}, "overrides": {}, "endpoints": _ENDPOINTS}
@@ -94,7 +94,7 @@ class RestServer:
                 return 204, None
             case "POST", "v1", "namespaces", space, "tables", name:
                 fault = self.faults.popleft() if self.faults else carried_out
-                return fault(lambda: self._told(lambda: self._commit((space, name), body)))
+                return fault(lambda: self._respond(lambda: self._commit((space, name), body)))
         return 404, _error(404, "NoSuchEndpoint", path)
 
     def _create(self, space: tuple[str, ...], wanted: CreateTableRequest) -> Answer:
@@ -117,7 +117,7 @@ class RestServer:
             done = self._sql.commit_table(table, request.requirements, request.updates)
         return 200, json.loads(done.model_dump_json())
 
-    def _told(self, work: Callable[[], Answer]) -> Answer:
+    def _respond(self, work: Callable[[], Answer]) -> Answer:
         try:
             return work()
         except tuple(_REFUSALS) as error:
@@ -132,7 +132,7 @@ class RestServer:
             def _serve(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 try:
-                    status, document = server._told(lambda: server.answer(self.command, self.path, body))
+                    status, document = server._respond(lambda: server.answer(self.command, self.path, body))
                 except CutOff:
                     self.close_connection = True
                     return
@@ -146,7 +146,7 @@ class RestServer:
             do_GET = do_HEAD = do_POST = do_DELETE = _serve
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         return Handler
 
@@ -166,7 +166,7 @@ def carried_out(carry_out: Callable[[], Answer]) -> Answer:
 
 
 def lost(carry_out: Callable[[], Answer]) -> Answer:
-    """Lose the answer."""
+    """Execute a request and lose the response."""
     carry_out()
     raise CutOff
 
@@ -180,6 +180,6 @@ def _error(status: int, kind: str, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "code": status}}
 
 
-def says(status: int) -> Answer:
-    """Return the answer of a server or proxy that tells nothing but a status."""
+def status_only(status: int) -> Answer:
+    """Return the response of a server or proxy with only a status."""
     return status, _error(status, "Status", f"status {status}")

@@ -1,4 +1,4 @@
-"""Changes of a table: one snapshot each, and only the files that they are about."""
+"""Changes of a table make one snapshot each, and rewrite only affected files."""
 
 import datetime as dt
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def paths(table: Table) -> set[str]:
     return {task.file.file_path for task in table.scan().plan_files()}
 
 
-def test_rows_are_merged_in_the_files_that_have_their_keys(table: Table) -> None:
+def test_rows_are_merged_in_the_files_with_their_keys(table: Table) -> None:
     add(table, append, (1, 1, 1), (2, 1, 1))
     add(table, append, (3, 1, 1), (8, 1, 1))
     add(table, append, (900, 1, 1))
@@ -61,7 +61,7 @@ def test_rows_are_merged_in_the_files_that_have_their_keys(table: Table) -> None
     transaction = Transaction(table)
     written = merge_rows(transaction, {"by": "test"}, plan, lambda: [new], FileWriter.of(table, "folder/2/"))
     transaction.commit_transaction()
-    assert len(before & paths(table)) == 2, "one file had a key; those of others stay"
+    assert len(before & paths(table)) == 2, "one file had a key, and the others stay"
     assert len(table.snapshots()) == 4
     current = table.current_snapshot()
     assert current is not None
@@ -98,7 +98,7 @@ def test_only_files_whose_bounds_admit_texts_are_read(most: int, table: Table, m
     }
 
 
-def test_columns_that_must_not_be_null_are_merged_beside_rows_that_stay(table: Table) -> None:
+def test_required_columns_are_merged_next_to_unchanged_rows(table: Table) -> None:
     needed = pa.schema([SCHEMA.field("key").with_nullable(False), SCHEMA.field("n").with_nullable(False)])
     table = table.catalog.create_table("shop.needed", needed)
     table.append(pa.table({"key": [1, 2], "n": [1, 1]}, schema=needed))
@@ -115,7 +115,7 @@ def test_columns_that_must_not_be_null_are_merged_beside_rows_that_stay(table: T
         merge(pa.table({"key": [4], "n": pa.array([None], pa.int64())}))
 
 
-def test_rows_replace_those_of_their_partitions(table: Table) -> None:
+def test_rows_replace_the_rows_of_their_partitions(table: Table) -> None:
     with table.update_spec() as spec:
         spec.add_identity("day")
     add(table, append, (1, 1, 1), (2, 1, 2), (3, 1, 3))
@@ -129,7 +129,7 @@ def test_rows_replace_those_of_their_partitions(table: Table) -> None:
         add(table, overwrite_partitions, (7, 1, 2))
 
 
-def test_files_of_another_partitioning_and_rows_that_do_not_fit_are_refused(table: Table) -> None:
+def test_files_of_another_partitioning_and_rows_of_a_wrong_type_are_refused(table: Table) -> None:
     writer = FileWriter.of(table, "folder/1/")
     files = list(writer.write(rows((1, 1, 1)).to_batches()))
     with table.update_spec() as spec:

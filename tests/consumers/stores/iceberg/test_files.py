@@ -1,4 +1,4 @@
-"""Files that no commit names are removed, others stay, and a sweep that fails ends nothing."""
+"""Uncommitted files are removed, others stay, and a failed sweep is not an error."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_files_stay_however_their_places_are_spelled(tmp_path: Path, folder: Path) -> None:
+def test_files_stay_for_any_spelling_of_their_locations(tmp_path: Path, folder: Path) -> None:
     keep = [f"file://{folder}/a.parquet", f"{folder}//day=1/c.parquet"]
     for place in (str(tmp_path), f"file://{tmp_path}", f"file://{tmp_path.parent}//{tmp_path.name}//"):
         sweep(table(place), "mine/1/", keep)
@@ -41,7 +41,7 @@ def test_files_stay_however_their_places_are_spelled(tmp_path: Path, folder: Pat
 
 
 @pytest.mark.parametrize("error", [OSError("away"), ValueError("no such scheme"), pa.ArrowNotImplementedError("no")])
-def test_a_sweep_that_fails_ends_nothing_and_removes_nothing(
+def test_a_failed_sweep_is_not_an_error_and_removes_nothing(
     error: Exception, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -59,6 +59,6 @@ def test_a_sweep_that_fails_ends_nothing_and_removes_nothing(
     assert len(files(folder)) == 3
 
 
-def test_a_table_without_committed_files_has_nothing_to_keep(tmp_path: Path, folder: Path) -> None:
+def test_a_sweep_of_a_table_without_committed_files_removes_all_files(tmp_path: Path, folder: Path) -> None:
     sweep_committed("mine/1/", [(table(str(tmp_path)), SnapshotId(0, 0))])
     assert files(folder) == []

@@ -47,7 +47,7 @@ def rows(*given: dict) -> pa.Table:
     return pa.Table.from_pylist(list(given), COLUMNS)
 
 
-def test_each_rule_combines_old_and_new_values_and_nulls_as_it_says():
+def test_each_rule_combines_old_and_new_values_and_nulls():
     old = rows(
         {"key": "a", "n": 1, "total": 2.0, "most": 5, "least": 5, "name": "old", "mean": 2.0, "kept": "stays"},
         {"key": "b", "n": None, "total": None, "most": None, "least": 1, "name": "old"},
@@ -80,7 +80,7 @@ def test_rows_are_deleted_by_key():
     assert merge(plan, old.slice(0, 1), new.slice(0, 1)).num_rows == 0
 
 
-def test_what_cannot_be_merged_is_refused():
+def test_invalid_merges_are_refused():
     twice = pa.table({"key": ["a", "a"], "name": ["x", "y"]})
     plan = plan_merge(TOTALS, ["key", "name"], ["key"], {"name": Replace()})
     with pytest.raises(InvalidInput, match=r"key \('a',\) was staged more than once"):

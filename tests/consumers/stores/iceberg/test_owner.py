@@ -1,4 +1,4 @@
-"""An owner's commits to several tables, what it leaves behind, and who finds that."""
+"""An owner's commits to several tables, and the removal of its leftover files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,20 +74,20 @@ def commit(owner: IcebergOwner, offset: int, *names: str) -> None:
     owner.commit(checkpoint(offset), {name: write(owner, name) for name in names}, owner.next_number)
 
 
-def test_tables_commit_together_or_not_at_all(warehouse: Warehouse) -> None:
+def test_tables_commit_atomically(warehouse: Warehouse) -> None:
     old = warehouse.owner()
     commit(old, 100, ONE, TWO)
     zombie = {name: write(old, name) for name in (ONE, TWO)}
     new = warehouse.owner()
     with pytest.raises(Fenced):
         old.commit(checkpoint(200), zombie, old.next_number)
-    commit(new, 300, TWO)  # Not the home: its checkpoint is committed, too.
+    commit(new, 300, TWO)  # The home has no rows, but its checkpoint is committed, too.
     assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2], [1, 2, 1, 2])
     assert state_of(new.load(), SHARD).checkpoint == checkpoint(300)
 
 
 @pytest.mark.parametrize("repair", ["the property is deleted", "the table is made again"])
-def test_an_owner_from_before_a_repair_is_fenced_though_the_next_has_its_number(
+def test_an_owner_from_before_a_repair_is_fenced_by_an_owner_of_the_same_number(
     repair: str, warehouse: Warehouse
 ) -> None:
     old = warehouse.owner()
@@ -111,11 +111,11 @@ def test_an_owner_from_before_a_repair_is_fenced_though_the_next_has_its_number(
 
 
 STEPS = ("load_table", "_update_and_stage_table", "_write_metadata", "_delete_old_metadata")
-"""The steps of a commit: it reads the tables, has its changes checked, writes them down, and has swapped them."""
+"""The steps of a commit: read the tables, check the changes, write their metadata, and finish after the swap."""
 
 
 def at(monkeypatch: pytest.MonkeyPatch, owner: IcebergOwner, step: str, work: Callable[[], None]) -> list[bool]:
-    """Do `work` once, when a commit of an owner comes to a step of its catalog. Return what tells if it did."""
+    """Run `work` once, when a commit of an owner reaches a step. Return a list that then has an entry."""
     original, met = getattr(owner.catalog, step), list[bool]()
 
     def hung(*arguments: object, **named: object) -> object:
@@ -130,13 +130,13 @@ def at(monkeypatch: pytest.MonkeyPatch, owner: IcebergOwner, step: str, work: Ca
 
 @pytest.mark.parametrize("names", [(ONE,), (ONE, TWO)])
 @pytest.mark.parametrize("step", STEPS)
-def test_an_owner_that_hung_commits_nothing_wherever_it_hung(
+def test_an_owner_that_hung_at_any_step_commits_nothing(
     step: str, names: Sequence[str], warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = warehouse.owner()
     zombie = {name: write(old, name) for name in names}
     met = at(monkeypatch, old, step, lambda: commit(warehouse.owner(), 200, *names))
-    if step == STEPS[-1]:  # After the swap: what it has committed counts, and the next is refused.
+    if step == STEPS[-1]:  # After the swap, its commit counts, and the next is refused.
         old.commit(checkpoint(100), zombie, old.next_number)
     with pytest.raises(Fenced):
         old.commit(checkpoint(300), zombie, old.next_number)
@@ -149,7 +149,7 @@ def test_an_owner_that_hung_commits_nothing_wherever_it_hung(
 
 @pytest.mark.parametrize("names", [(ONE,), (ONE, TWO)])
 @pytest.mark.parametrize("step", STEPS[1:])
-def test_an_unknown_outcome_is_found_out(
+def test_an_unknown_outcome_is_resolved(
     step: str, names: Sequence[str], warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = warehouse.owner()
@@ -160,7 +160,7 @@ def test_an_unknown_outcome_is_found_out(
 
     at(monkeypatch, owner, step, fail)
     number, applied = owner.next_number, step == STEPS[-1]
-    if applied and len(names) == 1:  # pyiceberg itself warns, and goes on.
+    if applied and len(names) == 1:  # pyiceberg itself warns, and continues.
         with pytest.warns(UserWarning, match="delete old metadata"):
             owner.commit(checkpoint(100), changes, number)
     else:
@@ -176,7 +176,7 @@ def test_an_unknown_outcome_is_found_out(
     assert warehouse.owner().state.checkpoint == (checkpoint(100) if applied else Checkpoint())
 
 
-def test_a_table_that_another_writer_changed_keeps_all_back_until_the_next_attempt(
+def test_a_concurrent_change_of_one_table_makes_the_whole_commit_retry(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = warehouse.owner()
@@ -186,7 +186,7 @@ def test_a_table_that_another_writer_changed_keeps_all_back_until_the_next_attem
 
     def write_down(*arguments, **named) -> None:
         attempts.append(1)
-        if len(attempts) == 2:  # One table's metadata are written, and another writer changes the other table.
+        if len(attempts) == 2:  # After one table's metadata is written, another writer changes the other table.
             warehouse.catalogs[0].load_table(TWO).append(pa.Table.from_batches([ROWS]))
         original(*arguments, **named)
 
@@ -197,30 +197,30 @@ def test_a_table_that_another_writer_changed_keeps_all_back_until_the_next_attem
 
 
 def test_without_the_home_in_the_same_transaction_a_zombie_would_commit(warehouse: Warehouse) -> None:
-    """The planted bug: the fence of the home holds for other tables only because all commit together."""
+    """The fence of the home protects other tables only because all commit together."""
     old = warehouse.owner()
     change = write(old, TWO)
     stale = {ONE: old.load(), TWO: old.load(TWO)}
     warehouse.owner()
     old._stage({TWO: old.load(TWO)}, {TWO: change})[TWO].commit_transaction()
-    assert len(list(old.load(TWO).scan().plan_files())) == 1, "it names a file, which the new owner has swept"
+    assert len(list(old.load(TWO).scan().plan_files())) == 1, "it names a file that the new owner has swept"
     with pytest.raises(CommitFailedException):
         old._commit(old.state, old._stage(stale, {TWO: change}), [TWO])
     assert len(old.load(TWO).snapshots()) == 1
 
 
-def test_the_next_owner_removes_what_no_commit_names(warehouse: Warehouse) -> None:
+def test_the_next_owner_removes_uncommitted_files(warehouse: Warehouse) -> None:
     dead = warehouse.owner()
     commit(dead, 100, ONE, TWO)
     named = warehouse.files
     table = dead.load(TWO)
-    for number in (1, 2):  # An attempt that lost, in the folder of what was committed; and what was never committed.
+    for number in (1, 2):  # One superseded attempt in a committed folder, and one in an uncommitted folder.
         list(FileWriter.of(table, dead.name_of(number)).write([ROWS]))
     assert len(warehouse.files - named) == 2
     for _ in range(2):
         new = warehouse.owner()
         assert warehouse.files == named
-        list(FileWriter.of(table, dead.name_of(2)).write([ROWS]))  # The dead one was only hanging.
+        list(FileWriter.of(table, dead.name_of(2)).write([ROWS]))  # The owner was hanging, not dead.
     commit(new, 200, ONE)
     named = warehouse.files - set(Path(place_of(table, dead.name_of(2)).removeprefix("file://")).rglob("*"))
     warehouse.owner()
@@ -228,7 +228,7 @@ def test_the_next_owner_removes_what_no_commit_names(warehouse: Warehouse) -> No
     assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2, 1, 2], [1, 2])
 
 
-def test_tables_that_share_a_place_keep_the_files_of_each_other(warehouse: Warehouse) -> None:
+def test_tables_that_share_a_location_keep_the_files_of_each_other(warehouse: Warehouse) -> None:
     shared = warehouse.folder / "shared"
     for name, place in ((ONE, f"file://{shared}/"), (TWO, str(shared))):
         with warehouse.catalogs[0].load_table(name).transaction() as transaction:
@@ -236,7 +236,7 @@ def test_tables_that_share_a_place_keep_the_files_of_each_other(warehouse: Wareh
     dead = warehouse.owner()
     commit(dead, 100, ONE, TWO)
     named = warehouse.files
-    list(FileWriter.of(dead.load(TWO), dead.name_of(1)).write([ROWS]))  # An attempt that lost.
+    list(FileWriter.of(dead.load(TWO), dead.name_of(1)).write([ROWS]))  # A superseded attempt.
     warehouse.owner()
     assert warehouse.files == named
     assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2], [1, 2])
@@ -247,10 +247,10 @@ def test_tables_that_share_a_place_keep_the_files_of_each_other(warehouse: Wareh
     table.maintenance.expire_snapshots().by_id(first).commit()
     left = warehouse.files
     warehouse.owner()
-    assert (len(lost), warehouse.files) == (1, left), "one table cannot tell its files any more"
+    assert (len(lost), warehouse.files) == (1, left), "one table's files are unknown after the expiry"
 
 
-def test_a_commit_that_is_under_way_cannot_arrive_after_it_was_called_off(
+def test_a_commit_in_flight_cannot_arrive_after_it_was_cancelled(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection broke, and the catalog's server still works on the commit."""
@@ -272,7 +272,7 @@ def test_a_commit_that_is_under_way_cannot_arrive_after_it_was_called_off(
         owner.resolve(owner.next_number, CommitOutcomeUnknown("broke"))
 
 
-def test_a_commit_that_is_called_off_leaves_no_manifests(warehouse: Warehouse) -> None:
+def test_a_cancelled_commit_leaves_no_manifests(warehouse: Warehouse) -> None:
     owner = warehouse.owner()
     changes = {name: write(owner, name) for name in (ONE, TWO)}
     before = set(warehouse.folder.rglob("*.avro"))
@@ -287,7 +287,7 @@ def test_a_commit_that_is_called_off_leaves_no_manifests(warehouse: Warehouse) -
     assert (warehouse.rows(ONE), warehouse.rows(TWO)) == ([1, 2], [1, 2])
 
 
-def test_a_table_that_was_dropped_before_it_had_rows_is_no_loss(warehouse: Warehouse) -> None:
+def test_a_table_dropped_before_it_had_rows_is_not_a_loss(warehouse: Warehouse) -> None:
     warehouse.owner().know(TWO)
     warehouse.catalogs[0].drop_table(TWO)
     commit(warehouse.owner(), 100, ONE)

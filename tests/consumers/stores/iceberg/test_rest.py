@@ -1,4 +1,4 @@
-"""Commits through a REST catalog: whatever it answers, no rows are lost or doubled, and no table loses a file."""
+"""Commits through a REST catalog: no response loses or duplicates rows, or loses a table's file."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ from coranto_consumers.stores.iceberg.owner import IcebergOwner
 from coranto_consumers.stores.iceberg.rest import CommitFate, fate_of, is_transient
 from coranto_consumers.stores.iceberg.urls import IcebergHome
 from coranto_consumers.stores.iceberg.writing import FileWriter
-from tests.consumers.stores.iceberg.rest_server import Answer, CutOff, RestServer, lost, rest_server, says
+from tests.consumers.stores.iceberg.rest_server import Answer, CutOff, RestServer, lost, rest_server, status_only
 from tests.consumers.stores.iceberg.test_owner import ONE, ROWS, TWO, commit, write
 from tests.consumers.stores.iceberg.test_shard_store import SCHEMA, TABLE
 
@@ -52,7 +52,7 @@ def owner_of(server: RestServer) -> IcebergOwner:
 
 
 def rows(catalog: RestCatalog) -> list[int]:
-    """Return the rows, which takes all files that the table names."""
+    """Return the rows, which reads all files of the table."""
     found: list[int] = catalog.load_table(ONE).scan().to_arrow().column("n").to_pylist()
     return found
 
@@ -75,16 +75,16 @@ class TestIcebergShardStoreOnRest(StoreContract):
 
 def made_and_502(carry_out: Carry) -> Answer:
     carry_out()
-    return says(502)
+    return status_only(502)
 
 
 def made_and_500(carry_out: Carry) -> Answer:
     carry_out()
-    return says(500)
+    return status_only(500)
 
 
 def only_503(carry_out: Carry) -> Answer:
-    return says(503)
+    return status_only(503)
 
 
 def cut(carry_out: Carry) -> Answer:
@@ -92,19 +92,19 @@ def cut(carry_out: Carry) -> Answer:
 
 
 def refused(carry_out: Carry) -> Answer:
-    return says(409)
+    return status_only(409)
 
 
 def sent_again(carry_out: Carry) -> Answer:
-    """A proxy that has lost the answer sends the request again, and passes on the second answer: 409."""
+    """Repeat a request like a proxy that lost the response, and return the second response: 409."""
     carry_out()
-    status, told = carry_out()
+    status, document = carry_out()
     assert status == 409
-    return status, told
+    return status, document
 
 
 @pytest.mark.parametrize("fault", [lost, made_and_502, made_and_500, only_503, cut, refused])
-def test_an_unknown_outcome_is_found_out(fault, server: RestServer, tables: RestCatalog) -> None:
+def test_an_unknown_outcome_is_resolved(fault, server: RestServer, tables: RestCatalog) -> None:
     owner = owner_of(server)
     commit(owner, 100, ONE)
     change, number = write(owner, ONE), owner.next_number
@@ -123,18 +123,18 @@ def test_an_unknown_outcome_is_found_out(fault, server: RestServer, tables: Rest
     assert owner_of(server).state.checkpoint == checkpoint(300)
 
 
-def test_a_refusal_of_a_commit_that_was_applied_is_seen_through(server: RestServer, tables: RestCatalog) -> None:
+def test_a_refused_repetition_of_an_applied_commit_counts_as_applied(server: RestServer, tables: RestCatalog) -> None:
     owner = owner_of(server)
     server.faults.append(sent_again)
     commit(owner, 100, ONE)
     assert rows(tables) == [1, 2]
     server.faults.append(sent_again)
-    new = owner_of(server)  # Its fence is raised by such a commit.
+    new = owner_of(server)  # Such a commit raises its fence.
     assert (new.state.checkpoint, new.state.fence) == (checkpoint(100), 2)
 
 
 def test_pyicebergs_own_commit_would_damage_the_table(server: RestServer, tables: RestCatalog) -> None:
-    """The planted bug: it shows that the tests of refusals see what they must."""
+    """This shows that the tests of refusals detect damage."""
     with tables.load_table(ONE).transaction() as transaction:
         transaction.set_properties({"commit.retry.num-retries": "0"})
     table = tables.load_table(ONE)
@@ -150,7 +150,7 @@ def test_a_commit_that_arrives_late_is_refused(server: RestServer, tables: RestC
 
     def delayed(carry_out: Carry) -> Answer:
         late.append(carry_out)
-        return says(504)
+        return status_only(504)
 
     for _ in range(2):
         change, number = write(owner, ONE), owner.next_number
@@ -170,7 +170,7 @@ def test_a_commit_that_arrives_late_is_refused(server: RestServer, tables: RestC
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_an_owner_resumes_under_its_fence_once_none_of_its_commits_can_arrive(
+def test_an_owner_resumes_once_none_of_its_commits_can_arrive(
     arrives: bool, server: RestServer, tables: RestCatalog
 ) -> None:
     owner, late = owner_of(server), list[Carry]()
@@ -178,7 +178,7 @@ def test_an_owner_resumes_under_its_fence_once_none_of_its_commits_can_arrive(
 
     def delayed(carry_out: Carry) -> Answer:
         late.append(carry_out)
-        return says(504)
+        return status_only(504)
 
     change, number = write(owner, ONE), owner.next_number
     server.faults.append(delayed)
@@ -195,7 +195,7 @@ def test_an_owner_resumes_under_its_fence_once_none_of_its_commits_can_arrive(
         owner.resume()
 
 
-def test_which_failures_of_a_catalog_are_transient() -> None:
+def test_transient_and_permanent_failures_of_a_catalog_are_distinguished() -> None:
     lasting = [FileNotFoundError("gone"), PermissionError("denied"), ZeroDivisionError(), BadRequestError("no")]
     passing = [ConnectionResetError("reset"), OSError("AWS Error NETWORK_CONNECTION"), ServerError("500")]
     passing += [ServiceUnavailableError("503"), DisconnectedDatabase("SELECT", {}, Exception("server closed"))]
@@ -217,17 +217,17 @@ def test_an_owner_that_hung_commits_nothing(server: RestServer, tables: RestCata
     assert rows(tables) == [1, 2]
     assert owner_of(server).state.checkpoint == checkpoint(200)
     named = {Path(each.manifest_list.removeprefix("file://")) for each in tables.load_table(ONE).snapshots()}
-    assert named == set(tmp_path.rglob("snap-*.avro")), "the manifests of the loser are gone"
+    assert named == set(tmp_path.rglob("snap-*.avro")), "the manifests of the refused commit are removed"
 
 
-def test_other_writers_make_a_commit_repeat(server: RestServer, tables: RestCatalog) -> None:
+def test_commits_of_other_writers_make_a_commit_retry(server: RestServer, tables: RestCatalog) -> None:
     owner = owner_of(server)
 
-    def meanwhile(carry_out: Carry) -> Answer:
+    def write_concurrently(carry_out: Carry) -> Answer:
         tables.load_table(ONE).append(pa.Table.from_batches([ROWS]))
         return carry_out()
 
-    server.faults.append(meanwhile)
+    server.faults.append(write_concurrently)
     commit(owner, 100, ONE)
     assert rows(tables) == [1, 2, 1, 2]
 
@@ -242,7 +242,7 @@ def test_another_table_than_the_home_is_refused(server: RestServer, tables: Rest
         asyncio.run(store.restore_checkpoint("shard"))
 
 
-def test_a_silent_server_does_not_hold_an_owner_for_ever(
+def test_a_silent_server_does_not_block_an_owner_forever(
     server: RestServer, tables: RestCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, answered = owner_of(server), threading.Event()
@@ -259,11 +259,11 @@ def test_a_silent_server_does_not_hold_an_owner_for_ever(
     assert is_transient(unknown.value.__cause__)
 
 
-def test_a_silent_server_of_tokens_does_not_hold_an_owner_for_ever(
+def test_a_silent_token_server_does_not_block_an_owner_forever(
     server: RestServer, tables: RestCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = {"type": "rest", "uri": server.url, "auth": {"type": "oauth2", "oauth2": {"client_id": "me"}}}
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # It takes connections, and never answers.
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It accepts connections, and never responds.
         host, port = silent.getsockname()
         home["auth"]["oauth2"] |= {"client_secret": "secret", "token_url": f"http://{host}:{port}/token"}
         monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda name: home)
@@ -272,8 +272,8 @@ def test_a_silent_server_of_tokens_does_not_hold_an_owner_for_ever(
             IcebergHome.at(f"iceberg://lake/{ONE}")
 
 
-def test_a_catalog_that_does_not_tell_its_settings_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # It takes connections, and never answers.
+def test_opening_a_catalog_that_returns_no_settings_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It accepts connections, and never responds.
         host, port = silent.getsockname()
         home = {"type": "rest", "uri": f"http://{host}:{port}"}
         monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda name: home)
@@ -281,11 +281,11 @@ def test_a_catalog_that_does_not_tell_its_settings_is_not_waited_for(monkeypatch
         with pytest.raises(SqlStoreError, match="catalog lake does not answer: ReadTimeout"):
             IcebergHome.at(f"iceberg://lake/{ONE}")
         limit_questions()
-        with pytest.raises(requests.ReadTimeout):  # One that an application makes itself.
+        with pytest.raises(requests.ReadTimeout):  # An application's own catalog.
             RestCatalog("lake", uri=home["uri"])
 
 
-def test_what_reads_a_store_by_its_url_does_not_wait_for_ever(
+def test_reads_of_a_store_by_url_have_a_time_limit(
     server: RestServer, tables: RestCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = {"type": "rest", "uri": server.url}
@@ -297,7 +297,7 @@ def test_what_reads_a_store_by_its_url_does_not_wait_for_ever(
     assert limits == {"_TimeLimited"}
 
 
-def test_the_fate_of_a_commit(tables: RestCatalog) -> None:
+def test_the_fate_of_a_commit_follows_from_the_tables_snapshots(tables: RestCatalog) -> None:
     table = tables.load_table(ONE)
     table.append(pa.Table.from_batches([ROWS]))
     table = tables.load_table(ONE)

@@ -1,4 +1,4 @@
-"""A lost checkpoint is written back so that no earlier owner can commit, whatever it knows."""
+"""A lost checkpoint is restored so that no earlier owner can commit."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def owner_of(catalog: SqlCatalog) -> IcebergOwner:
     return IcebergOwner(catalog, ONE)
 
 
-def test_a_zombie_does_not_commit_after_its_checkpoint_was_written_back(
+def test_a_zombie_does_not_commit_after_its_checkpoint_was_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = named_catalog(tmp_path, monkeypatch)
@@ -34,7 +34,7 @@ def test_a_zombie_does_not_commit_after_its_checkpoint_was_written_back(
     assert (found.fence, found.checkpoint) == (3, checkpoint(100))
     with pytest.raises(Fenced, match="fence 2 was raised by a later owner"):
         commit(zombie, 200, ONE)
-    assert restore(owner_of(catalog), SHARD, 2, checkpoint(100)) == 4, "above the fence that is there, too"
+    assert restore(owner_of(catalog), SHARD, 2, checkpoint(100)) == 4, "above the existing fence, too"
     following = owner_of(catalog)
     assert following.raise_fence(SHARD).checkpoint == checkpoint(100)
     commit(following, 200, ONE)

@@ -30,7 +30,7 @@ SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", 
 
 
 class IcebergSubject(StoreSubject):
-    """A table of a catalog. Each owner has a catalog object of its own, as each process has."""
+    """A table of a catalog. Each owner has its own catalog object, like a process."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -41,7 +41,7 @@ class IcebergSubject(StoreSubject):
         return self.catalogs[-1]
 
     async def open(self) -> IcebergShardStore:
-        # The tests' server never syncs, so that it is fast.
+        # The tests' server never syncs, for speed.
         return IcebergShardStore(self.catalog(), TABLE, SCHEMA, relaxed_durability=True)
 
     async def add(self, store: Any, number: int) -> None:
@@ -80,7 +80,7 @@ class TestIcebergShardStore(StoreContract):
 
 @contextmanager
 def at(monkeypatch: pytest.MonkeyPatch, catalog: SqlCatalog, step: str, work: Callable[[], None]) -> Iterator[None]:
-    """Do `work` once, when a commit through this catalog comes to a step."""
+    """Run `work` once, when a commit through this catalog reaches a step."""
     done: list[bool] = []
     original = getattr(catalog, step)
 
@@ -97,11 +97,11 @@ def at(monkeypatch: pytest.MonkeyPatch, catalog: SqlCatalog, step: str, work: Ca
 
 
 STEPS = ("load_table", "commit_table", "_update_and_stage_table", "_write_metadata")
-"""The steps of a commit: it reads the table, sends its changes, has them checked, and writes them down to swap."""
+"""The steps of a commit: read the table, send the changes, check them, and write the metadata for the swap."""
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_zombie_cannot_commit_wherever_it_hung(
+async def test_a_zombie_that_hung_at_any_step_cannot_commit(
     step: str, subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = await subject.open()
@@ -119,13 +119,13 @@ async def test_a_zombie_cannot_commit_wherever_it_hung(
     old.append([{"n": -1}])
     with at(monkeypatch, subject.catalogs[0], step, lambda: asyncio.run(taken_over())), pytest.raises(Fenced):
         await commit(old, 150)
-    assert len(subject.files - kept) == 1, "the loser's file is swept"
+    assert len(subject.files - kept) == 1, "the file of the fenced owner is swept"
     later = await subject.open()
     assert await later.restore_checkpoint(SHARD) == checkpoint(200)
     assert sorted(await subject.numbers(later)) == [1, 2]
 
 
-async def test_the_next_owner_sweeps_the_file_of_one_that_died(subject: IcebergSubject) -> None:
+async def test_the_next_owner_sweeps_the_file_of_a_dead_owner(subject: IcebergSubject) -> None:
     dead = await subject.open()
     await dead.restore_checkpoint(SHARD)
     dead.append([{"n": 1}])
@@ -134,12 +134,12 @@ async def test_the_next_owner_sweeps_the_file_of_one_that_died(subject: IcebergS
     table = subject.catalogs[0].load_table(TABLE)
 
     def write() -> None:
-        """The last that a process does before it dies, or hangs."""
+        """Write the last file of a process that then dies or hangs."""
         list(FileWriter.of(table, dead._owner.name_of(2)).write(pa.Table.from_pylist([{"n": -1}], SCHEMA).to_batches()))
 
     write()
     assert len(subject.files - kept) == 1
-    for late in (True, False):  # It wakes up after the sweep, and writes its file again.
+    for late in (True, False):  # It continues after the sweep, and writes its file again.
         later = await subject.open()
         assert await later.restore_checkpoint(SHARD) == checkpoint(100)
         assert subject.files == kept
@@ -152,9 +152,7 @@ async def test_the_next_owner_sweeps_the_file_of_one_that_died(subject: IcebergS
     assert sorted(await subject.numbers(last)) == [1, 2], "no file of a commit is swept"
 
 
-async def test_a_store_does_not_go_on_after_an_unknown_outcome(
-    subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_stops_after_an_unknown_outcome(subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await subject.open()
     await store.restore_checkpoint(SHARD)
 
@@ -163,7 +161,7 @@ async def test_a_store_does_not_go_on_after_an_unknown_outcome(
 
     with monkeypatch.context() as patched:
         patched.setattr(subject.catalogs[-1], "_write_metadata", fail)
-        for _ in range(2):  # It would write to the name of a file that may be committed.
+        for _ in range(2):  # It would reuse the name of a file that may be committed.
             store.append([{"n": 1}])
             with pytest.raises(CommitOutcomeUnknown):
                 await commit(store, 100)
@@ -181,7 +179,7 @@ async def test_a_store_does_not_go_on_after_an_unknown_outcome(
 async def test_without_its_own_check_icebergs_retries_would_let_a_zombie_commit(
     subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted bug: it shows that the test of zombies sees what it must."""
+    """This shows that the test of zombies detects one."""
     old, new = await subject.open(), await subject.open()
     await old.restore_checkpoint(SHARD)
     table = subject.catalogs[0].load_table(TABLE)
@@ -203,10 +201,10 @@ async def test_other_writers_and_shards_keep_their_rows(
     one.append([{"n": 1, "text": "one"}])
     two.append(pa.record_batch({"text": ["two"], "n": pa.array([2], pa.int32())}))
 
-    def meanwhile() -> None:
+    def write_concurrently() -> None:
         subject.catalog().load_table(TABLE).append(pa.Table.from_pylist([{"n": 3, "text": "other"}], SCHEMA))
 
-    with at(monkeypatch, subject.catalogs[0], "_write_metadata", meanwhile):
+    with at(monkeypatch, subject.catalogs[0], "_write_metadata", write_concurrently):
         await commit(one, 100, shard="one")
     await commit(two, 200, shard="two")
     table = subject.catalog().load_table(TABLE)
@@ -226,10 +224,10 @@ async def test_other_writers_and_shards_keep_their_rows(
         ]
 
 
-async def test_an_unknown_outcome_is_found_out_by_the_next_owner(
+async def test_an_unknown_outcome_is_resolved_by_the_next_owner(
     subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number, step in enumerate(("_write_metadata", "_delete_old_metadata"), 1):  # Before the commit, and after it.
+    for number, step in enumerate(("_write_metadata", "_delete_old_metadata"), 1):  # Before and after the commit.
         store = await subject.open()
         restored = await store.restore_checkpoint(SHARD)
         store.append([{"n": number}])
@@ -253,7 +251,7 @@ async def test_an_unknown_outcome_is_found_out_by_the_next_owner(
     assert await subject.numbers(last) == [2]
 
 
-async def test_a_table_that_was_rolled_back_is_refused(subject: IcebergSubject) -> None:
+async def test_a_rolled_back_table_is_refused(subject: IcebergSubject) -> None:
     store = await subject.open()
     await store.restore_checkpoint(SHARD)
     first = subject.catalogs[0].load_table(TABLE).current_snapshot()
@@ -265,10 +263,10 @@ async def test_a_table_that_was_rolled_back_is_refused(subject: IcebergSubject) 
     for _ in range(2):
         with pytest.raises(CorruptData, match=r"shop\.numbers was rolled back behind the checkpoint of contract-shard"):
             await (await subject.open()).restore_checkpoint(SHARD)
-        subject.catalogs[0].load_table(TABLE).append(pa.Table.from_pylist([{"n": 2}], SCHEMA))  # Others go on.
+        subject.catalogs[0].load_table(TABLE).append(pa.Table.from_pylist([{"n": 2}], SCHEMA))  # Others continue.
 
 
-async def test_expired_snapshots_are_no_loss(subject: IcebergSubject) -> None:
+async def test_expired_snapshots_are_not_a_loss(subject: IcebergSubject) -> None:
     store = await subject.open()
     await store.restore_checkpoint(SHARD)
     store.append([{"n": 1}])
@@ -292,7 +290,7 @@ async def test_a_server_that_may_lose_commits_is_refused(new_store: Callable[[st
     subject.close()
 
 
-async def test_what_does_not_fit_is_refused(subject: IcebergSubject) -> None:
+async def test_rows_that_do_not_fit_are_refused(subject: IcebergSubject) -> None:
     with pytest.raises(InvalidInput, match="is a NoopCatalog, which may call a commit failed that it has made"):
         IcebergShardStore(NoopCatalog("lake"), TABLE)
     with pytest.raises(InvalidInput, match=r"there is no table shop\.numbers; create it, or give its schema"):
@@ -302,7 +300,7 @@ async def test_what_does_not_fit_is_refused(subject: IcebergSubject) -> None:
     for rows, problem in (
         ([{"n": "x"}], "do not fit shop.numbers"),
         ([{"n": 2**70}], "do not fit shop.numbers"),
-        ([{"n": 1, "text": "\ud800"}], "do not fit shop.numbers"),  # JSON may have it, UTF-8 may not.
+        ([{"n": 1, "text": "\ud800"}], "do not fit shop.numbers"),  # JSON allows it, UTF-8 does not.
         ([{"n": None}], "needs n, which is null"),
         ([{"n": 1, "m": 2}], "has no column 'm': leave it out of the rows, or add it to the table and restart"),
         (pa.table({"n": [1], "m": [2]}), "has no column 'm'"),
@@ -315,7 +313,7 @@ async def test_what_does_not_fit_is_refused(subject: IcebergSubject) -> None:
             IcebergShardStore(subject.catalog(), TABLE, **options)  # type: ignore[arg-type]
 
 
-async def test_rows_of_partitions_are_in_files_of_their_own(subject: IcebergSubject) -> None:
+async def test_each_partition_has_its_own_files(subject: IcebergSubject) -> None:
     partitioned(subject)
     store = await subject.open()
     await store.restore_checkpoint(SHARD)
@@ -326,10 +324,10 @@ async def test_rows_of_partitions_are_in_files_of_their_own(subject: IcebergSubj
     assert sorted(await subject.numbers(store)) == list(range(10))
 
 
-async def test_rows_take_the_place_of_those_of_their_keys(subject: IcebergSubject) -> None:
+async def test_rows_replace_the_rows_of_their_keys(subject: IcebergSubject) -> None:
     partitioned(subject)
     for offset, rows, wanted in (
-        (100, [(1, "a"), (2, "b"), (1, "c")], [(1, "c"), (2, "b")]),  # The last of a key counts.
+        (100, [(1, "a"), (2, "b"), (1, "c")], [(1, "c"), (2, "b")]),  # The last row of a key counts.
         (200, [(2, "a"), (3, "b")], [(1, "c"), (2, "a"), (3, "b")]),  # One moves to another partition.
         (300, [(3, None)], [(1, "c"), (2, "a"), (3, None)]),
     ):
@@ -378,7 +376,7 @@ async def test_several_tables_are_changed_in_one_commit(
         store.append([{"n": offset}])
         store.append([{"key": "a", "n": offset}], "shop.sums")
         await commit(store, offset)
-    store.append([{"key": "b", "n": 1}], "shop.sums")  # The home has no rows, and its state all the same.
+    store.append([{"key": "b", "n": 1}], "shop.sums")  # The home has no rows, but has its state.
     await commit(store, 300)
     assert sorted(rows_of(await store.rows())) == [(100, None), (200, None)]
     assert sorted(rows_of(await store.rows("shop.sums"))) == [("a", 300), ("b", 1)]
@@ -404,7 +402,7 @@ async def test_several_tables_are_changed_in_one_commit(
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_zombie_that_merges_cannot_commit_wherever_it_hung(
+async def test_a_merging_zombie_that_hung_at_any_step_cannot_commit(
     step: str, subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partitioned(subject)
@@ -425,7 +423,7 @@ async def test_a_zombie_that_merges_cannot_commit_wherever_it_hung(
         await commit(new, 200)
 
     old.append([{"n": 1, "text": "zombie"}, {"n": 7, "text": "zombie"}])
-    if step != "commit_table":  # Of a single table.
+    if step != "commit_table":  # A commit of a single table.
         old.append([{"key": "a", "n": -1}], "shop.sums")
     with at(monkeypatch, catalog, step, lambda: asyncio.run(taken_over())), pytest.raises(Fenced):
         await commit(old, 150)
@@ -435,23 +433,23 @@ async def test_a_zombie_that_merges_cannot_commit_wherever_it_hung(
     assert rows_of(await later.rows("shop.sums")) == [("a", 2)]
 
 
-async def test_a_repeated_attempt_merges_into_what_another_has_written_and_leaves_no_file(
+async def test_a_repeated_attempt_merges_with_concurrent_writes_and_leaves_no_file(
     subject: IcebergSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = IcebergShardStore(subject.catalog(), TABLE, SCHEMA, keys=["n"], relaxed_durability=True)
     await store.restore_checkpoint(SHARD)
 
-    def meanwhile() -> None:
+    def write_concurrently() -> None:
         subject.catalog().load_table(TABLE).append(pa.Table.from_pylist([{"n": 1, "text": "other"}], SCHEMA))
 
     store.append([{"n": 1, "text": "mine"}])
-    with at(monkeypatch, subject.catalogs[0], "_write_metadata", meanwhile):
+    with at(monkeypatch, subject.catalogs[0], "_write_metadata", write_concurrently):
         await commit(store, 100)
     assert rows_of(await store.rows()) == [(1, "mine")]
     assert len(subject.files) == 1
 
 
-async def test_a_table_that_is_partitioned_anew_loses_nothing(subject: IcebergSubject) -> None:
+async def test_a_repartitioned_table_loses_nothing(subject: IcebergSubject) -> None:
     store = await subject.open()
     await store.restore_checkpoint(SHARD)
     store.append([{"n": 1, "text": "a"}])
@@ -470,7 +468,7 @@ async def test_a_table_that_is_partitioned_anew_loses_nothing(subject: IcebergSu
 
 
 @pytest.mark.parametrize("keys", [(), ("n",)])
-async def test_a_column_that_is_renamed_meanwhile_is_refused(keys: Sequence[str], subject: IcebergSubject) -> None:
+async def test_a_concurrently_renamed_column_is_refused(keys: Sequence[str], subject: IcebergSubject) -> None:
     store = IcebergShardStore(subject.catalog(), TABLE, SCHEMA, keys=keys, relaxed_durability=True)
     await store.restore_checkpoint(SHARD)
     with subject.catalog().load_table(TABLE).update_schema() as schema:

@@ -1,4 +1,4 @@
-"""Rows that are merged in slices: each key's are in one, and what comes of them is what a merge of all gives."""
+"""Merges in slices: each key's rows are in one slice, and the result equals a merge of all rows."""
 
 import random
 from pathlib import Path
@@ -19,13 +19,13 @@ from coranto_consumers.stores.merge import Add
 SCHEMA = pa.schema([pa.field("few", pa.int64()), pa.field("key", pa.string()), pa.field("n", pa.int64())])
 
 
-def test_a_merge_in_slices_gives_what_a_merge_of_all_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_in_slices_equals_a_merge_of_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
     catalog.create_namespace("shop")
     chance, expected, many = random.Random(1), dict[tuple[int, str], int](), list[int]()
     table = catalog.create_table("shop.sums", SCHEMA)
     plan = plan_for(table, None, SCHEMA.names, ["few", "key"], {"n": Add()}, "")
-    monkeypatch.setattr(changes, "MAX_BYTES", 4000)  # Some files are held, others read again.
+    monkeypatch.setattr(changes, "MAX_BYTES", 4000)  # Some files are kept in memory, others read again.
     monkeypatch.setattr(changes, "slices", lambda plan, parts: counted(slices(plan, parts, 2000)))
 
     def counted(made):
@@ -50,7 +50,7 @@ def test_a_merge_in_slices_gives_what_a_merge_of_all_does(tmp_path: Path, monkey
     catalog.engine.dispose()
 
 
-def test_rows_without_a_key_are_refused_and_keys_without_an_order_come_at_once(tmp_path: Path) -> None:
+def test_null_keys_are_refused_and_unordered_keys_make_one_slice(tmp_path: Path) -> None:
     catalog = SqlCatalog("lake", uri="sqlite://", warehouse=f"file://{tmp_path}")
     catalog.create_namespace("shop")
     schema = pa.schema([pa.field("key", pa.string()), pa.field("real", pa.float64()), pa.field("n", pa.int64())])
@@ -65,7 +65,7 @@ def test_rows_without_a_key_are_refused_and_keys_without_an_order_come_at_once(t
     catalog.engine.dispose()
 
 
-def test_slices_are_even_whatever_the_keys_have_of_rows(tmp_path: Path) -> None:
+def test_slices_are_even_for_skewed_keys(tmp_path: Path) -> None:
     catalog = SqlCatalog("lake", uri="sqlite://", warehouse=f"file://{tmp_path}")
     catalog.create_namespace("shop")
     schema = pa.schema([pa.field("key", pa.int64()), pa.field("n", pa.int64())])
@@ -82,7 +82,7 @@ def test_slices_are_even_whatever_the_keys_have_of_rows(tmp_path: Path) -> None:
     assert len(sizes) == 10
     assert max(sizes) < 2 * 32_000, sizes
 
-    # A key with half of the rows has a slice of its own.
+    # A key with half of the rows has its own slice.
     heavy = pa.table([[7] * 10_000, [1] * 10_000], schema=schema)
     sizes = sorted(each.nbytes for each in slices(plan, lambda: [heavy, part(10_000, 10_000)], 32_000))
     assert 160_000 <= sizes[-1] < 160_000 + 2 * 32_000

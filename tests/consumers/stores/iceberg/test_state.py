@@ -1,4 +1,4 @@
-"""An owner's state tells the next one what is committed and what may be left."""
+"""An owner's state lists committed files and possible leftovers for the next owner."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -28,14 +28,14 @@ def table(value: str | None, snapshot: int = 7) -> Any:
     )
 
 
-def test_a_state_is_read_as_it_was_written() -> None:
+def test_a_state_survives_a_round_trip() -> None:
     tables = {"shop.orders": SnapshotId(7, 3)}
     state = ShardState(2, checkpoint(100), 7, 3, "mine/", 4, ("old-1.parquet",), "mine/4/", tables)
     assert state_of(table(encode(SHARD, state)), SHARD) == state
     assert state_of(table(None), SHARD) == ShardState()
 
 
-def test_only_one_name_of_each_owner_can_be_left() -> None:
+def test_each_owner_leaves_at_most_one_uncommitted_name() -> None:
     assert (file_name("mine/", 3), file_name("mine", 3)) == ("mine/3/", "mine-3.parquet")
     assert ShardState().uncommitted == ()
     state = ShardState(files="mine/", committed=2, left=("a/1/", "b-2.parquet", "c/9/"))
@@ -43,7 +43,7 @@ def test_only_one_name_of_each_owner_can_be_left() -> None:
     assert len(state.uncommitted) == SWEPT_OWNERS
 
 
-def test_states_that_cannot_be_true_are_refused() -> None:
+def test_invalid_states_are_refused() -> None:
     with pytest.raises(CorruptData, match=r"is not a shard's state: .*; restore the table's properties"):
         state_of(table('{"fence": 1}'), SHARD)
     later = encode(SHARD, ShardState(2, checkpoint(100), 9, 4))

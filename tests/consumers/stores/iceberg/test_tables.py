@@ -1,4 +1,4 @@
-"""Iceberg tables are made as SQLAlchemy defines them, and outputs are checked against those that are there."""
+"""Iceberg tables are created from SQLAlchemy's definitions, and outputs are checked against existing tables."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_definition_becomes_a_table_once(catalog: SqlCatalog) -> None:
 
 
 @pytest.mark.parametrize("defined", [DEFINED, pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])])
-def test_of_two_that_create_a_table_at_once_one_does(
+def test_two_processes_that_create_a_table_concurrently_create_it_once(
     catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, defined: Table | pa.Schema
 ) -> None:
     original, others = catalog._write_metadata, []
@@ -86,7 +86,7 @@ def test_of_two_that_create_a_table_at_once_one_does(
     assert isinstance(defined, Table) or columns_of(table).names == defined.names
 
 
-def test_definitions_that_no_table_can_have_are_refused(catalog: SqlCatalog) -> None:
+def test_unsupported_table_definitions_are_refused(catalog: SqlCatalog) -> None:
     with pytest.raises(InvalidInput, match=r"there is no table shop\.none; create it"):
         find_or_create(catalog, "shop.none", None)
     with pytest.raises(InvalidInput, match="column 'any' is JSON"):
@@ -110,7 +110,7 @@ def test_outputs_are_checked_against_the_table(catalog: SqlCatalog) -> None:
         plan_for(table, wider, ["id", "later"], [], {}, "")
 
 
-def test_a_table_whose_columns_are_required_or_too_narrow_cannot_take_the_rows(catalog: SqlCatalog) -> None:
+def test_a_table_with_required_or_too_narrow_columns_is_refused(catalog: SqlCatalog) -> None:
     there = pa.schema(
         [
             *(

@@ -1,4 +1,4 @@
-"""URLs name homes in catalogs of pyiceberg's settings."""
+"""URLs of homes in catalogs of pyiceberg's settings."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.consumers.stores.iceberg.named_catalog import named_catalog
 URL = "iceberg://lake/shop.one"
 
 
-def test_urls_that_name_no_home_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urls_without_a_home_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = named_catalog(tmp_path, monkeypatch)
     catalog.create_table("shop.one", pa.schema([("n", pa.int64())]))
     assert IcebergStore.at(URL).name == "iceberg lake/shop.one"

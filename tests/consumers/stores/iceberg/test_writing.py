@@ -1,4 +1,4 @@
-"""Files of a table are written in its partitions and by its columns, by a writer that travels to tasks."""
+"""A writer that is sent to tasks writes files by the partitions and columns of a table."""
 
 import datetime as dt
 import pickle
@@ -37,7 +37,7 @@ def batches(count: int, size: int = 10) -> list[pa.RecordBatch]:
     return found
 
 
-def test_a_writer_in_another_process_needs_nothing_of_the_catalog(table: Table, tmp_path: Path) -> None:
+def test_a_writer_in_another_process_does_not_need_the_catalog(table: Table, tmp_path: Path) -> None:
     writer = FileWriter.of(table, "mine/1/")
     assert "hunter2" not in str(writer.io)
     assert PREFIX not in writer.metadata
