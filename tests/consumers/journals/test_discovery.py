@@ -1,4 +1,4 @@
-"""The offsets to read of journals in any state."""
+"""Offsets to read from journals in any state."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ def planned(client, options):
 
 @pytest.fixture
 def journals(broker):
-    """One journal with content, and one that is fully suspended: it has had content, and has none."""
+    """One journal with content, and one that is fully suspended and has lost its content."""
     broker.create(AWAKE)
     broker.write(AWAKE, b'{"n":1}\n')
     broker.fake.create(
@@ -65,7 +65,7 @@ class Nothing:
         raise AssertionError("there is nothing to consume")
 
 
-def test_a_consumer_begins_where_a_fully_suspended_journal_goes_on(journals, tmp_path):
+def test_a_consumer_begins_at_the_head_of_a_fully_suspended_journal(journals, tmp_path):
     def no_spark():
         raise AssertionError("there is nothing to read")
 
@@ -73,7 +73,7 @@ def test_a_consumer_begins_where_a_fully_suspended_journal_goes_on(journals, tmp
     assert report.offsets == report.heads == {ASLEEP: 120}
 
 
-def test_a_journal_whose_content_is_all_gone_is_read_from_its_head(broker):
+def test_a_journal_without_remaining_content_is_read_from_its_head(broker):
     broker.create(AWAKE)
     broker.write(AWAKE, b'{"n":1}\n')
     broker.fake.journals[AWAKE].roll()
@@ -85,7 +85,7 @@ def test_a_journal_whose_content_is_all_gone_is_read_from_its_head(broker):
         assert [(part.begin, part.end) for part in planned(client, options)] == [(8, 16)]
 
 
-def test_a_stream_is_its_segments_those_of_splits_included(broker):
+def test_a_stream_consists_of_all_its_segments_including_splits(broker):
     low, high = KeyRange.FULL.split(2)
     for stream in ("shop/orders", "shop/orders-eu"):
         for segment in (
@@ -107,12 +107,12 @@ def test_a_stream_is_its_segments_those_of_splits_included(broker):
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "x"])
-def test_a_stream_has_a_name_of_a_journal(name):
+def test_a_stream_name_must_be_a_journal_name(name):
     with pytest.raises(InvalidInput, match="option stream: "):
         SourceOptions.parse({"endpoint": "127.0.0.1:1", "stream": name})
 
 
-def test_forks_of_journals_that_were_read_are_no_sources_in_their_place(broker):
+def test_forks_cannot_replace_journals_that_were_read_as_sources(broker):
     broker.create("live/a", "live/b")
     broker.fake.create("new/a", labels=label_set([(CONTENT_TYPE, JSON_LINES), (FORK_OF, "live/a")]))
     with SyncJournalClient.of(broker.config) as client:
@@ -123,7 +123,7 @@ def test_forks_of_journals_that_were_read_are_no_sources_in_their_place(broker):
         require_unread(client, ["new/a"], ["live/b"])
 
 
-def test_tasks_are_told_the_listed_routes_of_their_journals(broker):
+def test_tasks_get_the_listed_routes_of_their_journals(broker):
     broker.create("a/one", "a/two", "b/other")
     with SyncJournalClient.of(broker.config) as client:
         present = contents(client, list_journals(client, "name:prefix=a/", field="sources"))
@@ -146,9 +146,9 @@ def test_tasks_are_told_the_listed_routes_of_their_journals(broker):
         ({"append_status_time": 0.0, "broker": ""}, True),
     ],
 )
-def test_the_head_of_a_broker_that_may_lack_content_is_no_loss(changes, is_end):
-    told = {"broker": "zone#id", "is_primary": True, "head": 10, "append_status_time": 1.0} | changes
-    heads = Heads(pb.Header(), (JournalHead("a/one", pb.OK, **told),))
+def test_the_head_of_a_broker_that_may_lack_content_is_not_a_loss(changes, is_end):
+    fields = {"broker": "zone#id", "is_primary": True, "head": 10, "append_status_time": 1.0} | changes
+    heads = Heads(pb.Header(), (JournalHead("a/one", pb.OK, **fields),))
     found = extents(SimpleNamespace(heads=lambda selector: heads), ["a/one"])["a/one"]
     assert (found.head, found.is_end) == (10, is_end)
     position = Position(11, created=found.created)
@@ -162,7 +162,7 @@ def test_the_head_of_a_broker_that_may_lack_content_is_no_loss(changes, is_end):
 
 
 @pytest.mark.integration
-def test_real_brokers_tell_ids_of_journals_and_another_one_for_one_that_was_created_again():
+def test_real_brokers_report_journal_ids_and_another_id_for_a_recreated_journal():
     with SyncCluster(brokers=3) as cluster, cluster.client() as client:
         cluster.create(AWAKE)
         end = client.append(AWAKE, b'{"n":1}\n').end

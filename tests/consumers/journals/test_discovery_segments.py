@@ -1,4 +1,4 @@
-"""The segments of a stream are read in order, however the stream is split, merged and truncated."""
+"""Segments are read in order while their stream is split, merged and truncated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHER = "shop/other"
 
 
 class History:
-    """A stream that changes, with messages of one byte, and another journal."""
+    """A changing stream with messages of one byte, and another journal."""
 
     def __init__(self, segments: int) -> None:
         self.ever: dict[int, Segment] = {}
@@ -106,7 +106,7 @@ class Reader:
         self.frontier = frontier_at(history.stream)
 
     def follow(self) -> None:
-        """Record the present journals, as each run of a consumer does at its beginning."""
+        """Record the current journals, like a consumer at the beginning of each run."""
         gone = gone_segments(self.history.present, self.sources)
         assert not gone.unread
         self.sources = {name: source for name, source in self.sources.items() if name not in gone.read}
@@ -121,7 +121,7 @@ class Reader:
         for segment in segments:
             for number in segment.predecessors:
                 assert ever[number].sealed_at is not None
-                assert self.read.get(number, 0) == ever[number].sealed_at, "all before it was read before"
+                assert self.read.get(number, 0) == ever[number].sealed_at, "its predecessors are read completely"
         for one in segments:
             assert not any(one.range.overlaps(other.range) for other in segments if other is not one)
         self.sources = self.unread.known(self.sources)
@@ -134,7 +134,7 @@ class Reader:
         return bool(ranges)
 
     def check_frontier(self) -> None:
-        """The reader's frontier has the same segments open: those that may be read, and are not read to their ends."""
+        """Check that the frontier's open segments are the readable ones that are not read completely."""
         stream = self.history.stream
         while done := [
             number
@@ -176,7 +176,7 @@ ACTIONS = st.one_of(
 @settings(max_examples=60)
 @example(segments=1, actions=TRUNCATED_TWICE, max_bytes=7)
 @given(segments=st.integers(1, 3), actions=st.lists(ACTIONS, max_size=30), max_bytes=st.integers(1, 40))
-def test_no_segment_is_read_before_those_that_it_succeeds_and_all_is_read_in_the_end(segments, actions, max_bytes):
+def test_segments_are_read_after_their_predecessors_and_completely(segments, actions, max_bytes):
     history = History(segments)
     reader = Reader(history)
     reader.follow()
@@ -186,7 +186,7 @@ def test_no_segment_is_read_before_those_that_it_succeeds_and_all_is_read_in_the
         elif name == "transaction":
             reader.transaction(*arguments)
         elif name == "truncate":
-            reader.follow()  # So that the reader knows the segments that it has read to their ends.
+            reader.follow()  # The reader has to record the segments that it has read completely.
             reader.check_frontier()
             history.truncate(reader.frontier)
         else:
@@ -202,7 +202,7 @@ def test_no_segment_is_read_before_those_that_it_succeeds_and_all_is_read_in_the
 
 @settings(max_examples=40)
 @given(segments=st.integers(1, 3), actions=st.lists(ACTIONS, max_size=20))
-def test_a_segment_that_was_truncated_before_it_was_read_is_noticed(segments, actions):
+def test_a_segment_truncated_before_it_was_read_is_detected(segments, actions):
     history = History(segments)
     reader = Reader(history)
     reader.follow()
@@ -221,7 +221,7 @@ def test_a_segment_that_was_truncated_before_it_was_read_is_noticed(segments, ac
     assert gone_segments(history.present, reader.sources) == (frozenset(), known)
 
 
-def test_a_segment_that_was_begun_too_early_waits_until_those_before_it_are_read():
+def test_a_segment_begun_too_early_waits_until_its_predecessors_are_read():
     history = History(1)
     history.write(0, 10)
     history.split(0)
@@ -229,7 +229,7 @@ def test_a_segment_that_was_begun_too_early_waits_until_those_before_it_are_read
     history.record_ends()
     first, low, high = (segment_journal(NAME, number) for number in range(3))
     unread = UnreadContent(history.present)
-    begun = {first: Source(4), low: Source(3), OTHER: Source(15)}  # As a checkpoint of an earlier version may have it.
+    begun = {first: Source(4), low: Source(3), OTHER: Source(15)}  # As in a checkpoint of an earlier version.
     [part] = unread.plan(begun, 100)
     assert (part.journal, part.begin, part.end) == (first, 4, 10)
     [part] = unread.plan({**begun, first: Source(10)}, 100)
@@ -237,7 +237,7 @@ def test_a_segment_that_was_begun_too_early_waits_until_those_before_it_are_read
     assert unread.known({**begun, first: Source(10)}).keys() == {first, low, high, OTHER}
 
 
-def test_a_line_that_is_not_finished_at_the_end_of_a_sealed_segment_holds_nothing_back():
+def test_an_unfinished_line_at_the_end_of_a_sealed_segment_blocks_no_successor():
     history = History(1)
     history.write(0, 10)
     history.split(0)
@@ -251,7 +251,7 @@ def test_a_line_that_is_not_finished_at_the_end_of_a_sealed_segment_holds_nothin
     assert [each.journal for each in unread.plan(begun, 100)] == [segment_journal(NAME, 1)]
 
 
-def test_who_wants_all_of_a_stream_waits_for_a_split_to_end_but_not_for_ever():
+def test_a_read_of_a_whole_stream_waits_for_a_split_for_a_limited_time():
     history = History(1)
     history.write(0, 10)
     history.split(0)
@@ -270,7 +270,7 @@ def test_who_wants_all_of_a_stream_waits_for_a_split_to_end_but_not_for_ever():
         when_sealed(lambda: history.present, 0.0)
 
 
-def test_the_error_of_a_segment_that_was_not_read_names_it():
+def test_the_error_about_an_unread_segment_names_it():
     error = not_read(segment_journal(NAME, 3), 17)
     assert error.segment == 3
     assert f"segment {NAME}/segment/00000003 was read through 17 and is gone" in str(error)

@@ -35,7 +35,7 @@ PROTOBUF = {
 
 
 def write(broker, framing, messages) -> list[int]:
-    """Publish two of three transactions, an append twice, and leave one open. Returns the committed messages."""
+    """Publish two of three transactions, with a repeated append, leave one open, and return the committed messages."""
     broker.create(JOURNAL)
     committed = []
     for turn in range(4):
@@ -70,7 +70,7 @@ def test_rows_of_csv_are_read_as_committed_with_newlines_in_their_fields(broker)
     assert [ROWS.unmarshal(row["value"].encode()) for row in rows] == [[str(n), f'a\n"{n}", b'] for n in committed]
     content = broker.content(JOURNAL)
     assert all(content[row["offset"] : row["next_offset"]] == row["value"].encode() + b"\n" for row in rows)
-    # From a row on, up to one that begins before the end: both are offsets within the journal.
+    # From the begin of a row up to a row that begins before the end. Both offsets are within the journal.
     begin, end = rows[3]["offset"], rows[5]["offset"] + 1
     span = {"startingOffsets": f'{{"{JOURNAL}": {begin}}}', "endingOffsets": f'{{"{JOURNAL}": {end}}}'}
     csv = {"framing": "csv", "csvColumns": "3", "csvUuidColumn": "1"}
@@ -88,14 +88,14 @@ def test_frames_of_protobuf_are_read_as_committed(broker):
     assert [codec.decode(row["value"]).n for row in rows_of(broker, **PROTOBUF)] == committed
 
 
-def test_frames_of_unknown_payloads_are_all_committed(broker):
+def test_all_frames_of_unknown_payloads_are_committed(broker):
     write(broker, FixedFrame(ProtobufPayload(ORDER, None)), lambda n: ORDER(n=n))
 
     assert len(rows_of(broker, framing="fixed")) == len(rows_of(broker, framing="fixed", isolation="read_uncommitted"))
     assert len(rows_of(broker, framing="fixed")) == 80
 
 
-def test_lines_of_any_kind_are_read_as_they_are(broker):
+def test_lines_of_any_kind_are_read_unchanged(broker):
     broker.create(JOURNAL)
     broker.write(JOURNAL, b"one\n\n{two\nunfinished")
 
@@ -122,7 +122,7 @@ def test_lines_of_any_kind_are_read_as_they_are(broker):
         ({"framing": "fixed", "uuidField": "id"}, "option uuidField: is a field of the messageType"),
     ],
 )
-def test_options_that_fit_no_framing_are_refused(options, problem):
+def test_options_that_do_not_match_the_framing_are_refused(options, problem):
     with pytest.raises(InvalidInput, match=problem):
         SourceOptions.parse({"endpoint": "localhost:8080", "subscribe": JOURNAL, **options})
 
@@ -179,8 +179,8 @@ def read_partitions(reader, start, end) -> list[tuple[int, str]]:
     return [(row["n"], row["text"]) for row in rows]
 
 
-def poison(broker, kind) -> tuple[dict[int, tuple[int, str]], dict[int, bytes]]:
-    """Write good messages with bad ones between them. Returns both by offset: values, and payloads."""
+def write_misfits(broker, kind) -> tuple[dict[int, tuple[int, str]], dict[int, bytes]]:
+    """Write good messages with bad ones between them. Return the values and the bad payloads, both by offset."""
     framing, _, message, _ = KINDS[kind]
     broker.create(JOURNAL)
     bad = {
@@ -206,7 +206,7 @@ def poison(broker, kind) -> tuple[dict[int, tuple[int, str]], dict[int, bytes]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_that_do_not_fit_follow_the_mode(spark, broker, kind):
-    good, bad = poison(broker, kind)
+    good, bad = write_misfits(broker, kind)
     options = {"endpoint": broker.endpoint, "subscribe": JOURNAL, **KINDS[kind][1]}
     corrupt = "_corrupt_record BINARY" if kind == "protobuf" else "_corrupt_record STRING"
     schema = StructType.fromDDL(f"{KINDS[kind][3]}, _offset BIGINT, {corrupt}")
@@ -215,8 +215,8 @@ def test_records_that_do_not_fit_follow_the_mode(spark, broker, kind):
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
     assert {row["_offset"]: row["n"] for row in rows if row["_corrupt_record"] is None} == good
-    told = {row["_offset"]: row["_corrupt_record"] for row in rows if row["_corrupt_record"] is not None}
-    assert told == {at: each if kind == "protobuf" else each.decode(errors="replace") for at, each in bad.items()}
+    unfit = {row["_offset"]: row["_corrupt_record"] for row in rows if row["_corrupt_record"] is not None}
+    assert unfit == {at: each if kind == "protobuf" else each.decode(errors="replace") for at, each in bad.items()}
     strict = JournalDataSource({**options, "mode": "FAILFAST"}).reader(schema)
     with pytest.raises(CorruptMessage) as error:
         list(strict.read(strict.partitions()[0]))
@@ -224,8 +224,8 @@ def test_records_that_do_not_fit_follow_the_mode(spark, broker, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_consumers_take_records_and_their_dead_letters(spark, broker, tmp_path, kind):
-    good, bad = poison(broker, kind)
+def test_consumers_process_records_and_their_dead_letters(spark, broker, tmp_path, kind):
+    good, bad = write_misfits(broker, kind)
     numbers = Table("numbers", MetaData(), Column("at", BigInteger, primary_key=True), Column("n", BigInteger))
     letters = dead_letter_table("letters")
 
@@ -251,7 +251,7 @@ def test_consumers_take_records_and_their_dead_letters(spark, broker, tmp_path, 
     assert (report.messages, report.misfits) == (len(good), len(bad))
 
 
-def test_what_needs_lines_says_so(broker):
+def test_options_that_need_lines_are_refused_for_other_framings(broker):
     csv = {"framing": "csv", "csvColumns": "3"}
     write(broker, ROWS, lambda n: [str(n), ""])
     with pytest.raises(InvalidInput, match="option minPartitions: several tasks can read a journal of lines only"):

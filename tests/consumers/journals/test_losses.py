@@ -1,4 +1,4 @@
-"""Content that is gone before it was read is an error, or is skipped and reported exactly."""
+"""Content lost before it was read is an error, or is skipped and reported exactly."""
 
 import json
 import os
@@ -34,7 +34,7 @@ JOURNAL = "losses/one"
 A, B, C = (ProducerId(bytes([n] * 6)) for n in (1, 2, 3))
 
 
-def test_lost_is_what_begins_before_the_content_or_behind_its_end():
+def test_positions_before_the_content_or_after_its_end_are_a_loss():
     assert lost_before("j", 5, 0, 10) is None
     assert lost_before("j", 10, 10, 10) is None
     assert lost_before("j", 5, 8, 10) == LostContent("j", 5, 8)
@@ -46,7 +46,7 @@ def test_lost_is_what_begins_before_the_content_or_behind_its_end():
     assert "processed through 11" in str(LostContent("j", 11, 10, recreated=True).error("x"))
 
 
-def test_a_source_goes_on_behind_lost_content_with_what_remains_of_pending_transactions():
+def test_a_source_continues_after_lost_content_with_the_rest_of_pending_transactions():
     source = Source(100, {A: ProducerState(7, 20), B: ProducerState(8, 60), C: ProducerState(9)})
 
     behind, partly = continue_after(source, LostContent("j", 0, 50))
@@ -64,7 +64,7 @@ def test_a_source_goes_on_behind_lost_content_with_what_remains_of_pending_trans
     assert continue_after(source, LostContent("j", 100, 30, recreated=True), 10) == (Source(10), lost)
 
 
-def test_a_source_is_of_another_journal_if_both_ids_are_known():
+def test_a_source_is_of_another_journal_only_if_both_ids_are_known():
     source = Source(100, journal_id="one")
     lost = of_another(source, "j", 300, "two")
     assert lost == LostContent("j", 100, 300, recreated=True, known="one", found="two")
@@ -75,7 +75,7 @@ def test_a_source_is_of_another_journal_if_both_ids_are_known():
         assert of_another(before, "j", 300, found) is None
 
 
-def test_a_hole_is_read_up_to_and_then_passed_by_once():
+def test_content_before_a_gap_is_read_and_the_gap_skipped_once():
     holes, sources = Holes(), {"j": Source(10), "k": Source(10)}
     hole = LostContent("j", 30, 40)
     holes.meet(hole)
@@ -102,7 +102,7 @@ class Numbers:
 
 
 class World:
-    """A journal whose fragments a test makes and removes."""
+    """A journal with fragments that a test adds and removes."""
 
     def __init__(self, broker, folder) -> None:
         self.broker = broker
@@ -114,7 +114,7 @@ class World:
         return SyncPublisher(self.broker.write, producer=producer, clock=clock, framing=JsonLines())
 
     def publish(self, *numbers: int) -> int:
-        """Publish numbers, which are committed immediately, as a fragment. Returns its end."""
+        """Publish immediately committed numbers as a fragment, and return its end."""
         publisher = self.publisher()
         for n in numbers:
             publisher.publish(JOURNAL, {"n": n})
@@ -151,7 +151,7 @@ def run(request, world, tmp_path):
 
 
 @pytest.mark.integration
-def test_retention_that_overtook_a_consumer(world, run):
+def test_content_removed_by_retention_before_it_was_read_is_reported(world, run):
     first = world.publish(1, 2)
     run()
     world.publish(3)
@@ -170,7 +170,7 @@ def test_retention_that_overtook_a_consumer(world, run):
 
 
 @pytest.mark.integration
-def test_content_that_is_missing_between_other_content(world, run):
+def test_a_gap_in_the_content_is_reported(world, run):
     begin = world.publish(1)
     end = world.publish(2)
     world.publish(3)
@@ -184,7 +184,7 @@ def test_content_that_is_missing_between_other_content(world, run):
 
 
 @pytest.mark.integration
-def test_retention_that_took_the_beginning_of_a_pending_transaction(world, run):
+def test_a_pending_transaction_partly_removed_by_retention_is_reported(world, run):
     late = world.publisher()
     late.add(JOURNAL, {"n": 1})
     late.flush()
@@ -208,12 +208,12 @@ def test_retention_that_took_the_beginning_of_a_pending_transaction(world, run):
 
 
 @pytest.mark.integration
-def test_a_journal_that_was_made_again(world, run):
+def test_a_recreated_shorter_journal_is_detected(world, run):
     world.publish(1, 2, 3)
     run()
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
-    world.publish(4)  # Less than there was.
+    world.publish(4)  # Less content than before.
 
     with pytest.raises(CorruptData, match="created again"):
         run()
@@ -225,7 +225,7 @@ def test_a_journal_that_was_made_again(world, run):
 
 
 @pytest.mark.integration
-def test_a_journal_that_was_made_again_and_has_grown_beyond_the_checkpoint(world, run):
+def test_a_recreated_journal_that_grew_beyond_the_checkpoint_is_detected(world, run):
     world.broker.fake.tells_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
@@ -249,7 +249,7 @@ def test_a_journal_that_was_made_again_and_has_grown_beyond_the_checkpoint(world
 
 
 @pytest.mark.integration
-def test_a_consumer_continues_in_a_journal_with_the_same_content_as_its_error_says(world, run, tmp_path, capsys):
+def test_a_consumer_continues_in_a_journal_with_the_same_content_as_advised(world, run, tmp_path, capsys):
     world.broker.fake.tells_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
@@ -269,7 +269,7 @@ def test_a_consumer_continues_in_a_journal_with_the_same_content_as_its_error_sa
 
 
 @pytest.mark.integration
-def test_a_journal_whose_head_fell_and_that_has_grown_beyond_the_checkpoint(world, run, tmp_path):
+def test_a_journal_that_lost_content_and_grew_beyond_the_checkpoint_is_detected(world, run, tmp_path):
     world.broker.fake.tells_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
@@ -283,13 +283,13 @@ def test_a_journal_whose_head_fell_and_that_has_grown_beyond_the_checkpoint(worl
     with pytest.raises(JournalRecreated, match=f"lost its content from offset {kept} on.*fail_on_data_loss=False"):
         run()
     report, rows, logs = run(fail_on_data_loss=False)
-    assert rows == [1, 2, 3, *range(10, 30)], "present content is read, and nothing twice"
+    assert rows == [1, 2, 3, *range(10, 30)], "current content is read, and nothing twice"
     found = world.fake.journal_id
     assert report.lost == (LostContent(JOURNAL, first, head, recreated=True, known=known, found=found),)
     assert [(each["begin"], each["same_through"]) for each in logs] == [(first, kept)]
     assert run()[1] == rows
 
-    world.fake.fall(head)  # Nothing of it is lost.
+    world.fake.fall(head)  # No content is lost.
     end = world.publish(30)
     assert run()[1] == [*rows, 30]
     (source,) = SqlStore(f"sqlite:///{tmp_path}/store.db").read("numbers").checkpoint.sources.values()
@@ -303,7 +303,7 @@ def test_a_journal_whose_head_fell_and_that_has_grown_beyond_the_checkpoint(worl
 
 
 @pytest.mark.integration
-def test_a_fall_after_an_acceptance_is_found_again_although_nothing_was_read_meanwhile(world, run, tmp_path, capsys):
+def test_a_second_loss_after_an_acceptance_is_detected_without_reads_in_between(world, run, tmp_path, capsys):
     world.broker.fake.tells_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]
@@ -324,7 +324,7 @@ def test_a_fall_after_an_acceptance_is_found_again_although_nothing_was_read_mea
 
 
 @pytest.mark.integration
-def test_a_checkpoint_without_ids_gets_them(world, run, tmp_path):
+def test_a_checkpoint_without_ids_gets_ids(world, run, tmp_path):
     world.publish(1)
     run()
     world.fake.journal_id = "given"
@@ -344,7 +344,7 @@ def test_a_checkpoint_without_ids_gets_them(world, run, tmp_path):
         ({"startingOffsets": 10_000, "endingOffsets": 10_001}, ("begin", "head")),
     ],
 )
-def test_a_read_of_offsets_that_are_gone(world, offsets, expected):
+def test_a_read_of_removed_offsets_is_an_error_or_skips_them(world, offsets, expected):
     begin = world.publish(1)
     world.lose(0, begin)
     head = world.publish(2)
@@ -360,7 +360,7 @@ def test_a_read_of_offsets_that_are_gone(world, offsets, expected):
     assert [log["event"] for log in logs if "lost" in log["event"]] == ["source.content_lost"]
 
 
-def test_a_read_of_offsets_of_lost_content(world):
+def test_a_read_of_offsets_of_lost_content_is_an_error_or_skips_it(world):
     world.broker.fake.tells_ids = True
     world.broker.create(JOURNAL)
     world.fake = world.broker.fake.journals[JOURNAL]

@@ -1,4 +1,4 @@
-"""Ranges: whatever the split, every byte of the plan belongs to exactly one slice."""
+"""Ranges: every byte of a plan belongs to exactly one slice of any split."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ journals = st.dictionaries(
 
 
 @given(journals, st.integers(1, 20_000))
-def test_a_transaction_is_bounded_and_makes_progress_everywhere(heads, max_bytes):
+def test_a_transaction_is_bounded_and_advances_every_journal(heads, max_bytes):
     ranges = plan_transaction(heads, max_bytes)
 
     assert [r.journal for r in ranges] == sorted(j for j, (begin, head) in heads.items() if head > begin)
@@ -29,13 +29,13 @@ def test_a_transaction_is_bounded_and_makes_progress_everywhere(heads, max_bytes
 
 
 @given(journals)
-def test_a_transaction_that_may_take_all_takes_all(heads):
+def test_a_transaction_with_a_sufficient_limit_reads_everything(heads):
     total = sum(head - begin for begin, head in heads.values())
 
     assert sum(r.length for r in plan_transaction(heads, max(total, 1))) == total
 
 
-def test_what_a_small_journal_leaves_goes_to_the_others():
+def test_the_unused_share_of_a_small_journal_goes_to_others():
     ranges = plan_transaction({"small": (0, 10), "large": (100, 10_000)}, 1_010)
 
     assert [(r.journal, r.begin, r.end) for r in ranges] == [("large", 100, 1_100), ("small", 0, 10)]
@@ -52,13 +52,13 @@ def test_parts_of_a_split_are_adjacent_and_bounded(begin, length, max_bytes, cut
     assert [part.aligned for part in parts] == [True, *[False] * (len(parts) - 1)][: len(parts)]
 
 
-def test_a_split_prefers_the_borders_of_fragments():
+def test_a_split_prefers_fragment_borders():
     parts = split(Range("j", 0, 300, 300), 100, cuts=[10, 90, 160, 290])
 
     assert [(part.begin, part.end) for part in parts] == [(0, 90), (90, 160), (160, 260), (260, 300)]
 
 
-def test_a_part_is_a_little_larger_if_a_fragment_or_the_range_then_ends():
+def test_a_part_may_be_larger_to_end_with_its_fragment_or_range():
     parts = split(Range("j", 0, 310, 310), 100, cuts=[0, 104, 208], slack=10)
     assert [(part.begin, part.end) for part in parts] == [(0, 104), (104, 208), (208, 310)]
 
@@ -90,7 +90,7 @@ def test_small_journals_share_a_slice_and_a_large_one_is_split():
     assert max(sum(part.length for part in slice_) for slice_ in slices) <= 2 * 300
 
 
-def test_little_is_not_worth_splitting():
+def test_small_ranges_are_not_split():
     ranges = [Range("a", 0, 5_000, 5_000), Range("b", 0, 20_000, 20_000)]
 
     assert len(plan_slices(ranges, max_bytes=1 << 20, max_slices=4)) == 1

@@ -1,4 +1,4 @@
-"""Lines of a journal, in parts of any sizes."""
+"""Lines of a journal, read in parts of any size."""
 
 import random
 
@@ -20,7 +20,7 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 @given(content=histories(), tail=st.binary(max_size=20).filter(lambda t: b"\n" not in t), sizes=st.randoms())
 @settings(max_examples=examples(100), deadline=None, phases=NO_SHRINKING)
-def test_every_line_belongs_to_one_part_however_a_range_is_split(content, tail, sizes: random.Random):
+def test_every_line_belongs_to_one_part_of_any_split(content, tail, sizes: random.Random):
     memory = Memory({"j/j": content + tail}, sizes.randint(1, 300))
     whole = Range("j/j", 0, len(content + tail), len(content + tail))
     blocks = [
@@ -29,26 +29,26 @@ def test_every_line_belongs_to_one_part_however_a_range_is_split(content, tail, 
         for found in read_blocks(memory, part, sizes.choice([1, 50, 10_000]))
     ]
 
-    # Whole lines in order without a gap; the unfinished one at the head is in none.
+    # Complete lines in order without a gap. No part has the unfinished one at the head.
     assert b"".join(block for _, block in blocks) == content
     assert all(block.endswith(b"\n") for _, block in blocks)
     assert [offset for offset, _ in blocks] == [sum(len(b) for _, b in blocks[:n]) for n in range(len(blocks))]
 
 
-def test_a_line_without_an_end_is_corrupt_rather_than_held_whole():
-    """Otherwise a writer of a source would choose how much memory a task takes."""
+def test_a_line_without_an_end_is_corrupt():
+    """Otherwise a writer of a source would determine the memory of a task."""
     content = b'{"n":1}\n' + b"x" * (1 << 20)
     memory = Memory({"j/j": content}, 1000)
     bounded = JsonLines(max_line_bytes=100_000)
     for end in (10, 50_000, 100_009):
         with pytest.raises(CorruptMessage, match="offset 8: a line that has not ended after 100000 bytes"):
             list(read_lines(memory, Range("j/j", 0, end, len(content)), bounded))
-    # One that is not that long yet may still end, and is left to later runs.
+    # A shorter one may still end, and is left to later runs.
     whole = Range("j/j", 0, 50_000, 100_000)
     assert [lines.begins.tolist() for lines in read_lines(memory, whole, bounded)] == [[0]]
 
 
-def test_an_offset_within_a_line_reads_from_the_next_line_on():
+def test_an_offset_within_a_line_reads_from_the_next_line():
     content = b'{"n":1}\n{"n":2}\n{"n":3}\n'
     memory = Memory({"j/j": content})
 
@@ -69,7 +69,7 @@ def test_a_corrupt_line_is_named_with_its_offset():
         list(read_lines(memory, Range("j/j", 0, 22, 22), FRAMING))
 
 
-def test_content_that_is_gone_is_an_offset_jump():
+def test_removed_content_is_an_offset_jump():
     memory = Memory({"j/j": b'{"n":1}\n{"n":2}\n'}, first=8)
 
     with pytest.raises(OffsetJump):
