@@ -1,4 +1,4 @@
-"""Tables of all databases are compared by the values of their keys, and nothing passes for equal unseen."""
+"""Tables of all databases are compared by the values of their keys, and every difference is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from coranto_consumers.stores.sql import SqlStore
 from tests.consumers.stores.iceberg.named_catalog import named_catalog
 
 NAMES = ["", "A", "B", "_", "a", "a ", "b", "aa", "ä", "Z", "z", "é", "日本", "\U0001f600", "a-b", "ab", "A b", "a\tb"]
-"""Texts that languages sort otherwise than by code points."""
+"""Texts that languages do not sort by code points."""
 
 
 def a_table(name: str) -> Table:
@@ -66,7 +66,7 @@ def fill(store: SqlStore, name: str, content: list[dict[str, object]]) -> TableO
     return TableOf(store, name)
 
 
-def test_tables_are_compared_whatever_the_database_sorts_by(store_url: str) -> None:
+def test_tables_are_compared_for_any_sort_order_of_the_database(store_url: str) -> None:
     store = SqlStore(store_url)
     old = fill(store, "old", rows())
     changed = [each for each in reversed(rows()) if each["name"] != "Z"]
@@ -111,7 +111,7 @@ def test_empty_tables_and_other_columns_are_not_equal(tmp_path: Path) -> None:
     assert compare_tables(full, wider, ["name"], ignore=["note"]).is_equal
 
 
-def test_rows_without_a_key_and_repeated_keys_are_told(tmp_path: Path) -> None:
+def test_rows_without_a_key_and_repeated_keys_are_reported(tmp_path: Path) -> None:
     store = SqlStore(f"sqlite:///{tmp_path}/store.db")
     with store.engine.begin() as connection:
         for name in ("a", "b"):
@@ -126,7 +126,7 @@ def test_rows_without_a_key_and_repeated_keys_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_a_table_that_cannot_be_read_whole_is_no_result(tmp_path: Path) -> None:
+def test_an_incompletely_read_table_is_an_error(tmp_path: Path) -> None:
     store = SqlStore(f"sqlite:///{tmp_path}/store.db")
     a, b = fill(store, "a", rows(1)), fill(store, "b", rows(1))
     with store.engine.connect() as connection:
@@ -149,7 +149,7 @@ def test_a_table_that_cannot_be_read_whole_is_no_result(tmp_path: Path) -> None:
         ("a", ["name"], [], "a is to be compared with itself"),
     ],
 )
-def test_what_is_not_there_is_refused(
+def test_missing_tables_and_columns_are_refused(
     tmp_path: Path, table: str, keys: list[str], ignore: list[str], problem: str
 ) -> None:
     store = SqlStore(f"sqlite:///{tmp_path}/store.db")
@@ -159,7 +159,7 @@ def test_what_is_not_there_is_refused(
         compare_tables(a, TableOf(store, table), keys, ignore=ignore)
 
 
-def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_of_the_command_says_if_tables_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     store = SqlStore(url)
     fill(store, "old", rows(1))
@@ -177,7 +177,7 @@ def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.Captu
     assert "there is no table gone" in capsys.readouterr().err
 
 
-def test_iceberg_tables_are_compared_with_each_other_and_with_those_of_databases(
+def test_iceberg_tables_are_compared_with_each_other_and_with_databases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     catalog, url = named_catalog(tmp_path, monkeypatch), f"sqlite:///{tmp_path}/store.db"
@@ -189,7 +189,7 @@ def test_iceberg_tables_are_compared_with_each_other_and_with_those_of_databases
     content = [{**each, "at": each["at"].replace(tzinfo=dt.UTC)} for each in rows()]  # type: ignore[attr-defined]
     old, new = (catalog.create_table(f"shop.{name}", schema) for name in ("old", "new"))
     catalog.create_table("shop.empty", schema)
-    for part in (content[20:], content[:20]):  # Two files, in another order than that of keys.
+    for part in (content[20:], content[:20]):  # Two files, not in the order of keys.
         old.append(pa.Table.from_pylist(part, schema))
     new.append(pa.Table.from_pylist([{**content[0], "price": Decimal("99.99")}, *content[1:-1]], schema))
     lake = "iceberg://lake/shop.old"

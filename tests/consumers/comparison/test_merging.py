@@ -1,4 +1,4 @@
-"""One pass over sorted rows finds what a comparison of whole tables finds, and believes no order."""
+"""One pass over sorted rows equals a comparison of whole tables, and checks the order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def merged(left: list[tuple[int | None, int | None]], right: list[tuple[int | No
 
 
 @given(ROWS, ROWS)
-def test_it_finds_what_dictionaries_find(
+def test_a_merge_of_sorted_rows_equals_a_comparison_by_dictionaries(
     left: list[tuple[int | None, int | None]], right: list[tuple[int | None, int | None]]
 ) -> None:
     found = merged(left, right)

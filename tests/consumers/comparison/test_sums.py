@@ -1,4 +1,4 @@
-"""Sums are exact, whatever the order of rows."""
+"""Sums are exact for any order of rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of(values: list[int | float | Decimal]) -> Sum:
 
 
 @given(NUMBERS)
-def test_a_sum_is_the_number_nearest_to_the_true_one(values: list[int | float | Decimal]) -> None:
+def test_a_sum_is_the_number_nearest_to_the_exact_sum(values: list[int | float | Decimal]) -> None:
     true, found = sum(map(Fraction, values), Fraction(0)), of(values).total
     if not any(isinstance(each, float) for each in values):
         assert found == true
@@ -33,13 +33,13 @@ def test_a_sum_is_the_number_nearest_to_the_true_one(values: list[int | float | 
         assert found == float(true)
 
 
-def test_small_floats_do_not_vanish_beside_large_ones() -> None:
+def test_small_floats_are_not_lost_next_to_large_ones() -> None:
     assert of([1e100, 1.0, -1e100]).total == 1.0
     assert of([0.1] * 10).total == math.fsum([0.1] * 10)
     assert of([1.7e308, 1.7e308]).total == math.inf
 
 
-def test_what_is_no_number_is_counted_apart() -> None:
+def test_values_that_are_not_numbers_are_counted_separately() -> None:
     found = of([1, float("nan"), float("-inf"), Decimal("NaN")])
     found.add(None)
     found.add("7")

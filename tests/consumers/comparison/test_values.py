@@ -1,4 +1,4 @@
-"""Values of different drivers that mean the same are equal, and others are not."""
+"""Equivalent values of different drivers are equal, and others are not."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ NOON = dt.datetime(2026, 3, 1, 12)
         ({"a": [1]}, {"a": [1]}),
     ],
 )
-def test_values_that_mean_the_same_are_equal(left: object, right: object) -> None:
+def test_equivalent_values_are_equal(left: object, right: object) -> None:
     assert same(normal(left), normal(right))
 
 
 @pytest.mark.parametrize(
     ("left", "right"),
     [
-        (0.1, Decimal("0.1")),  # The float is not exactly that.
+        (0.1, Decimal("0.1")),  # The float is not exactly this decimal.
         (1.0, 1.0000000000000002),
         (float("nan"), 0.0),
         (None, 0),
@@ -57,7 +57,7 @@ def test_other_values_differ(left: object, right: object) -> None:
     assert not same(normal(right), normal(left))
 
 
-def test_a_tolerance_is_for_floats_only() -> None:
+def test_a_tolerance_applies_only_to_floats() -> None:
     assert same(1e9, 1e9 + 1, 1e-9)
     assert same(0.1, Decimal("0.1"), 1e-9)
     assert not same(1e9, 1e9 + 2, 1e-9)
