@@ -1,4 +1,4 @@
-"""A checkpoint's offsets and producers mean the same in a fork, up to the fork offset, and nowhere beyond."""
+"""A checkpoint's offsets and producers are valid in a fork up to the fork offset, and not beyond."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def forks(offset: int = 100, begin: int = 0, **fields: bool) -> dict[str, Fork]:
     return {f"x/{name}": Fork(name, f"x/{name}", offset, offset, begin, **fields) for name in ("a", "b", "c")}
 
 
-def test_a_copy_has_positions_and_pending_messages_and_acknowledges_nothing() -> None:
+def test_a_copy_has_positions_and_pending_messages_but_no_acknowledgements() -> None:
     copy = forked(READ, NAMES)
     assert copy == Checkpoint({"x/a": PENDING, "x/b": Source(5)})
     assert copy.sources["x/a"].producers[PRODUCER].begin == 40
@@ -28,7 +28,7 @@ def test_a_copy_has_positions_and_pending_messages_and_acknowledges_nothing() ->
         forked(READ, {"a": "x/a"})
 
 
-def test_a_fork_must_have_what_was_read_and_what_is_read_again() -> None:
+def test_a_fork_must_contain_all_content_that_was_read_or_is_reread() -> None:
     copy = forked(READ, NAMES)
     require_shared(copy, forks(70))
     require_shared(copy, forks() | {"x/a": Fork("a", "x/a", 100, 100, 40)})
@@ -38,12 +38,12 @@ def test_a_fork_must_have_what_was_read_and_what_is_read_again() -> None:
         require_shared(copy, forks(begin=41))
 
 
-def test_promotion_gives_back_names_and_keeps_acknowledgements() -> None:
+def test_promotion_restores_names_and_keeps_acknowledgements() -> None:
     own = Checkpoint(forked(READ, NAMES).sources, {"new/out": b"own\n"})
     assert promoted(own, forks(70)) == Checkpoint({"a": PENDING, "b": Source(5)}, {"new/out": b"own\n"})
 
 
-def test_who_has_read_other_content_is_not_promoted() -> None:
+def test_a_consumer_that_has_read_other_content_is_not_promoted() -> None:
     own = forked(READ, NAMES)
     with pytest.raises(InvalidInput, match="x/a: differs from a beyond 69, and the consumer has read up to 70"):
         promoted(own, forks(69))

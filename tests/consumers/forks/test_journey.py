@@ -1,4 +1,4 @@
-"""A changed application runs beside the old one over forks, is compared, and promoted or dropped. On real brokers."""
+"""A changed application runs next to the old one over forks, and is compared and promoted or dropped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def table(name: str) -> Table:
 
 
 class Totals(Application[Any]):
-    """Keeps totals, and publishes each message of 100 cents or more."""
+    """Keep totals, and publish each message of 100 cents or more."""
 
     def __init__(self, url: str, name: str, factor: int = 1, alerts: str = ALERTS) -> None:
         self._url, self._table, self._factor, self._alerts = url, table(name), factor, alerts
@@ -66,7 +66,7 @@ class Totals(Application[Any]):
 
 
 class Assigned:
-    """A consumer process that a shard stays assigned to. It keeps the errors of shards that fail."""
+    """A consumer process with a permanently assigned shard. It stores the errors of failed shards."""
 
     recovery_folder: Any = None
     entropy = staticmethod(os.urandom)
@@ -94,7 +94,7 @@ class Assigned:
 
 
 class Died(Exception):
-    """The end of a process, in the place of a call."""
+    """The process dies at a call."""
 
 
 async def die(*_: object, **__: object) -> None:
@@ -118,7 +118,7 @@ async def client() -> AsyncIterator[JournalClient]:
 
 
 async def run(app: Totals, name: str, client: JournalClient, journals: tuple[str, ...]) -> None:
-    """Run an application until it has read all that is there."""
+    """Run an application until it has read all content."""
     ends = {journal: await client.head(journal) for journal in journals}
     async with running_shard(app, shard_spec(name, journals, disable_wait_for_ack=True), client) as running:
         await running.read_through({journal: end for journal, end in ends.items() if end})
@@ -145,7 +145,7 @@ async def test_a_changed_application_is_compared_and_takes_over(
     url = new_store(kind)
     store, old, new = SqlStore(url), Totals(url, "totals"), Totals(url, "totals_2", alerts="alerts/new")
     await client.append(SOURCES[0], line("ada", 5) + line("bob", 100))
-    await client.append(SOURCES[1], line("eve", 7, Flags.CONTINUE_TXN))  # Is acknowledged after the checkpoint.
+    await client.append(SOURCES[1], line("eve", 7, Flags.CONTINUE_TXN))  # It is acknowledged after the checkpoint.
     await run(old, "totals-old", client, SOURCES)
     before = await alerts_in(client, ALERTS)
 
@@ -154,7 +154,7 @@ async def test_a_changed_application_is_compared_and_takes_over(
     again = await fork_consumer(client, store, "totals-old", "totals-new", tables={"totals": "totals_2"})
     assert again == made, "a repetition changes nothing"
     assert made.checkpoint.ack_intents == {}
-    await client.append(SOURCES[0], line("ada", 300))  # Not in the fork.
+    await client.append(SOURCES[0], line("ada", 300))  # It is not in the fork.
     assert totals(store, "totals_2") == {"ada": 5, "bob": 100}
 
     await run(new, "totals-new", client, forked("totals-new"))
@@ -172,7 +172,7 @@ async def test_a_changed_application_is_compared_and_takes_over(
     assert await zombie.wait_serving()
     offsets = await promote_consumer(client, store, "totals-new", "totals-live")
     assert offsets == {journal: made.forks[journal].offset for journal in SOURCES}
-    await client.append(forked("totals-new")[0], line("ada", 1))  # Its runtime starts it anew, once it is fenced off.
+    await client.append(forked("totals-new")[0], line("ada", 1))  # Its runtime restarts it once it is fenced off.
     await zombie.stopped.wait()
     await zombie.stop()
     assert "is promoted already: it continues as 'totals-live'" in host.errors[-1]
@@ -204,7 +204,7 @@ async def test_a_changed_application_is_compared_and_takes_over(
         store.raise_fence("totals-new")
 
 
-async def test_a_changed_application_reads_everything_anew_up_to_the_old_ones_checkpoint(
+async def test_a_changed_application_rereads_everything_up_to_the_old_checkpoint(
     tmp_path: Path, client: JournalClient
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
@@ -234,7 +234,7 @@ async def test_a_changed_application_reads_everything_anew_up_to_the_old_ones_ch
     assert (found.merged.in_both, found.merged.differing) == (2, 2)
     assert found.merged.right.sums["cents"].total == 2 * 22
 
-    # Its forks go their own way, so what it has read there is not in the sources.
+    # Its forks diverge, so the sources lack content that it has read.
     await client.append(forked("what-if")[0], line("ada", 1))
     await run(new, "sales-new", client, forked("what-if"))
     with pytest.raises(InvalidInput, match="what-if/sales/part-000: differs from sales/part-000 beyond"):
@@ -244,7 +244,7 @@ async def test_a_changed_application_reads_everything_anew_up_to_the_old_ones_ch
         await drop_consumer(client, store, "sales-new")
     assert store.read("sales-new") is not None, "a drop that is refused changes nothing"
     await drop_fork(client, "other/fork")
-    with pytest.MonkeyPatch.context() as broken:  # Killed before it deletes the forks.
+    with pytest.MonkeyPatch.context() as broken:  # It is killed before it deletes the forks.
         broken.setattr(journey, "drop_forks", die)
         with pytest.raises(Died):
             await drop_consumer(client, store, "sales-new", tables=["totals_2"])
@@ -259,21 +259,21 @@ async def test_a_changed_application_reads_everything_anew_up_to_the_old_ones_ch
         store.raise_fence("sales-new")
 
 
-async def test_a_source_that_was_created_anew_takes_no_fork_back(tmp_path: Path, client: JournalClient) -> None:
+async def test_a_consumer_is_not_promoted_to_a_source_with_other_content(tmp_path: Path, client: JournalClient) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     store = SqlStore(url)
     await client.append(SOURCES[0], line("ada", 5))
     await run(Totals(url, "totals"), "totals-old", client, SOURCES)
     made = await fork_consumer(client, store, "totals-old", "sales-new")
     (fork,) = made.forks.values()
-    # What brokers refuse while the fork shares its fragments, and other tools do.
+    # Brokers refuse such a change while the fork shares its fragments, but other tools do not.
     other = line("eve", 6)[: fork.offset].ljust(fork.offset)
     changed = journey.Fork(ALERTS, fork.name, fork.offset, fork.shared_end, fork.begin)
     await client.append(ALERTS, other)
     with pytest.raises(InvalidInput, match=f"has other content before {fork.offset} than {ALERTS}"):
         await journey._require_same_content(client, changed, fork.offset)
     await journey._require_same_content(client, fork, fork.offset)
-    # Who has read forks and other journals is neither promoted nor emptied.
+    # A consumer that has read forks and other journals is neither promoted nor dropped.
     found = store.read("sales-new")
     assert found is not None
     mixed = Checkpoint({**found.checkpoint.sources, ALERTS: found.checkpoint.sources[fork.name]})
@@ -286,7 +286,7 @@ async def test_a_source_that_was_created_anew_takes_no_fork_back(tmp_path: Path,
     assert store.read("sales-new") == (found.fence, mixed)
 
 
-async def test_a_consumer_of_a_source_that_was_created_again_is_not_forked_at_its_checkpoint(
+async def test_a_consumer_of_a_recreated_source_is_not_forked_at_its_checkpoint(
     tmp_path: Path, client: JournalClient
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
@@ -327,7 +327,7 @@ async def test_a_consumer_of_a_stream_is_forked_with_the_whole_stream(tmp_path: 
     assert (await client.list("name:prefix=sales-new/")).journals == ()
 
 
-async def test_an_interrupted_fork_goes_on_with_the_same_checkpoint(
+async def test_an_interrupted_fork_continues_with_the_same_checkpoint(
     tmp_path: Path, client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
@@ -344,13 +344,13 @@ async def test_an_interrupted_fork_goes_on_with_the_same_checkpoint(
     made = await fork_consumer(
         client, store, "totals-old", "sales-new", journals=SOURCES, tables={"totals": "totals_2"}
     )
-    assert totals(store, "totals_2") == {"ada": 5}, "tables and checkpoint are of one moment"
+    assert totals(store, "totals_2") == {"ada": 5}, "tables and checkpoint are consistent"
     await run(Totals(url, "totals_2"), "sales-new", client, forked("sales-new"))
     assert totals(store, "totals_2") == {"ada": 11}
     assert made.forks[SOURCES[0]].offset == await client.head(SOURCES[0])
 
 
-async def test_what_cannot_be_forked_is_refused(tmp_path: Path, client: JournalClient) -> None:
+async def test_invalid_forks_are_refused(tmp_path: Path, client: JournalClient) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     store, old = SqlStore(url), Totals(url, "totals")
     with pytest.raises(InvalidInput, match="'totals-old' has no checkpoint"):
@@ -370,7 +370,7 @@ async def test_what_cannot_be_forked_is_refused(tmp_path: Path, client: JournalC
         await fork_journal(client, "gone", "other/gone")
 
 
-async def test_labels_that_would_feed_the_fork_to_the_old_consumer_are_refused(tmp_path: Path) -> None:
+async def test_labels_that_would_select_the_fork_for_the_old_consumer_are_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     store = SqlStore(url)
     async with Cluster(brokers=1, lease_seconds=60) as cluster:

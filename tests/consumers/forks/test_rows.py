@@ -1,4 +1,4 @@
-"""A checkpoint and tables are copied at one moment, and an owner that was fenced off never commits again."""
+"""A checkpoint and tables are copied in one transaction, and a fenced-off owner never commits again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def store(store_url: str) -> SqlStore:
     return opened
 
 
-def test_a_copy_is_of_one_moment_while_the_original_commits(store: SqlStore) -> None:
+def test_a_copy_is_consistent_while_the_original_commits(store: SqlStore) -> None:
     fence, _ = store.raise_fence("old")
     for cents in range(1, 4):
         commit(store, fence, cents)
@@ -79,7 +79,7 @@ def test_a_copy_is_of_one_moment_while_the_original_commits(store: SqlStore) -> 
     assert [each["column_names"] for each in found.get_indexes("totals_1")] == [["note"]]
 
 
-def test_a_copy_spoils_nothing_that_is_there(store: SqlStore) -> None:
+def test_a_copy_does_not_change_existing_checkpoints_and_tables(store: SqlStore) -> None:
     fence, _ = store.raise_fence("old")
     commit(store, fence, 1)
     copy_row(store, "old", "new", renamed, {"totals": "totals_2"})
@@ -87,7 +87,7 @@ def test_a_copy_spoils_nothing_that_is_there(store: SqlStore) -> None:
         copy_row(store, "old", "new", renamed, {})
     with pytest.raises(InvalidInput, match="table totals_2: has rows already"):
         copy_row(store, "old", "newer", renamed, {"totals": "totals_2"})
-    assert store.read("newer") is None, "all of it or nothing"
+    assert store.read("newer") is None, "the change is atomic"
     with pytest.raises(InvalidInput, match="'nobody' has no checkpoint"):
         copy_row(store, "nobody", "newer", renamed, {})
     with pytest.raises(InvalidInput, match="table gone: is not in"):
@@ -97,7 +97,7 @@ def test_a_copy_spoils_nothing_that_is_there(store: SqlStore) -> None:
     assert sum_of(store, "totals_2") == sum_of(store, "totals") == 1
 
 
-def test_a_zombie_neither_commits_nor_starts_again_and_of_two_changes_one_wins(store: SqlStore) -> None:
+def test_a_zombie_neither_commits_nor_restarts_and_one_of_two_changes_wins(store: SqlStore) -> None:
     fence, _ = store.raise_fence("old")
     commit(store, fence, 1)
     copy_row(store, "old", "new", renamed, {})
@@ -106,7 +106,7 @@ def test_a_zombie_neither_commits_nor_starts_again_and_of_two_changes_one_wins(s
     with store.transaction("new", zombie) as begun:  # It commits once the consumer is retired.
         found, changed = store.read("new"), Checkpoint({"shop/orders": Source(1)})
         assert found is not None
-        if not store.is_sqlite:  # There, others wait for its end.
+        if not store.is_sqlite:  # On SQLite, others wait for its end.
             promote_row(store, "new", found, "live", changed)
             with pytest.raises(Fenced):
                 begun.commit(Checkpoint({"new/shop/orders": Source(7)}))
@@ -131,7 +131,7 @@ def test_a_zombie_neither_commits_nor_starts_again_and_of_two_changes_one_wins(s
         retire_row(store, "newer", before)
     with pytest.raises(InvalidInput, match="'live' is a consumer of the store already"):
         promote_row(store, "newer", Restored(zombie, restored), "live", changed)
-    assert store.read("newer") == Restored(zombie, restored), "all of it or nothing"
+    assert store.read("newer") == Restored(zombie, restored), "the change is atomic"
     retire_row(store, "newer", store.read("newer"))
     for call in (store.raise_fence, store.read, lambda name: commit(store, zombie, 7, name=name)):
         with pytest.raises(InvalidInput, match="'newer' was a forked consumer, and is dropped"):
@@ -139,16 +139,16 @@ def test_a_zombie_neither_commits_nor_starts_again_and_of_two_changes_one_wins(s
     copy_row(store, "old", "newer", renamed, {})
     later = store.read("newer")
     assert later is not None
-    assert later.fence > zombie + 1, "the fence of a name never goes back"
+    assert later.fence > zombie + 1, "the fence of a name never decreases"
     with pytest.raises(Fenced):
         commit(store, zombie, 7, name="newer")
     retire_row(store, "nobody", None)
     with pytest.raises(InvalidInput, match="is dropped"):
         store.raise_fence("nobody")
-    commit(store, fence, 2)  # The original has not noticed anything.
+    commit(store, fence, 2)  # The original is not affected.
 
 
-def test_what_cannot_know_of_retired_consumers_refuses_them_too() -> None:
+def test_checkpoint_parsers_refuse_retired_consumers() -> None:
     for note in (Retired(), Retired("live")):
         with pytest.raises(CorruptData):
             Checkpoint.from_bytes(note.to_bytes())

@@ -1,4 +1,4 @@
-"""The walk through docs/forks.md, word for word, on a real cluster: commands in this process, programs by its Spark."""
+"""The commands and programs of docs/forks.md, unchanged, on a real cluster and in this process's Spark."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.system
 
 PAGE = Path(__file__).parents[3] / "docs" / "forks.md"
 DIFFERENT = "compare"
-"""The command that ends with 1: what it compares differs."""
+"""The command that exits with 1, because the compared tables differ."""
 
 
-def test_the_walk_through_does_what_it_says(
+def test_the_walk_through_works_as_written(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = PAGE.read_text().partition("## A changed application next to the old one\n")[2].partition("\n### ")[0]
