@@ -1,5 +1,5 @@
 #!/bin/sh
-# Create the virtual environment of Airflow, which is not that of everything else: Airflow has a great many requirements.
+# Create a separate virtual environment for Airflow, because Airflow has many requirements.
 set -eu
 python=${PYTHON:-python3}
 venv=${AIRFLOW_VENV:-.venv-airflow}

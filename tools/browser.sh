@@ -1,5 +1,5 @@
 #!/bin/sh
-# The test of the Dagster UI drives Debian's Chromium. It is installed only for root on Debian; elsewhere the test reports that it cannot run.
+# Install Debian's Chromium for the test of the Dagster UI, as root on Debian. Elsewhere the test reports that it cannot run.
 set -eu
 command -v chromium >/dev/null 2>&1 && exit 0
 [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || exit 0

@@ -1,4 +1,4 @@
-"""Find links in the documents that lead nowhere: files that there are not, and headings that pages do not have."""
+"""Find broken links in the documents: links to missing files and to missing headings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def without_code(text: str) -> str:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """Return the anchors of a page's headings, as usual for Markdown: lower case, hyphens for spaces, no signs."""
+    """Return the anchors of a page's headings, as usual for Markdown: lower case, hyphens, no punctuation."""
     found: dict[str, int] = {}
     names = set()
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -33,7 +33,7 @@ def anchors(page: Path) -> frozenset[str]:
 
 
 def problems(page: Path) -> list[str]:
-    """Return a line for each link of a page that leads nowhere."""
+    """Return a line for each broken link of a page."""
     found = []
     for link in LINK.findall(without_code(page.read_text())):
         if re.match(r"[a-z]+:", link):

@@ -1,10 +1,10 @@
-"""Make the archive of classes from which Java starts Spark sessions in half the processor time.
+"""Create an archive of Java classes, which halves the processor time that starting a Spark session takes.
 
     python tools/class_archive.py
 
 Run it once for each machine and version of Java and PySpark, in an environment that has `coranto[spark]`. It takes
-half a minute, and 160 MB in `~/.cache/coranto` (or `$XDG_CACHE_HOME/coranto`). `new_session` uses the archive if it is
-there.
+half a minute, and 160 MB in `~/.cache/coranto` (or `$XDG_CACHE_HOME/coranto`). `new_session` uses the archive if it
+exists.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _TIMEOUT: Final = 600.0
 
 
 def make_archive() -> Path:
-    """Make the archive, by a session that does once what consumers do, and return its path.
+    """Create the archive from a session that runs the operations of consumers once, and return its path.
 
     Raises Unavailable if that fails, and OSError if it cannot be written.
     """
     place = archive_place()
     if place is None:
-        raise Unavailable("there is no Java here, or no home: install Java 17 or later, or set JAVA_HOME and HOME")
+        raise Unavailable("found no Java or no home directory: install Java 17 or later, or set JAVA_HOME and HOME")
     folder, name = place
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as making:
@@ -46,7 +46,7 @@ def make_archive() -> Path:
         if done.returncode or not made.is_file():
             said = done.stderr.strip().splitlines() or ["nothing"]
             raise Unavailable(
-                f"Java made no archive of classes; sessions start without it. It says: {said[0]} … {said[-1]}"
+                f"Java created no archive of classes; sessions start without it. Its output: {said[0]} … {said[-1]}"
             )
         with made.open("rb") as file:
             os.fsync(file.fileno())
@@ -54,7 +54,7 @@ def make_archive() -> Path:
 
 
 def _run_session(into: Path) -> None:
-    """Run a session whose Java writes the archive when it ends, and wait for that."""
+    """Run a session whose Java process writes the archive at exit, and wait until it has."""
     import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import functions as F
@@ -78,8 +78,8 @@ def _run_session(into: Path) -> None:
         F.coalesce(F.count_if(F.col("id").isNull()), F.lit(0)).alias("none"),
     )
     totals.mapInArrow(_unchanged, totals.schema).collect()
-    told = parsed.where("id > 5").select(F.col("k").cast("binary"), F.to_json(F.struct("id", "k")).alias("value"))
-    told.mapInArrow(_unchanged, told.schema).collect()
+    outgoing = parsed.where("id > 5").select(F.col("k").cast("binary"), F.to_json(F.struct("id", "k")).alias("value"))
+    outgoing.mapInArrow(_unchanged, outgoing.schema).collect()
     spark.createDataFrame(pa.table({"id": [1]})).coalesce(1).unionByName(spark.range(1)).count()
     spark.stop()
     java: Any = SparkContext._gateway.proc  # type: ignore[union-attr]
@@ -101,7 +101,7 @@ def main() -> int:
         return 0
     if find_archive() is not None:
         return 0
-    sys.stdout.write("Making an archive of Spark's classes, from which sessions start in half the time …\n")
+    sys.stdout.write("Creating an archive of Spark's classes; sessions start in half the time with it …\n")
     sys.stdout.flush()
     try:
         make_archive()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build the documentation site into site/, in a virtual environment of its own.
+# Build the documentation site into site/, in a separate virtual environment.
 set -eu
 python=${PYTHON:-python3}
 venv=${DOCS_VENV:-.venv-docs}

@@ -1,6 +1,6 @@
-"""Hooks of mkdocs: the README and the changelog as pages, a page for each package of the reference, and links.
+"""Hooks of mkdocs: add the README, the changelog and the pages of the reference, and rewrite links.
 
-A link to a file outside of docs/ (a module, a folder of tests) is shown as its text: the site does not have that file.
+A link to a file that the site does not have (a module, a folder of tests) is shown as its text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from settings_table import SETTINGS, table  # mkdocs does not find the modules n
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-"""Pages of the site, and the files beside docs/ that they are."""
+"""Pages of the site whose files are not in docs/, and these files."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -42,7 +42,7 @@ def _reference(nav: Any) -> list[str]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Let links lead to pages of the site, and show others as text."""
+    """Rewrite links to pages of the site, and replace other links by their text."""
     source = page.file.src_uri
     folder = "" if source in TOP else posixpath.join("docs", posixpath.dirname(source))
 

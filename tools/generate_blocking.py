@@ -1,8 +1,8 @@
 """Generate the blocking faces of asynchronous classes, or with `--check` report whether they are current.
 
 A face is an abstract class with one blocking method for each public method of the asynchronous class: same name,
-parameters, defaults and first paragraph of documentation. A hand-written subclass defines the construction, and the
-methods that cannot be derived. `FACES` lists the methods that a face leaves out, with the reasons.
+parameters, defaults and first paragraph of documentation. A hand-written subclass defines the constructor and the
+methods that cannot be derived. `FACES` lists the methods that a face omits, with the reasons.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LOOP = "coranto.client.loop"
 HANDOVER = "coranto.client.handover"
 DOCUMENTATION_WIDTH = 104
 INTERNAL = "for other modules of this package"
-BY_HAND = "the subclass has it"
+BY_HAND = "the subclass defines it"
 
 
 @dataclass(frozen=True, slots=True)
 class FaceSpec:
-    """One asynchronous class, and the methods that its face leaves out, with the reason for each."""
+    """One asynchronous class, and the methods that its face omits, with the reason for each."""
 
     module: str
     name: str
@@ -65,7 +65,7 @@ FACES: Mapping[str, tuple[FaceSpec, ...]] = {
             {
                 "commit": INTERNAL,
                 "close": BY_HAND,
-                "drain": "callers that block are held up by each write",
+                "drain": "each write already blocks its caller",
                 "encode": INTERNAL,
                 "ended": INTERNAL,
                 "flush": BY_HAND,
@@ -195,7 +195,7 @@ def generated_method(method: FaceMethod) -> list[str]:
     elif returns.startswith(("AsyncGenerator[", "AsyncIterator[")):
         returns = f"Iterator[{inner}]"
         body.append(f"return self._iterate(lambda: {call})")
-    elif _hands(method):
+    elif _returns_future(method):
         returns = f"concurrent.futures.Future[{inner}]"
         body.append(f"return self._submit(lambda: {call})")
     elif isinstance(node, ast.AsyncFunctionDef):
@@ -208,7 +208,7 @@ def generated_method(method: FaceMethod) -> list[str]:
     return [*head, *(f"    {line}" for line in body)]
 
 
-def _hands(method: FaceMethod) -> bool:
+def _returns_future(method: FaceMethod) -> bool:
     return method.returns.startswith("asyncio.Future[")
 
 
@@ -219,7 +219,7 @@ def generated_class(face: FaceSpec) -> list[str]:
     own = f"{face.name}[{', '.join(variables)}]" if variables else face.name
     base = (
         "QueuedFace"
-        if any(_hands(method) for method in methods_of(node) if method.name not in face.without)
+        if any(_returns_future(method) for method in methods_of(node) if method.name not in face.without)
         else "Face"
     )
     bases = f"{base}, Generic[{', '.join(variables)}]" if variables else base

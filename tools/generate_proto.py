@@ -14,13 +14,13 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOT = ROOT / "platform"
 WIRE = SOURCE_ROOT / "coranto" / "wire"
-# Well-known types (google/protobuf/*.proto) come with the compiler.
+# The compiler's package includes the well-known types (google/protobuf/*.proto).
 WELL_KNOWN = Path(grpc_tools.__file__).parent / "_proto"
 
 
 def generate(out: Path) -> None:
     """Write the stubs of every `.proto` file of the wire folder below `out`, in the layout of the source root."""
-    # The compiler finds its mypy plugins on PATH, and they are installed beside this interpreter.
+    # The compiler finds its mypy plugins on PATH. They are installed in this interpreter's folder.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     protos = sorted(WIRE.glob("*.proto"))
     arguments = [
@@ -34,7 +34,7 @@ def generate(out: Path) -> None:
         *(str(p) for p in protos),
     ]
     if protoc.main(arguments) != 0:
-        raise SystemExit("protoc failed; its own message is above")
+        raise SystemExit("protoc failed; see its message above")
     # A file without services yields empty gRPC stubs.
     for proto in protos:
         if "\nservice " not in proto.read_text():

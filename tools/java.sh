@@ -1,5 +1,5 @@
 #!/bin/sh
-# Spark needs Java 17 or newer. If it is missing, install it for root on Debian; otherwise print what to install.
+# Spark needs Java 17 or newer. If it is missing, install it as root on Debian; elsewhere print instructions.
 set -eu
 have() {
     java=${JAVA_HOME:+$JAVA_HOME/bin/}java

@@ -17,11 +17,11 @@ BEGIN, END = "<!-- table: tools/licenses.py -->\n", "<!-- end of table -->\n"
 EXTRAS = (
     *("broker", "embedded", "oidc", "consumers", "postgres", "webhook", "spark", "lake", "dagster", "dg", "traces"),
 )
-"""The extras whose packages this environment has."""
+"""Extras installed in this environment."""
 ELSEWHERE = ("kafka", "dlt", "airflow")
-"""Extras with environments of their own, in which `make test-install` runs `licenses.py --of EXTRA`."""
+"""Extras with separate environments. `make test-install` runs `licenses.py --of EXTRA` in each."""
 NOT_INSTALLED = ("all", "demo", "dev", "airflow-dev")
-"""Extras of other extras, and those of this project's developers."""
+"""Extras that combine others, and the extras of this project's developers."""
 
 COMPATIBLE = frozenset(
     {
@@ -43,11 +43,11 @@ SPDX = {
     "Python Software Foundation License": "PSF-2.0",
     "The Unlicense (Unlicense)": "Unlicense",
 }
-"""SPDX expressions of what packages state in other words."""
+"""SPDX expressions for other names of licenses that packages state."""
 
 
 def license_of(package: str) -> str:
-    """Return an installed package's license as an SPDX expression, or as the package states it."""
+    """Return an installed package's license as an SPDX expression, or as stated if it has no known expression."""
     stated = metadata.metadata(package)
     if expression := stated.get("License-Expression"):
         return SPDX.get(expression, expression)

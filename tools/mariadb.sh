@@ -1,6 +1,6 @@
 #!/bin/sh
-# The tests of SQL stores start MariaDB servers of their own. The server's binaries (no service) are installed only for root on Debian; elsewhere
-# those tests report that they cannot run.
+# Install the binaries of MariaDB's server (no service) for the tests of SQL stores, which start it, as root on Debian.
+# Elsewhere these tests report that they cannot run.
 set -eu
 PATH=$PATH:/usr/sbin
 command -v mariadbd >/dev/null 2>&1 && exit 0

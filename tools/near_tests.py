@@ -1,6 +1,6 @@
-"""Run the tests nearest to a file: `python tools/near_tests.py platform/coranto/client/retry.py [pytest's arguments]`.
+"""Run the tests closest to a file: `python tools/near_tests.py platform/coranto/client/retry.py [pytest's arguments]`.
 
-These are the tests that mirror its name, else the test files of its package that import it, else all of its package.
+These are the tests that mirror its name, else the tests of its package that import it, else all tests of its package.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def near(file: Path) -> list[Path]:
 
 
 def _folder(package: str) -> str:
-    """Return the folder of a package's tests below that of its source root."""
+    """Return the folder of a package's tests, relative to the tests of its source root."""
     return {"airflow_coranto": "airflow", "coranto_flights": "flights"}.get(package, "")
 
 

@@ -18,12 +18,12 @@ SYSTEM = Path("/usr/bin/python3")
 
 
 def identify() -> str:
-    """Return the version and the path of this interpreter, the same inside a virtual environment and outside."""
+    """Return the version and the path of this interpreter. A virtual environment does not change them."""
     return f"Python {sys.version.split()[0]} ({os.path.realpath(_base())})"
 
 
 def _base() -> str:
-    """Return the path of this interpreter outside a virtual environment."""
+    """Return the path of the interpreter of this environment, also in a virtual environment."""
     return str(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -45,7 +45,7 @@ def find(newest: int = NEWEST) -> dict[str, Path]:
 
 
 def system_differs(python: str) -> bool:
-    """Return True if the system's Python is supported and is another interpreter than the command `python`."""
+    """Return True if the system's Python is supported and differs from the interpreter of the command `python`."""
     if not SYSTEM.exists():
         return False
     versions = [f"3.{minor}" for minor in range(OLDEST, NEWEST + 1)]
@@ -66,7 +66,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     mode = arguments.add_mutually_exclusive_group()
     mode.add_argument("--identify", action="store_true", help="print the version and the path of this interpreter")
-    mode.add_argument("--system-differs", metavar="PYTHON", help="exit with 0 if the system's Python is another one")
+    mode.add_argument("--system-differs", metavar="PYTHON", help="exit with 0 if the system's Python differs")
     given = arguments.parse_args()
     if given.identify:
         print(identify())

@@ -1,4 +1,4 @@
-"""Check a release: the wheel and the sdist, the versions that files state, and each extra from the wheel."""
+"""Check a release: the wheel, the sdist, the versions stated in files, and the installation of each extra."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STATED = {
     "docs/installing.md": r"coranto[:-](\d+\.\d+\.\d+)",
     "docs/spark.md": r"coranto-(\d+\.\d+\.\d+)",
 }
-"""Files that state the version, and how. The changelog states that of the newest release first."""
+"""Files that state the version, and a pattern of the version in each. The changelog starts with the newest release."""
 
 
 def wrong_versions() -> list[str]:
-    """Return a description of each place that states another version than pyproject.toml."""
+    """Return a description of each file whose version differs from pyproject.toml."""
     wrong = []
     for name, pattern in STATED.items():
         found = re.findall(pattern, (ROOT / name).read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
 """Run pytest, and run each failed test a second time, alone.
 
 A test that passes the second time is printed as `flaky: NAME` and does not fail the run. The run fails if a test fails
-twice, if more than `MAX_FLAKY` tests fail, or if pytest ends for another reason than failed tests.
+twice, if more than `MAX_FLAKY` tests fail, or if pytest fails for another reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 MAX_FLAKY = 3
 TESTS_FAILED = 1
-"""Pytest's exit code if it ran all tests and some failed."""
+"""Pytest's exit code after a complete run with failed tests."""
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Make the tables of settings in the site from the classes of settings, which are read and not imported."""
+"""Generate the site's tables of settings from the source of the classes of settings, without importing them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(module: str) -> str:
 
 
 def _fields(path: str) -> dict[str, tuple[str, str]]:
-    """Return the default and the description of each setting of a file's class."""
+    """Return the default and the description of each setting of the class in a file."""
     (made,) = (node for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.ClassDef))
     found = {}
     for node in made.body:

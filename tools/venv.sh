@@ -1,6 +1,6 @@
 #!/bin/sh
-# Create the virtual environment $2 with the interpreter $1, or keep it if this interpreter made it.
-# An environment of another interpreter is recreated: its packages may not fit this one.
+# Create the virtual environment $2 with the interpreter $1, or keep it if this interpreter created it.
+# An environment of another interpreter is recreated: its packages may be incompatible.
 set -eu
 python=$1
 venv=$2
