@@ -70,20 +70,20 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 }
 
 
-BESIDE_KAFKA: Mapping[str, Benchmark] = {
+KAFKA_BENCHMARKS: Mapping[str, Benchmark] = {
     "kafka_to_table": kafka_to_table.run,
     "spark_sink": spark_kafka.run_sink,
     "spark_source": spark_kafka.run_source,
 }
-"""The benchmarks that `--kafka` runs. Without it nothing of Kafka is fetched, started or measured."""
+"""The benchmarks that `--kafka` runs. Without it, no benchmark downloads or starts Kafka."""
 
 
 def chosen(names: Sequence[str], *, kafka: bool) -> dict[str, Benchmark]:
-    """Return the benchmarks of these names, or all of them, by the names of their results. Raises InvalidInput."""
-    offered = BESIDE_KAFKA if kafka else BENCHMARKS
+    """Return the benchmarks with these names, or all of them, by the names of their results. Raises InvalidInput."""
+    offered = KAFKA_BENCHMARKS if kafka else BENCHMARKS
     if unknown := sorted(set(names) - offered.keys()):
-        beside = " that stands beside Kafka" if kafka else ""
-        raise InvalidInput(f"no benchmark{beside} is named {', '.join(unknown)}; there are {', '.join(offered)}")
+        kind = " that stands beside Kafka" if kafka else ""
+        raise InvalidInput(f"no benchmark{kind} is named {', '.join(unknown)}; there are {', '.join(offered)}")
     chosen = {name: offered[name] for name in names or offered}
     return {f"{name}_kafka" if name in BENCHMARKS and kafka else name: each for name, each in chosen.items()}
 
@@ -95,16 +95,16 @@ def main() -> None:
     parser.add_argument(
         "--kafka",
         action="store_true",
-        help=f"measure {', '.join(BESIDE_KAFKA)} beside Kafka instead, which Maven and pip fetch into the cache",
+        help=f"compare {', '.join(KAFKA_BENCHMARKS)} with Kafka instead, which Maven and pip download into the cache",
     )
     arguments = parser.parse_args()
     try:
         benchmarks = chosen(arguments.names, kafka=arguments.kafka)
     except InvalidInput as error:
         parser.error(error.message)
-    # On SIGTERM, exit in order, so that a benchmark ends its cluster and removes its files.
+    # On SIGTERM, exit normally, so that a benchmark stops its cluster and removes its files.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    keep_freed_memory()  # As the servers do. Otherwise chance would decide whether memory is kept, and so the figures.
+    keep_freed_memory()  # As the servers do. Otherwise figures would vary with the memory that the allocator keeps.
     for name, run in benchmarks.items():
         try:
             figures = run(arguments.rounds)

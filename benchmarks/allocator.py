@@ -1,9 +1,9 @@
 """Planning and convergence of assignments, against handling the same assignments once without planning.
 
-The floor writes the key of each assignment and reads it back, as a mirror of the key space must do. The work after a
-change of the topology is counted too: the number of replicas that moved; how many of these had to move, because they
-are new, lost, or above a member's share; and the rounds of planning until the cluster settled. These numbers are the
-same on every machine. They are printed, and are in the figures' notes.
+The floor encodes the key of each assignment and decodes it, as a mirror of the key space must do. The benchmark also
+counts the work after a change of the topology: the replicas that moved; the required moves, of replicas that are new,
+lost, or above a member's share; and the rounds of planning until the cluster converged. These counts are the same on
+every machine. They are printed, and are in the figures' notes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MEMBERS = 100
 ZONES = 3
 REPLICATION = 3
 LIMIT = 100_000
-LARGE_ROUNDS = 2  # 100,000 items take long.
+LARGE_ROUNDS = 2  # A round of 100,000 items is slow.
 LAYOUT = Layout("/bench/allocator")
 
 Timed = Callable[[], float]
@@ -58,7 +58,7 @@ def items(count: int) -> list[PlanItem]:
 
 
 class _Stopwatch:
-    """Plans with a planner that keeps its memory, as the leader does, and adds up the time."""
+    """Plans with one planner that keeps its state, as the leader does, and sums the time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -81,7 +81,7 @@ def _settled(count: int) -> AllocationWorld:
 
 
 def _floor(assignments: Sequence[PlanAssignment]) -> Timed:
-    """Measure assignments per second whose keys are written and read."""
+    """Measure assignments per second of encoding and decoding their keys."""
 
     def once() -> float:
         begun = time.perf_counter()
@@ -93,7 +93,7 @@ def _floor(assignments: Sequence[PlanAssignment]) -> Timed:
 
 
 def _planned(world: AllocationWorld, assignments: Sequence[PlanAssignment]) -> Timed:
-    """Measure replicas per second that a new leader places, or finds to be placed already."""
+    """Measure replicas per second that a new leader places, or finds already placed."""
     given = (list(world.items.values()), list(world.members.values()), list(assignments))
     replicas = sum(item.replication for item in given[0])
 
@@ -150,7 +150,7 @@ def _tenth_more_items(world: AllocationWorld) -> None:
 
 
 def _limits_tighten(world: AllocationWorld) -> None:
-    """Halve the limits of ten members, and leave the others hardly any room above their present load."""
+    """Halve the limits of ten members, and limit the others to 10 % above the average load."""
     share = len(world.items) * REPLICATION // MEMBERS
     world.put_members(
         *[
@@ -188,13 +188,13 @@ class ChangeCost:
     def note(self) -> str:
         effort = self.effort
         return (
-            f"{effort.added} replicas placed anew ({self.needed} had to be), {effort.removed} removed, "
+            f"{effort.added} replicas placed ({self.needed} required), {effort.removed} removed, "
             f"{effort.promoted} promoted, {effort.packed} slots packed, in {effort.rounds} rounds"
         )
 
 
 def _converged(name: str, change: Change, assignments: Sequence[PlanAssignment], outcomes: list[ChangeCost]) -> Timed:
-    """Measure replicas per second of a cluster that settles after a change, counting only the time of planning."""
+    """Measure replicas per second of a cluster that converges after a change, counting only the time of planning."""
 
     def once() -> float:
         outcomes.append(_converge(name, change, assignments))
@@ -224,8 +224,8 @@ def _moves_needed(world: AllocationWorld) -> int:
 
 def _show(outcomes: Iterable[ChangeCost]) -> None:
     table = Table(title=f"{ITEMS:,} items × {MEMBERS} members × R={REPLICATION}", title_justify="left")
-    table.add_column("what happens")
-    for column in ("placed anew", "had to be", "removed", "promoted", "slots packed", "rounds", "seconds of planning"):
+    table.add_column("change")
+    for column in ("placed", "required", "removed", "promoted", "slots packed", "rounds", "seconds of planning"):
         table.add_column(column, justify="right")
     for outcome in outcomes:
         effort = outcome.effort
@@ -244,7 +244,7 @@ async def _transact(coordinator: EtcdCoordinator, ops: Sequence[Op]) -> None:
 
 @asynccontextmanager
 async def _empty_cluster(endpoint: str) -> AsyncIterator[tuple[EtcdCoordinator, int]]:
-    """Yield a cluster of journals and brokers, announced under one lease, without assignments."""
+    """Yield a cluster of journals and brokers, registered under one lease, without assignments."""
     async with EtcdCoordinator(endpoint) as coordinator:
         lease = (await coordinator.lease_grant(3600)).id
         ops: list[Op] = []
@@ -266,7 +266,7 @@ async def _empty_cluster(endpoint: str) -> AsyncIterator[tuple[EtcdCoordinator, 
 
 
 def _allocated(endpoint: str) -> Timed:
-    """Measure assignments per second of a leader, from its first state until its mirror shows all assignments."""
+    """Measure assignments per second of a leader, from its first state until its mirror has all assignments."""
 
     async def once() -> float:
         async with _empty_cluster(endpoint) as (coordinator, _):
@@ -286,7 +286,7 @@ def _allocated(endpoint: str) -> Timed:
 
 
 def _written(endpoint: str, assignments: Sequence[PlanAssignment]) -> Timed:
-    """Measure the same assignments, written by transactions one right after the other."""
+    """Measure writes of the same assignments in consecutive transactions."""
 
     async def once() -> float:
         async with _empty_cluster(endpoint) as (coordinator, lease):

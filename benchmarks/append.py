@@ -2,11 +2,11 @@
 
 The same client code drives both sides: one channel, the raw `Append` method, the same chunks. Only the server differs,
 so the ratio shows the cost of the broker: spool, SHA-1, commit log, state machine, response. With three replicas the
-floor is a bare server that forwards the messages to two others and awaits an answer from each. On one machine the same
-cores pay for the copies, and no broker could avoid that.
+floor is a bare server that forwards the messages to two others and awaits an answer from each, because on one machine
+the copies use the same cores.
 
-Before each turn the journal is created anew. Otherwise its files would grow, and the benchmark would also measure how
-fast this machine provides fresh memory for them.
+Each turn starts with a new journal. Otherwise its files would grow, and the benchmark would also measure the allocation
+of memory for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BULK_BYTES = 256 << 20
 BULK_CHUNK = 512 << 10
 STREAM_BYTES = 64 << 20
 STREAM_CHUNK = 32 << 10
-"""Bytes of the buffer of Go's copy from a reader to a writer, and so of the messages that Go programs send."""
+"""Buffer size of Go's `io.Copy`, and therefore the message size of Go programs."""
 SMALL_BYTES = 200
 SMALL_SECONDS = 1.2
 CLIENTS = (1, 16, 64)
@@ -62,7 +62,7 @@ async def bulk_messages(size: int, chunk: int) -> AsyncIterator[pb.AppendRequest
 
 def _bulk(size: int, chunk: int) -> Measure:
     async def run(stub: pb_grpc.JournalAsyncStub) -> float:
-        """Return the MB/s of such an append."""
+        """Return the MB/s of one bulk append."""
         begun = time.perf_counter()
         response = await stub.Append(bulk_messages(size, chunk))
         seconds = time.perf_counter() - begun
@@ -73,7 +73,7 @@ def _bulk(size: int, chunk: int) -> Measure:
 
 
 def hashed() -> float:
-    """Return the MB/s of SHA-1 over as many bytes, on one processor that does nothing else."""
+    """Return the MB/s of SHA-1 over `BULK_BYTES` bytes, on an otherwise idle core."""
     chunk, digest = bytes(range(256)) * (BULK_CHUNK // 256), hashlib.sha1(usedforsecurity=False)
     begun = time.perf_counter()
     for _ in range(BULK_BYTES // BULK_CHUNK):
@@ -90,7 +90,7 @@ async def small_messages(journal: str = JOURNAL) -> AsyncIterator[pb.AppendReque
 
 def _small(clients: int) -> Measure:
     async def run(stub: pb_grpc.JournalAsyncStub) -> float:
-        """Return the appends per second of `clients` that each append, wait for the answer, and append again."""
+        """Return the appends per second of `clients` that each wait for the answer before the next append."""
         done = 0
         begun = time.perf_counter()
         until = begun + SMALL_SECONDS
@@ -109,7 +109,7 @@ def _small(clients: int) -> Measure:
 
 
 class Journal:
-    """A cluster's journal, which can be created anew."""
+    """A cluster's journal, which can be recreated."""
 
     def __init__(self, client: SyncJournalClient, name: str, replication: int) -> None:
         self._client = client
@@ -125,13 +125,13 @@ class Journal:
         spec = pb.JournalSpec(
             name=self._name, replication=self._replication, labels=label_set(), flags=pb.JournalSpec.O_RDWR
         )
-        # No store: the benchmark measures the append path, not the compression of fragments behind it.
+        # No store: the benchmark measures the append path, not the compression of fragments.
         spec.fragment.length = 1 << 31
         spec.fragment.compression_codec = pb.NONE
         spec.fragment.refresh_interval.FromSeconds(3600)
         self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
         self._exists = True
-        # The next append completes this one's fragment and begins its own, as appends of that size always do.
+        # A bulk append completes the fragment of this one and starts a new fragment, as every bulk append does.
         self._client.append(self._name, b"warm\n")
         route = self._client.list(f"name={self._name}").journals[0].route
         return route.endpoints[route.primary].removeprefix("http://")
@@ -151,7 +151,7 @@ def cluster_of(
 
 
 def rate(endpoint: Callable[[], str], measure: Measure) -> Callable[[], float]:
-    """Return a function that runs `measure` at an endpoint. It calls `endpoint` each time, which is not measured."""
+    """Return a function that calls `endpoint`, which is not measured, and runs `measure` at its result."""
 
     async def once() -> float:
         async with grpc.aio.insecure_channel(endpoint()) as channel:
@@ -180,7 +180,7 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
         in_pieces = f"append of {STREAM_BYTES >> 20} MiB in messages of {STREAM_CHUNK >> 10} KiB"
         yield figure(in_pieces, "MB/s", _bulk(STREAM_BYTES, STREAM_CHUNK), grouped)
         if replication == 1:
-            # The real limit: hashing and writing share the processors with receiving and with the client.
+            # The practical limit: hashing and writing share the cores with receiving and with the client.
             subjects, floors = in_turns(rounds, rate(lambda: storing, whole), rate(grouped.renew, whole))
             yield Figure(f"{bulk}, {copies}", "MB/s", subjects, floors, STORING_FLOOR)
             subjects, floors = in_turns(rounds, rate(lambda: raw, whole), rate(lambda: storing, whole))

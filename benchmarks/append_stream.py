@@ -1,9 +1,9 @@
-"""Small appends that share a stream, against the same appends in calls of their own, and beyond saturation.
+"""Small appends that share a stream, against one call for each append, and beyond saturation.
 
-Of the former, both sides are the public client, `JournalClient.append`, with and without `append_streams`, at the same
-brokers. So the ratio shows what the stream saves client and broker together. The brokers' processor time is counted as
-well, since on few cores a client shares it. Beyond saturation, many more tasks share the stream than keep brokers busy.
-They must not be slower by it.
+Both sides of the first comparison are the public client, `JournalClient.append`, with and without `append_streams`, at
+the same brokers. So the ratio shows the savings of client and broker together. The benchmark also counts the brokers'
+processor time, because with few cores the client shares them. Beyond saturation, many more tasks share the stream than
+saturate the brokers. The rate must not drop.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from coranto.client import JournalClient
 
 SECONDS = 1.5
 BEYOND = (256, 1024)
-"""Numbers of tasks that are more than a broker can serve at a time."""
+"""Numbers of tasks that exceed the concurrency of a broker."""
 CONTENT = b"x" * SMALL_BYTES
-_FLOOR = "the same client, each append in a call of its own"
+_FLOOR = "the same client, one call for each append"
 
 
 class _Side:
-    """Appends of one kind of client. Each turn notes the brokers' processor time for one append."""
+    """Appends of one kind of client. Each turn records the appends per second of the brokers' processor time."""
 
     def __init__(self, endpoint: str, clients: int, processor: Callable[[], float], *, append_streams: bool) -> None:
         self._endpoint = endpoint
@@ -34,7 +34,7 @@ class _Side:
         self._processor = processor
         self._append_streams = append_streams
         self.per_second: list[float] = []
-        """Appends for each second of the brokers' processor time."""
+        """Appends per second of the brokers' processor time, one value for each turn."""
 
     def turn(self) -> float:
         """Append for SECONDS, and return the appends per second."""
@@ -50,7 +50,7 @@ class _Side:
                     await client.append(JOURNAL, CONTENT)
                     done += 1
 
-            await client.append(JOURNAL, CONTENT)  # The route is learned, the stream opened.
+            await client.append(JOURNAL, CONTENT)  # Get the route and open the stream before the measurement.
             spent, begun = self._processor(), time.perf_counter()
             await asyncio.gather(*(task(begun + SECONDS) for _ in range(self._clients)))
             self.per_second.append(done / (self._processor() - spent))
@@ -63,7 +63,7 @@ def broker_processes() -> list[psutil.Process]:
 
 
 def _brokers() -> Callable[[], float]:
-    """Return a function that tells the seconds of processor time that the brokers have used."""
+    """Return a function that returns the brokers' processor time in seconds."""
     processes = broker_processes()
     return lambda: sum(sum(each.cpu_times()[:2]) for each in processes)
 

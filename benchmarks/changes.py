@@ -1,9 +1,9 @@
 """Changes of PostgreSQL to a stream, against bare clients that receive the same changes by `pgoutput` and drop them.
 
-Before each pair, the server gets the changes: inserts in transactions of a thousand. The floors neither parse nor keep
-anything: the replication connection of the ingest, and psycopg2's if that is installed (`pip install psycopg2-binary`).
+Before each pair, the server gets the changes: inserts in transactions of a thousand. The floors parse and keep nothing:
+the replication connection of the ingest, and psycopg2's if it is installed (`pip install psycopg2-binary`).
 The subject is the ingest in the same process, which commits the changes to a stream of two segments. The second figures
-divide by the processor time of this process alone: the server's and the broker's are left out.
+divide by the processor time of this process alone, without the server's and the broker's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from coranto.ingest.spec import read_spec
 from tests.servers.sql import PostgresServer
 
 CHANGES: Final = 200_000
-_AT_ONCE: Final = 1000
+_PER_TRANSACTION: Final = 1000
 _SLOT: Final = "floor"
 _TABLE: Final = """
 CREATE TABLE orders (id bigserial PRIMARY KEY, customer text, cents bigint, at timestamptz DEFAULT now(), note text);
@@ -53,7 +53,7 @@ _Rates = tuple[float, float]
 
 
 def run(rounds: int) -> list[Figure]:
-    """Measure inserts of rows of some 130 bytes."""
+    """Measure inserts of rows of about 130 bytes."""
     floors: dict[str, Callable[[str], None]] = {"the ingest's connection, dropping": _receive}
     if importlib.util.find_spec("psycopg2") is not None:
         floors["psycopg2, dropping"] = _receive_by_psycopg2
@@ -68,11 +68,11 @@ def run(rounds: int) -> list[Figure]:
         url = f"postgresql://postgres:secret@127.0.0.1:{server.port}/{name}"
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(_TABLE.encode())
-            asyncio.run(_ingest(cluster.info.endpoints[0], url))  # Its slot, and an empty snapshot.
-            for _ in range(rounds + 1):  # The first one warms up.
+            asyncio.run(_ingest(cluster.info.endpoints[0], url))  # Create its slot, and take an empty snapshot.
+            for _ in range(rounds + 1):  # The first round is the warm-up.
                 connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [_SLOT])
-                for _ in range(CHANGES // _AT_ONCE):
-                    connection.execute(_INSERT.encode(), [_AT_ONCE])
+                for _ in range(CHANGES // _PER_TRANSACTION):
+                    connection.execute(_INSERT.encode(), [_PER_TRANSACTION])
                 for floor, receive in floors.items():
                     found[floor].append(_measured(functools.partial(receive, url)))
                     _await_free(connection)
@@ -80,7 +80,7 @@ def run(rounds: int) -> list[Figure]:
                     _measured(lambda: asyncio.run(_ingest(cluster.info.endpoints[0], url, CHANGES)))
                 )
                 connection.execute("SELECT pg_drop_replication_slot(%s)", [_SLOT])
-    note = f"{CHANGES} inserts in transactions of {_AT_ONCE}"
+    note = f"{CHANGES} inserts in transactions of {_PER_TRANSACTION}"
     return [
         Figure(
             measure,
@@ -105,11 +105,11 @@ def _measured(receive: Callable[[], object]) -> _Rates:
 
 
 async def _ingest(endpoint: str, url: str, expected: int = 0) -> None:
-    """Read all changes that are there into the stream."""
+    """Ingest all existing changes into the stream."""
     spec = read_spec(_SPEC.format(url=url))
     async with JournalClient(endpoint) as client:
         report = await open_ingest(client, spec).run()
-    assert report.rows == expected, f"{report.rows} rows, and not {expected}"
+    assert report.rows == expected, f"{report.rows} rows instead of {expected}"
 
 
 def _receive(url: str) -> None:
@@ -120,7 +120,7 @@ def _receive(url: str) -> None:
         while left:
             payload = connection.receive(time.monotonic() + 60)
             assert payload is not None, "the server sends nothing"
-            left -= payload[0] == 0x49  # I
+            left -= payload[0] == 0x49  # "I", an insert.
     finally:
         connection.close()
 
@@ -146,7 +146,7 @@ def _receive_by_psycopg2(url: str) -> None:
 
 
 def _await_free(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-    """Wait until the server has noticed that the reader of the slot has left."""
+    """Wait until the server has released the slot of the disconnected reader."""
     deadline = time.monotonic() + 30
     while connection.execute("SELECT active FROM pg_replication_slots WHERE slot_name = %s", [_SLOT]).fetchone() != (
         False,

@@ -1,4 +1,4 @@
-"""The parts of a Spark consumer's rounds: the time of its steps, tasks and processors, and its calls of brokers."""
+"""Breakdown of a Spark consumer's rounds: time of steps and tasks, processor time, and calls to brokers."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ PARTS: Final = {
     Step.COMMITTED: "committing",
     Step.ACKNOWLEDGED: "acknowledging",
 }
-"""The parts that steps end. `reading` includes the writing of rows that are written at once."""
+"""The part that each step ends. `reading` includes the time of rows that are written immediately."""
 LOOKING: Final = "looking for more"
 _STREAMS: Final = ("stream_stream", "stream_unary", "unary_stream", "unary_unary")
 
 
 class CallCounts:
-    """Counts the calls of brokers that this process begins, by the names of methods."""
+    """Counts the calls to brokers that this process starts, by method name."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
 
     @contextmanager
     def counting(self) -> Iterator[CallCounts]:
-        """Count the calls of all channels that are opened within the block."""
+        """Count the calls of all channels opened within the block."""
         opened = grpc.aio.insecure_channel
 
         def counted(*arguments: Any, **named: Any) -> Any:
@@ -75,7 +75,7 @@ def _counted(make: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any
 class RoundParts(Hooks):
     """Measures the parts of rounds: call `begin` before each, and `end` after it.
 
-    `reads` tells the number of Read calls that brokers have served, to the driver and to tasks.
+    `reads` returns the number of Read calls that brokers have served, to the driver and to tasks.
     """
 
     def __init__(self, spark: SparkSession, reads: Callable[[], int]) -> None:
@@ -118,7 +118,7 @@ class RoundParts(Hooks):
         return {"tasks, s": self._of_tasks(), **_processor(), **calls, **served}
 
     def _of_tasks(self) -> float:
-        """Return the time of all tasks so far, in seconds."""
+        """Return the total time of all tasks, in seconds."""
         found = self._spark.sparkContext._jsc.sc().statusStore().executorList(False)
         return sum(float(found.apply(index).totalDuration()) for index in range(found.size())) / 1000
 

@@ -1,8 +1,8 @@
-"""Messages per second that the consumer runtime writes into SQL, each exactly once, and the speed of log recovery.
+"""Messages per second that the consumer runtime writes into SQL exactly once, and the speed of log recovery.
 
-The floor of consuming is the insertion of the same rows, decoded beforehand, by the same driver in transactions of the
-same size. So the ratio shows the cost of reading, sequencing, decoding and checkpoints. The floor of recovery is
-reading the same log through the same client, which recovery has to do anyway.
+The floor of consuming inserts the same rows, already decoded, by the same driver in transactions of the same size. So
+the ratio shows the cost of reading, sequencing, decoding and checkpoints. The floor of recovery reads the same log
+through the same client, which recovery must do too.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def _copy(connection: Connection, table: str, rows: list[Row]) -> None:
 
 
 class Rows(Application[SqlShardStore]):
-    """Inserts each message as a row, in transactions of `PER_TRANSACTION` messages, as `docs/consumers.md` shows it.
+    """Inserts each message as a row, in transactions of `PER_TRANSACTION` messages, as in `docs/consumers.md`.
 
-    Batches are not cut, so with these a transaction has at least as many messages.
+    Batches are not split, so with them a transaction may have more messages.
     """
 
     def __init__(self, database: SqlStore, table: str, *, in_batches: bool) -> None:
@@ -110,7 +110,7 @@ class Database:
         self.store = SqlStore(url)
         self._insert = insert
         self.transactions = 0
-        """The number of transactions in the last run of the consumer."""
+        """Transactions of the consumer's last run."""
 
     def _new_table(self) -> str:
         name = f"rows_{next(_numbers)}"
@@ -139,7 +139,7 @@ class Database:
         return len(rows) / seconds
 
     def consumed(self, endpoint: str, journal: str, *, in_batches: bool) -> float:
-        """Consume a journal, and return the messages per second from the start of the shard until its last commit."""
+        """Consume a journal, and return the messages per second from the start of the shard to its last commit."""
         table = self._new_table()
         app = Rows(self.store, table, in_batches=in_batches)
 
@@ -147,7 +147,7 @@ class Database:
             async with JournalClient(endpoint) as client:
                 head = await client.head(journal)
                 begun = time.perf_counter()
-                # Only the number of messages ends transactions.
+                # Only the number of messages ends a transaction.
                 spec = shard_spec(f"shard-{table}", [journal], min_seconds=0.0, max_seconds=60.0)
                 async with running_shard(app, spec, client) as shard:
                     await shard.read_through({journal: head})
@@ -216,7 +216,7 @@ async def _record(endpoint: str, log: str, folder: Path, piece: int) -> None:
 
 
 async def _recover(endpoint: str, log: str, folder: Path) -> float:
-    """Return the MiB per second at which a new owner recovers a log."""
+    """Return the MiB per second of a new owner's recovery of a log."""
     async with JournalClient(endpoint) as client:
         begun = time.perf_counter()
         async with Player(client, Hints(log), folder) as player:

@@ -1,7 +1,7 @@
-"""Ticks of sensors and the loading of definitions, by the number of journals.
+"""Sensor ticks and the loading of definitions, by the number of journals.
 
-The floor of a tick is the one call that tells all heads, by a client that is connected already. The floor of loading is
-to load as many plain asset specs. Rates are journals per second, so an even rate over the sizes means linear growth.
+The floor of a tick is the one call that returns all heads, by a connected client. The floor of loading is to load as
+many plain asset specs. Rates are journals per second, so a constant rate over the sizes means linear growth.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from dagster_coranto import (
 
 SIZES = (100, 1_000, 10_000)
 WRITTEN = 100
-"""The journals of each size that have content."""
+"""The number of new journals of each size that have content."""
 LIVE = 1_000
-"""The journals that the broker serves: about as many as one takes by default. Those beyond are suspended, as many
+"""The journals that the broker serves: about the default limit of one broker. All others are suspended, as many
 journals of a large cluster are."""
 TIMEOUT_SECONDS = 600.0
-"""New journals take their time to be assigned on a busy machine."""
+"""The assignment of new journals takes long on a busy machine."""
 
 
 @dg.job
@@ -55,7 +55,7 @@ def _name(number: int) -> str:
 
 
 def _create(cluster: EmbeddedCluster, client: SyncJournalClient, first: int, end: int) -> None:
-    """Create journals with these numbers in etcd, and wait until the broker tells the heads of all of them."""
+    """Create journals with these numbers in etcd, and wait until the broker returns the heads of all of them."""
     layout = Layout(cluster.info.etcd_prefix)
     ops: list[Op] = []
     for number in range(first, end):
@@ -73,12 +73,12 @@ def _create(cluster: EmbeddedCluster, client: SyncJournalClient, first: int, end
                 await coordinator.txn([], ops[begin : begin + MAX_TXN_OPS])
 
     asyncio.run(put())
-    # A broker lists each journal's store once, and calls wait for that a while.
-    while not _are_told(client.heads("name:prefix=bench/"), end):
+    # A broker first lists each journal's store, and calls wait for that.
+    while not _are_complete(client.heads("name:prefix=bench/"), end):
         time.sleep(0.5)
 
 
-def _are_told(heads: Heads, count: int) -> bool:
+def _are_complete(heads: Heads, count: int) -> bool:
     return len(heads) == count and all(each.known and (each.listed or each.suspended) for each in heads)
 
 
@@ -94,13 +94,13 @@ def _rate(count: int, work: Callable[[], object]) -> Callable[[], float]:
 def _evaluated(
     sensor: dg.SensorDefinition, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition
 ) -> SensorExecutionData:
-    """Evaluate a sensor that has seen nothing yet."""
+    """Evaluate a sensor without a cursor."""
     context = dg.build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name)
     return sensor.evaluate_tick(context)
 
 
 def _tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition) -> None:
-    """Evaluate a sensor that has seen nothing yet, and store what it reports, as the daemon does."""
+    """Evaluate a sensor without a cursor, and store its events, as the daemon does."""
     for event in _evaluated(sensor, instance, repository).asset_events:
         instance.report_runless_asset_event(event)
 
@@ -108,7 +108,7 @@ def _tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance, repository:
 def _processor_seconds(
     sensor: dg.SensorDefinition, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition
 ) -> float:
-    """Return the processor time of a tick, without that of the broker. Other work on the machine does not change it."""
+    """Return the processor time of a tick, without the broker's. Other load on the machine does not affect it."""
     begun = time.process_time()
     _tick(sensor, instance, repository)
     used = time.process_time() - begun
@@ -119,10 +119,10 @@ def _processor_seconds(
 def _state(
     sensor: dg.SensorDefinition, what: str, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition
 ) -> str:
-    """Tell the size of what Dagster keeps of a tick: the cursor, of which there is one, and events, which stay."""
+    """Describe the state that Dagster keeps after a tick: the size of the one cursor, and of the permanent events."""
     result = _evaluated(sensor, instance, repository)
     if len(result.run_requests or ()) + len(result.asset_events) != 1:
-        raise AssertionError(f"the {what} sensor has not one thing to say")
+        raise AssertionError(f"the {what} sensor did not return exactly one run request or event")
     events = sum(len(serialize_value(event)) for event in result.asset_events)
     return f"Dagster keeps a cursor of {len(result.cursor or ''):,} bytes, and {events:,} bytes of events a report"
 
@@ -193,5 +193,5 @@ def run(rounds: int) -> list[Figure]:
 
 
 def _forget(instance: dg.DagsterInstance) -> None:
-    """Forget what was reported, so that the next tick has as much to say."""
+    """Delete all reported events, so that the next tick reports as many."""
     instance.wipe_assets(list(instance.all_asset_keys()))

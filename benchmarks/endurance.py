@@ -1,9 +1,9 @@
-"""A broker's memory during one large append, and the time that a journal is without a primary.
+"""A broker's memory during one large append, and the failover time of a journal.
 
-* Memory: resident memory (without pages of files) while 1 GiB is appended in one RPC, in MiB. The floor is the memory
-  of the process before. If memory grew with the size of the append, the ratio would show it.
+* Memory: anonymous resident memory while 1 GiB is appended in one RPC, in MiB. The floor is the memory of the process
+  before. If memory grew with the size of the append, the ratio would show it.
 * Failover: seconds from `SIGKILL` of the primary to the next acknowledged append by a client that retries. The floor is
-  the lease: nobody may take over before it ends. Less is better.
+  the lease: no broker may take over before it expires. Less is better.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def _append_large(endpoint: str) -> None:
 
 
 def _memory(rounds: int, replication: int) -> Figure:
-    """Measure the highest memory of all brokers."""
+    """Measure the peak memory of the largest broker."""
     before: list[float] = []
     highest: list[float] = []
     with cluster_of(replication) as (cluster, client):

@@ -1,4 +1,4 @@
-"""Journals of JSON lines whose fragments are stored soon, for benchmarks of their readers and writers."""
+"""Journals of JSON lines that store their fragments quickly, for benchmarks of their readers and writers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Kafka on this machine, for the benchmarks that put it beside journals when they are asked to (`--kafka`).
+"""Kafka on this machine, for the benchmarks that compare it with journals (`--kafka`).
 
-Nothing of Kafka belongs to this repository. `fetched` asks Maven for the broker and for Spark's connector, and pip for
-a client that writes transactions, and keeps them in `~/.cache/coranto/kafka` (or `$XDG_CACHE_HOME/coranto/kafka`).
+This repository contains no part of Kafka. `fetched` downloads the broker and Spark's connector with Maven, and a client
+that writes transactions with pip, into `~/.cache/coranto/kafka` (or `$XDG_CACHE_HOME/coranto/kafka`).
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ transaction.state.log.min.isr=1
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """The parts of Kafka that were fetched."""
+    """The downloaded parts of Kafka."""
 
     connector: tuple[Path, ...]
-    """The jars that Spark lacks to read and write Kafka."""
+    """The jars that Spark needs in addition to its own to read and write Kafka."""
     connector_version: str
     broker: Path
     """The folder with the broker's jars."""
     client: Path
-    """The folder of Python's packages with the client that writes transactions."""
+    """The folder of Python packages with the client that writes transactions."""
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings of a Spark session that knows Kafka."""
+        """The settings of a Spark session with Kafka's connector."""
         return {"spark.jars": ",".join(map(str, self.connector))}
 
 
 def fetched() -> Kafka:
-    """Return Kafka's broker and connector, which are fetched unless they are in the cache.
+    """Return Kafka's broker and connector, and download them if they are not in the cache.
 
-    Raises InvalidInput without Maven, and Unavailable if they cannot be fetched.
+    Raises InvalidInput without Maven, and Unavailable if a download fails.
     """
     folder = cache_folder()
     scala = _scala_version()
@@ -92,25 +92,25 @@ def fetched() -> Kafka:
 
 
 def jdbc_driver() -> Path:
-    """Return PostgreSQL's driver for Spark, which is fetched unless it is in the cache. Raises as `fetched`."""
+    """Return PostgreSQL's driver for Spark, and download it if it is not in the cache. Raises as `fetched`."""
     folder = _by_maven(cache_folder() / f"jdbc-{_JDBC}", "org.postgresql", "postgresql", _JDBC)
     return folder / f"postgresql-{_JDBC}.jar"
 
 
 def cache_folder() -> Path:
-    """Return the folder in which what was fetched is kept."""
+    """Return the folder that caches downloads."""
     return Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "coranto" / "kafka"
 
 
 def python_version() -> str:
-    """Return the version of Python that packages are fetched for."""
+    """Return the Python version of the downloaded packages."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def connector_versions(spark: str) -> list[str]:
-    """Return the versions of the connector to ask for, the best first.
+    """Return the versions of the connector to try, best first.
 
-    That of a new release of Spark may not have been published yet. The one of the release before works with it.
+    The connector of a new release of Spark may be unpublished. The connector of the previous release works with it.
     """
     major, minor = (int(part) for part in spark.split(".")[:2])
     earlier = [f"{major}.{minor - 1}.0"] if minor else []
@@ -118,7 +118,7 @@ def connector_versions(spark: str) -> list[str]:
 
 
 def spark_lacks(jars: Path, spark: Path) -> tuple[Path, ...]:
-    """Return the jars of a folder that Spark does not have in any version."""
+    """Return the jars of a folder that are not among Spark's, in any version."""
     known = {_artifact(path) for path in spark.glob("*.jar")}
     return tuple(sorted(path for path in jars.glob("*.jar") if _artifact(path) not in known))
 
@@ -152,7 +152,7 @@ def _connector(folder: Path, scala: str) -> tuple[Path, str]:
 
 
 def _by_maven(folder: Path, group: str, artifact: str, version: str) -> Path:
-    """Return a folder with the jars of an artifact and of all that it needs at run time."""
+    """Return a folder with the jars of an artifact and of its runtime dependencies."""
     if folder.exists():
         return folder
     maven = shutil.which("mvn")
@@ -171,7 +171,7 @@ def _by_maven(folder: Path, group: str, artifact: str, version: str) -> Path:
 
 
 def _by_pip(folder: Path, package: str) -> Path:
-    """Return a folder of Python's packages with one of a name."""
+    """Return a folder of Python packages that contains `package`."""
     target = folder / f"python-{python_version()}"
     if not target.exists():
         with _made(target) as making:
@@ -182,7 +182,7 @@ def _by_pip(folder: Path, package: str) -> Path:
 
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[Path]:
-    """Make a folder, which exists as soon as it is whole."""
+    """Yield a new folder, and move it to `folder` when the block succeeds, so that `folder` is always complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as making:
         whole = Path(making) / "whole"
@@ -192,7 +192,7 @@ def _made(folder: Path) -> Iterator[Path]:
 
 
 def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
-    """Return what a command prints. Raises Unavailable if it fails."""
+    """Return a command's standard output. Raises Unavailable if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False, env=environment)
     if done.returncode:
         said = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
@@ -201,10 +201,10 @@ def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> s
 
 
 class KafkaServer:
-    """A broker of Kafka, which is its own controller, on free loopback ports. Leaving the context ends it.
+    """A Kafka broker that is also the controller, on free loopback ports. Leaving the context ends it.
 
-    Topics that are written to are made, with as many partitions. `protocol` is what clients speak, and `properties`
-    are more settings of the broker, such as TLS and SASL.
+    Writes create their topics, with `partitions` partitions. `protocol` is the protocol of clients, and `properties`
+    are further settings of the broker, such as TLS and SASL.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class KafkaServer:
         return [str(java), "-Xmx1g", "-cp", f"{self._kafka.broker}/*"]
 
     def start(self) -> None:
-        """Start the broker with what it has stored, and return once it answers. Raises Unavailable."""
+        """Start the broker with its stored data, and return when it listens. Raises Unavailable."""
         log = self._file.with_name("log")
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -270,7 +270,7 @@ class KafkaServer:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End the broker at once, as a failing machine does."""
+        """Kill the broker, as a machine failure does."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -291,10 +291,10 @@ class KafkaServer:
         return str(self._kafka.client)
 
     def write(self, topic: str, files: Sequence[Path], *, transactions: int) -> float:
-        """Write the lines of each file to a partition of a topic, all of them in so many committed transactions.
+        """Write the lines of each file to a partition of a topic, in `transactions` committed transactions.
 
         A line may begin with the key of its record and a tab. Returns the time when the first commit began, in seconds
-        since 1970: no reader of committed records has any before. Raises Unavailable.
+        since 1970: readers of committed records get no record before it. Raises Unavailable.
         """
         environment = {**os.environ, "PYTHONPATH": self.client_path}
         arguments = [self.address, topic, str(transactions), *map(str, files)]

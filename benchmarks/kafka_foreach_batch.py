@@ -1,10 +1,10 @@
 """Spark's Structured Streaming from Kafka to a table of PostgreSQL: `python -m benchmarks.kafka_foreach_batch REQUEST`.
 
 REQUEST is a JSON object with the session's `settings`, the `server` and the `topic` of Kafka, the database's `url` for
-psycopg and `jdbc` for Spark, and a `folder` for checkpoints. It runs until it is terminated.
+psycopg and `jdbc` for Spark, and a `folder` for checkpoints. The program runs until it is terminated.
 
-`foreachBatch` may get a batch twice, after a failure. So the rows of a batch are staged, and one transaction of the
-database merges them and notes the number of the batch, unless it was noted before.
+After a failure, `foreachBatch` may get a batch twice. So the rows of a batch are staged, and one transaction of the
+database merges them and records the batch number, unless it is already recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ n = EXCLUDED.n, customer = EXCLUDED.customer, cents = EXCLUDED.cents, at = EXCLU
 
 
 def stage(rows: DataFrame, request: Mapping[str, Any]) -> None:
-    """Write the last row of each key into the table of staged rows, in the place of those that are there."""
+    """Replace the staged rows by the last row of each key."""
     values = F.struct("n", "customer", "cents", "at", "note")
     last = rows.groupBy("id").agg(F.max_by(values, F.col("offset")).alias("v")).select("id", "v.*")
     writer = last.write.format("jdbc").mode("overwrite").options(**request["jdbc"])
@@ -43,7 +43,7 @@ def stage(rows: DataFrame, request: Mapping[str, Any]) -> None:
 
 
 def merge(url: str, number: int) -> None:
-    """Merge the staged rows of a batch, unless that was done before."""
+    """Merge the staged rows of a batch, unless the batch is already merged."""
     with psycopg.connect(url) as connection:
         noted = connection.execute("INSERT INTO batches VALUES (%s) ON CONFLICT DO NOTHING", [number])
         if noted.rowcount:

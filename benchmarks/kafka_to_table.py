@@ -1,13 +1,13 @@
 """Kafka to a table of PostgreSQL: an ingest and a table, against Spark's Structured Streaming with `foreachBatch`.
 
-A topic of eight partitions gets records of 140 bytes in one transaction, so that all become readable when that commits.
-Both sides replace the row of each record's key, each record once whatever fails, and read committed records only. Time
-ends with the commit of the last row, as the database has recorded it.
+A topic of eight partitions gets records of 140 bytes in one transaction, so that its commit makes all of them readable.
+Both sides read committed records only, and replace the row of each record's key exactly once. The measurement ends with
+the commit of the last row, at the time that the database recorded.
 
 *Cold* begins with the start of the processes, with the records in Kafka: `coranto ingest run` and `coranto table run`
-with its default runner, and a program with a new session of Spark. *Warm* begins with the commit of as many more
-records, while the same processes wait for them; these replace the rows. Only the processes of one side run at a time.
-The brokers of Kafka and of Coranto (R=1) and the database are on one disk. Processor time includes theirs.
+with its default runner, and a program with a new session of Spark. *Warm* begins with the commit of the same number of
+records, which replace the rows, while the same processes wait for them. Only the processes of one side run at a time.
+The brokers of Kafka and of Coranto (R=1) and the database share a disk, and their processor time is included.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ key: [id]
 
 
 def records(part: int, first: int, count: int) -> Iterator[bytes]:
-    """Return the records of a partition as lines: a key, a tab, and a value of 140 bytes. Each key is there once."""
+    """Yield the records of a partition as lines: a unique key, a tab, and a value of 140 bytes."""
     for number in range(part, count, PARTITIONS):
         row = {"id": number, "n": first + number, "customer": f"customer-{number % 97}", "cents": 995}
         text = json.dumps({**row, "at": "2026-11-28T21:00:00.000Z", "note": ""}, separators=(",", ":"))
@@ -96,9 +96,9 @@ class Target:
         return {"url": url, "user": user, "password": password, "driver": "org.postgresql.Driver"}
 
     def completed(self, processes: Sequence[subprocess.Popen[bytes]], first: int, count: int) -> float:
-        """Return the time when the last of so many rows, numbered from `first`, was committed, once all are there.
+        """Wait for `count` rows, numbered from `first`, and return the commit time of the last one.
 
-        All rows are counted once the last one of each partition is there: counting takes processor time of the server.
+        Rows are counted after the last row of each partition exists: counting takes processor time of the server.
         """
         deadline = time.monotonic() + _SECONDS
         with psycopg.connect(self.url, autocommit=True) as connection:
@@ -118,13 +118,13 @@ class Target:
                 if found is not None and found[0] == count:
                     return float(found[1])
                 assert all(each.poll() is None for each in processes), "a process has ended"
-                assert time.monotonic() < deadline, f"{found} of {count} rows are there"
+                assert time.monotonic() < deadline, f"{found} of {count} rows exist"
                 time.sleep(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Servers, the records of both sets in files, and what a process of Spark needs."""
+    """Servers, the files with both sets of records, and the settings of Spark."""
 
     folder: Path
     endpoint: str
@@ -154,7 +154,7 @@ class Bench:
         return self._measured(topic, target, (command,))
 
     def _measured(self, topic: str, target: Target, commands: Sequence[Sequence[str]]) -> list[float]:
-        """Return the records per second, and per second of processor time, cold and warm."""
+        """Return the records per second and per second of processor time, cold and warm."""
         self.broker.write(topic, self.files[0], transactions=1)
         path = os.pathsep.join((self.broker.client_path, os.environ.get("PYTHONPATH", "")))
         seconds = []
@@ -168,7 +168,7 @@ class Bench:
 
 
 def processor_seconds() -> float:
-    """Return the processor time of all processes that this one has started and of those that they started."""
+    """Return the processor time of all descendants of this process."""
     found = 0.0
     for each in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -186,7 +186,7 @@ def _process(command: Sequence[str], path: str) -> Iterator[subprocess.Popen[byt
 
 
 def run(rounds: int, count: int = RECORDS) -> list[Figure]:
-    """Measure both sides by turns."""
+    """Measure both sides in turns."""
     fetched, driver = kafka.fetched(), kafka.jdbc_driver()
     found: dict[str, list[list[float]]] = {"spark": [], "ours": []}
     with (

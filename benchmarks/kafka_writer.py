@@ -1,6 +1,6 @@
 """Write the lines of files to partitions of a topic of Kafka, in transactions.
 
-It runs with Kafka's client, which was fetched, on its path. Arguments: the server's address, the topic, the number of
+It needs the downloaded Kafka client on its path. Arguments: the server's address, the topic, the number of
 transactions, and a file for each partition. A line may begin with the key of its record and a tab. Prints the time when
 the first commit began.
 """
@@ -24,7 +24,7 @@ def main(server: str, topic: str, count: str, *files: str) -> None:
         {
             "bootstrap.servers": server,
             "transactional.id": "bench",
-            "compression.type": "zstd",  # As the fragments of journals.
+            "compression.type": "zstd",  # As for fragments of journals.
             "linger.ms": 20,
             "queue.buffering.max.messages": 2 * _QUEUED,
         }

@@ -1,9 +1,9 @@
-"""Rows per second into an Iceberg table, exactly once, in a session that is warm: by a whole consumer, and written.
+"""Rows per second into an Iceberg table, exactly once, in a warm session: by a whole consumer, and by the store alone.
 
-A consumer reads journals, finds what is committed, writes and commits. Its floor is Spark alone, without exactly-once:
-it reads the same journals, uncommitted, and writes the same columns to Parquet files with the same codec. The second
-figure is of the store alone: rows that Spark holds become files of a table, committed with a checkpoint under the
-fence. Its floor is Spark's own writer of Parquet, for the same rows.
+A consumer reads journals, selects committed messages, writes and commits. Its floor is Spark alone, without
+exactly-once: it reads the same journals, uncommitted, and writes the same columns to Parquet files with the same codec.
+The second figure measures the store alone: it writes rows in Spark's memory to files of a table, and commits them with
+a checkpoint under the fence. Its floor is Spark's own Parquet writer, for the same rows.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _publish(config: ClientConfig, files: Path) -> int:
             content = message_content().splitlines(keepends=True)
             for begin in range(0, len(content), 20_000):
                 client.append(journal, b"".join(content[begin : begin + 20_000]))
-            messages = [line for line in content if b'"carrier"' in line]  # And no acknowledgements.
+            messages = [line for line in content if b'"carrier"' in line]  # Without acknowledgements.
             (files / f"{journal.rpartition('/')[2]}.json").write_bytes(b"".join(messages))
     return MESSAGES * len(JOURNALS)
 
@@ -157,7 +157,7 @@ def _write_parquet(frame: DataFrame, place: Path) -> None:
 
 
 def _checked(spark: SparkSession, place: Path, rows: int) -> int:
-    """Return the number of rows in a folder of Parquet files, and remove it. Raises AssertionError for another."""
+    """Check the number of rows in a folder of Parquet files, remove the folder, and return the number."""
     assert spark.read.parquet(str(place)).count() == rows
     shutil.rmtree(place)
     return rows

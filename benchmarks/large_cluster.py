@@ -1,9 +1,9 @@
-"""One large cluster on paper: what etcd, the leader and each broker carry with 100,000 and with 1,000,000 journals.
+"""Model of one large cluster: the load of etcd, the leader and each broker with 100,000 and with 1,000,000 journals.
 
 The mirror of the key space and the allocator are the real ones. Their etcd answers from memory, so that no other
-process shares the processors. Only the proof that a mirror is current is asked of a real etcd. Each size runs in a
-process of its own, whose memory is measured. The floor is the size with FEW: a ratio of 1 means that the cost grows as
-the number of journals does.
+process shares the processors. Only the proof that a mirror is current uses a real etcd. Each size runs in a separate
+process, whose memory is measured. The floor is the size with FEW: a ratio of 1 means that the cost grows in proportion
+to the number of journals.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _member_value(member: MemberId) -> bytes:
 
 
 class _Etcd:
-    """Answers one range, and then tells the changes that it is given."""
+    """Answers one range request, and then reports the changes passed to `change`."""
 
     def __init__(self, kvs: Sequence[KeyValue]) -> None:
         self._snapshot = Snapshot(EtcdHeader(1, 1, REVISION, 1), tuple(kvs), len(kvs))
@@ -93,13 +93,13 @@ class _Etcd:
         return self._snapshot
 
     def watch(self, prefix: str, revision: int) -> AsyncIterator[WatchBatch]:
-        return self._told()
+        return self._reported()
 
-    async def _told(self) -> AsyncIterator[WatchBatch]:
+    async def _reported(self) -> AsyncIterator[WatchBatch]:
         while True:
             yield await self._batches.get()
 
-    def tell(self, changes: Sequence[tuple[str, bytes | None]]) -> int:
+    def change(self, changes: Sequence[tuple[str, bytes | None]]) -> int:
         """Change keys, or delete those without a value. Return the revision."""
         self._revision += 1
         events = [
@@ -120,7 +120,7 @@ async def measure(journals: int, brokers: int) -> dict[str, float]:
     members = _members(brokers)
     begun = time.process_time()
     plan = Planner().plan([PlanItem(_name(number), REPLICATION) for number in range(journals)], members, [])
-    found["leader: plan all anew, s"] = _used_since(begun)
+    found["leader: plan from scratch, s"] = _used_since(begun)
 
     kvs = _key_values(journals, members, plan.items, found)
     del plan
@@ -146,7 +146,7 @@ async def measure(journals: int, brokers: int) -> dict[str, float]:
 
     one = state.items[journals // 2]
     begun = time.process_time()
-    state = await keyspace.wait_for_revision(etcd.tell([(one.kv.key, one.kv.value)]))
+    state = await keyspace.wait_for_revision(etcd.change([(one.kv.key, one.kv.value)]))
     found["each broker: one change, s"] = _used_since(begun)
     begun = time.process_time()
     assert not planner.plan(state).items
@@ -160,7 +160,7 @@ async def measure(journals: int, brokers: int) -> dict[str, float]:
 def _key_values(
     journals: int, members: Sequence[PlanMember], changes: Sequence[Any], found: dict[str, float]
 ) -> list[KeyValue]:
-    """Return all keys below the prefix in key order, and note the bytes that each journal and broker takes in etcd."""
+    """Return all keys below the prefix in key order, and record the bytes of each kind of key in etcd."""
     sizes = dict.fromkeys(("specs", "assignments", "in-sync records", "members"), 0)
     kvs: list[KeyValue] = []
 
@@ -197,13 +197,13 @@ async def _broker_dies(
     dead: MemberId,
     found: dict[str, float],
 ) -> None:
-    """Let a broker's lease run out, and note what the leader has to plan and what every broker is told."""
+    """Expire a broker's lease, and record the leader's plan and the events that every broker receives."""
     gone = [assignment.kv.key for assignment in keyspace.state.by_member[dead]]
     events = len(gone) + 1
     size = sum(map(len, gone))
     begun = time.process_time()
     state = await keyspace.wait_for_revision(
-        etcd.tell([*((key, None) for key in gone), (LAYOUT.member_key(dead), None)])
+        etcd.change([*((key, None) for key in gone), (LAYOUT.member_key(dead), None)])
     )
     found["each broker: a broker dies, apply, s"] = _used_since(begun)
     begun = time.process_time()
@@ -216,7 +216,7 @@ async def _broker_dies(
     for transaction in planned:
         events += len(transaction.ops)
         size += sum(len(op.key) + len(getattr(op, "value", b"")) for op in transaction.ops)
-    for item in changes.items:  # Once the replicas agree, their primary writes the new Route to each assignment.
+    for item in changes.items:  # When the replicas agree, their primary writes the new Route to each assignment.
         assignments = state.assignments_in_key_order(item.item)
         events += REPLICATION
         size += REPLICATION * (len(assignments[0].kv.key) + len(assignments[0].kv.value))
@@ -225,7 +225,7 @@ async def _broker_dies(
 
 
 def _proof(keys: int) -> float:
-    """Return the seconds of a proof that a mirror is current, at a real etcd with so many keys."""
+    """Return the seconds that a real etcd with `keys` keys takes to prove that a mirror is current."""
 
     async def once(endpoint: str) -> float:
         async with EtcdCoordinator(endpoint) as coordinator:
@@ -243,8 +243,8 @@ def _proof(keys: int) -> float:
         return asyncio.run(once(etcd.endpoint))
 
 
-def _apart(size: tuple[int, int]) -> dict[str, float]:
-    """Measure one size in a process of its own."""
+def _in_subprocess(size: tuple[int, int]) -> dict[str, float]:
+    """Measure one size in a separate process."""
     command = [sys.executable, "-m", "benchmarks.large_cluster", *map(str, size)]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     found: dict[str, float] = json.loads(output)
@@ -252,16 +252,16 @@ def _apart(size: tuple[int, int]) -> dict[str, float]:
 
 
 def run(rounds: int) -> list[Figure]:
-    """Measure each size once, however many `rounds` there are: they are counts and processor time."""
-    few, many = _apart(FEW), _apart(MANY)
+    """Measure each size once, regardless of `rounds`: the measures are counts and processor time."""
+    few, many = _in_subprocess(FEW), _in_subprocess(MANY)
     few["etcd: a proof over 40,000 and 400,000 keys, s"] = _proof(FEW[0] * 4 // 10)
     many["etcd: a proof over 40,000 and 400,000 keys, s"] = _proof(MANY[0] * 4 // 10)
     figures = []
     for name, value in many.items():
-        told = f"{name}: {few[name]:,.4g} and {value:,.4g}"
-        # So that a cost that grows in proportion has the ratio 1, and one that grows faster is below it.
+        title = f"{name}: {few[name]:,.4g} and {value:,.4g}"
+        # Invert costs: one that grows in proportion has the ratio 1, and one that grows faster has a lower ratio.
         subject, floor = MANY[0] / max(value, 1e-9), FEW[0] / max(few[name], 1e-9)
-        figures.append(Figure(told, "journals / unit", [subject], [floor], _FLOOR))
+        figures.append(Figure(title, "journals / unit", [subject], [floor], _FLOOR))
     return figures
 
 

@@ -1,7 +1,7 @@
 """Latency of commits at a fixed rate of small appends. Less is better.
 
-Each append is sent at its due time, even if earlier ones have not been answered, so that a broker that falls behind
-shows in the figures.
+Each append is sent at its due time, even if earlier ones are unanswered, so that the figures show a broker that falls
+behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECONDS = 3.0
 
 def _latencies(found: list[list[float]]) -> Measure:
     async def run(stub: pb_grpc.JournalAsyncStub) -> float:
-        """Add one sorted list of the latencies of all appends, in milliseconds, to `found`."""
+        """Add the sorted latencies of all appends, in milliseconds, to `found`."""
         latencies: list[float] = []
         begun = time.perf_counter()
 

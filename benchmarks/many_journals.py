@@ -1,8 +1,8 @@
-"""One broker with many journals: how soon it is ready, how it ends, and what it holds for journals that rest.
+"""One broker with many journals: time to start and to exit, and resources of idle journals.
 
-Everything is measured with FEW and with MANY journals. The floor is the broker with FEW: a ratio of 1 means that the
-cost grows as the number of journals does. Each pass creates the journals, lists them, writes to each, lets
-them rest, kills the broker and starts it, and at last ends it gracefully and starts it again.
+Each measure is taken with FEW and with MANY journals. The floor is the broker with FEW: a ratio of 1 means that the
+cost grows in proportion to the number of journals. Each pass creates the journals, lists them, writes to each, leaves
+them idle, kills and restarts the broker, and finally stops it gracefully and starts it again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from coranto.wire import protocol_pb2 as pb
 FEW, MANY = 1_000, 10_000
 LEASE_SECONDS = 10.0
 REST_SECONDS = 60.0
-"""Every replica makes one empty append in this time."""
+"""Seconds without calls. Every replica makes one empty append in this interval."""
 STOP_SECONDS = 300.0
 WRITERS = 64
 CONTENT = b"x" * 200
@@ -47,7 +47,7 @@ def _name(number: int) -> str:
 
 
 class Broker:
-    """The only broker of a cluster, and what its process uses."""
+    """The only broker of a cluster, and the resource usage of its process."""
 
     def __init__(self, cluster: EmbeddedCluster, client: SyncJournalClient) -> None:
         self.cluster = cluster
@@ -62,7 +62,7 @@ class Broker:
         return self.cluster.data_dir / "logs" / "broker-0.log"
 
     def processor(self) -> float:
-        """Return the seconds of processor time that the present process has used."""
+        """Return the processor time of the current broker process, in seconds."""
         return sum(self.process.cpu_times()[:2])
 
     def memory(self) -> int:
@@ -94,7 +94,7 @@ class Broker:
     def wait_until_serving(self, count: int) -> None:
         """Wait until the broker serves all journals and has listed their stores.
 
-        Asking costs the broker time, too. So it is asked ever less often, and the time is up to a tenth too long.
+        Polling slows the broker. So the polling interval grows, and the measured time is up to 10 % longer.
         """
         begun = time.perf_counter()
         while not self._serves(count):
@@ -135,13 +135,13 @@ class Broker:
             subprocess.run([*command, *place], env=environment, stdout=subprocess.DEVNULL, check=True)
 
     def resting(self) -> float:
-        """Return the share of a processor that the broker uses while nobody calls it."""
+        """Return the share of a core that the broker uses without calls."""
         before = self.processor()
         time.sleep(REST_SECONDS)
         return (self.processor() - before) / REST_SECONDS
 
     def stop(self) -> None:
-        """Have the broker end gracefully. Raises AssertionError if it lost its lease or left content behind."""
+        """Stop the broker gracefully. Print a line if it lost its lease or left content in local files."""
         begin = self.log.stat().st_size
         self.cluster.stop_broker()
         with self.log.open("rb") as log:
@@ -149,7 +149,7 @@ class Broker:
             said = log.read().decode()
         for problem in ("lease.lost", "lease.keepalive_failed", "left_in_local_files", "leave_timed_out"):
             if problem in said:
-                print(f"while it ended, the broker logged {problem}")
+                print(f"during its exit, the broker logged {problem}")
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def measured(count: int) -> dict[str, float]:
-    """Return all measures with so many journals, by name. Times are seconds, sizes bytes."""
+    """Return all measures with `count` journals, by name. Times are seconds, sizes bytes."""
     found: dict[str, float] = {}
     with one_broker() as broker:
         memory, files = broker.memory(), broker.files()
@@ -201,7 +201,7 @@ def measured(count: int) -> dict[str, float]:
 
 
 def _started(broker: Broker, count: int, when: str, found: dict[str, float]) -> None:
-    """Start the broker, and note how long it takes until it answers, appends, and serves all journals."""
+    """Start the broker, and record the time until it answers, appends, and serves all journals."""
     begun = time.perf_counter()
     broker.cluster.start_broker()
     found[f"answers {when}"] = time.perf_counter() - begun
@@ -213,13 +213,13 @@ def _started(broker: Broker, count: int, when: str, found: dict[str, float]) -> 
 
 
 def run(rounds: int) -> list[Figure]:
-    """Measure one pair for each three rounds: a pass with MANY journals takes minutes."""
+    """Measure one pair for every three rounds: a pass with MANY journals takes minutes."""
     pairs = [(measured(FEW), measured(MANY)) for _ in range(max(1, rounds // 3))]
     figures = []
     for name in pairs[0][0]:
         few, many = ([found[name] for found in side] for side in zip(*pairs, strict=True))
         medians = f"{statistics.median(few):,.3g} and {statistics.median(many):,.3g}"
-        # So that a cost that grows in proportion has the ratio 1, and one that grows faster is below it.
+        # Invert costs: one that grows in proportion has the ratio 1, and one that grows faster has a lower ratio.
         figures.append(
             Figure(
                 f"{name} ({medians})",

@@ -1,8 +1,8 @@
-"""Messages per second: published to brokers, and sequenced with and without their JSON being parsed.
+"""Messages per second: published to brokers, and sequenced with and without parsing of their JSON.
 
-The floor of publishing is to append the same bytes, framed beforehand, by the same client in batches of the same size.
-So the ratio shows the cost of framing, UUIDs and transactions. The floor of sequencing is to parse the same lines into
-the same columns with pyarrow, which is about the least that a consumer of JSON has to do anyway.
+The floor of publishing appends the same bytes, already framed, by the same client in batches of the same size. So the
+ratio shows the cost of framing, UUIDs and transactions. The floor of sequencing parses the same lines into the same
+columns with pyarrow, which is about the minimum for a consumer of JSON.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _message(number: int) -> dict[str, object]:
 
 
 def message_content() -> bytes:
-    """Return transactions of several producers, interleaved message by message."""
+    """Return transactions of several producers whose messages alternate."""
     builders = [
         TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), LINES) for _ in range(PRODUCERS)
     ]
@@ -87,7 +87,7 @@ def message_content() -> bytes:
 
 
 def _whole_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the content in chunks of whole lines, with their offsets."""
+    """Yield chunks of whole lines with their offsets."""
     at = 0
     while at < len(content):
         end = content.rfind(b"\n", at, at + CHUNK_BYTES) + 1

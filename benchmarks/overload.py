@@ -1,11 +1,11 @@
-"""Small appends that come faster than brokers can take them, as from many users who do not wait for one another.
+"""Small appends at a rate above the brokers' capacity, as from many independent users.
 
-Users are processes of their own. The capacity is measured first: users whose tasks each wait for their answers. Then
-appends are due at a fixed rate, a multiple of it, and each is begun when it is due, whatever became of the ones before.
-A user gives up after DEADLINE_SECONDS without an answer.
+Users are separate processes. A closed loop measures the capacity first: each task of a user waits for its answer. Then
+an open loop begins appends at a multiple of that rate, each when it is due, regardless of earlier appends. A user gives
+up after DEADLINE_SECONDS without an answer.
 
-Users who share a few cores with brokers would take the brokers' time for what they do in vain. So brokers are stopped
-most of the time, and get SHARE of a core each. What is measured is then what brokers make of more than they can take.
+On a few shared cores, the failed work of users would take the brokers' time. So brokers are suspended most of the time,
+and get SHARE of a core each. The figures then show the brokers' behavior under overload.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from coranto.errors import CorantoError
 USERS = 4
 """Processes that append."""
 TASKS = 16
-"""Tasks of each that wait for their answers, where the capacity is measured."""
+"""Tasks of each process in the measurement of the capacity."""
 SECONDS = 4.0
 DEADLINE_SECONDS = 2.0
 BELOW = 0.5
-"""The share of the capacity at which nothing has to wait: the floor of latencies."""
+"""A share of the capacity without queueing: the floor of latencies."""
 FACTORS = (1.0, 1.5, 3.0)
 SHARE = 0.2
-"""The share of time in which brokers run."""
+"""The share of time that brokers run."""
 _CYCLE_SECONDS = 0.02
 _TICK_SECONDS = 0.005
 _START_SECONDS = 1.0
-"""The time that users have to connect, before all of them begin at once."""
+"""The time that users have to connect, before all of them begin together."""
 
 
 T = TypeVar("T")
 
 
 class Seen(NamedTuple):
-    """The appends of one turn as a user, or all of them, saw them. Latencies are in seconds since an append was due."""
+    """The results of one user's, or all users', appends in one turn. Latencies are in seconds from the due time."""
 
     offered: int
     refused: int
@@ -70,7 +70,7 @@ class Seen(NamedTuple):
 
 @contextlib.contextmanager
 def slowed(brokers: Sequence[psutil.Process]) -> Iterator[None]:
-    """Let brokers run for SHARE of each cycle, and stop them for the rest of it."""
+    """Let brokers run for SHARE of each cycle, and suspend them for the rest."""
     done = threading.Event()
 
     def cycles() -> None:
@@ -91,7 +91,7 @@ def slowed(brokers: Sequence[psutil.Process]) -> Iterator[None]:
 
 
 def _closed(endpoint: str, tasks: int, begin: float) -> Seen:
-    """Append by tasks that wait for their answers, from a time of the monotonic clock on."""
+    """Append in tasks that wait for their answers, from the monotonic time `begin`."""
     latencies: list[float] = []
 
     async def task(client: JournalClient) -> None:
@@ -110,7 +110,7 @@ def _closed(endpoint: str, tasks: int, begin: float) -> Seen:
 
 
 def _open(endpoint: str, rate: float, begin: float) -> Seen:
-    """Begin `rate` appends per second, from a time of the monotonic clock on, and tell what became of them."""
+    """Begin `rate` appends per second, from the monotonic time `begin`, and return their results."""
     refused = given_up = offered = 0
     latencies: list[float] = []
     users = set[asyncio.Task[None]]()
@@ -134,12 +134,12 @@ def _open(endpoint: str, rate: float, begin: float) -> Seen:
             await asyncio.sleep(begin - time.monotonic())
             most = int(rate * SECONDS)
             while offered < most:
-                due_by_now = min(most, int((time.monotonic() - begin) * rate))
-                for number in range(offered, due_by_now):
+                due_count = min(most, int((time.monotonic() - begin) * rate))
+                for number in range(offered, due_count):
                     each = asyncio.create_task(user(client, begin + number / rate))
                     users.add(each)
                     each.add_done_callback(users.discard)
-                offered = due_by_now
+                offered = due_count
                 await asyncio.sleep(_TICK_SECONDS)
             while users:
                 await asyncio.wait(users)
@@ -174,7 +174,7 @@ class _Users:
 
 
 def _turn(users: _Users) -> tuple[Seen, dict[float, Seen]]:
-    """Return what users saw at the capacity, and at each of its multiples."""
+    """Return the users' results at the capacity, and at each multiple of it."""
     closed = users.closed()
     return closed, {factor: users.open(closed.rate * factor) for factor in (BELOW, *FACTORS)}
 
@@ -187,7 +187,7 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
         Journal(client, JOURNAL, replication).renew()
         users = _Users(cluster.info.endpoint, pool)
         with slowed(broker_processes()):
-            users.closed()  # To warm up.
+            users.closed()  # Warm up.
             turns = [_turn(users) for _ in range(rounds)]
     capacities = [closed.rate for closed, _ in turns]
     below = [seen[BELOW] for _, seen in turns]

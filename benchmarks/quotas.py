@@ -1,8 +1,8 @@
 """The latency of one client while another client offers ten times its quota.
 
-Both append to journals of their own at one broker (R=1). The modest client appends at a fixed rate. The greedy one is a
-process of its own. Its appends are due at ten times its quota, and it does not wait for answers. The floor is the
-modest client alone at the same broker.
+Each appends to its own journal at one broker (R=1). The modest client appends at a fixed rate. The greedy client is a
+separate process. Its appends are due at ten times its quota, and it does not wait for answers. The floor is the modest
+client alone at the same broker.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _spec(name: str) -> pb.ApplyRequest.Change:
 async def _offer(client: JournalClient, journal: str, rate: float) -> tuple[list[float], int]:
     """Append at a rate for SECONDS. Return the latencies of committed appends, and the number of rejected ones.
 
-    Appends without an answer a second later are given up.
+    Appends without an answer one second after the end are cancelled.
     """
     latencies: list[float] = []
     rejected = 0
@@ -108,17 +108,17 @@ def _figures(rounds: int) -> Iterator[Figure]:
         with cluster_of(1, **settings) as (cluster, _), ProcessPoolExecutor(1, mp_context=spawn) as pool:
             endpoint = cluster.info.endpoint
             asyncio.run(_create(endpoint, key))
-            alone, beside = [], []
+            alone, contended = [], []
             committed = rejected = 0
             for _ in range(rounds):
                 alone.append(asyncio.run(_modest(endpoint, key)))
                 other = pool.submit(greedy, endpoint, key)
-                beside.append(asyncio.run(_modest(endpoint, key)))
+                contended.append(asyncio.run(_modest(endpoint, key)))
                 found = other.result()
                 committed, rejected = committed + found[0], rejected + found[1]
         offered = f"of the other's appends {committed} were committed, {rejected} rejected"
-        name = f"p99 of {RATE} appends/s beside {TIMES} times another client's quota"
-        yield Figure(name, "ms", beside, alone, "the same alone", f"less is better; {offered}")
+        name = f"p99 of {RATE} appends/s while another client offers {TIMES} times its quota"
+        yield Figure(name, "ms", contended, alone, "the same alone", f"less is better; {offered}")
 
 
 def run(rounds: int) -> list[Figure]:

@@ -1,11 +1,11 @@
-"""Floors: bare `grpc.aio` servers, in processes of their own, that only move the messages of the journals' RPCs.
+"""Floors: bare `grpc.aio` servers in separate processes that only transfer the messages of the journals' RPCs.
 
 They use the same wire messages and the same serialisation, but no journal.
 
 `Append` counts the bytes of its messages and answers once. With relays it first forwards each message to them, over one
 long-lived `Replicate` stream for all appends, as brokers do, and awaits their answers. A *storing* server also hashes
-all content and writes it to a file, as every broker must, in a thread beside the receiving one. `Read` sends the
-requested bytes in chunks from memory.
+all content and writes it to a file, as every broker must, in a second thread. `Read` sends the requested bytes in
+chunks from memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Relay:
             await self._call.write(message)
 
     async def acknowledged(self) -> None:
-        """Wait for the answer to a message that asked for one."""
+        """Wait for the answer to a message that requested an acknowledgement."""
         async with self._turn:
             await self._call.read()
 
@@ -63,17 +63,17 @@ class BareJournal(pb_grpc.JournalServicer):
     async def _store(self, messages: AsyncIterator[pb.AppendRequest]) -> pb.AppendResponse:
         digest, total = hashlib.sha1(usedforsecurity=False), 0
         loop = asyncio.get_running_loop()
-        room = asyncio.Semaphore(STORED_AHEAD)
+        slots = asyncio.Semaphore(STORED_AHEAD)
         with tempfile.TemporaryFile() as file:
 
             def store(content: bytes, offset: int) -> None:
                 digest.update(content)
                 os.pwrite(file.fileno(), content, offset)
-                loop.call_soon_threadsafe(room.release)
+                loop.call_soon_threadsafe(slots.release)
 
             async for message in messages:
                 content = message.content
-                await room.acquire()
+                await slots.acquire()
                 self._thread.submit(store, content, total)
                 total += len(content)
             await loop.run_in_executor(self._thread, digest.digest)
@@ -124,7 +124,7 @@ async def serve(arguments: list[str]) -> None:
 
 @contextlib.contextmanager
 def raw_server(relays: int = 0, *, storing: bool = False) -> Iterator[str]:
-    """Yield the endpoint, `host:port`, of a bare server with `relays` relays. It ends with the block."""
+    """Yield the endpoint, `host:port`, of a bare server with `relays` relays. The server stops with the block."""
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(raw_server()) for _ in range(relays)]
         process = subprocess.Popen(

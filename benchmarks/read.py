@@ -1,7 +1,8 @@
 """Reads through the broker against a bare `grpc.aio` stream of messages of the same size.
 
 A tail read is served from the journal's local files, a historical one from a fragment store. The broker fetches,
-decompresses and verifies stored content at the first read (`first time`), and has it at hand afterwards (`again`).
+decompresses and verifies stored content at the first read (`first time`), and serves later reads from its cache
+(`again`).
 """
 
 from __future__ import annotations

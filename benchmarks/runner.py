@@ -1,7 +1,7 @@
-"""The figures of benchmarks: how they are measured and shown.
+"""Measurement and reports of benchmark figures.
 
-Absolute figures of one machine mean nothing on another. So every entry measures a *floor* besides the subject, in turns
-within one run (floor, subject, floor, subject, …), and reports the median ratio of the pairs.
+Absolute figures do not compare across machines. So every entry measures a *floor* and the subject in turns within one
+run (floor, subject, floor, subject, …), and reports the median ratio of the pairs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def in_turns(rounds: int, floor: Callable[[], float], subject: Callable[[], floa
 def by_turns(
     rounds: int, measures: Mapping[str, Callable[[], float]], *, warm_up: bool = True
 ) -> dict[str, list[float]]:
-    """Run all measures `rounds` times in turns, and once before, to warm up. Return the rates of each."""
+    """Run all measures `rounds` times in turns, after one warm-up run of each. Return the rates of each."""
     if warm_up:
         for measure in measures.values():
             measure()

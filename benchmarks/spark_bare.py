@@ -1,6 +1,6 @@
-"""A bare source of Spark in Python, that returns Arrow batches made beforehand: the floor of all sources in Python.
+"""A bare Spark source in Python that returns prepared Arrow batches: the floor of all sources in Python.
 
-What it takes is Spark's part alone: to start tasks, to pass batches to Java, and to make rows of them.
+It measures Spark's share alone: starting tasks, passing batches to Java, and converting them to rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME: Final = "bare"
 
 
 class BareSource(DataSource):
-    """Returns the batches of Arrow files, each a partition."""
+    """Returns the batches of Arrow files, one partition for each file."""
 
     @classmethod
     def name(cls) -> str:
@@ -50,18 +50,18 @@ class _Reader(DataSourceReader):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source. Workers get it by value, as they have no benchmarks."""
+    """Register the source. Workers get it by value, because they cannot import benchmarks."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     spark.dataSource.register(BareSource)
 
 
 def bare_rows(spark: SparkSession, schema: str, folder: Path) -> DataFrame:
-    """Return the rows of a folder that `prepare` has filled."""
+    """Return the rows of a folder written by `prepare`."""
     return spark.read.format(_NAME).schema(schema).load(str(folder))
 
 
 def prepare(files: Sequence[Path], schema: str, folder: Path) -> None:
-    """Make a file of Arrow batches of each file of lines: their fields, or one column of texts if that is `value`."""
+    """Convert each file of lines to Arrow batches: of their fields, or of the texts if the only column is `value`."""
     folder.mkdir()
     columns = StructType.fromDDL(schema)
     assert isinstance(columns, StructType), columns

@@ -1,8 +1,8 @@
-"""The first read of a Spark session that has only just started: `python -m benchmarks.spark_cold REQUEST`.
+"""The first read of a new Spark session: `python -m benchmarks.spark_cold REQUEST`.
 
-REQUEST is a JSON object with `format`, its `options`, the session's `settings`, and the number of `rows` that there
-are. It prints the seconds that the first read took, from `load()` to the answer. A process runs one Java only, so each
-such read takes a process of its own.
+REQUEST is a JSON object with `format`, its `options`, the session's `settings`, and the expected number of `rows`. The
+program prints the seconds of the first read, from `load()` to the answer. A process runs only one Java, so each such
+read needs a separate process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Messages per second that a Spark consumer writes into PostgreSQL, each exactly once, in a session that is warm.
+"""Messages per second that a Spark consumer writes into PostgreSQL exactly once in a warm session.
 
-The floor is COPY of the same rows, made text beforehand, by as many connections as there are cores. Beside it stands
-the first transaction of a consumer whose session has only just started, with the seconds it takes. The fixed cost of a
-transaction is that of one message.
+The floor is COPY of the same rows, already converted to text, by one connection for each core. The note has the seconds
+of the first transaction of a new session. The fixed cost of a transaction is measured with one message.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class Bench:
         return MESSAGES / seconds
 
     def consumer_of_few(self, spark: SparkSession) -> Callable[[], float]:
-        """Return a function that consumes one message in a transaction, and returns the transactions per second."""
+        """Return a function that consumes one message in one transaction and returns the transactions per second."""
         consumer = SparkConsumer(
             Rows(_new_table(False), False, SMALL),
             self._config,
@@ -127,7 +126,7 @@ class Bench:
         return MESSAGES / seconds
 
     def _copied_out(self, table: Table) -> list[bytes]:
-        """Return a table as COPY writes it, in as many parts as there are cores."""
+        """Return the output of COPY for a table, in one part for each core."""
         with self._store.engine.connect() as connection:
             driver: Any = connection.connection.driver_connection
             with driver.cursor() as cursor, cursor.copy(f"COPY {table.name} TO STDOUT") as copy:

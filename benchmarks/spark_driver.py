@@ -1,12 +1,12 @@
 """Memory of a Spark consumer's driver with many producers and many journals. Less is better.
 
-`PRODUCERS` producers, new ones in each round, write a transaction of one message each into four journals; then each of
-`JOURNALS` journals gets a message a round, on a stand-in for brokers, and on real brokers with etcd. The consumer
-takes each round in one transaction. The broker runs in another process, so that the driver's memory is that of the
-consumer alone. A driver whose memory is bounded needs in the last round about what it needed in the first.
+`PRODUCERS` producers, new ones in each round, write a transaction of one message each into four journals. Then each of
+`JOURNALS` journals gets a message a round, on a fake broker, and on real brokers with etcd. The consumer reads each
+round in one transaction. The broker runs in another process, so that the driver's memory is the consumer's alone. A
+driver with bounded memory needs about as much in the last round as in the first.
 
-It prints the parts of each round, too: the time of the consumer's steps, of its tasks and of processors, and the calls
-of brokers (`consumer_parts.py`).
+It also prints the parts of each round: the time of the consumer's steps and tasks, the processor time, and the calls to
+brokers (`consumer_parts.py`).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 PRODUCERS = 100_000
 JOURNALS = 10_000
 ROUNDS = 3
-CHANGES_AT_ONCE = 100
+CHANGES_PER_CALL = 100
 BROKERS = 2
-"""A broker has two files open for each journal that was just written, and a process often has 20,000 at most."""
+"""A broker has two open files for each recently written journal, and the limit of a process is often 20,000."""
 LEASE_SECONDS = 60.0
-"""A machine on which other work runs may stand still for longer than the usual 20 seconds."""
+"""A busy machine may stall for longer than the default of 20 seconds."""
 STOP_SECONDS = 300.0
 TIMEOUT_SECONDS = 600.0
 SEEN = Table("seen", MetaData(), Column("messages", BigInteger, nullable=False))
@@ -71,9 +71,9 @@ class Counts:
 
 
 def _serve(calls: Connection) -> None:
-    """Serve journals: `calls` brings names to create, or journals and messages to write in transactions of one each.
+    """Serve journals: a call maps journals, created if missing, to numbers of messages, each in its own transaction.
 
-    If it brings none, that asks for the number of Read calls so far.
+    An empty call requests the number of Read calls so far.
     """
     loop, fake = LoopThread("fake-broker"), FakeBroker()
     loop.run(fake.__aenter__())
@@ -92,8 +92,8 @@ def _serve(calls: Connection) -> None:
     loop.stop()
 
 
-def _serve_really(calls: Connection) -> None:
-    """Serve journals as `_serve` does, by real brokers."""
+def _serve_with_brokers(calls: Connection) -> None:
+    """Serve journals as `_serve` does, with real brokers."""
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedCluster(
@@ -114,8 +114,8 @@ def _serve_really(calls: Connection) -> None:
                 calls.send(sum(map(_reads_served, Path(folder).glob("logs/broker-*.log"))))
                 continue
             new = [_created(journal) for journal in call if journal not in created]
-            for begin in range(0, len(new), CHANGES_AT_ONCE):
-                client.apply(new[begin : begin + CHANGES_AT_ONCE])
+            for begin in range(0, len(new), CHANGES_PER_CALL):
+                client.apply(new[begin : begin + CHANGES_PER_CALL])
             created |= call.keys()
             with client.append_service(retry_timeout=TIMEOUT_SECONDS) as service:
                 for journal, messages in call.items():
@@ -125,9 +125,9 @@ def _serve_really(calls: Connection) -> None:
 
 
 def _reads_served(log: Path) -> int:
-    """Return the number of Read calls that the broker of a log has served."""
-    told = re.findall(r"member\.ready .*metrics=(\S+)", log.read_text())[-1]
-    with urllib.request.urlopen(f"{told}/metrics") as answer:
+    """Return the number of Read calls that the broker with this log file has served."""
+    endpoint = re.findall(r"member\.ready .*metrics=(\S+)", log.read_text())[-1]
+    with urllib.request.urlopen(f"{endpoint}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return sum(int(float(line.split()[1])) for line in lines if line.startswith("coranto_reads_total "))
 
@@ -154,7 +154,7 @@ def _transactions(journal: str, count: int) -> bytes:
 
 @contextmanager
 def _broker(serve: Callable[[Connection], None]) -> Iterator[tuple[str, Callable[[dict[str, int]], Any]]]:
-    """Run a broker in a process of its own. Gives its endpoint, and a function that writes messages to journals.
+    """Run a broker in a separate process. Yield its endpoint, and a function that writes messages to journals.
 
     Without messages, the function returns the number of Read calls so far.
     """
@@ -174,7 +174,7 @@ def _broker(serve: Callable[[Connection], None]) -> Iterator[tuple[str, Callable
 
 
 def _memory() -> float:
-    """Return the memory of this process in MiB, without what waits to be collected."""
+    """Return the memory of this process in MiB, after a garbage collection."""
     gc.collect()
     status = Path("/proc/self/status").read_text().split()
     return int(status[status.index("VmRSS:") + 1]) / 1024
@@ -195,7 +195,7 @@ def _rounds(name: str, journals: Sequence[str], each: int, endpoint: str, write:
         reports: list[ConsumeReport] = []
 
         def more() -> None:
-            """Called when all is consumed: note what that took, and write the next round."""
+            """Record the consumed round, and write the next one."""
             if found:
                 parts.end()
             found.append(_memory())
@@ -224,7 +224,7 @@ def _rounds(name: str, journals: Sequence[str], each: int, endpoint: str, write:
     base, *after = found
     grown = [at - base for at in after]
     took = [at - before for before, at in pairwise(seconds)]
-    print(f"{name}, by round: +{_list(grown)} MiB, in {_list(took)} s, of which appends {_list(written)} s")
+    print(f"{name}, by round: +{_list(grown)} MiB, in {_list(took)} s, including appends {_list(written)} s")
     for part in dict.fromkeys(name for each in parts.rounds for name in each):
         print(f"  {part}: {', '.join(f'{each.get(part, 0.0):,.5g}' for each in parts.rounds)}", flush=True)
     return [
@@ -238,7 +238,7 @@ def _names(folder: str) -> list[str]:
 
 
 def run(rounds: int) -> list[Figure]:
-    """Measure once, whatever `rounds`: each case has rounds of its own."""
+    """Measure once, regardless of `rounds`: each case has its own rounds."""
     spark = new_session("bench", master="local[2]")
     try:
         warm_up(spark)
@@ -247,7 +247,7 @@ def run(rounds: int) -> list[Figure]:
             few = [f"producers/{n}" for n in range(4)]
             figures += _rounds("producers", few, PRODUCERS // 4, endpoint, write, spark)
             figures += _rounds("journals", _names("journals"), 1, endpoint, write, spark)
-        with _broker(_serve_really) as (endpoint, write):
+        with _broker(_serve_with_brokers) as (endpoint, write):
             figures += _rounds("real", _names("real"), 1, endpoint, write, spark)
         return figures
     finally:

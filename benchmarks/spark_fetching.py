@@ -1,7 +1,7 @@
-"""Bytes that Spark fetches from a fragment store for each byte that is stored there: 1 is the least.
+"""Bytes that Spark fetches from a fragment store for each stored byte: the minimum is 1.
 
-A journal of 64 MiB is stored in three large fragments, behind an HTTP server that counts. The broker is a stand-in that
-only tells where fragments are. Less is better here: a ratio of 2 means that everything was fetched twice.
+A journal of 64 MiB is stored in three large fragments, behind an HTTP server that counts bytes. A fake broker returns
+the locations of fragments. Less is better here: a ratio of 2 means that Spark fetched everything twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLUSTERS = {
 }
 SETTINGS = {
     "spark.executor.memory": "1g",
-    # On a busy machine tasks take so long that Spark would run some of them elsewhere than where they belong.
+    # On a busy machine tasks take so long that Spark would move some of them away from their preferred executors.
     "spark.locality.wait": "120s",
 }
 MESSAGES = 180_000
@@ -87,12 +87,12 @@ def _measured(cluster: str, endpoint: str, store: HttpStore) -> list[Figure]:
     stored = float(sum(len(body) for body, _ in store.objects.values()))
 
     def measure(name: str, run: Callable[[SparkSession], None]) -> None:
-        # In a new session each, because sessions keep what they fetched.
+        # Each measure has a new session, because sessions cache fetched content.
         spark = new_session("bench", master=CLUSTERS[cluster], settings=SETTINGS)
         try:
             warm_up(spark)
             while "executors" in cluster and not executors_of(spark):
-                time.sleep(0.1)  # The second one has not registered yet.
+                time.sleep(0.1)  # The second executor has not registered yet.
             store.fetched.clear()
             run(spark)
         finally:
@@ -131,7 +131,7 @@ def _measured(cluster: str, endpoint: str, store: HttpStore) -> list[Figure]:
 
 @contextmanager
 def _home() -> Iterator[None]:
-    """Have Spark's home in a folder of links: the workers of `local-cluster` write into it."""
+    """Set Spark's home to a folder of links: the workers of `local-cluster` write into it."""
     before = os.environ.get("SPARK_HOME")
     with tempfile.TemporaryDirectory() as folder:
         for entry in Path(pyspark.__file__).parent.iterdir():
@@ -145,7 +145,7 @@ def _home() -> Iterator[None]:
 
 
 def run(rounds: int) -> list[Figure]:
-    """Count once, whatever `rounds`: the counts do not depend on the machine."""
+    """Count once, regardless of `rounds`: the counts do not depend on the machine."""
     loop = LoopThread("fake-broker")
     fake = FakeBroker()
     try:

@@ -1,9 +1,9 @@
-"""Spark reading and writing journals, beside Spark reading and writing Kafka (`--kafka`).
+"""Spark reading and writing journals, compared with Spark reading and writing Kafka (`--kafka`).
 
-The same lines are in four journals, in four partitions of a topic, and in four files, in as many transactions; all
-readers give the flights' columns with one schema, and end in one aggregate. `fetched` in `kafka.py` gets Kafka. Both
-brokers run on this machine. Their processor time does not count, only that of Spark's JVM and its Python workers,
-except where a figure of writes says that it has it, too.
+The same lines are in four journals, four partitions of a topic, and four files, with the same number of transactions.
+All readers return the flights' columns with one schema, and end in one aggregate. `fetched` in `kafka.py` downloads
+Kafka. Both brokers run on this machine. Processor time includes Spark's JVM and its Python workers, and includes the
+brokers only in figures that say so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COLD_SECONDS = 300
 
 
 def run_source(rounds: int) -> list[Figure]:
-    """Measure reads: committed, uncommitted, raw, and the first one of a session."""
+    """Measure reads: committed, uncommitted, raw, and the first read of a session."""
     fetched = kafka.fetched()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -78,10 +78,10 @@ def _isolated(kind: str, options: Mapping[str, str], isolation: str) -> dict[str
 
 
 class _ColdRead:
-    """The first read of a session, in a process of its own; gives the rows per second."""
+    """The first read of a session, in a separate process. A call returns rows per second."""
 
     def __init__(self, kind: str, options: Mapping[str, str], settings: Mapping[str, str], rows: int) -> None:
-        # A session that reads journals only has no need for Kafka's connector.
+        # A session that only reads journals does not need Kafka's connector.
         settings = settings if kind == "kafka" else {}
         request = {"format": kind, "options": options, "settings": settings, "rows": rows}
         self._command = [sys.executable, "-m", "benchmarks.spark_cold", json.dumps(request)]
@@ -95,7 +95,7 @@ class _ColdRead:
 def _first_reads(rounds: int, cold: Mapping[str, Callable[[], float]], version: str) -> list[Figure]:
     found = by_turns(rounds, cold, warm_up=False)
     note = f"Kafka's connector has version {version}"
-    floor = "Spark's Kafka source, read_committed, in a session of its own"
+    floor = "Spark's Kafka source, read_committed, in a new session"
     return [Figure("first read of a session, committed", "rows/s", found["journal"], found["kafka"], floor, note)]
 
 
@@ -137,39 +137,39 @@ def _warm_reads(
     rates = by_turns(rounds, reads)
     figures: list[Figure] = []
 
-    def beside(name: str, subject: str, floor: str, floor_name: str) -> None:
-        figures.extend(_beside(name, rates, reads, (subject, floor), floor_name))
+    def compare(name: str, subject: str, floor: str, floor_name: str) -> None:
+        figures.extend(_compared(name, rates, reads, (subject, floor), floor_name))
 
     for isolation in ("committed", "uncommitted"):
-        beside(
+        compare(
             isolation,
             f"journal {isolation}",
             f"kafka {isolation}",
             f"Spark's Kafka source, read_{isolation}, from_json",
         )
-    beside("committed", "journal committed", "files", FILES)
-    beside("raw values, committed", "journal raw", "kafka raw", "Spark's Kafka source, read_committed")
-    beside("raw values, committed", "journal raw", "files", FILES)
-    beside("raw values, committed", "journal raw", "texts", "Spark reading the same lines from files as texts")
+    compare("committed", "journal committed", "files", FILES)
+    compare("raw values, committed", "journal raw", "kafka raw", "Spark's Kafka source, read_committed")
+    compare("raw values, committed", "journal raw", "files", FILES)
+    compare("raw values, committed", "journal raw", "texts", "Spark reading the same lines from files as texts")
     for name, kafkas, floor_name in (
         ("bare parsed", "kafka committed", "Spark's Kafka source, read_committed, from_json"),
         ("bare raw", "kafka raw", "Spark's Kafka source, read_committed"),
     ):
-        beside(f"batches made beforehand, {name.removeprefix('bare ')}", name, kafkas, floor_name)
-        beside(f"batches made beforehand, {name.removeprefix('bare ')}", name, "files", FILES)
+        compare(f"batches made beforehand, {name.removeprefix('bare ')}", name, kafkas, floor_name)
+        compare(f"batches made beforehand, {name.removeprefix('bare ')}", name, "files", FILES)
     return figures
 
 
-def _beside(
+def _compared(
     name: str,
     rates: Mapping[str, list[float]],
     jobs: Mapping[str, TimedJob],
     pair: tuple[str, str],
     floor_name: str,
 ) -> list[Figure]:
-    """Return the figures of a subject and a floor, by the clock and by processor time."""
+    """Return the figures of a subject and a floor, by elapsed and by processor time."""
     subject, floor = pair
-    spent = jobs[subject].by_processor_time[1:], jobs[floor].by_processor_time[1:]  # The first warms up.
+    spent = jobs[subject].by_processor_time[1:], jobs[floor].by_processor_time[1:]  # Without the warm-up.
     return [
         Figure(name, "rows/s", rates[subject], rates[floor], floor_name),
         Figure(f"{name}, by processor time", PROCESSOR_RATE, *spent, floor_name),
@@ -207,8 +207,8 @@ def run_sink(rounds: int) -> list[Figure]:
             figures: list[Figure] = []
             for name, subject in (("Spark sink, columns", "columns"), ("Spark sink, texts of to_json", "texts")):
                 floor_name = "Spark's Kafka sink, texts of to_json"
-                figures += _beside(name, rates, writes, (subject, "kafka"), floor_name)
-                spent = writes[subject].with_brokers[1:], writes["kafka"].with_brokers[1:]  # The first warms up.
+                figures += _compared(name, rates, writes, (subject, "kafka"), floor_name)
+                spent = writes[subject].with_brokers[1:], writes["kafka"].with_brokers[1:]  # Without the warm-up.
                 figures.append(
                     Figure(f"{name}, by processor time with the brokers'", PROCESSOR_RATE, *spent, floor_name)
                 )

@@ -1,8 +1,8 @@
 """Processor time of parsing a line of JSON: the workers' parser against Spark's `from_json`, for lines of many shapes.
 
-Both parse the same lines, which are in memory, into the same columns. The workers' parser runs in this process as it
-does in a worker, with what it leaves to a second look. Spark's time is that of its process for a job that needs all
-columns, less that of a job that only looks at the texts.
+Both parse the same lines in memory into the same columns. The workers' parser runs in this process as it does in a
+worker, including lines that it must parse one by one. Spark's time is its process's time for a job that needs all
+columns, minus the time for a job that only reads the texts.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 ROWS = 300_000
 BLOCK_BYTES = 4 << 20
-"""The content that is parsed at once."""
+"""The size of the blocks to parse."""
 ZONE: Final = "Europe/Berlin"
 WARM_UPS = 2
-"""Runs of each before those that `in_turns` makes: Java compiles what it runs often."""
+"""Additional warm-up runs before `in_turns`, because Java compiles frequent code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Lines of one form."""
+    """The columns and the records of lines of one form."""
 
     columns: str
     record: Callable[[int], Mapping[str, Any]]
-    """Returns the fields of a line by its number. A text of JSON is given as `Raw`."""
+    """Returns the fields of a line by its number. JSON text is a `Raw`."""
 
 
 class Raw(str):
-    """A value that is written as it is."""
+    """A value that is written unchanged."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 def lines_of(shape: Shape) -> list[bytes]:
-    """Return the lines of a shape, with their newlines."""
+    """Return the lines of a shape, including newlines."""
     return [_line(shape.record(number)) for number in range(ROWS)]
 
 
@@ -164,7 +164,7 @@ class SparksParser:
 
 
 def _spent(frame: DataFrame, *aggregates: str) -> float:
-    """Return the processor seconds of Spark's process for aggregates over all rows."""
+    """Return the processor time of Spark's process for aggregates over all rows, in seconds."""
     begun = processor_seconds().spark
     [answer] = frame.selectExpr("count(*) AS n", *aggregates).collect()
     assert answer["n"] == ROWS, answer

@@ -1,4 +1,4 @@
-"""Jobs of Spark that are timed, by the clock and by the processor time of Spark's processes."""
+"""Spark jobs timed by elapsed time and by the processor time of Spark's processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = ("sum(distance)", "count(tailnum)")
 
 
 def parsed_rows(spark: SparkSession, kind: str, options: Mapping[str, str]) -> DataFrame:
-    """Return the flights' columns as a format reads them: `journal` or `kafka`."""
+    """Return the flights' columns, read by the format `journal` or `kafka`."""
     reader = spark.read.format(kind).options(**options)
     if kind == "journal":
         return reader.schema(f"{SCHEMA}, _flags INT").load().where("_flags != 2")
@@ -28,9 +28,9 @@ def parsed_rows(spark: SparkSession, kind: str, options: Mapping[str, str]) -> D
 
 
 class TimedJob:
-    """A job over so many rows, timed by the clock and by processor time.
+    """A job over `rows` rows, timed by elapsed and by processor time.
 
-    A call returns rows per second, and adds to each list the rows per second of processor time.
+    A call returns rows per second, and adds the rows per second of processor time to each list.
     """
 
     def __init__(self, rows: int, job: Callable[[], object]) -> None:
@@ -39,7 +39,7 @@ class TimedJob:
         self.by_processor_time: list[float] = []
         """Of Spark's processes."""
         self.with_brokers: list[float] = []
-        """Of all processes that this one has started."""
+        """Of all processes that this process has started."""
 
     def __call__(self) -> float:
         before, begun = processor_seconds(), time.perf_counter()
@@ -51,7 +51,7 @@ class TimedJob:
 
 
 class TimedRead(TimedJob):
-    """A timed read of all rows. It ends with aggregates, so that no column that they need is left out."""
+    """A timed read of all rows. Its aggregates prevent Spark from pruning the columns that they need."""
 
     def __init__(self, rows: int, frame: Callable[[], DataFrame], aggregates: tuple[str, ...] = COLUMNS) -> None:
         def read() -> None:
@@ -62,18 +62,18 @@ class TimedRead(TimedJob):
 
 
 class ProcessorSeconds(NamedTuple):
-    """Processor time of the processes that this one has started."""
+    """Processor time of the processes that this process has started."""
 
     spark: float
-    """Of Spark's JVM, of its Python workers, and of workers that have ended."""
+    """Of Spark's JVM and its Python workers, including workers that have exited."""
     all: float
 
 
 def processor_seconds() -> ProcessorSeconds:
-    """Return the processor time until now."""
+    """Return the total processor time so far."""
     spark = others = 0
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # The process has ended meanwhile.
+        with contextlib.suppress(OSError):  # The process has exited.
             command = (folder / "cmdline").read_bytes()
             user, system, ended_user, ended_system = map(int, _after_name(folder / "stat")[11:15])
             if str(os.getpid()) not in _ancestors(folder.name):
@@ -89,7 +89,7 @@ def processor_seconds() -> ProcessorSeconds:
 
 
 def _after_name(stat: Path) -> list[bytes]:
-    """Return the fields of a process behind its name, which may hold anything."""
+    """Return the fields of a process after its name, which may contain any character."""
     return stat.read_bytes().rpartition(b")")[2].split()
 
 

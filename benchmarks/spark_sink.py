@@ -1,8 +1,7 @@
 """Rows per second of `write.format("journal")` against plain appends of the same bytes.
 
-Rows are the flights with their columns, from Spark's cache, and are written from two tasks to four journals by a key.
-The floor appends the same number of bytes by two threads, in pieces of 1 MiB, with nothing to encode and nothing to
-decide.
+Rows are the flights with their columns, from Spark's cache. Two tasks write them to four journals by a key. The floor
+appends the same number of bytes in two threads, in chunks of 1 MiB, without encoding and routing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Rows per second of `format("journal")` against Spark reading the same records from JSON files.
 
-Both sides end with the same work: they parse the flights' columns from JSON with the same schema, and aggregate over
-one of them so that nothing is pruned away. The journal side reads persisted fragments and sequences messages by UUID.
-Its workers parse the columns, or Spark does so with `from_json`.
-The floor reads plain files with the same lines. Beside them stand reads of one large journal by several tasks, over
-its read by one task.
+Both sides parse the flights' columns from JSON with the same schema, and aggregate over some of them so that Spark does
+not prune these. The journal side reads persisted fragments and sequences messages by UUID. Its workers parse the
+columns, or Spark does with `from_json`. The floor reads plain files with the same lines. Further figures compare reads
+of one large journal by several tasks with its read by one task.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def run(rounds: int) -> list[Figure]:
                 )
                 subjects, floors = in_turns(rounds, floor, subject)
                 figures.append(Figure(f"Spark source, {name}", "rows/s", subjects, floors, floor_name))
-                spent = subject.by_processor_time[1:], floor.by_processor_time[1:]  # Without the first, which warms up.
+                spent = subject.by_processor_time[1:], floor.by_processor_time[1:]  # Without the warm-up.
                 unit = "rows per s of processor time"
                 figures.append(Figure(f"Spark source, {name}, by processor time", unit, *spent, floor_name))
             one_task = f"the same read with {TASKS[0]} task"

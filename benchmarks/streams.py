@@ -1,12 +1,12 @@
-"""Writers of streams against plain appends of the same bytes, and against each other.
+"""Stream writers against plain appends of the same bytes, and against each other.
 
-One process writes to one broker (R=1) over one client, so only the writer's work differs: its sequences and registers,
+One process writes to one broker (R=1) with one client, so only the writer's work differs: its sequences and registers,
 the framing of events, and routing. Events have 100 bytes, and transactions ten events. A plain append has exactly the
-bytes that such a transaction has in its segment.
+bytes of such a transaction in its segment.
 
-Latencies are measured with one commit after the other, a transaction and a plain append in turns. Rates are those of
-tasks that each commit, wait, and commit again. *Pipelined* rates are those of one task that does not wait. Their plain
-appends go through `AppendService`, which batches concurrent appends as a writer does.
+Latencies are measured with sequential commits, a transaction and a plain append in turns. Rates are measured with tasks
+that each wait for a commit before the next one, *pipelined* rates with one task that does not wait. Their plain appends
+use `AppendService`, which batches concurrent appends as a writer does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Measure = Callable[[], Awaitable[float]]
 
 
 class Bench:
-    """A client, and the stream and journal that it writes to. Use on one event loop."""
+    """A client, and the streams and the journal that it writes to. Use on one event loop."""
 
     def __init__(self, client: JournalClient) -> None:
         self.client = client
@@ -62,13 +62,13 @@ class Bench:
 
     @asynccontextmanager
     async def warm(self, segments: int = 1) -> AsyncIterator[StreamWriter[bytes]]:
-        """Yield a writer that has been in contact with all segments, so that this is not measured."""
+        """Yield a writer that has already written to all segments, so that their first writes are not measured."""
         async with self.writer(segments) as writer:
             await asyncio.gather(*(writer.write_events(f"key-{number}", EVENTS) for number in range(4 * segments)))
             yield writer
 
     def plain(self, writer: StreamWriter[bytes]) -> bytes:
-        """Return the bytes of a transaction."""
+        """Return the bytes of a transaction of `EVENTS`."""
         format, producer = BytesEvents(), new_producer_id(lambda size: b"x" * size)
         events = [format.marshal(event, build_uuid(producer, 1, Flags.CONTINUE_TXN)) for event in EVENTS]
         end = format.transaction_end(build_uuid(producer, 2, Flags.ACK_TXN), writer.identity.writer, 1)
@@ -89,7 +89,7 @@ class Bench:
         return statistics.median(found[0]) * 1e3, statistics.median(found[1]) * 1e3
 
     async def written_latency(self) -> tuple[float, float]:
-        """Measure like `latency`, but only the `commit` of a transaction that was opened and written to before."""
+        """Measure like `latency`, but only the `commit` of a transaction that is already open and written."""
         found: tuple[list[float], list[float]] = ([], [])
         async with self.warm() as writer:
             content = self.plain(writer)
@@ -164,7 +164,7 @@ class Bench:
             return await self.rate(TASKS, lambda _: self.commit_several(writer))
 
     async def pipelined_transactions(self) -> float:
-        """Return the transactions per second of one task that does not wait for them."""
+        """Return the transactions per second of one task that does not wait for commits."""
         async with self.warm() as writer:
             begun = time.perf_counter()
             for number in range(PIPELINED):
@@ -183,7 +183,7 @@ class Bench:
         return PIPELINED / (time.perf_counter() - begun)
 
     async def pipelined_events(self) -> float:
-        """Return the plain events per second of one task that does not wait for them."""
+        """Return the events per second, without transactions, of one task that does not wait for them."""
         async with self.warm() as writer:
             begun = time.perf_counter()
             for number in range(PIPELINED * len(EVENTS)):
@@ -214,7 +214,7 @@ def _figures(rounds: int) -> Iterator[Figure]:
             plain = f"plain appends of the same {size} bytes"
             yield Figure("commit of a transaction, p50", "ms", *latencies(bench.latency), plain, "less is better")
             measured = latencies(bench.written_latency)
-            yield Figure("commit of what was written before, p50", "ms", *measured, plain, "less is better")
+            yield Figure("commit of events written before, p50", "ms", *measured, plain, "less is better")
             for tasks in (1, TASKS):
                 name = f"transactions, {tasks} task{'s' if tasks > 1 else ''}"
                 measured = pair(bench.appends(tasks), bench.transactions(tasks=tasks, keys=tasks))

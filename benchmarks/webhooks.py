@@ -1,8 +1,8 @@
 """Webhooks in batches against a bare aiohttp server that parses the same JSON (`request.json()`), both as processes.
 
 The floor keeps nothing. The subject answers when the events are committed to a stream of two segments. One client sends
-the same requests to both. The second figure divides by the processor time of the server's process alone: the client's
-and the broker's, which share the machine's cores with it, are in the first figure only.
+the same requests to both. The second figure divides by the processor time of the server's process alone. The first
+figure includes the client and the broker, which share the machine's cores with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coranto.cluster.processes import free_port
 
 ROWS: Final = 1000
 REQUESTS: Final = 120
-AT_ONCE: Final = 8
+CONCURRENCY: Final = 8
 _FLOOR: Final = """
 import sys
 from aiohttp import web
@@ -53,7 +53,7 @@ _COMMAND: Final = "import sys; from coranto.cli import main; sys.exit(main())"
 
 
 def run(rounds: int) -> list[Figure]:
-    """Measure rows of requests of a thousand rows."""
+    """Measure rows per second, in requests of a thousand rows."""
     row = {"id": 12345, "customer": "customer-17", "cents": 995, "at": "2026-11-28T21:00:00.000000Z", "note": "x" * 80}
     body = json.dumps([{**row, "customer": f"customer-{n % 97}"} for n in range(ROWS)]).encode()
     ports = free_port(), free_port()
@@ -77,7 +77,7 @@ def run(rounds: int) -> list[Figure]:
             for each in serving:
                 each.terminate()
                 each.wait()
-    note = f"requests of {ROWS} rows and {len(body)} bytes, {AT_ONCE} at a time"
+    note = f"requests of {ROWS} rows and {len(body)} bytes, {CONCURRENCY} at a time"
     floor_name = "aiohttp that parses the JSON"
     return [
         Figure("webhooks in batches", "rows/s", *found, floor_name, note),
@@ -86,7 +86,7 @@ def run(rounds: int) -> list[Figure]:
 
 
 def _measured(port: int, body: bytes, pid: int, spent: list[float]) -> float:
-    """Return the rate by time, and add the rate by the processor time of a process."""
+    """Return the rate by elapsed time, and add the rate by a process's processor time to `spent`."""
     before = _processor_seconds(pid)
     rate = asyncio.run(_rate(port, body))
     spent.append(ROWS * REQUESTS / (_processor_seconds(pid) - before))
@@ -112,7 +112,7 @@ async def _rate(port: int, body: bytes) -> float:
                     assert (await response.json())["events"] == ROWS
 
         began = time.perf_counter()
-        await asyncio.gather(*(send() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(send() for _ in range(CONCURRENCY)))
         return ROWS * REQUESTS / (time.perf_counter() - began)
 
 

@@ -8,7 +8,7 @@ import pyspark
 import pytest
 
 from benchmarks import kafka
-from benchmarks.__main__ import BENCHMARKS, BESIDE_KAFKA, chosen
+from benchmarks.__main__ import BENCHMARKS, KAFKA_BENCHMARKS, chosen
 from coranto.errors import InvalidInput, Unavailable
 
 
@@ -24,11 +24,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_kafka_is_left_out_unless_it_is_asked_for() -> None:
     assert chosen([], kafka=False) == BENCHMARKS
     assert chosen(["spark_source"], kafka=False) == {"spark_source": BENCHMARKS["spark_source"]}
-    assert not set(chosen([], kafka=False).values()) & set(BESIDE_KAFKA.values())
+    assert not set(chosen([], kafka=False).values()) & set(KAFKA_BENCHMARKS.values())
 
 
 def test_results_beside_kafka_have_names_of_their_own() -> None:
-    assert chosen(["spark_source"], kafka=True) == {"spark_source_kafka": BESIDE_KAFKA["spark_source"]}
+    assert chosen(["spark_source"], kafka=True) == {"spark_source_kafka": KAFKA_BENCHMARKS["spark_source"]}
     assert chosen([], kafka=True).keys() == {"kafka_to_table", "spark_sink_kafka", "spark_source_kafka"}
 
 
