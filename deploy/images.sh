@@ -5,16 +5,16 @@
 #   sh deploy/images.sh                   # coranto-python, coranto-etcd, coranto-broker, coranto
 #   sh deploy/images.sh --try             # … and run the compose and Kubernetes files in them (`make images`)
 #
-# PYTHON_IMAGE names a base with python3 and its module venv (default: one that debootstrap makes once, of the packages
-# of Debian's release without later security updates). MIRROR names a Debian mirror (default: debootstrap's). EXTRA_CA
-# is a file of certificates that pip trusts, for a network that inspects TLS; no image keeps it. PYTHON runs the trial.
+# PYTHON_IMAGE is a base image with python3 and its module venv (default: an image that debootstrap builds once from
+# Debian's release, without later security updates). MIRROR is a Debian mirror (default: debootstrap's). EXTRA_CA is a
+# file of certificates that pip trusts, for networks that inspect TLS; no image contains it. PYTHON runs the tests.
 # `buildah push IMAGE DESTINATION` copies an image to a registry or an archive, and `buildah rmi IMAGE` removes it.
 set -eu
 cd "$(dirname "$0")/.."
 for program in buildah debootstrap; do
     command -v "$program" > /dev/null || { echo "install $program: apt-get install buildah debootstrap" >&2; exit 1; }
 done
-[ "$(id -u)" = 0 ] || { echo "run this as root: debootstrap and buildah make file systems" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || { echo "run this as root: debootstrap and buildah create file systems" >&2; exit 1; }
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 suite=bookworm
 python=${PYTHON_IMAGE:-localhost/coranto-python:$suite}
@@ -22,23 +22,23 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 printf '[global]\ncert = /run/extra-ca.pem\n' > "$work/pip.conf"
 
-quietly() { # quietly COMMAND…: its output only if it fails
+quietly() { # quietly COMMAND…: print the command's output only if it fails
     "$@" > "$work/log" 2>&1 || { tail -40 "$work/log" >&2; exit 1; }
 }
-known() { # the ID of $image, or nothing
+known() { # print the ID of $image, if it exists
     buildah images --quiet --no-trunc "$image" 2> /dev/null || true
 }
-tag() { # tag IMAGE COMMAND…: build the image by a command, and remove the one that had its name
+tag() { # tag IMAGE COMMAND…: build the image with a command, and remove the previous image of this name
     image=$1
     shift
     echo "building $image …"
     before=$(known)
     quietly "$@"
     if [ -n "$before" ] && [ "$before" != "$(known)" ]; then
-        buildah rmi "$before" > /dev/null || echo "the former $image stays, because of the containers named above" >&2
+        buildah rmi "$before" > /dev/null || echo "the previous $image is kept, because the containers named above use it" >&2
     fi
 }
-base() { # Commands are joined: `set -e` has no effect in what `quietly` runs.
+base() { # Join commands with &&: `set -e` has no effect in a function that `quietly` runs.
     debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
             $suite "$work/root" ${MIRROR:+"$MIRROR"} \
      && chroot "$work/root" apt-get clean \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the secrets of deploy/compose/compose.yaml, each once, readable by their owner alone.
+# Create the missing secrets of deploy/compose/compose.yaml, readable by their owner only.
 set -eu
 cd "$(dirname "$0")"
 umask 077
@@ -13,6 +13,6 @@ fi
 if [ ! -e secrets/store.env ]; then
     key=$(random) secret=$(random)
     printf 'AWS_ACCESS_KEY_ID=%s\nAWS_SECRET_ACCESS_KEY=%s\n' "$key" "$secret" > secrets/store.env
-    # The names by which the S3 server takes its first user, as MinIO has them.
+    # MinIO's variables for the first user of the S3 server.
     printf 'MINIO_ROOT_USER=%s\nMINIO_ROOT_PASSWORD=%s\n' "$key" "$secret" > secrets/s3.env
 fi

@@ -1,4 +1,4 @@
-"""Run a consumer by `spark-submit`, with the arguments of `coranto consumer run`.
+"""Run a consumer with `spark-submit`, with the arguments of `coranto consumer run`.
 
 spark-submit --master yarn run_consumer.py shop:Orders --store postgresql://...
 """

@@ -1,4 +1,4 @@
-"""The journals as Dagster's assets: their specs, drift of these, and an audit of the journals."""
+"""The journals as Dagster assets: their specs, drift from the specs, and an audit of the journals."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A consumer that sums up each customer's cents in SQL."""
+"""A consumer that sums each customer's cents in SQL."""
 
 import os
 from typing import Any
@@ -14,7 +14,7 @@ TOTALS = Table(
 
 
 class Totals(Application):
-    """Adds up what customers pay."""
+    """Adds the cents of each order to its customer's total."""
 
     def new_store(self, shard: Any) -> SqlShardStore:
         return SqlShardStore(os.environ["TOTALS_STORE_URL"], TOTALS)
