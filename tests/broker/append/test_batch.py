@@ -1,4 +1,4 @@
-"""Batches between brokers and clients in this process: what they cost, and who holds up whom."""
+"""Batches of appends in real brokers: round trips, errors and slow clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Messages(Counter[str]):
-    """Records the messages on streams to peers from now on."""
+    """Records the messages sent on streams to peers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def primary_of(journal: str, *processes: BrokerProcess) -> tuple[BrokerProcess, 
 async def together(
     client: RawClient, replica: Replica, appends: list[bytes]
 ) -> list[pb.AppendResponse | BaseException]:
-    """Appends that are all received before the first of them gets the pipeline."""
+    """Run appends that are all received before the first of them gets the pipeline."""
     queue = queue_of(replica)
     pipeline = await replica.pipeline.take()
     tasks = [asyncio.create_task(client.append(J, content)) for content in appends]
@@ -75,7 +75,7 @@ async def together(
 async def brokers(
     stack: AsyncExitStack, settings: BrokerSettings, count: int
 ) -> tuple[list[BrokerProcess], list[RawClient]]:
-    """Brokers of one cluster, and a client of each."""
+    """Start the brokers of one cluster, and a client of each."""
     found = []
     for number in range(count):
         own = settings.model_copy(update={"id": f"broker-{number}", "data_dir": settings.data_dir / str(number)})
@@ -86,7 +86,7 @@ async def brokers(
 async def test_appends_cost_one_round_trip_to_each_peer(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    messages = Messages(monkeypatch)  # Before there are streams.
+    messages = Messages(monkeypatch)  # Before streams exist.
     async with AsyncExitStack() as stack:
         processes, clients = await brokers(stack, broker_settings, 3)
         wanted = spec()
@@ -131,7 +131,7 @@ async def test_appends_cost_one_round_trip_to_each_peer(
         (Batch, "_outcomes"),
     ],
 )
-async def test_each_append_of_a_batch_is_answered_whatever_fails_unexpectedly(
+async def test_each_append_of_a_batch_is_answered_despite_unexpected_errors(
     broker_settings: BrokerSettings,
     spec: MakeSpec,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,8 +171,8 @@ async def test_each_append_of_a_batch_is_answered_whatever_fails_unexpectedly(
         assert all(content.count(each) <= 1 for each in contents)
 
 
-async def test_a_small_append_that_dawdles_holds_up_nobody(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
-    patient = broker_settings.model_copy(update={"min_append_rate": 0})  # It may dawdle for ever.
+async def test_a_slow_small_append_delays_no_other_append(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+    patient = broker_settings.model_copy(update={"min_append_rate": 0})  # The client may be slow indefinitely.
     async with running_broker(patient) as (_, client):
         await create(client, spec())
         call = client.stub.Append()
@@ -187,7 +187,7 @@ async def test_a_small_append_that_dawdles_holds_up_nobody(broker_settings: Brok
         assert (response.commit.begin, response.registers) == (50, labels.label_set(author="slow"))
 
 
-async def test_what_breaks_a_rule_is_refused_as_without_batches(client: RawClient, spec: MakeSpec) -> None:
+async def test_invalid_appends_are_refused_as_without_batches(client: RawClient, spec: MakeSpec) -> None:
     await create(client, spec())
     first, content, commit = pb.AppendRequest(journal=J), pb.AppendRequest(content=b"abc"), pb.AppendRequest()
     for messages, reason in (

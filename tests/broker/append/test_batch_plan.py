@@ -23,7 +23,7 @@ Answer = tuple[str, int, int, tuple[tuple[str, str], ...]]
 
 @dataclass
 class Journal:
-    """A pure spool and what is known of its fragments, with the effects of appends."""
+    """A pure spool with the summary of its fragments, and the effects of appends."""
 
     spec: pb.JournalSpec
     spool: Spool = field(default_factory=lambda: Spool(J))
@@ -66,7 +66,7 @@ def answered(status: str, begin: int, end: int, registers: pb.LabelSet) -> Answe
 
 
 def one_by_one(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) -> list[Answer]:
-    """Each append is checked, rolls the fragment if that is due, and commits under a proposal of its own."""
+    """Check each append, roll the fragment if due, and commit under a separate proposal."""
     answers = []
     for request, content in appends:
         found = decide(request, journal.snapshot, content)
@@ -82,7 +82,7 @@ def one_by_one(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) 
 
 
 def in_batches(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) -> list[Answer]:
-    """The first is decided, and a batch takes along those that may follow it."""
+    """Decide on the first append, and batch those behind it that the plan admits."""
     answers: list[Answer] = []
     while len(answers) < len(appends):
         request, content = appends[len(answers)]

@@ -1,4 +1,4 @@
-"""The decision on an append, and the shorter forms of it that groups and the fast path use."""
+"""The decision on an append, and its shorter forms for batches and inline commits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check(
 
 
 def rolled(spool: CommittedState, to: int = 0) -> Fragment:
-    """Return the empty fragment that begins at `to`, or else at the spool's end."""
+    """Return the empty fragment that begins at `to`, or at the spool's end."""
     return empty_at(spool.fragment, to or spool.fragment.end, Codec(SPEC.fragment.compression_codec))
 
 
@@ -67,12 +67,12 @@ def test_an_ordinary_append_may_continue() -> None:
     assert check(request(), SPEC, empty, 0, 0) == Commit(pb.LabelSet())
 
 
-def test_content_that_could_not_be_acknowledged_as_demanded_is_refused_and_empty_appends_are_not() -> None:
+def test_content_below_its_durability_demand_is_refused_but_not_barriers() -> None:
     snapshot = JournalSnapshot(SPEC, committed(50, 100), IndexSummary(0, 100, False, 0), NOW, refusal="one zone")
     assert decide(request(), snapshot, b"x") == Refuse(pb.INSUFFICIENT_JOURNAL_BROKERS, pb.LabelSet(), "one zone")
     assert steady(snapshot) is None
     assert BatchPlan(snapshot).admit(request(), b"x") is None
-    for content in (b"", None):  # The first content is judged when it comes.
+    for content in (b"", None):  # Content is checked when it arrives.
         assert decide(request(), snapshot, content) == Commit(pb.LabelSet())
     assert judge_content(request(), SPEC, 1, REGISTERS, "one zone") == Refuse(
         pb.INSUFFICIENT_JOURNAL_BROKERS, REGISTERS, "one zone"
@@ -91,7 +91,7 @@ def test_the_first_known_content_rolls() -> None:
         ("author=you", REGISTERS, pb.REGISTER_MISMATCH),
         ("author=you", pb.LabelSet(), pb.OK),  # Empty registers satisfy every selector.
         ("!author", REGISTERS, pb.REGISTER_MISMATCH),
-        (labels.HELD, pb.LabelSet(), pb.REGISTER_MISMATCH),  # But for those that ask whether they were lost.
+        (labels.HELD, pb.LabelSet(), pb.REGISTER_MISMATCH),  # Except selectors that check for a loss.
         (f"{labels.HELD},author=me", pb.LabelSet(), pb.REGISTER_MISMATCH),
         (f"{labels.HELD},author=me", labels.label_set({labels.HELD: "", "author": "me"}), pb.OK),
         (f"!{labels.HELD},author=me", pb.LabelSet(), pb.OK),
@@ -137,7 +137,7 @@ def test_offsets(offset: int, index_end: int, flags: int, decision: AppendDecisi
     assert check(request(offset=offset), spec, committed(50, 100), 0, index_end) == decision
 
 
-def test_a_strict_check_has_a_read_only_journal_judged_as_one_that_is_written_to() -> None:
+def test_a_strict_check_of_a_read_only_journal_decides_as_if_it_were_writable() -> None:
     spec = pb.JournalSpec(name=JOURNAL, flags=pb.JournalSpec.O_RDONLY, fragment=SPEC.fragment)
     held = committed(50, 100, registers=labels.label_set({labels.HELD: ""}))
     strict = request(check_registers=labels.parse_selector(labels.HELD))
@@ -181,7 +181,7 @@ def test_rolls(
 @pytest.mark.parametrize(
     ("wish", "level", "index", "expected"),
     [
-        # wish, level of the journal's spec, (begin, end, stored at) of the index, what follows
+        # wish, level of the journal's spec, (begin, end, stored at) of the index, result
         (Wish.SUSPEND_RESUME, Suspend.NONE, (0, 100, 0), Commit(pb.LabelSet())),
         (Wish.SUSPEND_RESUME, Suspend.PARTIAL, (0, 100, 0), ChangeSuspension(Suspend(level=Suspend.NONE, offset=100))),
         (Wish.SUSPEND_NO_RESUME, Suspend.NONE, (0, 100, 0), Commit(pb.LabelSet())),
@@ -223,7 +223,7 @@ def test_a_journal_without_content_is_fully_suspended(
 ) -> None:
     spec = pb.JournalSpec(name=JOURNAL, suspend=Suspend(level=level), fragment=SPEC.fragment)
     assert check(request(suspend=wish), spec, committed(100, 100), 0, 0) == FULLY
-    proposed = committed(50, 100)  # The index knows of it once all replicas have acknowledged it.
+    proposed = committed(50, 100)  # The index includes it once all replicas have acknowledged it.
     found = check(request(suspend=wish), spec, proposed, 0, 0)
     partly = ChangeSuspension(Suspend(level=Suspend.PARTIAL, offset=100), rolled(proposed))
     assert found == (partly if level == Suspend.NONE else Refuse(pb.SUSPENDED, pb.LabelSet()))
@@ -246,7 +246,7 @@ def test_registers_change_only_with_content() -> None:
         judge_content(changing, SPEC, 0, REGISTERS)
 
 
-def test_a_store_is_asked_for_before_anything_else() -> None:
+def test_the_stores_health_is_needed_before_any_other_check() -> None:
     spec = pb.JournalSpec(name=JOURNAL, fragment=SPEC.fragment)
     spec.fragment.stores.append("file:///")
     wrong = request(offset=7)
@@ -341,7 +341,7 @@ def snapshots(draw: st.DrawFn) -> JournalSnapshot:
 
 
 def grown(snapshot: JournalSnapshot, length: int, registers: pb.LabelSet) -> JournalSnapshot:
-    """Return the snapshot once an append of that length has committed to the present fragment."""
+    """Return the snapshot after an append of that length has committed to the same fragment."""
     old, known = snapshot.committed.fragment, snapshot.known
     fragment = Fragment(JOURNAL, old.begin, old.end + length, b"t" * 20, old.codec)
     begin = old.begin if known.empty else known.begin
@@ -357,10 +357,10 @@ def grown(snapshot: JournalSnapshot, length: int, registers: pb.LabelSet) -> Jou
     request(), JournalSnapshot(SPEC, committed(50, 100, NOW, REGISTERS), IndexSummary(0, 100, empty=False), NOW), 30, 3
 )
 @settings(max_examples=600, deadline=None)
-def test_in_a_steady_range_the_short_answer_is_the_decision(
+def test_in_a_steady_range_the_short_answer_equals_the_decision(
     asked: pb.AppendRequest, snapshot: JournalSnapshot, growth: int, length: int
 ) -> None:
-    """Inline commits and batches ask `apply_registers` instead of `decide`."""
+    """Inline commits and batches call `apply_registers` instead of `decide`."""
     found = steady(snapshot)
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""The order of a stream's appends: they wait for those before them that are elsewhere."""
+"""The order of a stream's appends: each waits for earlier ones that are processed elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coranto_broker.append.states import State
 
 
 class Queue(JournalQueue):
-    """Records what comes."""
+    """Records the appends in it."""
 
     def __init__(self) -> None:
         self.came: list[QueuedAppend] = []
@@ -28,13 +28,13 @@ class Queue(JournalQueue):
 
 
 def resolution(place: Queue | str) -> Any:
-    """A resolution to a queue, or to the broker of that name."""
+    """Return a resolution to a queue, or to the broker of that name."""
     header = pb.Header(process_id=pb.ProcessSpec.ID(suffix=place)) if isinstance(place, str) else None
     return SimpleNamespace(require_replica=SimpleNamespace(queue=place), header=header)
 
 
 class World:
-    """A stream's order, and what its appends resolve to."""
+    """A stream's order, and the resolutions of its appends."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         environment: Any = None
@@ -55,7 +55,7 @@ class World:
         return AppendOutcome(append.resolved)
 
     def add(self, queue: Queue | None = None) -> QueuedAppend:
-        """An append whose resolution is known, if a queue is given."""
+        """Add an append. Its resolution is known if a queue is given."""
         append = QueuedAppend(pb.AppendRequest(journal="a/b"), content=b"x")
         append.on_settled = self.forwarded.append
         if queue is not None:
@@ -74,7 +74,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_appends_go_straight_to_the_queue_that_has_those_before_them(world: World) -> None:
+async def test_appends_go_straight_to_the_queue_that_has_the_earlier_ones(world: World) -> None:
     appends = [world.add(world.queue) for _ in range(3)]
     assert world.queue.came == appends
     for _ in appends:
@@ -93,7 +93,7 @@ async def test_appends_wait_for_one_that_is_being_resolved(world: World) -> None
     assert world.queue.came == [first, second]
 
 
-async def test_appends_wait_for_those_in_the_queue_of_an_earlier_replica(world: World) -> None:
+async def test_appends_wait_for_appends_in_the_queue_of_an_earlier_replica(world: World) -> None:
     world.add(world.queue)
     world.resolved.set_result(world.other)
     later = [world.add(world.other), world.add()]
@@ -104,7 +104,7 @@ async def test_appends_wait_for_those_in_the_queue_of_an_earlier_replica(world: 
     assert world.other.came == later
 
 
-async def test_appends_wait_for_those_that_are_forwarded(world: World) -> None:
+async def test_appends_wait_for_forwarded_appends(world: World) -> None:
     world.resolved.set_result("primary")
     first, second = world.add(), world.add()
     await turns()
@@ -120,8 +120,8 @@ async def test_appends_wait_for_those_that_are_forwarded(world: World) -> None:
     assert world.queue.came == [third]
 
 
-async def test_appends_wait_for_those_that_are_forwarded_to_an_earlier_primary(world: World) -> None:
-    # Found by simulation: the earlier primary forwarded them in its turn, and they came after those behind them.
+async def test_appends_wait_for_appends_forwarded_to_an_earlier_primary(world: World) -> None:
+    # Found by simulation: the earlier primary forwarded them in turn, and they arrived after later appends.
     world.resolved.set_result("primary")
     first = world.add()
     await turns()

@@ -1,4 +1,4 @@
-"""Pulses: what they append, and which of their ends are failures."""
+"""Pulses: their appends, and which of their outcomes are failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.broker.running import ManualClock
 
 
 class World:
-    """A journal whose pulses end as the test says."""
+    """A journal whose pulses end as the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.signal = ManualClock(), Signal()
@@ -55,14 +55,14 @@ async def test_a_pulse_is_an_empty_append_that_wakes_no_journal(world: World) ->
 
 
 @pytest.mark.parametrize("status", [pb.SUSPENDED, pb.INSUFFICIENT_JOURNAL_BROKERS, pb.NOT_JOURNAL_PRIMARY_BROKER])
-async def test_refusals_that_end_with_the_route_are_no_failures(world: World, status: pb.Status.ValueType) -> None:
+async def test_refusals_that_end_with_the_route_are_not_failures(world: World, status: pb.Status.ValueType) -> None:
     world.end = status
     assert await world.pulses.pulse(world.replica) is world.signal
     assert world.replica.answer[0] == status
 
 
 @pytest.mark.parametrize("end", [pb.INDEX_HAS_GREATER_OFFSET, Unavailable("gone"), OSError("disk"), TimeoutError()])
-async def test_a_failed_pulse_tells_when_to_try_again(world: World, end: Any) -> None:
+async def test_a_failed_pulse_says_when_to_retry(world: World, end: Any) -> None:
     world.end = end
     with pytest.raises(PulseFailed) as failed:
         await world.pulses.pulse(world.replica)

@@ -1,4 +1,4 @@
-"""The append state machine: its table, every path through its states, and what it leaves behind."""
+"""The append state machine: its table, every path through its states, and the resources that it releases."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ OK = pb.ReplicateResponse(status=pb.OK)
 
 
 class Peer:
-    """A replica whose answers are given; by default it agrees with everything."""
+    """A replica with planned answers; by default it agrees to every proposal."""
 
     def __init__(self) -> None:
         self.answers: deque[pb.ReplicateResponse | Exception] = deque()
         self.sent: list[str] = []
-        self.told: list[int] = []
+        self.readable_offsets: list[int] = []
         self.asked: list[int] = []
         self.is_open = self.tells_synced = True
         self.gate = asyncio.Event()
@@ -87,7 +87,7 @@ class Peer:
         self.propose(extension.proposal, extension.registers, header=None, acknowledge=True, ask=extension.ask)
 
     def readable(self, offset: int) -> None:
-        self.told.append(offset)
+        self.readable_offsets.append(offset)
 
     async def drain(self) -> None:
         return
@@ -111,7 +111,7 @@ class Peer:
 
 
 class Client:
-    """Streams messages, or fails with an error. After the last, nothing comes."""
+    """Streams messages, or fails with an error. After the last, it stays silent."""
 
     def __init__(self, *messages: object) -> None:
         self._messages = deque(messages)
@@ -183,14 +183,14 @@ class World:
         self.consistent = True
         self.signal = Signal()
         self.revision = 10
-        self.etcd_revision = 0  # The latest one of etcd, if it is ahead of the Route's.
+        self.etcd_revision = 0  # The latest revision of etcd, if it is ahead of the Route's.
         self.built = 0
         self.resolved: list[int] = []
         self.changes: deque[Any] = deque()
         self.txns: list[Any] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.resolver = self.stores = self
-        self.known_resolution: Resolution | None = None  # What the resolver knows without a wait.
+        self.known_resolution: Resolution | None = None  # The resolution that is known without a wait.
         self.coordinator = self
         self.record: KeyValue | None = None
         self.conflicts = 0
@@ -313,7 +313,7 @@ class World:
         return append
 
     async def run(self, append: QueuedAppend) -> Result:
-        """Take an append to its outcome."""
+        """Run an append to its outcome."""
         environment: Any = self
         try:
             outcome = await resolve(environment, append)
@@ -328,16 +328,16 @@ class World:
         return Result(append)
 
     async def append(self, *contents: bytes, **request: Any) -> Result:
-        """An append whose content is streamed."""
+        """Run an append whose content is streamed."""
         messages = [pb.AppendRequest(content=content) for content in (*contents, b"")]
         return await self.run(self.queued(client=Client(*messages, object()), **request))
 
     async def whole(self, content: bytes = b"", **request: Any) -> Result:
-        """An append that was received before it asks for the pipeline."""
+        """Run an append that was received before it requests the pipeline."""
         return await self.run(self.queued(content, **request))
 
     async def together(self, *appends: tuple[bytes, dict[str, Any]]) -> list[Result]:
-        """Whole appends that wait for the pipeline at the same time, in this order."""
+        """Run whole appends that wait for the pipeline at the same time, in this order."""
         pipeline = await self.replica.pipeline.take()
         tasks = []
         for content, request in appends:
@@ -348,7 +348,7 @@ class World:
         return list(await asyncio.gather(*tasks))
 
     async def is_free(self) -> bool:
-        """Return whether nobody owns the pipeline any more, after background work has finished."""
+        """Return True once background work has finished and the pipeline is free."""
         await asyncio.gather(*self.tasks, return_exceptions=True)
         async with asyncio.timeout(60):
             self.replica.pipeline.put(await self.replica.pipeline.take())
@@ -404,7 +404,7 @@ def test_only_the_events_of_the_table_move_an_append(world: World, state: State)
                 append.on(event)
 
 
-# ----------------------------------------------------------------------------------------------- to where content flows
+# ------------------------------------------------------------------------------------------------------ up to streaming
 
 
 async def test_a_first_append_builds_a_pipeline_and_later_ones_use_it(world: World) -> None:
@@ -423,13 +423,13 @@ async def test_a_status_ends_the_append(world: World) -> None:
     assert (fsm.state, fsm.status, fsm.error) == (State.ERROR, pb.JOURNAL_NOT_FOUND, None)
 
 
-async def test_an_append_at_another_s_primary_is_proxied(world: World) -> None:
+async def test_an_append_at_another_brokers_primary_is_proxied(world: World) -> None:
     world.primary = False
     fsm = await world.append(b"abc")
     assert fsm.state is State.PROXY
 
 
-async def test_the_pipeline_is_waited_for_and_given_up_when_the_route_changes(world: World) -> None:
+async def test_a_changed_route_ends_the_wait_for_the_pipeline(world: World) -> None:
     held = await world.replica.pipeline.take()
     waiting = asyncio.create_task(world.append(b"abc"))
     await asyncio.sleep(0)
@@ -441,7 +441,7 @@ async def test_the_pipeline_is_waited_for_and_given_up_when_the_route_changes(wo
     world.replica.pipeline.put(held)
 
 
-async def test_the_spool_is_waited_for_and_given_up_when_the_route_changes(world: World) -> None:
+async def test_a_changed_route_ends_the_wait_for_the_spool(world: World) -> None:
     spool = await world.replica.spool.take()
     waiting = asyncio.create_task(world.append(b"abc"))
     await asyncio.sleep(0)
@@ -468,7 +468,7 @@ async def test_a_cancelled_append_releases_its_resources(world: World, held: str
     assert (await world.append(b"abc")).state is State.FINISHED
 
 
-async def test_a_pipeline_is_renewed_when_that_is_due(world: World) -> None:
+async def test_a_pipeline_is_renewed_when_due(world: World) -> None:
     await world.append(b"one")
     pipeline = await world.replica.pipeline.take()
     assert pipeline is not None
@@ -491,7 +491,7 @@ async def test_a_changed_route_rebuilds_the_pipeline(world: World) -> None:
     fsm = await world.append(b"def")
     assert fsm.state is State.FINISHED
     assert world.built == 2
-    # The journal's first content is closed before more is appended; the peer hears of all of it.
+    # The journal's first fragment is completed before the next append; the peer receives all proposals.
     assert world.peers[0].sent == ["[0,3)?", "[3,3)", "def", "[3,6)?"]
     assert await world.is_free()
 
@@ -505,7 +505,7 @@ async def test_a_peer_that_lacks_content_makes_the_replicas_roll(world: World) -
     assert world.peers[0].sent == ["[0,3)?", "[3,3)?", "def", "[3,6)?"]
 
 
-async def test_a_peer_that_is_ahead_is_followed_and_its_registers_taken(world: World) -> None:
+async def test_replicas_adopt_the_offset_and_registers_of_a_peer_that_is_ahead(world: World) -> None:
     await world.append(b"abc", union_registers=labels.label_set(author="old"))
     world.peers, world.spec.replication = [Peer()], 2
     world.peers[0].answers.append(mismatch(5, 9, labels.label_set(author="new")))
@@ -515,7 +515,7 @@ async def test_a_peer_that_is_ahead_is_followed_and_its_registers_taken(world: W
     assert world.spool.registers == labels.label_set(author="new")
 
 
-async def test_a_peer_with_a_later_route_makes_us_resolve_again(world: World) -> None:
+async def test_a_peer_with_a_later_route_causes_another_resolution(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
     header = pb.Header(etcd=pb.Header.Etcd(revision=33))
     world.peers[0].answers.append(pb.ReplicateResponse(status=pb.WRONG_ROUTE, header=header))
@@ -531,16 +531,16 @@ async def test_a_failed_synchronization_ends_the_append_and_the_pipeline(world: 
     fsm = await world.append(b"abc")
     assert (fsm.state, world.peers[0].closed_send) == (State.ERROR, True)
     assert "connection refused" in str(fsm.error)
-    assert isinstance(fsm.error, RolledBack)  # Its content was not proposed, and its client may know.
+    assert isinstance(fsm.error, RolledBack)  # Its content was not proposed, and the client is informed.
     assert await world.is_free()
-    world.peers = [Peer()]  # The next pipeline opens a stream of its own; the failed one was given up.
+    world.peers = [Peer()]  # The next pipeline opens a new stream; the failed one was closed.
     assert (await world.append(b"abc")).state is State.FINISHED
 
 
-async def test_what_was_committed_before_is_flushed_before_replicas_go_on_after_it(
+async def test_earlier_commits_are_flushed_before_replicas_continue_behind_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Found by simulation: replicas rolled to an end that power loss then took from the only broker that had reached it.
+    # Found by simulation: replicas rolled to an end that only one broker had reached, and then lost in a power cut.
     world.peers, world.spec.replication = [Peer()], 2
     world.spool.fsync = Fsync.COMMIT
     world.spool.commit(b"abc", pb.LabelSet(), 5)
@@ -618,7 +618,7 @@ async def test_a_journal_is_suspended_and_woken(world: World) -> None:
     fsm = await world.append(suspend=now)
     assert (fsm.state, fsm.status) == (State.ERROR, pb.SUSPENDED)
     assert world.spec.suspend == pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=6)
-    assert world.spool.fragment.length == 0, "what was only local has been completed"
+    assert world.spool.fragment.length == 0, "local content has been completed"
 
     assert (await world.append(suspend=pb.AppendRequest.SUSPEND_NO_RESUME)).status == pb.SUSPENDED
     kept = await world.append(suspend=pb.AppendRequest.SUSPEND_KEEP)
@@ -661,7 +661,7 @@ async def test_a_suspension_whose_outcome_is_unknown_ends_the_append(world: Worl
     assert (await world.append(b"def")).state is State.FINISHED
 
 
-async def test_a_route_that_changes_while_the_stores_are_looked_at_is_resolved_again(
+async def test_a_route_that_changes_during_a_store_check_is_resolved_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problems = iter([Invalidated(), ""])
@@ -691,7 +691,7 @@ async def test_an_unhealthy_store_refuses_appends(world: World) -> None:
     assert (await world.append(b"abc")).state is State.FINISHED
 
 
-async def test_the_first_listing_of_the_stores_is_waited_for(world: World) -> None:
+async def test_appends_wait_for_the_first_listing_of_the_stores(world: World) -> None:
     world.index = world.replica.index = FragmentIndex(world.clock)
     waiting = asyncio.create_task(world.append(b"abc"))
     await asyncio.sleep(0)
@@ -733,7 +733,7 @@ async def test_registers_change_with_the_commit(world: World) -> None:
     assert world.spool.end == 3
 
 
-async def test_a_journal_that_is_read_only_takes_barriers(world: World) -> None:
+async def test_a_read_only_journal_accepts_barriers(world: World) -> None:
     world.spec.flags = pb.JournalSpec.O_RDONLY
     assert (await world.append()).state is State.FINISHED
     refused = await world.append(b"abc")
@@ -742,9 +742,7 @@ async def test_a_journal_that_is_read_only_takes_barriers(world: World) -> None:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-async def test_content_that_resolved_before_the_flags_changed_commits_ahead_of_a_barrier_or_not_at_all(
-    world: World, ahead: bool
-) -> None:
+async def test_content_commits_before_the_barriers_of_a_read_only_journal_or_never(world: World, ahead: bool) -> None:
     await world.append(b"abc")
     sealed = pb.JournalSpec()
     sealed.CopyFrom(world.spec)
@@ -752,7 +750,7 @@ async def test_content_that_resolved_before_the_flags_changed_commits_ahead_of_a
     held = await world.replica.pipeline.take()
     early = [asyncio.create_task(call(b"def")) for call in (world.append, world.whole) if ahead]
     await asyncio.sleep(0)
-    if ahead:  # They have the pipeline one after the other while the journal may be written to.
+    if ahead:  # They get the pipeline one after the other while the journal is writable.
         world.replica.pipeline.put(held)
         await asyncio.gather(*early)
         held = await world.replica.pipeline.take()
@@ -772,7 +770,7 @@ async def test_content_that_resolved_before_the_flags_changed_commits_ahead_of_a
 
 
 async def streaming(world: World, *messages: object, **request: Any) -> QueuedAppend:
-    """An append that streams these messages, and then waits for its client."""
+    """Start an append that streams these messages, and then waits for its client."""
     client = Client(*messages)
     append = world.queued(client=client, **request)
     environment: Any = world
@@ -793,7 +791,7 @@ async def test_a_client_that_fails_is_rolled_back(world: World) -> None:
     assert (world.spool.end, world.spool.delta) == (0, 0)
 
 
-async def test_a_client_that_leaves_in_the_middle_of_a_stream_is_rolled_back(world: World) -> None:
+async def test_a_client_that_disconnects_within_a_stream_is_rolled_back(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
     append = await streaming(world, pb.AppendRequest(content=b"abc"))
     append.leave()
@@ -809,7 +807,7 @@ async def test_appends_are_pipelined_and_answered_in_order(world: World) -> None
     peer = world.peers[0]
     await world.append(b"abc")
     peer.gate.clear()
-    # The second rolls the journal's first content, and so waits for nothing else; the third and fourth overlap.
+    # The second rolls the journal's first content, and does not wait otherwise; the third and fourth overlap.
     second = asyncio.create_task(world.append(b"def"))
     await eventually(lambda: peer.sent[-1] == "[3,6)?")
     third = asyncio.create_task(world.append(b"ghi"))
@@ -831,7 +829,7 @@ async def test_a_commit_outlives_its_client(world: World) -> None:
     leaving = asyncio.create_task(world.append(b"abc"))
     await eventually(lambda: peer.sent[-2:] == ["abc", "[0,3)?"])
     staying = asyncio.create_task(world.append(b"def"))
-    for _ in range(20):  # As far as it comes without the answer that is missing.
+    for _ in range(20):  # As far as possible without the missing answer.
         await asyncio.sleep(0)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -844,7 +842,7 @@ async def test_a_commit_outlives_its_client(world: World) -> None:
     assert await world.is_free()
 
 
-async def test_a_peer_that_breaks_in_the_stream_fails_the_append_and_the_next_begins_anew(world: World) -> None:
+async def test_a_broken_stream_fails_the_append_and_the_next_append_recovers(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
     await world.append(b"abc")
     world.peers[0].answers.append(ReplicationFailed("it died"))
@@ -856,13 +854,13 @@ async def test_a_peer_that_breaks_in_the_stream_fails_the_append_and_the_next_be
     again = await world.append(b"ghi")
     assert again.state is State.FINISHED
     assert world.built == 2
-    # What the first peer may not have is ours; it is part of the journal, at the same offsets.
+    # The first peer may lack this content, but the primary has it: it is part of the journal, at the same offsets.
     assert again.commit is not None
     assert again.commit.begin == 6
     assert await world.is_free()
 
 
-async def test_a_peer_that_falls_silent_holds_up_nobody_once_the_route_has_changed(
+async def test_a_silent_peer_blocks_no_append_after_the_route_has_changed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coranto_broker.replication.pipeline.SHUTDOWN_SECONDS", 0.05)
@@ -912,7 +910,7 @@ async def test_the_codec_changes_with_the_next_fragment(world: World) -> None:
 
 @pytest.fixture
 async def replicated(world: World) -> World:
-    """A journal of three replicas whose first content has been completed."""
+    """Return a journal of three replicas whose first content has been completed."""
     world.peers, world.spec.replication = [Peer(), Peer()], 3
     await world.append(b"abc")
     await world.append(b"def")
@@ -950,7 +948,7 @@ async def test_appends_that_wait_together_cost_each_replica_one_proposal(replica
     assert await replicated.is_free()
 
 
-async def test_each_of_a_batch_is_judged_as_if_those_before_it_had_committed(replicated: World) -> None:
+async def test_each_append_of_a_batch_is_checked_as_if_earlier_ones_had_committed(replicated: World) -> None:
     me, you = labels.label_set(author="me"), labels.label_set(author="you")
     is_me, is_you = labels.parse_selector("author=me"), labels.parse_selector("author=you")
     appends = await replicated.together(
@@ -977,7 +975,7 @@ async def test_each_of_a_batch_is_judged_as_if_those_before_it_had_committed(rep
     assert replicated.peers[0].sent == ["1356", "[3,10)?"]
 
 
-async def test_content_that_replicas_cannot_hold_as_demanded_is_refused_and_empty_appends_pass(world: World) -> None:
+async def test_content_below_its_durability_demand_is_refused_but_not_barriers(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
     world.spec.labels.CopyFrom(labels.label_set({ACK_ZONES: "2"}))
     for fsm in (await world.append(b"abc"), await world.whole(b"abc")):
@@ -992,7 +990,7 @@ async def test_content_that_replicas_cannot_hold_as_demanded_is_refused_and_empt
     assert "Start brokers in other zones" in world.replica.demand_unmet
 
 
-async def test_an_acknowledgement_below_the_demand_is_not_given(replicated: World) -> None:
+async def test_an_append_below_its_durability_demand_is_not_acknowledged(replicated: World) -> None:
     replicated.spec.labels.CopyFrom(labels.label_set({ACK_SYNCED: "true"}))
     appends = await replicated.together(
         (b"A", {}), (b"", {}), (b"B", {})
@@ -1003,7 +1001,7 @@ async def test_an_acknowledgement_below_the_demand_is_not_given(replicated: Worl
     assert replicated.spool.end == replicated.index.head == 8, "it is in the journal, and its client cannot know"
 
 
-async def test_an_append_that_asks_is_answered_alone(replicated: World) -> None:
+async def test_an_append_with_a_durability_question_is_answered_alone(replicated: World) -> None:
     for peer, begin in zip(replicated.peers, (0, 4), strict=True):
         peer.answers.append(pb.ReplicateResponse(status=pb.OK, synced=True, held_from=begin))
     question = pb.DurabilityQuestion(since=3, sync=True)
@@ -1026,7 +1024,7 @@ async def test_appends_of_an_earlier_route_join_no_batch_of_the_next(replicated:
         world.signal = Signal()
         before.fire()
 
-    world.changes.append(shrink)  # While the first waits for it, with the pipeline of the larger Route.
+    world.changes.append(shrink)  # While the first append waits, with the pipeline of the larger Route.
     world.replica.pipeline.put(pipeline)
     await asyncio.gather(*tasks)
     for each in (first, second):
@@ -1035,7 +1033,7 @@ async def test_appends_of_an_earlier_route_join_no_batch_of_the_next(replicated:
         assert len(each.outcome.resolution.header.route.members) == 3
 
 
-async def test_a_client_that_goes_away_takes_only_its_own_append_out(replicated: World) -> None:
+async def test_a_client_that_disconnects_cancels_only_its_own_append(replicated: World) -> None:
     pipeline = await replicated.replica.pipeline.take()
     tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
     await eventually(lambda: replicated.replica.pipeline._takers)
@@ -1051,12 +1049,12 @@ async def test_a_client_that_goes_away_takes_only_its_own_append_out(replicated:
     assert await replicated.is_free()
 
 
-async def test_a_leader_that_goes_away_is_followed_by_another(replicated: World) -> None:
+async def test_the_next_append_leads_after_the_leaders_client_disconnects(replicated: World) -> None:
     pipeline = await replicated.replica.pipeline.take()
     tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
     await eventually(lambda: replicated.replica.pipeline._takers)
     tasks[0].cancel()
-    replicated.replica.pipeline.put(pipeline)  # The first has been given the pipeline, and does not know it yet.
+    replicated.replica.pipeline.put(pipeline)  # The first append has got the pipeline, and has not run yet.
     gone, second, third = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(gone, asyncio.CancelledError)
     assert isinstance(second, Result)
@@ -1065,7 +1063,7 @@ async def test_a_leader_that_goes_away_is_followed_by_another(replicated: World)
     assert await replicated.is_free()
 
 
-async def test_a_batch_outlives_its_leader_s_client(replicated: World) -> None:
+async def test_a_batch_outlives_its_leaders_client(replicated: World) -> None:
     for peer in replicated.peers:
         peer.gate.clear()
     pipeline = await replicated.replica.pipeline.take()
@@ -1092,7 +1090,7 @@ async def test_a_proposal_that_fails_fails_its_whole_group(replicated: World) ->
     for fsm in appends:
         assert (fsm.state, fsm.status) == (State.ERROR, pb.OK)
         assert "it died" in str(fsm.error)
-    # What it was refused for may not be part of the journal. It itself certainly is not.
+    # The refused append depends on content that may not be part of the journal. It certainly is not part of it.
     assert [isinstance(fsm.error, RolledBack) for fsm in appends] == [False, True, False]
     replicated.peers = [Peer(), Peer()]
     assert (await replicated.whole(b"D")).state is State.FINISHED
@@ -1109,7 +1107,7 @@ async def test_a_disk_that_fails_rolls_a_batch_back(replicated: World) -> None:
 
 
 async def hung(world: World, waiting: int) -> list[asyncio.Task[Result]]:
-    """As many proposals as may be under way, which nobody acknowledges, and appends behind them."""
+    """Start the most proposals in flight, all unacknowledged, and appends behind them."""
     for peer in world.peers:
         peer.gate.clear()
     tasks = []
@@ -1148,12 +1146,12 @@ async def test_a_fragment_that_is_full_ends_a_group(replicated: World) -> None:
     replicated.spec.fragment.length = 8
     appends = await replicated.together(*((b"12345", {}) for _ in range(4)))
     assert [span(fsm) for fsm in appends] == [(6, 11), (11, 16), (16, 21), (21, 26)]
-    # [3,6) takes 10 bytes and is too long then. The next one takes 10 bytes, too.
+    # [3,6) grows by 10 bytes and is then too long. The next one grows by 10 bytes, too.
     assert replicated.groups == [2, 2]
     assert replicated.peers[0].sent == ["1234512345", "[3,16)?", "[16,16)", "1234512345", "[16,26)?"]
 
 
-async def test_what_needs_more_than_a_check_ends_a_group(world: World) -> None:
+async def test_an_append_that_needs_more_than_a_check_ends_a_group(world: World) -> None:
     await world.append(b"abc")
     await world.append(b"def")
 
@@ -1168,7 +1166,7 @@ async def test_what_needs_more_than_a_check_ends_a_group(world: World) -> None:
     assert appends[2].status == pb.SUSPENDED
 
 
-async def test_barriers_of_a_journal_that_is_read_only_are_a_group(world: World) -> None:
+async def test_barriers_of_a_read_only_journal_are_a_group(world: World) -> None:
     world.spec.flags = pb.JournalSpec.O_RDONLY
     await world.append()
     appends = await world.together((b"", {}), (b"", {}), (b"refused", {}), (b"", {}))
@@ -1182,20 +1180,20 @@ async def test_barriers_of_a_journal_that_is_read_only_are_a_group(world: World)
     assert await world.is_free()
 
 
-async def test_a_batch_ends_where_the_journal_s_rate_does(replicated: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_ends_at_the_journals_rate_limit(replicated: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def sleep(seconds: float) -> None:
         replicated.clock.advance(seconds)
         await asyncio.sleep(0)
 
     monkeypatch.setattr(replicated.clock, "sleep", sleep)
     replicated.spec.max_append_rate = 1000
-    replicated.clock.advance(1)  # There are tokens for 1000 bytes.
+    replicated.clock.advance(1)  # 1000 bytes are available.
     content = b"x" * 400
     await replicated.together(*((content, {}) for _ in range(5)))
     assert replicated.groups == [2, 1, 1, 1]
 
 
-async def test_a_batch_is_bounded(replicated: World) -> None:
+async def test_a_batch_has_a_maximum_size(replicated: World) -> None:
     replicated.spec.fragment.length = 1 << 30
     content = b"x" * (300 << 10)
     await replicated.together(*((content, {}) for _ in range(5)))
@@ -1209,7 +1207,7 @@ async def test_a_batch_is_bounded(replicated: World) -> None:
 
 @pytest.fixture(params=[1, 3])
 async def steady(request: pytest.FixtureRequest, world: World) -> World:
-    """A journal whose appends need no preparation: the resolver knows it, and the pipeline fits."""
+    """Return a journal whose appends need no preparation: the resolution is known, and the pipeline matches."""
     if request.param == 3:
         world.peers, world.spec.replication = [Peer(), Peer()], 3
     await world.append(b"abc")
@@ -1222,7 +1220,7 @@ async def steady(request: pytest.FixtureRequest, world: World) -> World:
 
 @pytest.fixture
 def states(monkeypatch: pytest.MonkeyPatch) -> list[State]:
-    """The states that appends pass from now on."""
+    """Record the states of all appends."""
     passed: list[State] = []
     real = QueuedAppend.on
 
@@ -1234,20 +1232,20 @@ def states(monkeypatch: pytest.MonkeyPatch) -> list[State]:
     return passed
 
 
-async def test_appends_that_come_together_are_proposed_in_one_turn(steady: World, states: list[State]) -> None:
+async def test_appends_that_arrive_together_are_proposed_in_one_turn(steady: World, states: list[State]) -> None:
     contents = [b"A", b"BB", b"CCC"]
     appends = await asyncio.gather(*(steady.whole(content) for content in contents))
     assert [span(each) for each in appends] == [(9, 10), (10, 12), (12, 15)]
     assert steady.spool.fragment.sum == sum_of(b"defghiABBCCC")
     inline = steady.spec.replication == 1
     assert steady.groups == ([1, 1, 1] if inline else [3])
-    # Nothing is prepared. What commits inline passes no state that the queue knows.
+    # Nothing is prepared. Inline commits pass no states of the queue.
     assert State.START_PIPELINE not in states
     assert states.count(State.READ_ACKNOWLEDGEMENTS) == (0 if inline else 3)
     assert await steady.is_free()
 
 
-async def test_an_append_that_is_refused_in_a_batch_knows_those_before_it(steady: World) -> None:
+async def test_a_refused_append_of_a_batch_sees_the_earlier_ones(steady: World) -> None:
     mine, yours = labels.label_set(author="me"), labels.parse_selector("author=you")
     await steady.whole(b"x", union_registers=labels.label_set(author="nobody"))
     appends = await asyncio.gather(
@@ -1262,7 +1260,7 @@ async def test_an_append_that_is_refused_in_a_batch_knows_those_before_it(steady
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_clients_that_leave_at_any_time_hold_up_nobody(steady: World, turns: int) -> None:
+async def test_clients_that_disconnect_at_any_time_block_no_append(steady: World, turns: int) -> None:
     leaving = [
         asyncio.create_task(each)
         for each in (steady.whole(b"A"), steady.append(b"BB"), steady.whole(b"", offset=9), steady.append(b"D"))
@@ -1282,7 +1280,7 @@ async def test_clients_that_leave_at_any_time_hold_up_nobody(steady: World, turn
     assert span(await steady.whole(b"F")) == (end, end + 1)
 
 
-async def test_a_queue_that_is_shut_down_answers_what_waits(steady: World) -> None:
+async def test_a_queue_that_is_shut_down_answers_waiting_appends(steady: World) -> None:
     pipeline = await steady.replica.pipeline.take()
     waiting = [asyncio.create_task(steady.whole(b"A")), asyncio.create_task(steady.append(b"B"))]
     await eventually(lambda: len(steady.replica.queue) == 2)
@@ -1340,8 +1338,8 @@ async def test_too_few_replicas_are_not_recorded(world: World) -> None:
     assert world.record is None
 
 
-async def test_a_record_that_was_written_without_an_answer_is_saved_too(world: World, tmp_path: Path) -> None:
-    # Found by simulation: no broker had saved the record. After a restore of etcd, others went on without the content.
+async def test_a_record_written_by_a_transaction_without_an_answer_is_saved(world: World, tmp_path: Path) -> None:
+    # Found by simulation: no broker had saved the record. After a restore of etcd, others continued without it.
     saved = SavedRecords(tmp_path / "data", LocalDisk())
     etcd: Any = world
     world.in_sync = InSyncRecords(etcd, Layout("/cluster"), MemberId("local", "self"), saved=saved)
@@ -1353,7 +1351,7 @@ async def test_a_record_that_was_written_without_an_answer_is_saved_too(world: W
     assert [(each.journal, each.record) for each in saved] == [(JOURNAL, replace(written, written=11))]
 
 
-async def test_a_record_that_changed_meanwhile_is_read_again(world: World) -> None:
+async def test_a_record_that_changed_concurrently_is_read_again(world: World) -> None:
     world.conflicts = 1
     fsm = await world.append(b"abc")
     assert fsm.state is State.FINISHED
@@ -1361,7 +1359,7 @@ async def test_a_record_that_changed_meanwhile_is_read_again(world: World) -> No
     assert record_of(world).members == ("local#self",)
 
 
-async def test_a_transaction_of_unknown_outcome_is_looked_at_by_the_next_append(world: World) -> None:
+async def test_the_append_after_a_transaction_of_unknown_outcome_reads_the_record(world: World) -> None:
     def lose_the_answer() -> None:
         world.on_txn = lambda: None
         keep(world, InSyncRecord(1, ("local#self",), (Epoch(10, 0),)))
@@ -1377,21 +1375,21 @@ async def test_a_transaction_of_unknown_outcome_is_looked_at_by_the_next_append(
 async def test_without_a_member_of_the_record_nothing_is_appended(world: World) -> None:
     keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
     assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
-    assert (await world.append()).status == pb.INDEX_HAS_GREATER_OFFSET, "nobody knows the head"
+    assert (await world.append()).status == pb.INDEX_HAS_GREATER_OFFSET, "the head is unknown"
     assert (await world.append(b"abc", offset=12)).status == pb.INDEX_HAS_GREATER_OFFSET
     guessed = await world.append(b"abc", offset=70)
-    assert guessed.status == pb.INDEX_HAS_GREATER_OFFSET, "content is no operator's word"
+    assert guessed.status == pb.INDEX_HAS_GREATER_OFFSET, "only an operator confirms a loss"
     assert world.spool.end == 0
     assert await world.is_free()
 
 
-async def test_a_member_with_an_empty_disk_is_struck_out(world: World) -> None:
+async def test_a_member_with_an_empty_disk_is_removed(world: World) -> None:
     keep(world, InSyncRecord(1, ("local#gone", "local#self"), (Epoch(5, 0),)))
     assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
     assert record_of(world).members == ("local#gone",)
 
 
-async def test_a_strict_check_wants_a_journal_that_was_not_lost_even_if_it_is_read_only(world: World) -> None:
+async def test_a_strict_check_fails_for_a_lost_journal_even_if_it_is_read_only(world: World) -> None:
     keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
     world.spec.flags = pb.JournalSpec.O_RDONLY
     assert (await world.append()).state is State.FINISHED
@@ -1400,7 +1398,7 @@ async def test_a_strict_check_wants_a_journal_that_was_not_lost_even_if_it_is_re
     assert await world.is_free()
 
 
-async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: World) -> None:
+async def test_an_empty_append_at_the_known_end_confirms_a_loss(world: World) -> None:
     keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
     fsm = await world.append(offset=70)
     assert (fsm.state, fsm.status, fsm.error) == (State.FINISHED, pb.OK, None)
@@ -1411,8 +1409,8 @@ async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: Worl
     assert await world.is_free()
 
 
-async def test_after_a_confirmed_loss_another_pipeline_takes_content(world: World) -> None:
-    """So each replica reads the record first, with the id that the journal has since."""
+async def test_after_a_confirmed_loss_another_pipeline_accepts_content(world: World) -> None:
+    """Then each replica reads the record first, with the journal's new id."""
     keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),), journal_id="cluster-1"))
     assert (await world.append(offset=70)).state is State.FINISHED
     record = record_of(world)
@@ -1425,13 +1423,13 @@ async def test_after_a_confirmed_loss_another_pipeline_takes_content(world: Worl
     assert await world.is_free()
 
 
-async def test_a_loss_is_confirmed_although_etcd_changes_meanwhile(world: World) -> None:
+async def test_a_loss_is_confirmed_despite_concurrent_changes_in_etcd(world: World) -> None:
     keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
 
     def conflict_once() -> None:
         world.conflicts, world.on_txn = 1, lambda: None
 
-    # The Route is advertised first. Then the confirmation writes the record alone.
+    # The Route is advertised first. Then the confirmation writes only the record.
     assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
     world.on_txn = conflict_once
     fsm = await world.append(offset=70)
@@ -1440,7 +1438,7 @@ async def test_a_loss_is_confirmed_although_etcd_changes_meanwhile(world: World)
     assert await world.is_free()
 
 
-async def test_a_suspended_journal_that_was_lost_keeps_its_registers_for_when_it_is_brought_back(world: World) -> None:
+async def test_a_lost_suspended_journal_keeps_its_registers_for_its_recovery(world: World) -> None:
     mine = labels.label_set(author="me")
     world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=70))
     keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 0),)))
@@ -1474,13 +1472,13 @@ async def test_a_journal_that_was_closed_or_left_continues_with_its_registers(
     assert record_of(world) == InSyncRecord(1, ("local#self",), (Epoch(10, 70),))
 
 
-async def test_a_record_of_an_earlier_journal_of_the_name_does_not_count(world: World) -> None:
+async def test_a_record_of_an_earlier_journal_of_the_name_is_ignored(world: World) -> None:
     keep(world, InSyncRecord(7, ("local#gone",), (Epoch(5, 70),)))
     assert (await world.append(b"abc")).state is State.FINISHED
     assert record_of(world).create_revision == 1
 
 
-async def test_a_spool_that_others_went_on_without_builds_no_pipeline(world: World) -> None:
+async def test_a_spool_that_others_continued_without_builds_no_pipeline(world: World) -> None:
     await world.append(b"abc")
     pipeline = await world.replica.pipeline.take()
     assert pipeline is not None
@@ -1496,19 +1494,19 @@ async def test_a_spool_that_others_went_on_without_builds_no_pipeline(world: Wor
 async def test_a_pipeline_checks_its_spools_again_after_a_rescue_that_ended_below_them(world: World) -> None:
     record = InSyncRecord(1, ("local#gone",), (Epoch(5, 0),))
     keep(world, record)
-    # A primary that died had this spool roll over content that it alone had.
+    # A primary that died had this spool roll over content that no other broker had.
     rolled = replace(world.spool.fragment, begin=100, end=100)
     world.spool.propose(rolled, world.spool.registers, primary=False, revision=7)
     assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
     keep(world, in_sync.closed(record, 1, 70, pb.LabelSet()), revision=20)
     fsm = await world.append(b"abc")
     assert isinstance(fsm.error, Stranded)
-    assert (world.built, world.spool.end) == (1, 100), "it was not taken up at 100, above a hole"
+    assert (world.built, world.spool.end) == (1, 100), "it does not continue at 100, above a gap"
     assert record_of(world).closed
     assert await world.is_free()
 
 
-async def test_a_pipeline_of_an_older_route_than_the_recorded_one_is_given_up(world: World) -> None:
+async def test_a_pipeline_whose_route_is_older_than_the_recorded_one_is_given_up(world: World) -> None:
     keep(world, InSyncRecord(1, ("local#self",), (Epoch(500, 0),)))
     world.spool.propose(world.spool.fragment, world.spool.registers, primary=True, revision=500)
     world.etcd_revision = 500
@@ -1535,7 +1533,7 @@ async def test_a_full_suspension_closes_the_record(world: World) -> None:
     assert record_of(world).members == ("local#self",)
 
 
-async def test_what_fits_a_resolution_is_not_looked_at_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_state_that_fits_a_resolution_is_not_checked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[State] = []
     resolution = await world.resolve(JOURNAL, require_primary=True, min_revision=0)
 

@@ -1,4 +1,4 @@
-"""A journal whose head fell: it has another id, and positions behind that point are refused, also by waiting reads."""
+"""A journal whose head fell has another id. Positions behind that point are refused, also by waiting reads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_positions_behind_the_fall_are_refused_and_others_stay_valid(replication
             assert (await one(client)).journal_id == head.journal_id
 
             await asyncio.sleep(5)
-            for number in range(replication):  # All brokers know it when they start again.
+            for number in range(replication):  # All brokers know the new id after a restart.
                 await cluster.kill(number, expire=True)
             await asyncio.gather(*(cluster.start(number) for number in range(replication)))
             await cluster.ready(J)
@@ -94,7 +94,7 @@ def test_positions_behind_the_fall_are_refused_and_others_stay_valid(replication
 
 
 def test_a_journal_that_lost_nothing_keeps_its_positions() -> None:
-    """Everything was stored, but no broker is known to hold all of it."""
+    """All content was stored, but no broker is known to hold all of it."""
 
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:

@@ -1,4 +1,4 @@
-"""Appends that meet a suspension of their journal: what is acknowledged stays readable."""
+"""Appends concurrent with a suspension of their journal: acknowledged content stays readable."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from coranto.wire import protocol_pb2 as pb
 
 JOURNAL = "test/suspended"
 DELAY = 0.05
-"""Seconds that each message takes: an append and a suspension need a handful of them."""
+"""Seconds per message: an append and a suspension take a few of them."""
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_first_content_that_is_acknowledged_is_not_in_a_fully_suspended_journal(streams: bool) -> None:
-    # A full suspension says that the journal has no content: all brokers give it up, and reads are refused.
+def test_a_journal_with_acknowledged_first_content_is_not_fully_suspended(streams: bool) -> None:
+    # A fully suspended journal has no content: all brokers give it up, and reads are refused.
     suspended = 0
 
     async def meet(rng: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""The host of appends: counts of their ends, and a replica that may not take part."""
+"""The host of appends: counts of their outcomes, and a replica that may not replicate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING: Any = None
 
 
 class World:
-    """A host whose parts are recorded."""
+    """A host with recorded collaborators."""
 
     def __init__(self) -> None:
         self.metrics, self.clock = Metrics(), ManualClock()
@@ -42,13 +42,13 @@ class World:
         )
 
     async def _verify(self, *_: object) -> None:
-        raise Stranded("others went on")
+        raise Stranded("others continued")
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
 
 
-def test_appends_are_counted_by_the_state_in_which_they_end() -> None:
+def test_appends_are_counted_by_their_final_state() -> None:
     world = World()
     fragment = Fragment("a/b", 0, 9, sum_of(b"x" * 9), Codec.NONE)
     committed, refused, gone = (QueuedAppend(pb.AppendRequest(journal="a/b"), begun=100.0) for _ in range(3))
@@ -72,7 +72,7 @@ def test_streamed_content_is_not_counted_as_a_batch() -> None:
     assert world.value("coranto_group_appends_sum") == 8.0
 
 
-async def test_a_replica_whose_spool_others_went_on_without_is_replaced() -> None:
+async def test_a_replica_whose_spool_others_continued_without_is_replaced() -> None:
     world = World()
     folder = SimpleNamespace(create_revision=1)
     replica = SimpleNamespace(journal="a/b", folder=folder, stranded=False)

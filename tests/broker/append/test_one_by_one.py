@@ -1,7 +1,7 @@
-"""An append ends in the queue as it does one by one, whichever path it takes.
+"""An append has the same outcome in the queue as one by one, on any path.
 
-It comes over a stream of appends or in a call of its own. It commits inline or in a batch. One by one, each append is
-prepared by the state machine, with its content buffered or in pieces, and nothing commits with it.
+It arrives over a stream of appends or as a separate call. It commits inline or in a batch. One by one, the state
+machine prepares each append, with its content buffered or in pieces, and no other append commits with it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ JOURNAL = "test/paths"
 
 @dataclass(frozen=True)
 class Step:
-    """One append. `beside` is where it asks to begin, relative to the journal's end; None: it does not ask."""
+    """One append. Its offset is the journal's end plus `shift`; None: no offset."""
 
     content: bytes = b"x"
-    beside: int | None = None
+    shift: int | None = None
     check: tuple[tuple[str, str], ...] = ()
     without: tuple[tuple[str, str], ...] = ()
     union: tuple[tuple[str, str], ...] = ()
@@ -53,7 +53,7 @@ SETS = st.dictionaries(NAMES, st.sampled_from(["1", "2"]), max_size=2).map(lambd
 STEPS = st.builds(
     Step,
     content=st.sampled_from([b"", b"x", b"some more", b"y" * 700]),
-    beside=st.sampled_from([None, None, None, None, 0, 1, -1]),
+    shift=st.sampled_from([None, None, None, None, 0, 1, -1]),
     check=PAIRS,
     without=PAIRS,
     union=SETS,
@@ -69,7 +69,7 @@ async def append_step(client: JournalClient, step: Step, end: int) -> AppendResu
     return await client.append(
         JOURNAL,
         step.content,
-        offset=0 if step.beside is None else max(0, end + step.beside),
+        offset=0 if step.shift is None else max(0, end + step.shift),
         check_registers=labels.label_selector(include=list(step.check), exclude=list(step.without))
         if step.check or step.without
         else None,
@@ -82,7 +82,7 @@ async def append_step(client: JournalClient, step: Step, end: int) -> AppendResu
 def outcome_of(
     steps: list[Step], prepare: Callable[[ExitStack], None], replication: int = 1
 ) -> tuple[list[object], bytes, int]:
-    """The outcomes of appends one after the other, the journal's content, and how many were not prepared."""
+    """Return the outcomes of consecutive appends, the journal's content, and how many appends were not prepared."""
     outcomes: list[object] = []
     content, quick = b"", 0
 
@@ -132,7 +132,7 @@ def one_by_one(stack: ExitStack) -> None:
 
 
 def over_a_stream(stack: ExitStack) -> None:
-    """Over a stream of appends, through the queue."""
+    """Append over a stream of appends, through the queue."""
     stack.enter_context(patch.object(Dispatcher, "streams_appends", True))
 
 
@@ -142,7 +142,7 @@ def over_a_stream_one_by_one(stack: ExitStack) -> None:
 
 
 def by_calls(stack: ExitStack) -> None:
-    """By calls of their own, through the queue."""
+    """Append by separate calls, through the queue."""
 
 
 def by_calls_one_by_one(stack: ExitStack) -> None:
@@ -160,7 +160,7 @@ def by_calls_in_pieces(stack: ExitStack) -> None:
 @given(st.lists(STEPS, min_size=1, max_size=8))
 @example(QUICK)
 @settings(max_examples=examples(25), deadline=None)
-def test_an_append_ends_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
+def test_an_append_has_the_same_outcome_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
     steps = [Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled"), *steps]
     outcomes, content, quick = outcome_of(steps, over_a_stream)
     assert outcome_of(steps, by_calls) == (outcomes, content, quick)
@@ -171,7 +171,7 @@ def test_an_append_ends_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
 @given(st.lists(STEPS, min_size=1, max_size=8))
 @example(QUICK)
 @settings(max_examples=examples(25), deadline=None)
-def test_an_append_to_replicas_ends_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
+def test_an_append_to_replicas_has_the_same_outcome_in_the_queue_as_one_by_one(steps: list[Step]) -> None:
     steps = [Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled"), *steps]
     outcomes, content, _ = outcome_of(steps, over_a_stream, 2)
     assert outcome_of(steps, over_a_stream_one_by_one, 2) == (outcomes, content, 0)

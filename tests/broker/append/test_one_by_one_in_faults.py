@@ -1,7 +1,7 @@
-"""Appends that come together end in the queue as they do one by one, whatever happens between them.
+"""Concurrent appends have the same outcomes in the queue as one by one, despite faults between them.
 
-Two clusters live through the same events: specs change, disks are full, brokers die. In one of them each append is
-prepared and proposed alone. Answers, content and stored fragments must be the same.
+Two clusters run the same events: specs change, disks are full, brokers die. In one of them each append is prepared and
+proposed alone. Answers, content and stored fragments must be the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BROKERS = 3
 
 @dataclass(frozen=True)
 class Together:
-    """Appends that are given at once."""
+    """Concurrent appends."""
 
     steps: tuple[Step, ...]
 
@@ -68,7 +68,7 @@ class FullDisk:
 
 @dataclass(frozen=True)
 class Death:
-    """The primary, or another replica, is killed, and started again."""
+    """The primary, or another replica, is killed and restarted."""
 
     primary: bool
 
@@ -90,7 +90,7 @@ EVENTS = st.one_of(
 
 
 class Run:
-    """One cluster, and what came of the events."""
+    """One cluster, and the outcomes of the events."""
 
     def __init__(self) -> None:
         self.outcomes: list[object] = []
@@ -123,14 +123,14 @@ class Run:
                     case Death(primary):
                         number = await self._member(client, primary)
                         if self._replication == 1:
-                            continue  # What only a dead broker has is not there.
+                            continue  # Content that only a dead broker has is missing.
                         await cluster.kill(number, expire=True)
                         await cluster.start(number)
                         await cluster.ready(JOURNAL)
                 if not isinstance(event, Together):
                     await self._append(
                         client, Step(b".")
-                    )  # It builds a pipeline, so that those after it are not prepared.
+                    )  # It builds a pipeline, so that later appends are not prepared.
             self._end = (await client.append(JOURNAL, b"")).end
             self.content = await client.read_all(JOURNAL, 0, self._end)
             for number in range(BROKERS):
@@ -139,7 +139,7 @@ class Run:
             self.fragments = sorted((each.begin, each.end, each.sum) for each in found)
 
     async def _append(self, client: JournalClient, *steps: Step) -> None:
-        """Append all of this at once. Offsets are relative to the journal's end before."""
+        """Append all of these concurrently. Offsets are relative to the journal's end before."""
         end = self._end
 
         async def one(step: Step) -> object:
@@ -164,7 +164,7 @@ class Run:
         await cluster.ready(JOURNAL)
 
     async def _member(self, client: JournalClient, primary: bool) -> int:
-        """The number of the primary, or of another replica (the primary, if there is no other)."""
+        """Return the number of the primary, or of another replica (the primary, if there is no other)."""
         (listed,) = (await client.list()).journals
         route = listed.route
         others = [index for index in range(len(route.members)) if index != route.primary]
@@ -175,7 +175,7 @@ class Run:
 def outcome_of(
     events: list[Event], prepare: Callable[[ExitStack], None]
 ) -> tuple[list[object], bytes, list[tuple[int, int, bytes]]]:
-    """The outcomes of all appends, the journal's content, and its fragments once all brokers have exited."""
+    """Return the outcomes of all appends, the journal's content, and its fragments after all brokers have exited."""
     run = Run()
 
     async def main(loop: SimLoop) -> None:
@@ -183,7 +183,7 @@ def outcome_of(
 
     with ExitStack() as stack:
         prepare(stack)
-        with simulated(0, shuffle=False) as loop:  # Shuffled, a client may send in another order than it was given.
+        with simulated(0, shuffle=False) as loop:  # Otherwise a client may send in another order.
             loop.run_until_complete(main(loop))
     return run.outcomes, run.content, run.fragments
 
@@ -191,7 +191,7 @@ def outcome_of(
 SOME: list[Event] = [
     Together((Step(b"a"), Step(b"b", union=AUTHOR), Step(b"c", check=(("author", "2"),)), Step(b"d"))),
     FullDisk(primary=False),
-    Together((Step(b"e"), Step(b"y" * 1100), Step(b"f", beside=0), Step(b"g"))),
+    Together((Step(b"e"), Step(b"y" * 1100), Step(b"f", shift=0), Step(b"g"))),
     Change(3, fsync="commit"),
     Together((Step(b"h"), Step(b"i"))),
     Death(primary=True),
@@ -207,7 +207,7 @@ SOME: list[Event] = [
 @given(st.lists(EVENTS, min_size=1, max_size=8))
 @example(SOME)
 @settings(max_examples=examples(20), deadline=None)
-def test_appends_that_come_together_end_as_one_by_one_whatever_happens_between_them(events: list[Event]) -> None:
+def test_concurrent_appends_have_the_outcomes_of_one_by_one_despite_faults(events: list[Event]) -> None:
     assert outcome_of(events, over_a_stream) == outcome_of(events, over_a_stream_one_by_one)
 
 
@@ -228,7 +228,7 @@ def test_batches_are_proposed_between_faults(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-def test_a_plan_that_forgets_what_others_appended_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_forgets_earlier_appends_of_the_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
         return of_registers.after(request, registers)
 

@@ -1,4 +1,4 @@
-"""Admission of appends: the limit, and how often refusals are logged."""
+"""Admission of appends: the limit, and the log entries of refusals."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_refusals_of_an_interval_share_one_log_entry() -> None:
     assert [log["refused"] for log in logs] == [1, 3]
     assert (refused.value, under_way.count) == (4, 1)
     admission.leave()
-    admission.enter()  # There is room again.
+    admission.enter()  # Capacity is available again.
     assert under_way.count == 1
 
 
-def test_zero_is_no_limit() -> None:
+def test_zero_means_unlimited() -> None:
     under_way = UnderWay()
     admission = Admission(0, under_way, counter(), counter(), ManualClock())
     for _ in range(1000):
@@ -62,7 +62,7 @@ def test_a_stream_may_enter_at_the_limit_and_counts() -> None:
     assert not admission.is_full
 
 
-async def test_streams_are_told_of_room_in_the_order_in_which_they_came() -> None:
+async def test_streams_get_free_capacity_in_fifo_order() -> None:
     waits = counter()
     admission = Admission(2, UnderWay(), counter(), waits, ManualClock())
     admission.enter()
@@ -82,12 +82,12 @@ async def test_streams_are_told_of_room_in_the_order_in_which_they_came() -> Non
     await asyncio.sleep(0)
     assert waits.value == 5
     admission.leave()
-    admission.enter()  # A call is quicker than the stream that was told. That stream keeps its place.
+    admission.enter()  # A call is faster than the notified stream. That stream keeps its place.
     await asyncio.sleep(0)
     assert entered == []
-    streams[1].cancel()  # Its stream has ended.
+    streams[1].cancel()  # The client has closed its stream.
     admission.leave()
-    admission.leave()  # Told once, the first stream leaves the room of two to the next one, too.
+    admission.leave()  # The first stream is notified once, and passes the second of two free places to the next.
     await asyncio.wait((streams[0], streams[2]))
     assert entered == [0, 2]
     for _ in range(2):

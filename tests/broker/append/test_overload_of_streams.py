@@ -1,4 +1,4 @@
-"""The bounds on what streams of appends hold: whose stream is ended, when, and that nobody is watched for nothing."""
+"""The bounds of memory held by streams of appends: which streams are ended, and when."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from coranto_broker.append.overload import (
 
 
 class Stream:
-    """A stream that notes when it is ended."""
+    """A stream that records when it is ended."""
 
     def __init__(self, held: int = 0) -> None:
         self.held = held
@@ -42,7 +42,7 @@ def played(main: Callable[[ReceiveBudget], Awaitable[None]]) -> SimLoop:
         return loop
 
 
-def test_a_client_that_takes_no_answer_for_long_loses_its_stream_and_others_do_not() -> None:
+def test_only_a_client_that_reads_no_answers_for_long_loses_its_stream() -> None:
     async def main(budget: ReceiveBudget) -> None:
         deaf, slow, read = Stream(7), Stream(), Stream()
         began = asyncio.get_running_loop().time()
@@ -59,7 +59,7 @@ def test_a_client_that_takes_no_answer_for_long_loses_its_stream_and_others_do_n
         assert "holds 7 bytes" in str(error)
         budget.unwatch(deaf)  # A second call has no effect.
         await asyncio.sleep(3 * ANSWER_TIMEOUT_SECONDS)
-        assert slow.ended is not None  # By now it takes none either.
+        assert slow.ended is not None  # The timeout of this stream has passed, too.
         assert read.ended is None
 
     played(main)
@@ -78,7 +78,7 @@ def test_timeout_is_short_while_all_streams_hold_much() -> None:
     played(main)
 
 
-def test_streams_that_hold_much_are_ended_beyond_the_bound_of_all() -> None:
+def test_streams_that_hold_much_are_ended_beyond_the_total_bound() -> None:
     async def main(budget: ReceiveBudget) -> None:
         large, small = Stream(SMALL_BYTES + 1), Stream(SMALL_BYTES)
         budget.held = MAX_HELD_BYTES

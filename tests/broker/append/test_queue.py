@@ -1,4 +1,4 @@
-"""The queue: which appends it commits inline or in batches, and that they come to what they do one by one."""
+"""The queue: which appends it commits inline or in batches, with the outcomes of one by one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Commits:
-    """Counts of appends that were offered to be committed inline, and of those that were."""
+    """Counts of appends offered for an inline commit, and of inline commits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.done = 0
@@ -61,7 +61,7 @@ async def broker(broker_settings: BrokerSettings) -> AsyncIterator[tuple[BrokerP
 
 
 async def begun(client: RawClient, spec: pb.JournalSpec) -> bytes:
-    """Create a journal, and append what completes its first fragment, and begins the next. Returns that."""
+    """Create a journal, complete its first fragment, begin the next, and return the content."""
     await create(client, spec)
     for content in (b"first", b"second"):
         assert (await client.append(J, content)).status == pb.OK
@@ -95,7 +95,7 @@ async def test_all_paths_give_the_same_answer(
     assert await client.content(J) == b"firstsecondsomemoresomemoresomemore"
 
 
-async def test_what_asks_for_more_does_not_commit_inline(
+async def test_an_append_that_needs_more_than_a_check_does_not_commit_inline(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, commits: Commits
 ) -> None:
     _, client = broker
@@ -121,7 +121,7 @@ async def test_what_asks_for_more_does_not_commit_inline(
     assert await client.content(J) == content + b"z"
 
 
-async def test_a_revision_that_is_known_is_no_reason_to_wait(
+async def test_a_known_revision_causes_no_wait(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, commits: Commits
 ) -> None:
     process, client = broker
@@ -135,7 +135,7 @@ async def test_a_revision_that_is_known_is_no_reason_to_wait(
     assert await client.content(J) == content + b"x"
 
 
-async def test_registers_that_changed_since_an_append_began_are_looked_at_again(
+async def test_registers_that_changed_since_an_append_began_are_checked_again(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, commits: Commits
 ) -> None:
     process, client = broker
@@ -178,7 +178,7 @@ async def test_a_fragment_that_is_long_enough_is_completed_first(
     assert await client.content(J) == content + b"a" * 1000 + b"b" * 1000 + b"c" * 1000
 
 
-async def test_whatever_changes_while_an_append_is_received_is_heeded(
+async def test_changes_while_an_append_is_received_are_applied(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, commits: Commits
 ) -> None:
     process, client = broker
@@ -200,7 +200,7 @@ async def test_whatever_changes_while_an_append_is_received_is_heeded(
     assert await client.content(J) == content
 
 
-async def test_a_limited_rate_is_kept(broker_settings: BrokerSettings, spec: MakeSpec, commits: Commits) -> None:
+async def test_the_rate_limit_is_kept(broker_settings: BrokerSettings, spec: MakeSpec, commits: Commits) -> None:
     async with running_broker(broker_settings.model_copy(update={"max_append_rate": 1 << 20})) as (_, client):
         await begun(client, spec())
         with commits.expected(0, asked=1):
@@ -229,7 +229,7 @@ async def test_a_disk_that_fails_fails_the_append_and_leaves_no_trace(
 
 
 class Replicas:
-    """Three brokers, each with a disk of its own, and a journal with three replicas."""
+    """Three brokers with separate disks, and a journal with three replicas."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes: list[BrokerProcess] = []
@@ -255,7 +255,7 @@ class Replicas:
         return self.processes[0].endpoint
 
     async def member(self, *, primary: bool) -> int:
-        """The number of the primary, or of another replica."""
+        """Return the number of the primary, or of another replica."""
         (listing,) = await self.raw[0].listing()
         route = listing.journals[0].route
         names = [process.broker.member.suffix for process in self.processes]
@@ -263,7 +263,7 @@ class Replicas:
         return found if primary else (found + 1) % 3
 
     async def contents(self) -> set[bytes]:
-        """The content of the journal, by each replica."""
+        """Return the journal's content from each replica."""
         return {await raw.content(J, do_not_proxy=True) for raw in self.raw}
 
 
@@ -292,10 +292,10 @@ async def begin(client: JournalClient) -> bytes:
     return b"first\nsecond\n"
 
 
-async def test_appends_to_replicas_that_come_together_are_proposed_together(replicas: Replicas) -> None:
+async def test_appends_to_replicas_that_arrive_together_are_proposed_together(replicas: Replicas) -> None:
     async with JournalClient(replicas.endpoint) as client:
         whole = await begin(client)
-        for _ in range(20):  # By then, a stream is open, and the peers are called by frames.
+        for _ in range(20):  # A stream is open, and the peers are called over frames.
             done = await asyncio.gather(*(client.append(J, b"%06d\n" % number) for number in range(40)))
             for number, each in enumerate(done):
                 assert (each.begin, each.end, each.sum) == (len(whole), len(whole) + 7, sum_of(b"%06d\n" % number))
@@ -306,7 +306,7 @@ async def test_appends_to_replicas_that_come_together_are_proposed_together(repl
         assert sum(replicas.proposed) > 400
 
 
-async def test_appends_that_come_together_fit_into_the_smallest_message_that_a_broker_may_accept(
+async def test_appends_that_arrive_together_fit_into_the_smallest_message_limit(
     broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     (least,) = (each.ge for each in BrokerSettings.model_fields["max_message_bytes"].metadata if hasattr(each, "ge"))
@@ -352,7 +352,7 @@ async def test_conditions_hold_among_appends_that_are_proposed_together(replicas
 
 @pytest.mark.parametrize("primary", [True, False])
 @pytest.mark.parametrize("full", [".content", ".commits"])
-async def test_a_full_disk_of_any_replica_loses_nothing_that_was_acknowledged(
+async def test_a_full_disk_of_any_replica_loses_no_acknowledged_content(
     replicas: Replicas, primary: bool, full: str
 ) -> None:
     acknowledged: list[tuple[int, bytes]] = []
@@ -385,7 +385,7 @@ async def test_a_full_disk_of_any_replica_loses_nothing_that_was_acknowledged(
     assert all(whole.count(content) == 1 for _, content in acknowledged)
 
 
-async def test_appends_with_a_demand_on_their_durability_are_batched_too(replicas: Replicas, spec: MakeSpec) -> None:
+async def test_appends_with_a_durability_demand_are_batched_too(replicas: Replicas, spec: MakeSpec) -> None:
     (listing,) = await replicas.raw[0].listing()
     wanted = listing.journals[0].spec
     wanted.labels.CopyFrom(labels.label_set({ACK_REPLICAS: "3"}))

@@ -1,4 +1,4 @@
-"""An append on its way: one outcome, and a client that leaves."""
+"""A queued append: one outcome, and a client that disconnects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_the_first_outcome_counts() -> None:
     assert await made.settled() is made.outcome
 
 
-async def test_an_error_is_raised_to_those_who_wait() -> None:
+async def test_an_error_is_raised_to_all_waiters() -> None:
     made = append()
     waiting = asyncio.create_task(made.settled())
     await asyncio.sleep(0)
@@ -52,7 +52,7 @@ def test_only_events_of_the_table_change_its_state() -> None:
         made.on(AppendEvent.COMMITTED)
 
 
-def test_a_client_that_leaves_is_taken_out_of_the_queue_until_there_is_an_outcome() -> None:
+def test_a_disconnected_client_removes_its_append_only_before_an_outcome() -> None:
     class Queue:
         def __init__(self) -> None:
             self.discarded: list[QueuedAppend] = []

@@ -1,4 +1,4 @@
-"""Encoded responses to appends: right, and without a trace in memory of those before."""
+"""Encoded responses to appends: correct, and without memory of earlier ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_response_names_the_committed_range() -> None:
         assert (response.status, response.total_chunks, response.delayed_chunks) == (pb.OK, 3, 0)
 
 
-def test_responses_leave_no_memory_behind() -> None:
+def test_responses_leak_no_memory() -> None:
     found = resolution(1)
     registers = [labels.label_set({f"writer-{n}-{k:03}": "x" * 40 for k in range(64)}) for n in range(2)]
 
@@ -49,17 +49,17 @@ def test_responses_leave_no_memory_behind() -> None:
     assert grown(answer) < 8 << 20, "of 4,000 responses of 4 KiB"
 
 
-def test_a_response_tells_why_an_append_is_refused() -> None:
+def test_a_response_says_why_an_append_is_refused() -> None:
     found, registers = resolution(1), labels.label_set(author="me")
-    for status, told in ((pb.REGISTER_MISMATCH, registers), (pb.NOT_ALLOWED, pb.LabelSet())):
+    for status, shown in ((pb.REGISTER_MISMATCH, registers), (pb.NOT_ALLOWED, pb.LabelSet())):
         outcome = AppendOutcome(found, status, registers, reason="torn")
         response = pb.AppendResponse.FromString(outcome.encode())
         assert (response.status, response.header) == (status, found.header)
-        assert (response.registers, response.store_health_error) == (told, "torn")
+        assert (response.registers, response.store_health_error) == (shown, "torn")
         assert not response.HasField("commit")
 
 
-def test_a_response_tells_what_survives_and_what_was_delayed() -> None:
+def test_a_response_reports_durability_and_delay() -> None:
     found = resolution(1)
     outcome = committed(found, 0, pb.LabelSet())._replace(
         durability=Durability(3, 2, 2, 1), stored_end=7, delayed_chunks=2

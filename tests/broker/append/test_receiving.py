@@ -1,4 +1,4 @@
-"""Receiving what clients send: one timer looks at all of them."""
+"""Receiving from clients: one timer checks all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EOF = object()
 
 
 class Client:
-    """Sends messages; after the last, nothing."""
+    """Sends messages; after the last, it stays silent."""
 
     def __init__(self, *messages: object) -> None:
         self._messages = deque(messages)
@@ -66,7 +66,7 @@ async def test_each_message_is_replayed_once_whatever_its_kind() -> None:
     inbox = Inbox(Client(*sent, EOF), budget, 0, SystemClock())
     append = QueuedAppend(pb.AppendRequest())
     await inbox.receive(append, arrivals)
-    assert append.content is None  # Something follows the commit.
+    assert append.content is None  # A message follows the commit.
     assert [await inbox.read() for _ in sent] == sent
     assert await inbox.read() is None
 
@@ -119,9 +119,9 @@ def test_a_client_earns_credit_by_its_bytes() -> None:
     virtually(main)
 
 
-async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -> None:
+async def test_a_client_is_not_charged_for_time_without_a_check() -> None:
     guard = MinRateGuard(Inbox(Client(ContentMessage(b"some"), EOF), ReceiveBudget(100), 1 << 20, SystemClock()))
-    guard.due -= 3  # As if the broker, or its machine, had stood still since.
+    guard.due -= 3  # As if the broker, or its machine, had stalled since.
     guard._begun -= 3
     guard.check()
     assert await guard.read() is not None
@@ -130,8 +130,6 @@ async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -
 
 
 class Waiting:
-    """A queue with so many appends."""
-
     def __init__(self) -> None:
         self.length = 0
 
@@ -160,14 +158,13 @@ async def test_proposals_wait_for_slow_clients_ever_less_often(monkeypatch: pyte
     waits = 0
 
     async def propose() -> bool:
-        """Return whether the proposal waited."""
         task = asyncio.create_task(arrivals.gathered())
         await asyncio.sleep(0)
         waited = not task.done()
         await asyncio.wait_for(task, 60)
         return waited
 
-    assert not await propose()  # Nothing is to come.
+    assert not await propose()  # No append is expected.
     arrivals.expect()
     for _ in range(200):
         waits += await propose()

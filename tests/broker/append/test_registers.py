@@ -1,4 +1,4 @@
-"""Registers: what an append leaves of them."""
+"""Registers after an append."""
 
 from __future__ import annotations
 

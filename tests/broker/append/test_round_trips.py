@@ -1,4 +1,4 @@
-"""An append costs one round trip to the replicas. In this virtual time nothing else takes any."""
+"""An append takes one round trip to the replicas. In this virtual time only messages take time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_an_append_takes_one_round_trip_to_the_replicas(replication: int, messag
         async with Cluster(brokers=3, lease_seconds=60.0, delay=DELAY) as cluster:
             await cluster.create(J, replication=replication)
             client = cluster.client()
-            for _ in range(2):  # The pipeline is built, the route learned, the first fragment completed.
+            for _ in range(2):  # The pipeline is built, the route is known, the first fragment is complete.
                 await client.append(J, b"first")
             sent = Counter[tuple[str, str]]()
             network = cluster._world.network
@@ -39,11 +39,11 @@ def test_an_append_takes_one_round_trip_to_the_replicas(replication: int, messag
             sent.clear()
             await client.append(J, b"small")
             between = [count for (source, target), count in sent.items() if {source[:6], target[:6]} == {"broker"}]
-            # To each replica its content with the proposal, and the word that readers may see it, which nobody waits
-            # for; and one acknowledgement of each.
+            # To each replica one message with content and proposal, and one with the readable end, without a wait;
+            # and one acknowledgement from each.
             assert sorted(between) == [1] * (replication - 1) + [2] * (replication - 1)
 
-            # While others' acknowledgements are under way, more is proposed.
+            # Further proposals are sent while earlier acknowledgements are pending.
             begun = loop.time()
             await asyncio.gather(*(client.append(J, b"together") for _ in range(50)))
             assert loop.time() - begun <= (messages + 2) * DELAY + 0.01

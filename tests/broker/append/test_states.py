@@ -1,4 +1,4 @@
-"""The states of an append, as the page of the protocol draws them."""
+"""The states of an append, as drawn in the protocol documentation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coranto_broker.append.states import TRANSITIONS, State
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_the_drawn_state_machine_is_the_one_that_runs() -> None:
+def test_the_documented_state_machine_matches_the_code() -> None:
     text = (DOCS / "protocol.md").read_text()
     drawn = {
         (source, target)

@@ -61,7 +61,7 @@ def test_a_torn_append_is_refused_and_its_neighbours_are_not(
         await cluster.create(J, replication=replication, labels={CONTENT_TYPE: content_type})
         clients = [cluster.client(append_streams=append_streams) for _ in range(4)]
         whole = 0
-        for client in clients:  # The first appends are forwarded, unless they came to the primary.
+        for client in clients:  # The first appends are forwarded, unless they reached the primary.
             with pytest.raises(TornAppend, match=r"does not end with a newline.*coranto\.dev/lines=any"):
                 await client.append(J, TORN)
             assert (await client.append(J, WHOLE)).begin == whole * len(WHOLE)
@@ -89,7 +89,7 @@ def test_only_the_end_of_a_whole_append_counts(replication: int) -> None:
             with pytest.raises(TornAppend):
                 await streamed(client, *pieces)
         assert await streamed(client, b"{", b"}", b"\n", WHOLE) == len(large) + 3 + len(WHOLE)
-        # Nothing remains of an append that is given up.
+        # An aborted append leaves nothing.
         async with client.appender(J) as append:
             await append.write(b"{")
         assert await content_of(client) == large + b"{}\n" + WHOLE
@@ -142,7 +142,7 @@ def test_labels_say_which_journals_have_whole_lines(told: dict[str, str], refuse
     in_cluster(main, brokers=1)
 
 
-def test_a_changed_label_counts_from_the_next_append() -> None:
+def test_a_changed_label_applies_from_the_next_append() -> None:
     async def main(cluster: Cluster) -> None:
         await cluster.create(J, replication=1)
         client = cluster.client()
@@ -162,7 +162,7 @@ def test_a_changed_label_counts_from_the_next_append() -> None:
     in_cluster(main, brokers=1)
 
 
-def test_a_service_joins_no_content_to_a_line_that_has_not_ended() -> None:
+def test_a_service_appends_no_content_to_an_incomplete_line() -> None:
     async def main(cluster: Cluster) -> None:
         await cluster.create(J, replication=1, labels={CONTENT_TYPE: JSON_LINES})
         client = cluster.client()
@@ -175,7 +175,7 @@ def test_a_service_joins_no_content_to_a_line_that_has_not_ended() -> None:
         await service.append(J, WHOLE)
         await service.flush()
         assert await content_of(client) == WHOLE * 3
-        # Other journals take what they took, in as few appends.
+        # Other journals accept the same appends, in as few calls.
         await cluster.create("test/bytes", replication=1)
         before = cluster.appends()
         for _ in range(100):
@@ -208,7 +208,7 @@ async def test_clients_of_gazette_get_a_status_that_they_do_not_retry(
     assert await client.content(J) == TORN + b"\n"
 
 
-async def test_a_torn_append_that_waits_in_the_queue_is_refused_alone(
+async def test_a_torn_append_in_the_queue_is_refused_alone(
     broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, client = broker
