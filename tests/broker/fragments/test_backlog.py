@@ -1,4 +1,4 @@
-"""The backlog: which journals are held back by what is not stored, and when they are let go."""
+"""The backlog: journals held back because of unstored content, and their release."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_held(backlog: Backlog, journal: str) -> bool:
     return backlog.problem(journal, URL) != ""
 
 
-def test_a_journal_is_held_above_its_bound_and_let_go_well_below_it(backlog: Backlog) -> None:
+def test_a_journal_is_held_above_its_bound_and_released_well_below_it(backlog: Backlog) -> None:
     seen = []
     for size in (60, 40, 1, -1, -24, -1, 20, 5, 1):
         (backlog.add if size > 0 else backlog.remove)(A, abs(size))
@@ -41,21 +41,21 @@ def test_a_journal_is_held_above_its_bound_and_let_go_well_below_it(backlog: Bac
     assert all(part in problem for part in ("101 bytes", A, URL, "max_unpersisted_journal_bytes is 100", "75"))
 
 
-def test_a_fragment_that_is_larger_than_the_bound_is_waited_for(backlog: Backlog) -> None:
+def test_a_journal_is_held_until_a_fragment_larger_than_the_bound_is_stored(backlog: Backlog) -> None:
     backlog.add(A, 1000)
     assert is_held(backlog, A)
     backlog.remove(A, 1000)
     assert (is_held(backlog, A), backlog.total, backlog.held) == (False, 0, 0)
 
 
-def test_the_brokers_bound_holds_those_of_which_something_waits(backlog: Backlog) -> None:
+def test_the_brokers_bound_holds_only_journals_with_a_backlog(backlog: Backlog) -> None:
     for journal in (A, B):
         backlog.add(journal, 90)
     assert backlog.held == 0
     backlog.add(C, 21)
     assert [is_held(backlog, journal) for journal in (A, B, C, "journal/d")] == [True, True, True, False]
     assert "max_unpersisted_bytes is 200" in backlog.problem(C, URL)
-    # Whose store works goes on as soon as nothing of it waits, and is held again as soon as something does.
+    # A journal continues as soon as it has no backlog, and is held again as soon as it has.
     backlog.remove(C, 21)
     assert not is_held(backlog, C)
     backlog.add(C, 1)
@@ -84,7 +84,7 @@ def test_a_journal_is_held_while_its_store_keeps_refusing_its_fragments(clock: M
     assert (backlog.refused_by(URL), backlog.refused_by(OTHER), seen) == (1, 0, [URL])
     assert "403: no" in backlog.problem(A, URL)
     assert "10 bytes" in backlog.problem(A, URL)
-    # It concerns neither other journals nor a store that an operator puts in the place of this one.
+    # Other journals, and another store of this journal, are not affected.
     assert not is_held(backlog, B)
     assert backlog.problem(A, OTHER) == ""
     assert backlog.holds(A)
@@ -92,15 +92,17 @@ def test_a_journal_is_held_while_its_store_keeps_refusing_its_fragments(clock: M
     assert (is_held(backlog, A), backlog.refused_by(URL), seen, backlog.holds(A)) == (False, 0, [URL, URL], False)
 
 
-def test_a_journal_whose_fragments_are_gone_is_let_go(backlog: Backlog) -> None:
-    """As when it is deleted, or others have stored them."""
+def test_a_journal_whose_backlog_is_gone_is_released(backlog: Backlog) -> None:
+    """For example because it was deleted, or other brokers stored the fragments."""
     backlog.add(A, 10)
     backlog.failed(A, URL, FAILING_ATTEMPTS, "403: no")
     backlog.remove(A, 10)
     assert (backlog.held, backlog.refused_by(URL)) == (0, 0)
 
 
-async def test_an_append_waits_a_while_for_room(backlog: Backlog, clock: ManualClock) -> None:
+async def test_an_append_waits_for_a_limited_time_for_the_backlog_to_shrink(
+    backlog: Backlog, clock: ManualClock
+) -> None:
     assert await backlog.wait_for_room(A, URL) == ""
     backlog.add(A, 101)
     waiting = asyncio.create_task(backlog.wait_for_room(A, URL))
@@ -113,7 +115,7 @@ async def test_an_append_waits_a_while_for_room(backlog: Backlog, clock: ManualC
 
     backlog.add(A, 30)
     clock.advance(TIMEOUT_SECONDS)
-    assert "101 bytes" in await backlog.wait_for_room(A, URL), "those who come later do not wait again"
+    assert "101 bytes" in await backlog.wait_for_room(A, URL), "later appends do not wait again"
 
 
 async def test_a_changed_route_ends_the_wait(backlog: Backlog) -> None:

@@ -1,4 +1,4 @@
-"""Content of stored fragments: fetched once, verified, bounded in memory and on the disk."""
+"""The cache of stored fragments: fetched once, verified, bounded in memory and on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Shop:
-    """A store of a folder, which counts what is fetched from it."""
+    """A store in a folder that counts fetches."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stores = StoreRegistry(root)
@@ -81,7 +81,7 @@ async def test_a_large_fragment_is_served_from_a_file(shop: Shop, tmp_path: Path
     await cache.close()
 
 
-async def test_what_the_least_fragments_take_besides_counts(
+async def test_the_overhead_of_tiny_fragments_counts(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fragment_cache, "LITTLE_TOTAL_BYTES", 10 * ENTRY_BYTES)
@@ -93,7 +93,7 @@ async def test_what_the_least_fragments_take_besides_counts(
     await cache.close()
 
 
-async def test_little_fragments_are_kept_in_memory(shop: Shop, tmp_path: Path) -> None:
+async def test_small_fragments_are_kept_in_memory(shop: Shop, tmp_path: Path) -> None:
     fragment = await shop.put(b"hello", Codec.GZIP)
     cache = FragmentCache(shop.stores, tmp_path / "cache", 0)
     async with cache.open(fragment) as found:
@@ -132,7 +132,7 @@ async def test_a_damaged_fragment_is_not_served(shop: Shop, tmp_path: Path, code
     await cache.close()
 
 
-async def test_readers_that_wait_together_are_one_fetch_which_outlives_each(shop: Shop, tmp_path: Path) -> None:
+async def test_concurrent_readers_share_one_fetch_which_outlives_each(shop: Shop, tmp_path: Path) -> None:
     content = some(2 * MIB)
     fragment = await shop.put(content, Codec.GZIP)
     cache = FragmentCache(shop.stores, tmp_path / "cache", 100 * MIB)
@@ -153,10 +153,10 @@ async def test_readers_that_wait_together_are_one_fetch_which_outlives_each(shop
     await cache.close()
 
 
-async def test_the_longest_unused_make_room(shop: Shop, tmp_path: Path) -> None:
+async def test_the_least_recently_used_are_evicted(shop: Shop, tmp_path: Path) -> None:
     fragments = [await shop.put(some(2 * MIB, n), Codec.SNAPPY, begin=n << 30) for n in range(3)]
     cache = FragmentCache(shop.stores, tmp_path / "cache", 5 * MIB)
-    for number in (0, 1, 0, 2):  # 1 goes for 2.
+    for number in (0, 1, 0, 2):  # 1 is evicted for 2.
         async with cache.open(fragments[number]):
             pass
     assert shop.fetched == 3
@@ -176,10 +176,10 @@ async def test_readers_of_too_many_fragments_wait_and_are_refused(
         await held.enter_async_context(cache.open(fragments[0]))
         async with cache.open(fragments[1]):
             waiting = asyncio.create_task(held.enter_async_context(cache.open(fragments[2])))
-            for _ in range(5):  # It needs some turns of the loop, and no thread, to find that there is no room.
+            for _ in range(5):  # The refusal takes some turns of the loop, and no thread.
                 await asyncio.sleep(0)
             assert [entry.has_room for entry in cache._large._entries.values()] == [True, True, False]
-        await waiting  # The second was given back.
+        await waiting  # The second was released.
         monkeypatch.setattr(fragment_cache, "TIMEOUT_SECONDS", 0.05)
         with pytest.raises(Unavailable, match="too many different fragments"):
             await held.enter_async_context(cache.open(fragments[1]))

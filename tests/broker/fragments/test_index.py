@@ -1,4 +1,4 @@
-"""The fragment index: what answers an offset, who is woken, and when local files go."""
+"""The fragment index: answers to offsets, waiting readers, and removal of local files."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def cover(*fragments: Fragment) -> CoverSet[IndexEntry]:
         ([(0, 10, 0)], 9, (9, 0)),
         ([(0, 10, 0)], 10, (10, None)),
         ([(0, 10, 0)], -1, (10, None)),
-        ([(0, 10, 0), (5, 20, 0)], 7, (7, 5)),  # The one that reaches further.
+        ([(0, 10, 0), (5, 20, 0)], 7, (7, 5)),  # The fragment that ends later.
         ([], 0, (0, None)),
-        ([(50, 60, RECENT)], 0, (50, 50)),  # The first of all: jump.
+        ([(50, 60, RECENT)], 0, (50, 50)),  # The first fragment: jump.
         ([(50, 60, 0)], 0, (0, None)),  # Local: its predecessor may be about to be stored.
         ([(0, 10, RECENT), (20, 30, RECENT)], 12, (12, None)),  # A gap that may close.
         ([(0, 10, RECENT), (20, 30, OLD)], 12, (20, 20)),  # A gap that stays.
@@ -106,7 +106,7 @@ async def waiting(index: FragmentIndex, offset: int) -> asyncio.Task[QueryResult
     return task
 
 
-def test_what_is_stored_and_what_is_held_end_at_a_gap(index: FragmentIndex, tmp_path: Path) -> None:
+def test_stored_and_held_content_end_at_a_gap(index: FragmentIndex, tmp_path: Path) -> None:
     index.refresh([fragment(0, 10, RECENT), fragment(10, 25, RECENT), fragment(30, 40, RECENT)], 0.0)
     assert [index.stored_through(offset) for offset in (0, 12, 25, 30, 99)] == [25, 25, 25, 40, 99]
     files = [local(tmp_path, begin) for begin in (40, 60, 70)]  # 10 bytes each.
@@ -119,7 +119,7 @@ def test_what_is_stored_and_what_is_held_end_at_a_gap(index: FragmentIndex, tmp_
     assert index.held_from(80) == (70, [files[2]])
 
 
-async def test_a_commit_wakes_those_who_wait(index: FragmentIndex, tmp_path: Path) -> None:
+async def test_a_commit_wakes_waiting_readers(index: FragmentIndex, tmp_path: Path) -> None:
     sealed = local(tmp_path, 0)
     task = await waiting(index, 0)
     index.spool_commit(fragment(0, 4), sealed.content)
@@ -130,7 +130,9 @@ async def test_a_commit_wakes_those_who_wait(index: FragmentIndex, tmp_path: Pat
     assert (await further).write_head == 10
 
 
-async def test_a_commit_wakes_many_in_turns_and_lets_others_run_between(index: FragmentIndex, tmp_path: Path) -> None:
+async def test_a_commit_wakes_many_readers_in_turns_and_lets_others_run_between(
+    index: FragmentIndex, tmp_path: Path
+) -> None:
     sealed = local(tmp_path, 0)
     tasks = [asyncio.create_task(index.query(0, block=True)) for _ in range(5 * AT_ONCE)]
     await asyncio.sleep(0)
@@ -141,13 +143,13 @@ async def test_a_commit_wakes_many_in_turns_and_lets_others_run_between(index: F
     index.spool_commit(fragment(0, 4), sealed.content)
     for _ in range(4):  # A wake, its task, its callback, and this task's own turn.
         await asyncio.sleep(0)
-    assert 0 < len(order) <= 3 * AT_ONCE, "all were woken at once"
+    assert 0 < len(order) <= 3 * AT_ONCE, "not all are woken in one turn"
     assert all(each.write_head == 4 for each in await asyncio.gather(tasks[0], *tasks[2:]))
     await asyncio.sleep(0)
     assert [each for each in order if each != 1] == [0, *range(2, len(tasks))]
 
 
-async def test_a_cancelled_query_leaves_nothing_behind(index: FragmentIndex) -> None:
+async def test_a_cancelled_query_leaves_no_waiter(index: FragmentIndex) -> None:
     task = await waiting(index, 0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -173,7 +175,7 @@ async def test_reads_that_do_not_block_wait_for_the_first_listing(index: Fragmen
     assert (await index.query(5, block=False)).entry is None
 
 
-async def test_a_read_below_the_head_that_finds_nothing_is_reported(clock: ManualClock) -> None:
+async def test_a_read_below_the_head_without_a_fragment_is_reported(clock: ManualClock) -> None:
     gaps: list[int] = []
     index = FragmentIndex(clock, on_gap=lambda: gaps.append(1))
     index.refresh([fragment(0, 5, RECENT)], 0.0)
@@ -185,7 +187,7 @@ async def test_a_read_below_the_head_that_finds_nothing_is_reported(clock: Manua
     assert gaps == [1]
 
 
-async def test_a_closed_index_sends_readers_away(index: FragmentIndex) -> None:
+async def test_a_closed_index_ends_waiting_reads(index: FragmentIndex) -> None:
     task = await waiting(index, 0)
     index.close()
     with pytest.raises(Unavailable, match="no longer holds"):
@@ -194,7 +196,7 @@ async def test_a_closed_index_sends_readers_away(index: FragmentIndex) -> None:
         await index.query(0, block=False)
 
 
-async def test_the_head_is_known_although_nothing_shows_it(index: FragmentIndex) -> None:
+async def test_the_head_is_known_without_a_fragment_at_it(index: FragmentIndex) -> None:
     index.note_head(70)
     index.refresh([fragment(0, 5, RECENT)], 0.0)
     assert index.head == 70
@@ -213,11 +215,11 @@ async def test_a_local_file_stays_until_a_later_listing_covers_it(
     (entry,) = index.entries
     assert (entry.content, entry.fragment.mod_time) == (sealed.content, RECENT)
 
-    # A listing that was begun before the fragment was stored says nothing about it.
+    # A listing that began before the fragment was stored does not matter.
     index.refresh([], begun)
     (entry,) = index.entries
     assert entry.fragment.mod_time == RECENT
-    # A later one without it means that it is here only, so it is stored once more. No other file is thrown away.
+    # A later one without it means that only this broker has it, so it is stored again. No other file is removed.
     assert index.refresh([], clock.monotonic() + 1) == [sealed]
     assert index.extent.unpersisted == 10
     index.drop_stored()
@@ -242,7 +244,7 @@ async def test_the_head_stays_when_stored_fragments_are_deleted(
     clock.advance(1)
     index.refresh([fragment(0, 10, RECENT)], clock.monotonic())
     assert not sealed.content.path.exists()
-    index.refresh([], clock.monotonic())  # Somebody has deleted everything in the store.
+    index.refresh([], clock.monotonic())  # All objects in the store were deleted.
     assert (index.head, index.known.end) == (10, 10)
     found = await index.query(-1, block=False)
     assert (found.offset, found.write_head, found.entry) == (10, 10, None)
@@ -251,7 +253,7 @@ async def test_the_head_stays_when_stored_fragments_are_deleted(
 async def test_a_read_does_not_jump_to_a_stored_fragment_that_no_listing_shows_yet(
     index: FragmentIndex, tmp_path: Path
 ) -> None:
-    # Found by simulation: the broker before us stores [0, 10) just after our listing, and we store what follows it.
+    # Found by simulation: the broker before us stores [0, 10) just after our listing, and we store its successor.
     sealed = local(tmp_path, 10)
     index.refresh([], 0.0)
     index.spool_complete(sealed)
@@ -278,26 +280,26 @@ async def test_a_local_file_stays_while_the_listed_file_cannot_have_its_content(
 ) -> None:
     sealed = local(tmp_path, 0)
     index.spool_complete(sealed)
-    # Replicas that have not tried to store it themselves need not be told.
+    # Replicas that have not tried to store it themselves need not do so.
     assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == []
     index.stored(sealed, fragment(0, 10, RECENT))
     clock.advance(1)
-    # Truncated: the local file is kept, read, and stored once more.
+    # Truncated: the local file is kept, served, and stored again.
     assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == [sealed]
     (entry,) = index.entries
     assert (entry.local, entry.fragment.backing_store) == (sealed.content, "")
     assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == [], "that is under way"
     index.stored(sealed, fragment(0, 10, RECENT))
     clock.advance(1)
-    assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == [], "what lists wrong lengths would have it for ever"
+    assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == [], "it is not stored a third time"
     assert index.refresh([listed(0, 10, 9), listed(0, 20, 19), listed(20, 30, 0)], clock.monotonic()) == []
-    # What nothing else covers is shown, so that its readers are told what is wrong with it.
+    # A listed fragment without an alternative is shown, so that its readers get an error that says why.
     assert [(each.begin, each.local) for each in index.entries] == [(0, sealed.content), (20, None)]
     assert index.refresh([listed(0, 10, 10)], clock.monotonic()) == []
     assert not sealed.content.path.exists()
 
 
-async def test_a_local_file_stays_where_the_store_lists_other_content_of_its_offsets(
+async def test_a_local_file_stays_while_the_store_lists_other_content_at_its_offsets(
     index: FragmentIndex, clock: ManualClock, tmp_path: Path
 ) -> None:
     sealed = local(tmp_path, 0)
@@ -310,7 +312,7 @@ async def test_a_local_file_stays_where_the_store_lists_other_content_of_its_off
     assert not sealed.content.path.exists()
 
 
-async def test_damaged_content_is_read_from_the_store_once_it_is_there(index: FragmentIndex, tmp_path: Path) -> None:
+async def test_damaged_content_is_read_from_the_store_once_it_is_stored(index: FragmentIndex, tmp_path: Path) -> None:
     sealed = local(tmp_path, 0)
     index.spool_complete(sealed)
     sealed.quarantine_content()
@@ -323,13 +325,13 @@ async def test_damaged_content_is_read_from_the_store_once_it_is_there(index: Fr
     assert entry.local is None
 
 
-async def test_gaps_of_what_was_written(index: FragmentIndex, tmp_path: Path) -> None:
+async def test_gaps_in_written_content(index: FragmentIndex, tmp_path: Path) -> None:
     assert not index.has_gap(0)
     index.note_head(40)
     assert index.has_gap(0)
     index.refresh([fragment(10, 20, RECENT), fragment(30, 40, RECENT)], 0.0)
     assert [index.has_gap(*span) for span in ((0, 20), (0, 0), (20, 30), (30, 0), (40, 0))] == [
-        False,  # Retention has removed what comes before.
+        False,  # Retention has removed earlier content.
         True,
         True,
         False,

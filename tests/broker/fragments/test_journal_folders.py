@@ -1,4 +1,4 @@
-"""Journals' folders as a broker knows them: what it lists, marks and writes to, also over a store that refuses."""
+"""Journals' folders of one broker: listings, markers and writes, also with a store that refuses."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def test_listings_are_marked_and_reported_once(stores: StoreRegistry, stor
     assert [(each["event"], each["other"]) for each in logged] == [("folder.nested_journal_skipped", INNER)]
     marked = {each.path async for each in store.files("shop") if each.path.endswith(MARKER)}
     assert marked == {f"events/{MARKER}", f"events/eu/{MARKER}"}
-    # From here on the markers tell, also those who know of no journals, and what was written is theirs to read.
+    # From now on the markers decide, also for brokers that do not know the journals.
     names.clear()
     assert len(await JournalFolders(stores).fragments(OUTER, [URL])) == 2
     assert len(await JournalFolders(stores).fragments(INNER, [URL])) == 2
 
 
-async def test_a_store_that_takes_no_markers_is_listed_and_stored_to(
+async def test_a_store_that_refuses_markers_is_listed_and_written_to(
     stores: StoreRegistry, store: FragmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = JournalFolders(stores, lambda journal: [INNER])
@@ -71,7 +71,9 @@ async def test_a_store_that_takes_no_markers_is_listed_and_stored_to(
     assert {each.path async for each in store.files(OUTER)} >= {MARKER}
 
 
-async def test_postfixes_that_lead_into_another_journals_folder(stores: StoreRegistry, store: FragmentStore) -> None:
+async def test_postfixes_that_lead_into_another_journals_folder_are_not_used(
+    stores: StoreRegistry, store: FragmentStore
+) -> None:
     folders = JournalFolders(stores, lambda journal: [f"{journal}/exists"])
     await store.mark(INNER)
     assert folders.own_postfix(OUTER, URL, "eu") == "eu", "nothing was listed yet"

@@ -1,4 +1,4 @@
-"""Journals whose names nest, as Gazette's brokers let them: real brokers keep what is stored of them apart."""
+"""Journals with nested names, which Gazette's brokers allow: real brokers keep their stored fragments apart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 def stored(spec: MakeSpec, name: str, **fields: Any) -> pb.JournalSpec:
-    """A journal of small fragments, listed every second."""
+    """Return a journal of small fragments, listed every second."""
     return spec(name, stores=("file:///frags/",), fragment={"length": 1024, "refresh_interval": 1, **fields})
 
 
@@ -60,7 +60,7 @@ def folder_of(settings: BrokerSettings, journal: str) -> Path:
 
 
 async def write(client: RawClient, settings: BrokerSettings, journal: str, count: int, byte: bytes) -> bytes:
-    """Append so much that so many fragments are stored in the journal's own folder, and a bit more."""
+    """Append until this many fragments are stored in the journal's own folder, and a bit more. Return the content."""
     for piece in [byte * 1500] * count + [b"tail"]:
         assert (await client.append_when_ready(journal, piece)).status == pb.OK
     await eventually(lambda: len(list(folder_of(settings, journal).glob("0*"))) >= count)
@@ -89,7 +89,7 @@ async def test_neither_journal_shows_or_counts_the_others_fragments(
     assert not list((broker_settings.data_dir / "spools").rglob("set-aside"))
 
 
-async def test_retention_leaves_the_others_fragments_alone(
+async def test_retention_keeps_the_other_journals_fragments(
     broker: tuple[BrokerProcess, RawClient], broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     process, client = broker
@@ -107,7 +107,7 @@ async def test_retention_leaves_the_others_fragments_alone(
     assert await client.content(INNER) == inner
 
 
-async def test_what_a_deleted_journal_left_stays_apart(
+async def test_fragments_of_a_deleted_journal_stay_separate(
     broker: tuple[BrokerProcess, RawClient], broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     process, client = broker
@@ -118,7 +118,7 @@ async def test_what_a_deleted_journal_left_stays_apart(
     await listed_again(process.broker.resolver.local_replicas)
     assert await client.content(OUTER) == outer
     assert (await client.append(OUTER, b"more")).status == pb.OK
-    # Nor does a journal begin with it that is created when the other one is gone.
+    # They are not the beginning of a journal that is created after the deletion either.
     left = stored(spec, "left/part/one")
     assert (await client.apply(left)).status == pb.OK
     await write(client, broker_settings, left.name, 2, b"i")
@@ -143,7 +143,7 @@ async def test_fragments_of_earlier_versions_without_markers_are_distinguished_a
     assert await client.content(OUTER) == outer
 
 
-async def test_fragments_under_earlier_templates_stay_the_journals_own(
+async def test_fragments_under_earlier_templates_still_belong_to_the_journal(
     broker: tuple[BrokerProcess, RawClient], broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     process, client = broker
@@ -177,7 +177,7 @@ async def test_a_postfix_that_is_another_journals_name_is_not_used(
     await listed_again(process.broker.resolver.local_replicas)
     assert await client.content(OUTER) == outer
     assert await client.content(INNER) == inner
-    # The same of a journal that is gone, and has left its marker.
+    # The same for a deleted journal that has left its marker.
     await delete(process, broker_settings, INNER)
     await listed_again(process.broker.resolver.local_replicas)
     more = await write_on(client, broker_settings, OUTER, 4, b"p")
@@ -186,7 +186,7 @@ async def test_a_postfix_that_is_another_journals_name_is_not_used(
 
 
 async def write_on(client: RawClient, settings: BrokerSettings, journal: str, total: int, byte: bytes) -> bytes:
-    """Append more, until so many fragments in all are stored in the journal's own folder."""
+    """Append more, until the journal's own folder has this many fragments. Return the appended content."""
     written = b""
     while len(list(folder_of(settings, journal).glob("0*"))) < total:
         assert (await client.append(journal, byte * 1500)).status == pb.OK
@@ -195,10 +195,10 @@ async def write_on(client: RawClient, settings: BrokerSettings, journal: str, to
     return written
 
 
-async def test_local_files_outlive_a_listing_that_merely_covers_their_offsets(
+async def test_local_files_outlive_a_listing_that_only_covers_their_offsets(
     broker: tuple[BrokerProcess, RawClient], broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
-    # Of another cluster that shares the store, and whose brokers leave no markers: nothing tells whose it is.
+    # The listed fragments are of another cluster that shares the store, and whose brokers write no markers.
     process, client = broker
     assert (await client.apply(stored(spec, "theirs/journal"))).status == pb.OK
     await write(client, broker_settings, "theirs/journal", 3, b"t")
@@ -225,13 +225,13 @@ async def test_local_files_outlive_a_listing_that_merely_covers_their_offsets(
         await listed_again([replica])
         (sealed,) = replica.index.sealed_files()
         assert sealed.content.path.exists()
-    # Once it is known whose it is, everything is as it was.
+    # With a marker, the fragments belong to the other journal again.
     (folder_of(broker_settings, INNER) / MARKER).touch()
     await listed_again([replica])
     assert await client.content(OUTER) == b"o" * 4100
 
 
-async def test_a_token_for_one_reads_nothing_of_the_other(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_a_token_for_one_journal_cannot_read_the_other(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     keys = Keys.parse(base64.b64encode(b"k" * 32).decode())
     secret = SecretStr(base64.b64encode(b"k" * 32).decode())
 
@@ -254,7 +254,7 @@ async def test_a_token_for_one_reads_nothing_of_the_other(broker_settings: Broke
             assert [each.fragment.end for each in await client.fragments(OUTER)] == [4]
             with pytest.raises(JournalNotFound):
                 await client.head(INNER)
-        # Who is refused a name is not told of journals that the token does not cover.
+        # A refusal because of a nested name does not reveal journals that the token does not cover.
         async with JournalClient(process.endpoint, auth=token("name=shop")) as client:
             change = pb.ApplyRequest.Change(upsert=stored(spec, "shop"))
             with pytest.raises(RpcFailed, match="a journal that the token does not cover") as refused:

@@ -1,4 +1,4 @@
-"""The persister: what it stores, when it tries again, and how it ends."""
+"""The persister: stored fragments, retries, and its end."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class MemoryStore(FragmentStore):
         self.failures: list[Exception] = []
         self.attempts = 0
         self.parallel = self.max_parallel = 0
-        self.may_go_on = asyncio.Event()
-        self.may_go_on.set()
+        self.may_continue = asyncio.Event()
+        self.may_continue.set()
 
     async def put(self, fragment: Fragment, content: Content) -> None:
         self.attempts += 1
@@ -47,7 +47,7 @@ class MemoryStore(FragmentStore):
         self.max_parallel = max(self.max_parallel, self.parallel)
         try:
             await asyncio.sleep(0)
-            await self.may_go_on.wait()
+            await self.may_continue.wait()
             if self.failures:
                 raise self.failures.pop(0)
             data = content if isinstance(content, bytes) else b"".join([piece async for piece in content])
@@ -114,7 +114,7 @@ class Copies:
 
 
 class Fixture:
-    """A persister whose specs and stores the test controls, with times in which tests can wait."""
+    """A persister whose specs and stores the test controls, with short delays."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (("REPLICA_DELAY_SECONDS", 0.2), ("_BACKOFF_SECONDS", (0.01,)), ("_LATER_SECONDS", 0.02)):
@@ -180,7 +180,7 @@ async def test_a_fragment_is_stored_compressed(fixture: Fixture, codec: Codec, s
     assert sealed.content.path.exists(), "the file stays until a listing shows the fragment"
 
 
-async def test_what_is_there_already_is_not_stored_again(fixture: Fixture) -> None:
+async def test_a_stored_fragment_is_not_stored_again(fixture: Fixture) -> None:
     fragment = Fragment(JOURNAL, 0, 3, sum_of(b"abc"), Codec.GZIP)
     fixture.stores.first.kept[fragment.content_path] = b"stored by another broker"
     fixture.add(b"abc")
@@ -189,7 +189,7 @@ async def test_what_is_there_already_is_not_stored_again(fixture: Fixture) -> No
 
 
 @pytest.mark.parametrize(("codec", "found"), [(Codec.NONE, b"ab"), (Codec.NONE, b"abcd"), (Codec.GZIP, b"")])
-async def test_what_is_there_already_but_cannot_be_the_fragment_is_replaced(
+async def test_a_stored_file_that_cannot_be_the_fragment_is_replaced(
     fixture: Fixture, codec: Codec, found: bytes
 ) -> None:
     fragment = Fragment(JOURNAL, 0, 3, sum_of(b"abc"), codec)
@@ -199,7 +199,7 @@ async def test_what_is_there_already_but_cannot_be_the_fragment_is_replaced(
     assert decompress(codec, fixture.stores.first.kept[fragment.content_path], 3) == b"abc"
 
 
-async def test_failures_are_repeated_until_it_works(fixture: Fixture) -> None:
+async def test_failed_attempts_are_repeated_until_one_succeeds(fixture: Fixture) -> None:
     fixture.stores.first.failures = [StoreError("no answer"), OSError("reset"), StoreDenied("expired")]
     fixture.add(b"abc")
     await eventually(lambda: fixture.stored)
@@ -209,16 +209,18 @@ async def test_failures_are_repeated_until_it_works(fixture: Fixture) -> None:
 
 async def test_uploads_are_bounded(fixture: Fixture) -> None:
     store = fixture.stores.first
-    store.may_go_on.clear()
+    store.may_continue.clear()
     for n in range(10):
         fixture.add(b"abc", n * 3)
     await eventually(lambda: store.parallel == 2)
-    store.may_go_on.set()
+    store.may_continue.set()
     await eventually(lambda: len(fixture.stored) == 10)
     assert store.max_parallel == 2
 
 
-async def test_replicas_hold_back_unless_they_become_primary(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_delay_their_attempts_unless_they_become_primary(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = asyncio.get_running_loop()
     begun = loop.time()
     fixture.add(b"abc", primary=False)
@@ -235,17 +237,17 @@ async def test_replicas_hold_back_unless_they_become_primary(fixture: Fixture, m
     await eventually(lambda: len(fixture.stored) == 2)
 
 
-async def test_what_was_stored_and_discarded_while_a_replica_held_back_is_no_failure(fixture: Fixture) -> None:
+async def test_a_fragment_discarded_during_a_replicas_delay_is_not_a_failure(fixture: Fixture) -> None:
     sealed = fixture.add(b"abc", primary=False)
     await asyncio.sleep(0)
     assert fixture.persister.pending == 1
-    sealed.content.discard()  # A listing showed it, and by the end of the delay retention has removed it.
+    sealed.content.discard()  # A listing showed it, and retention removed it before the end of the delay.
     assert fixture.persister.pending == 0
     await eventually(lambda: not fixture.persister._tasks)
     assert (fixture.metrics.persist_failures._value.get(), fixture.stores.first.attempts) == (0, 0)
 
 
-async def test_what_a_replica_cannot_store_either_counts(fixture: Fixture) -> None:
+async def test_a_fragment_that_a_replica_cannot_store_either_counts(fixture: Fixture) -> None:
     fixture.stores.first.failures = [StoreError("down")] * 1_000_000
     sealed = fixture.add(b"abc", primary=False)
     await eventually(lambda: fixture.backlog.holds(JOURNAL))
@@ -258,7 +260,7 @@ async def test_what_a_replica_cannot_store_either_counts(fixture: Fixture) -> No
     assert (fixture.backlog.held, fixture.backlog.total, fixture.persister.oldest) == (0, 0, math.inf)
 
 
-async def test_fragments_of_deleted_journals_stay_to_be_set_aside(fixture: Fixture) -> None:
+async def test_fragments_of_deleted_journals_stay_until_they_are_set_aside(fixture: Fixture) -> None:
     fixture.spec = None
     sealed = fixture.add(b"abc")
     await eventually(lambda: not fixture.persister.pending)
@@ -281,7 +283,7 @@ async def test_a_damaged_file_is_not_stored(fixture: Fixture) -> None:
 
 
 def flip(sealed: Sealed, position: int) -> None:
-    """Have the disk change one bit."""
+    """Flip one bit of the file on disk."""
     data = bytearray(sealed.content.path.read_bytes())
     data[position] ^= 1
     sealed.content.path.write_bytes(data)
@@ -289,7 +291,7 @@ def flip(sealed: Sealed, position: int) -> None:
 
 @pytest.mark.parametrize("size", [3, 3 << 20])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-async def test_a_flipped_bit_is_never_stored_and_mended_by_another_brokers_copy(
+async def test_a_flipped_bit_is_not_stored_and_is_repaired_from_a_replica(
     fixture: Fixture, codec: Codec, size: int
 ) -> None:
     content = (b"abc" * size)[:size]
@@ -301,7 +303,7 @@ async def test_a_flipped_bit_is_never_stored_and_mended_by_another_brokers_copy(
     with sealed.content.borrow() as reader:
         await eventually(lambda: fixture.copies.asked)
         with pytest.raises(CorruptSpool, match="damaged"):
-            reader.read_at(0, 3)  # Also those who are at it read no more of it.
+            reader.read_at(0, 3)  # Open readers read no more of it, too.
         assert fixture.stores.first.kept == {}
         fixture.copies.free.set()
         await eventually(lambda: fixture.stored)
@@ -315,7 +317,7 @@ async def test_a_flipped_bit_is_never_stored_and_mended_by_another_brokers_copy(
     assert fixture.persister.damaged == 0
 
 
-async def test_damaged_content_that_nobody_else_has_waits_until_somebody_stores_it(fixture: Fixture) -> None:
+async def test_damaged_content_without_another_copy_waits_for_a_stored_one(fixture: Fixture) -> None:
     sealed = fixture.add(b"abc")
     flip(sealed, 0)
     await eventually(lambda: fixture.copies.asked > 2)
@@ -331,7 +333,7 @@ async def test_damaged_content_that_nobody_else_has_waits_until_somebody_stores_
     assert [path.name for path in fixture.folder.iterdir() if path.name.startswith("0")] == []
 
 
-async def test_those_behind_a_damaged_fragment_do_not_wait_for_ever(
+async def test_fragments_behind_a_damaged_one_wait_for_a_limited_time(
     fixture: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(fixture.add(b"abc"), 0)
@@ -343,13 +345,13 @@ async def test_those_behind_a_damaged_fragment_do_not_wait_for_ever(
     await eventually(lambda: fixture.stored)
     assert (fixture.stored[0].begin, fixture.persister.damaged) == (3, 1)
     await eventually(lambda: fixture.persister.pending == 1)
-    assert fixture.backlog.total == 0, "appends do not wait for what no store can help"
+    assert fixture.backlog.total == 0, "appends do not wait for a fragment that no store can repair"
     fixture.copies.content = b"abc"
     await eventually(lambda: len(fixture.stored) == 2)
     assert (fixture.persister.damaged, fixture.backlog.total) == (0, 0)
 
 
-async def test_a_disk_that_cannot_read_is_a_damaged_file(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_error_of_the_disk_counts_as_damage(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     fixture.copies.content = b"abc"
     failures = [OSError(errno.EIO, "input/output error"), OSError(errno.EMFILE, "too many open files")]
     real = SharedFile.read_at
@@ -362,16 +364,16 @@ async def test_a_disk_that_cannot_read_is_a_damaged_file(fixture: Fixture, monke
     monkeypatch.setattr(SharedFile, "read_at", read_at)
     fixture.add(b"abc")
     await eventually(lambda: fixture.stored)
-    assert fixture.copies.asked == 1, "what may pass is not damage"
+    assert fixture.copies.asked == 1, "a temporary error is not damage"
 
 
-async def test_closing_tries_everything_once_more_and_ends_in_time(fixture: Fixture) -> None:
+async def test_closing_tries_every_fragment_once_more_and_ends_in_time(fixture: Fixture) -> None:
     fixture.add(b"abc", primary=False)
     assert await fixture.persister.close(60.0) == 0
     assert len(fixture.stored) == 1
 
 
-async def test_closing_passes_over_a_store_that_denies_access(fixture: Fixture) -> None:
+async def test_closing_skips_a_store_that_denies_access(fixture: Fixture) -> None:
     fixture.stores.first.failures = [StoreDenied("expired")] * 1000
     fixture.add(b"abc")
     assert await fixture.persister.close(60.0) == 0
@@ -386,7 +388,7 @@ async def test_closing_leaves_unstored_fragments_to_the_next_start(fixture: Fixt
     assert sealed.log.path.exists()
 
 
-async def test_closing_does_not_wait_for_fragments_that_only_others_can_decide(
+async def test_closing_does_not_wait_for_fragments_that_others_must_settle(
     fixture: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coranto_broker.fragments.persister._OPEN_SECONDS", 0.05)
@@ -401,13 +403,13 @@ async def test_closing_does_not_wait_for_fragments_that_only_others_can_decide(
 
 async def test_closing_waits_for_slow_uploads(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coranto_broker.fragments.persister._OPEN_SECONDS", 0.05)
-    fixture.stores.first.failures = [StoreError("no answer")] * 2  # Each is repeated after a while.
+    fixture.stores.first.failures = [StoreError("no answer")] * 2  # Each attempt is repeated after a delay.
     fixture.add(b"abc")
     assert await fixture.persister.close(60.0) == 0
     assert len(fixture.stored) == 1
 
 
-async def test_what_may_not_be_part_of_the_journal_waits(fixture: Fixture) -> None:
+async def test_content_that_may_not_be_part_of_the_journal_waits(fixture: Fixture) -> None:
     fixture.judgement = Judgement.OPEN
     sealed = fixture.add(b"abc")
     await eventually(lambda: fixture.judged > 3)
@@ -417,7 +419,7 @@ async def test_what_may_not_be_part_of_the_journal_waits(fixture: Fixture) -> No
     assert fixture.stores.first.kept.keys() == {sealed.fragment.content_path}
 
 
-async def test_a_fragment_that_is_settled_waits_no_longer(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_settled_fragment_is_stored_without_delay(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coranto_broker.fragments.persister._BACKOFF_SECONDS", (600.0,))
     fixture.judgement = Judgement.OPEN
     sealed = fixture.add(b"abc")
@@ -430,7 +432,7 @@ async def test_a_fragment_that_is_settled_waits_no_longer(fixture: Fixture, monk
     await eventually(lambda: fixture.stored)
 
 
-async def test_no_fragment_is_stored_before_an_earlier_one_that_waits(fixture: Fixture) -> None:
+async def test_no_fragment_is_stored_before_an_earlier_waiting_one(fixture: Fixture) -> None:
     fixture.judgement = Judgement.OPEN
     fixture.add(b"abc")
     await eventually(lambda: fixture.judged)
@@ -440,10 +442,10 @@ async def test_no_fragment_is_stored_before_an_earlier_one_that_waits(fixture: F
     fixture.add(b"def", 3)
     await eventually(lambda: len(fixture.stored) == 3)
     assert fixture.stored[0].begin == 0
-    assert fixture.stores.first.attempts == 8, "those behind it were not even tried while it was refused"
+    assert fixture.stores.first.attempts == 8, "later fragments are not tried while it is refused"
 
 
-async def test_a_fragment_whose_file_cannot_be_opened_holds_up_nobody(fixture: Fixture) -> None:
+async def test_a_fragment_whose_file_cannot_be_opened_blocks_no_other(fixture: Fixture) -> None:
     sealed = fixture.add(b"abc")
     sealed.content.path.unlink()
     sealed.content.path.mkdir()
@@ -453,7 +455,7 @@ async def test_a_fragment_whose_file_cannot_be_opened_holds_up_nobody(fixture: F
     assert [stored.begin for stored in fixture.stored] == [3]
 
 
-async def test_what_is_stored_need_not_be_judged(fixture: Fixture) -> None:
+async def test_a_stored_fragment_is_not_judged(fixture: Fixture) -> None:
     fixture.judgement = Judgement.DIVERGED
     fragment = Fragment(JOURNAL, 0, 3, sum_of(b"abc"), Codec.GZIP)
     fixture.stores.first.kept[fragment.content_path] = b"stored by another broker"
@@ -462,7 +464,7 @@ async def test_what_is_stored_need_not_be_judged(fixture: Fixture) -> None:
     assert (fixture.judged, fixture.diverged) == (0, [])
 
 
-async def test_what_others_went_on_without_is_set_aside(fixture: Fixture) -> None:
+async def test_a_fragment_that_others_continued_without_is_set_aside(fixture: Fixture) -> None:
     fixture.judgement = Judgement.DIVERGED
     sealed = fixture.add(b"abc")
     await eventually(lambda: fixture.diverged == [sealed])
@@ -473,7 +475,7 @@ async def test_what_others_went_on_without_is_set_aside(fixture: Fixture) -> Non
     assert fixture.persister.pending == 0
 
 
-async def test_fragments_that_somebody_else_takes_up_are_left_alone(fixture: Fixture) -> None:
+async def test_fragments_released_to_another_owner_are_left_alone(fixture: Fixture) -> None:
     fixture.judgement = Judgement.OPEN
     sealed = fixture.add(b"abc")
     await fixture.persister.release("another/journal", sealed.create_revision)

@@ -27,14 +27,14 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 def retained(spec: MakeSpec, **fields: Any) -> pb.JournalSpec:
-    """A journal whose fragments are small, listed every second and kept for an hour."""
+    """Return a journal whose fragments are small, listed every second and kept for an hour."""
     made = spec(stores=("file:///frags/",), fragment={"length": 1024, "refresh_interval": 1}, **fields)
     made.fragment.retention.FromSeconds(HOUR)
     return made
 
 
 async def filled(client: RawClient, settings: BrokerSettings, fragments: int = 4) -> bytes:
-    """Appends so much that so many fragments are stored, and a bit more. Returns the content."""
+    """Append until this many fragments are stored, and a bit more. Return the content."""
     pieces = [bytes([number]) * 1500 for number in range(fragments)] + [b"tail"]
     for piece in pieces:
         assert (await client.append(J, piece)).status == pb.OK
@@ -66,7 +66,7 @@ async def test_a_broker_removes_fragments_beyond_retention(child: BrokerChild, s
     age(second, HOUR + 10)
     await asyncio.to_thread(lambda: age(third, HOUR + 10))
     files = stored_files(settings)
-    # Nothing goes that lies behind a younger fragment; then everything that is old, up to the next young one.
+    # No fragment is removed behind a younger one; then all old ones are, up to the next young one.
     await eventually(lambda: child.metrics()['coranto_appends_total{outcome="finished"}'] > 0)
     assert stored_files(settings) == files
     age(begin, HOUR + 10)
@@ -77,7 +77,7 @@ async def test_a_broker_removes_fragments_beyond_retention(child: BrokerChild, s
     await eventually(lambda: child.events("retention.removed"))
     (logged,) = child.events("retention.removed")
     assert (logged["journal"], logged["fragments"], logged["first_offset"]) == (J, 3, 4500)
-    # Readers of what is gone jump; what is left, and the head, are as before.
+    # Readers of removed content jump; the remaining content and the head are unchanged.
     (first, *_) = await client.read(J, 0)
     assert (first.offset, first.write_head) == (4500, len(whole))
     assert await client.content(J, 4500) == whole[4500:]
@@ -86,7 +86,7 @@ async def test_a_broker_removes_fragments_beyond_retention(child: BrokerChild, s
             [chunk async for chunk in reader.read(J, 0, fail_on_jump=True)]
     age(*stored_files(settings), HOUR + 10)
     assert (await client.append(J, b"more")).commit.begin == len(whole)
-    # However old, the last one stays: it tells the next broker the head.
+    # The last fragment stays, however old: the next broker derives the head from it.
     child.end()
     child.start()
     again = await child.client()
@@ -138,7 +138,7 @@ async def test_a_failing_store_ends_the_round_without_a_gap_and_the_next_continu
         begins = [fragment.begin for fragment in tried]
         assert begins == [0, 1500, 1500, 3000, 4500]
         assert process.broker.metrics.removal_failures._value.get() == 1
-        # The round ends just after its last file went.
+        # The round ends just after its last file was removed.
         await eventually(lambda: not process.broker.retention._under_way)
 
 

@@ -1,4 +1,4 @@
-"""The health of fragment stores: who waits for it, and how long."""
+"""The health of fragment stores: waits for it, and their limits."""
 
 from __future__ import annotations
 
@@ -59,31 +59,31 @@ async def test_a_store_that_works_is_healthy(health: Health) -> None:
     assert len(health.tasks) == 1
 
 
-async def test_a_store_that_nobody_asks_for_is_probed_no_more(tmp_path: Path) -> None:
+async def test_probes_of_an_unused_store_end(tmp_path: Path) -> None:
     health = Health(tmp_path)
     assert await health.health.problem(URL) == ""
     await asyncio.wait_for(asyncio.gather(*health.tasks), 60)
     assert health.forgotten == [URL]
     assert health.clock.slept == FORGET_SECONDS
     assert not health.health.is_healthy(URL)
-    assert await health.health.problem(URL) == "", "it is probed anew"
+    assert await health.health.problem(URL) == "", "it is probed again"
     assert len(health.tasks) == 2
     await asyncio.wait_for(asyncio.gather(*health.tasks), 60)
     assert health.health._watched == {}
 
 
-async def test_a_store_that_never_works_is_given_up_after_some_probes(health: Health, tmp_path: Path) -> None:
+async def test_waiting_for_a_broken_store_ends_after_some_probes(health: Health, tmp_path: Path) -> None:
     (tmp_path / "frags").write_text("in the way")
     problem = await health.health.problem(URL)
     assert "cannot put" in problem
     assert health.clock.slept >= sum((0.0, 0.1, 1.0, 1.0))
-    # Those who come later do not wait again.
+    # Later callers do not wait again.
     assert "cannot put" in await asyncio.wait_for(health.health.problem(URL), 60)
     assert TOLERATED_FAILURES < 10
     assert set(health.probes) == {(URL, False)}
 
 
-async def test_a_store_that_recovers_lets_the_append_continue(health: Health, tmp_path: Path) -> None:
+async def test_an_append_continues_when_its_store_recovers(health: Health, tmp_path: Path) -> None:
     (tmp_path / "frags").write_text("in the way")
     waiting = asyncio.create_task(health.health.problem(URL))
     await asyncio.sleep(0)
@@ -117,8 +117,8 @@ async def test_probes_leave_the_store_as_it_was(tmp_path: Path) -> None:
     ]
 
 
-async def test_probes_of_gazettes_brokers_can_stand_beside_ours(tmp_path: Path) -> None:
-    """They put a file `.test/health-check`, and for a moment a file `<prefix>.gazette-delete-probe`."""
+async def test_probes_coexist_with_probes_of_gazettes_brokers(tmp_path: Path) -> None:
+    """Gazette's put a file `.test/health-check`, and for a moment a file `<prefix>.gazette-delete-probe`."""
     store = open_store(URL, file_root=tmp_path)
     theirs = [tmp_path / "frags" / path for path in (".test/health-check", "some/folder/.gazette-delete-probe")]
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Real brokers over a store that takes probes and refuses fragments, and over disks that damage what waits for it."""
+"""Real brokers with a store that accepts probes and refuses fragments, and with disks that damage waiting fragments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Refusals:
-    """Lets stores take probes and refuse fragments, while `on`."""
+    """Stores accept probes and refuse fragments, while `on`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.on = True
@@ -51,7 +51,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts are repeated soon, and appends are not made to wait for long."""
+    """Have attempts repeated soon, and appends wait only briefly."""
     for name in ("_BACKOFF_SECONDS", "_LATER_SECONDS", "_HELD_SECONDS"):
         value: Any = (0.05,) * 5 if name == "_BACKOFF_SECONDS" else 0.05
         monkeypatch.setattr(persister, name, value)
@@ -60,22 +60,22 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small(spec: MakeSpec, name: str = J, **fields: Any) -> pb.JournalSpec:
-    """A journal whose appends of a KiB and more are fragments of their own."""
+    """Return a journal whose appends of at least a KiB are separate fragments."""
     return spec(name, stores=(URL,), fragment={"length": 1024, "refresh_interval": 1}, **fields)
 
 
 async def refused(client: RawClient, journal: str = J, size: int = 1500) -> tuple[pb.AppendResponse, int]:
-    """Appends until one is refused. Returns its response, and the bytes of those before."""
+    """Append until an append is refused. Return its response, and the bytes of earlier appends."""
     total = 0
     while True:
         response = await client.append(journal, bytes(size))
         if response.status != pb.OK:
             return response, total
         total += size
-        assert total < 1 << 20, "nothing bounds what waits"
+        assert total < 1 << 20, "the backlog is not bounded"
 
 
-async def test_appends_are_refused_while_too_much_waits_and_continue_by_themselves(
+async def test_appends_are_refused_while_the_backlog_is_too_large_and_then_continue(
     broker_settings: BrokerSettings, spec: MakeSpec, refusals: Refusals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coranto_broker.fragments.backlog.TIMEOUT_SECONDS", 0.1)
@@ -87,13 +87,13 @@ async def test_appends_are_refused_while_too_much_waits_and_continue_by_themselv
         assert response.status == pb.FRAGMENT_STORE_UNHEALTHY
         assert "bytes of test/journal wait to be stored in file:///frags/" in response.store_health_error
         assert "10000" in response.store_health_error
-        # A fragment more than the bound, and the one that grows.
+        # A fragment more than the bound, and the growing one.
         assert 10_000 < total <= 10_000 + 2 * 3000
-        # Whichever way an append takes: the short one, in a group, in pieces, or one of nothing.
+        # On each path of appends: inline, in a batch, in pieces, or empty.
         several = await asyncio.gather(*(client.append(J, b"x" * n) for n in range(1, 9)))
         pieces = await client.append(J, *[bytes(100_000)] * 3)
         assert {each.status for each in (*several, pieces, await client.append(J))} == {pb.FRAGMENT_STORE_UNHEALTHY}
-        # Nobody else is held back, nor are readers.
+        # Neither other journals nor readers are held back.
         await create(client, small(spec, "test/other"))
         assert (await client.append("test/other", b"x")).status == pb.OK
         assert await client.content(J) == bytes(total)
@@ -103,7 +103,7 @@ async def test_appends_are_refused_while_too_much_waits_and_continue_by_themselv
 
         refusals.on = False
         waiting = await client.append(J, b"x")
-        while waiting.status != pb.OK:  # Nobody does anything but try again.
+        while waiting.status != pb.OK:  # The client only tries again.
             assert waiting.status == pb.FRAGMENT_STORE_UNHEALTHY
             waiting = await client.append(J, b"x")
         assert (waiting.commit.begin, process.broker.store_watch.backlog.held) == (total, 0)
@@ -121,14 +121,14 @@ async def test_failed_attempts_to_store_count_as_an_unhealthy_store(
         assert response.status == pb.FRAGMENT_STORE_UNHEALTHY
         assert "403: no objects but probes" in response.store_health_error
         assert refusals.count >= FAILING_ATTEMPTS
-        told = await client.stub.FragmentStoreHealth(health)
-        assert (told.status, "cannot store fragments of 1 journals" in told.store_health_error) == (
+        answer = await client.stub.FragmentStoreHealth(health)
+        assert (answer.status, "cannot store fragments of 1 journals" in answer.store_health_error) == (
             pb.FRAGMENT_STORE_UNHEALTHY,
             True,
         )
         gauge = process.broker.metrics.stores_healthy.labels(URL)
         assert gauge._value.get() == 0
-        # Another store in its place is not to blame.
+        # Another store in its place is not affected.
         ((listing,),) = [each.journals for each in await client.listing()]
         moved = small(spec)
         moved.fragment.stores[:] = ["file:///moved/", URL]
@@ -148,7 +148,7 @@ async def test_journals_without_a_store_are_not_held_back(broker_settings: Broke
         assert process.broker.replicas.unpersisted == (0, 0.0)
 
 
-async def test_a_file_that_its_store_cuts_short_is_stored_again_and_read_from_the_broker(
+async def test_a_file_truncated_by_its_store_is_stored_again_and_read_locally(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, cut = FileFragments.put, list[Path]()
@@ -178,7 +178,7 @@ async def test_the_head_stays_when_stored_fragments_are_deleted(
         await create(client, small(spec))
         for _ in range(3):
             await client.append(J, bytes(1500))
-        await client.append(J, suspend=pb.AppendRequest.SUSPEND_NOW)  # Rolls what grows.
+        await client.append(J, suspend=pb.AppendRequest.SUSPEND_NOW)  # Rolls the growing fragment.
         await client.append(J)
         (replica,) = process.broker.resolver.local_replicas
         await eventually(lambda: len(stored_files(broker_settings)) >= 3 and not replica.index.sealed_files())
@@ -196,7 +196,6 @@ async def test_the_head_stays_when_stored_fragments_are_deleted(
 
 @pytest.fixture
 async def pair(broker_settings: BrokerSettings, hasty: None) -> AsyncIterator[list[tuple[BrokerProcess, RawClient]]]:
-    """Two brokers."""
     one, two = (
         broker_settings.model_copy(update={"id": f"broker-{n}", "data_dir": broker_settings.data_dir / str(n)})
         for n in range(2)
@@ -213,7 +212,7 @@ async def primary_of(pair: list[tuple[BrokerProcess, RawClient]]) -> int:
 
 
 def damage(settings: BrokerSettings) -> Path:
-    """Flips a bit of the first fragment of the journal's spool, which is complete. Returns its path."""
+    """Flip a bit of the first complete fragment of the journal's spool. Return its path."""
     path = min(settings.data_dir.glob("spools/*/*/*.content"))
     data = bytearray(path.read_bytes())
     data[700] ^= 0x10
@@ -221,7 +220,7 @@ def damage(settings: BrokerSettings) -> Path:
     return path
 
 
-async def test_a_flipped_bit_of_the_primary_is_mended_by_a_replica(
+async def test_a_flipped_bit_of_the_primary_is_repaired_from_a_replica(
     pair: list[tuple[BrokerProcess, RawClient]],
     broker_settings: BrokerSettings,
     spec: MakeSpec,
@@ -238,7 +237,7 @@ async def test_a_flipped_bit_of_the_primary_is_mended_by_a_replica(
     await eventually(lambda: refusals.count)
     path = damage(process.broker.settings)
     refusals.on = False
-    # What is stored is verified by its name; it used to be the damaged content.
+    # The audit compares the stored content with its sum. In an earlier version, the damaged content was stored.
     await eventually(lambda: stored_files(broker_settings))
     (replica,) = process.broker.resolver.local_replicas
     await eventually(lambda: not replica.index.sealed_files())
@@ -253,7 +252,7 @@ async def test_a_flipped_bit_of_the_primary_is_mended_by_a_replica(
     assert not path.exists()
 
 
-async def test_content_that_nobody_else_has_is_neither_stored_nor_served(
+async def test_content_without_another_copy_is_neither_stored_nor_served(
     broker_settings: BrokerSettings, spec: MakeSpec, refusals: Refusals, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_broker(broker_settings) as (process, client):
@@ -271,7 +270,7 @@ async def test_content_that_nobody_else_has_is_neither_stored_nor_served(
         assert "damaged" in audit.fragments[0].problem
         assert await client.content(J, 1500) == b"b" * 1500 + b"c" * 1500
         assert all(fragment.begin > 0 for fragment in stored_files(broker_settings).values())
-        # An operator has a copy, and puts it where it belongs.
+        # An operator has a copy, and puts it into the store.
         (replica,) = process.broker.resolver.local_replicas
         first = replica.index.entries[0].fragment
         assert broker_settings.file_root is not None

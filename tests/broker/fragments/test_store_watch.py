@@ -1,4 +1,4 @@
-"""The watch over stores: probes, what they refuse, and the metric of both."""
+"""The watch over stores: probes, refusals, and the metric of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coranto_broker.settings import BrokerSettings
 URL, JOURNAL = "file:///frags/", "a/journal"
 
 
-async def test_a_store_is_healthy_once_it_was_probed_and_while_it_takes_fragments(tmp_path: Path) -> None:
+async def test_a_store_is_healthy_once_it_was_probed_and_while_it_accepts_fragments(tmp_path: Path) -> None:
     metrics, tasks = Metrics(), list[asyncio.Task[None]]()
 
     def spawn(work: Coroutine[Any, Any, None]) -> None:
@@ -25,20 +25,20 @@ async def test_a_store_is_healthy_once_it_was_probed_and_while_it_takes_fragment
     (tmp_path / "frags").mkdir()
     watch = StoreWatch(BrokerSettings(data_dir=tmp_path), HurriedClock(), StoreRegistry(tmp_path), metrics, spawn)
 
-    def told() -> float | None:
+    def sample() -> float | None:
         return metrics.registry.get_sample_value("coranto_fragment_store_healthy", {"store": URL})
 
     assert not watch.is_healthy(JOURNAL, URL)
     assert watch.held_back(JOURNAL, URL) == ""
     assert await watch.problem(JOURNAL, URL, None) == ""
     assert watch.is_healthy(JOURNAL, URL)
-    assert told() == 1.0
+    assert sample() == 1.0
     watch._probed(URL, healthy=False)
-    assert told() == 0.0
+    assert sample() == 0.0
     watch._forgotten(URL)
-    assert told() is None
+    assert sample() is None
     watch._seen(URL)
-    assert told() is None, "a store that is not probed is not reported"
+    assert sample() is None, "a store that is not probed is not reported"
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
