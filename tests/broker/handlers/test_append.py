@@ -22,7 +22,7 @@ J = "test/journal"
 # ------------------------------------------------------------------------------------------------------------ Append
 
 
-async def test_append_commits_and_tells_where(client: RawClient, spec: MakeSpec) -> None:
+async def test_append_commits_and_reports_the_range(client: RawClient, spec: MakeSpec) -> None:
     await create(client, spec())
     first = await client.append(J, b"hello, ", b"world\n")
     validate(first)
@@ -44,7 +44,7 @@ async def test_an_empty_append_is_a_barrier(client: RawClient, spec: MakeSpec) -
     await client.append(J, b"x")
     barrier = await client.append(J)
     assert (barrier.status, barrier.commit.begin, barrier.commit.end) == (pb.OK, 1, 1)
-    # An empty fragment has the sum zero, but an append of nothing the SHA-1 of nothing.
+    # An empty fragment has the sum zero, but an empty append the SHA-1 of no bytes.
     assert sum_from_wire(barrier.commit.sum).hex() == "da39a3ee5e6b4b0d3255bfef95601890afd80709"
 
 
@@ -95,7 +95,7 @@ async def test_hostile_streams_commit_nothing(
     assert await client.content(J) == b"before and after"
 
 
-async def test_a_client_that_cancels_leaves_nothing(client: RawClient, spec: MakeSpec) -> None:
+async def test_a_client_that_cancels_appends_nothing(client: RawClient, spec: MakeSpec) -> None:
     await create(client, spec())
     call = client.stub.Append()
     await call.write(pb.AppendRequest(journal=J))
@@ -126,7 +126,7 @@ async def test_a_slow_client_is_cut_off(client: RawClient, spec: MakeSpec) -> No
 
 
 class _Sleeping(SystemClock):
-    """A clock that goes on while somebody sleeps, and not otherwise."""
+    """A clock that advances only while it sleeps."""
 
     def __init__(self) -> None:
         self.slept = 0.0
@@ -140,7 +140,7 @@ class _Sleeping(SystemClock):
         await asyncio.sleep(0)
 
 
-async def test_the_journals_maximum_rate_delays(
+async def test_the_journals_maximum_rate_delays_appends(
     broker: Running, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, client = broker
@@ -232,7 +232,7 @@ async def test_a_request_for_another_broker_is_refused(client: RawClient, spec: 
     assert "etcd cluster" in str(error.details())
 
 
-async def test_many_appends_at_once_are_ordered(client: RawClient, spec: MakeSpec) -> None:
+async def test_many_concurrent_appends_are_ordered(client: RawClient, spec: MakeSpec) -> None:
     await create(client, spec())
     contents = [f"<{n}>".encode() * (n % 7 + 1) for n in range(200)]
     responses = await asyncio.gather(*(client.append(J, content) for content in contents))
@@ -243,7 +243,7 @@ async def test_many_appends_at_once_are_ordered(client: RawClient, spec: MakeSpe
         assert whole[response.commit.begin : response.commit.end] == content
 
 
-async def test_appends_that_race_with_aborted_ones(client: RawClient, spec: MakeSpec) -> None:
+async def test_appends_commit_despite_concurrent_aborted_ones(client: RawClient, spec: MakeSpec) -> None:
     await create(client, spec())
 
     async def abort(n: int) -> None:

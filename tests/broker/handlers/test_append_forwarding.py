@@ -1,4 +1,4 @@
-"""Appends that are forwarded to a primary which breaks off: whether they can have been applied."""
+"""Appends that are forwarded to a primary which breaks off: their possible outcomes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ J = "a/journal"
 
 
 class Primary:
-    """Reads so many messages, or all when that is 0, and breaks off."""
+    """Reads this many messages, or all if 0, and breaks off."""
 
     def __init__(self, messages: int, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
         self._messages = messages
@@ -83,15 +83,14 @@ async def _forward(port: int, *messages: pb.AppendRequest) -> pb.AppendResponse:
         await peers.close()
 
 
-async def test_a_primary_that_is_gone_has_not_applied_it() -> None:
+async def test_a_primary_that_is_gone_has_not_applied_the_append() -> None:
     response = await _forward(free_port(), pb.AppendRequest(content=b"x"), pb.AppendRequest())
     assert response.status == pb.NO_JOURNAL_PRIMARY_BROKER
     assert (response.header.process_id.suffix, response.header.route.members[0].suffix) == ("local", "primary")
 
 
 @pytest.mark.parametrize("commits", [False, True])
-async def test_a_primary_that_breaks_off(commits: bool) -> None:
-    """After the commit was sent nobody knows; before it, the append was not applied."""
+async def test_a_primary_that_breaks_off_may_have_applied_only_a_sent_commit(commits: bool) -> None:
     primary = Primary(0 if commits else 2)
     async with _served(primary) as port:
         content = [pb.AppendRequest(content=b"x")]
@@ -103,7 +102,7 @@ async def test_a_primary_that_breaks_off(commits: bool) -> None:
             assert (await _forward(port, *content)).status == pb.NO_JOURNAL_PRIMARY_BROKER
 
 
-async def test_a_primary_that_rolled_it_back_is_believed_after_the_commit_too() -> None:
+async def test_a_roll_back_reported_by_the_primary_is_final_after_the_commit_too() -> None:
     async with _served(Primary(0, grpc.StatusCode.ABORTED)) as port:
         with pytest.raises(RolledBack, match="broker zone#primary answered ABORTED: broke off") as caught:
             await _forward(port, pb.AppendRequest(content=b"x"), pb.AppendRequest())

@@ -48,7 +48,7 @@ def in_cluster(main: Callable[[Cluster, SimLoop], Awaitable[None]], **options: A
 
 
 async def append_numbers(client: JournalClient, journal: str, count: int) -> list[int]:
-    """Append numbers at the same time, and return those that committed, by their order in the journal."""
+    """Append numbers concurrently, and return those that committed, by their order in the journal."""
 
     async def one(number: int) -> tuple[int, int] | None:
         try:
@@ -65,7 +65,7 @@ async def numbers_in(client: JournalClient, journal: str) -> list[int]:
 
 
 @pytest.mark.parametrize("replication", [1, 3])
-def test_appends_of_a_stream_commit_once_and_in_their_order(replication: int) -> None:
+def test_appends_of_a_stream_commit_once_and_in_order(replication: int) -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         client = cluster.client()
         for journal in (J, OTHER):
@@ -73,7 +73,7 @@ def test_appends_of_a_stream_commit_once_and_in_their_order(replication: int) ->
         found = await asyncio.gather(*(append_numbers(client, journal, 500) for journal in (J, OTHER)))
         for journal, committed in zip((J, OTHER), found, strict=True):
             assert committed == list(range(500)) == await numbers_in(client, journal)
-        # The first appends go to any broker, and all others to the primaries.
+        # The first appends are sent to any broker, and all others to the primaries.
         assert cluster.calls("Append") == 0
         assert cluster.calls("AppendStream") <= 3
 
@@ -81,7 +81,7 @@ def test_appends_of_a_stream_commit_once_and_in_their_order(replication: int) ->
 
 
 @pytest.mark.parametrize("replication", [1, 3])
-def test_an_answer_that_cannot_be_made_fails_one_append(replication: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_cannot_be_encoded_fails_one_append(replication: int, monkeypatch: pytest.MonkeyPatch) -> None:
     encode, calls = AppendOutcome.encode, iter(range(1000))
 
     def fails(outcome: AppendOutcome) -> bytes:
@@ -102,7 +102,7 @@ def test_an_answer_that_cannot_be_made_fails_one_append(replication: int, monkey
     in_cluster(main)
 
 
-def test_a_queue_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_reorders_appends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = JournalQueue._commit_next
 
     async def commit_reversed(queue: JournalQueue, head: QueuedAppend) -> None:
@@ -120,7 +120,7 @@ def test_a_queue_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.Monk
 
 
 def test_appends_that_wait_to_be_resolved_keep_their_order() -> None:
-    """A client's first appends come to a broker that has to forward them, or that has not resolved the journal."""
+    """The first appends go to a broker that forwards them, or that has not resolved the journal."""
 
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         for number in range(6):
@@ -164,7 +164,7 @@ def test_appends_of_a_batch_have_their_own_conditions_and_registers(replication:
                 return error.status
             return {label.name: label.value for label in done.registers.labels}["epoch"]
 
-        # The third is given before its turn, and is refused alone.
+        # The third does not match the register, and is refused alone.
         found = await asyncio.gather(*(raise_epoch(epoch) for epoch in (1, 2, 9, 3, 4)))
         assert found == ["1", "2", pb.REGISTER_MISMATCH, "3", "4"]
         assert await numbers_in(client, J) == [0, 1, 2, 3, 4]
@@ -172,7 +172,7 @@ def test_appends_of_a_batch_have_their_own_conditions_and_registers(replication:
     in_cluster(main)
 
 
-def test_a_broken_stream_leaves_unknown_only_what_was_sent_and_not_answered() -> None:
+def test_only_unanswered_appends_of_a_broken_stream_have_an_unknown_outcome() -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
         client = cluster.client(retry_timeout=30)
@@ -185,7 +185,7 @@ def test_a_broken_stream_leaves_unknown_only_what_was_sent_and_not_answered() ->
         outcomes = await asyncio.gather(*under_way, return_exceptions=True)
         unknown = [each for each in outcomes if isinstance(each, AppendOutcomeUnknown)]
         assert len(unknown) == len([each for each in outcomes if isinstance(each, BaseException)])
-        # Another stream takes over.
+        # The client opens another stream.
         await client.append(J, b"last\n")
         content = await client.read_all(J, 0, await client.head(J))
         assert content.count(b"x\n") >= 20 - len(unknown)
@@ -193,7 +193,7 @@ def test_a_broken_stream_leaves_unknown_only_what_was_sent_and_not_answered() ->
     in_cluster(main)
 
 
-def test_no_append_is_of_unknown_outcome_when_a_broker_exits_gracefully() -> None:
+def test_no_append_has_an_unknown_outcome_when_a_broker_exits_gracefully() -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         await cluster.create(J, replication=3)
         client = cluster.client(retry_timeout=60)
@@ -220,7 +220,7 @@ def test_no_append_is_of_unknown_outcome_when_a_broker_exits_gracefully() -> Non
 
 
 async def refused(cluster: Cluster, *batches: AppendBatch) -> str:
-    """The details with which a stream ends that sends these messages."""
+    """Return the details of the error that ends a stream with these messages."""
     stub: Any = cluster._world.rpc.stub("hostile", cluster.endpoint.split(",")[0])
     call = stub.AppendStream()
     for batch in batches:
@@ -322,7 +322,7 @@ def test_an_unexpected_error_ends_only_its_append(monkeypatch: pytest.MonkeyPatc
     in_cluster(main)
 
 
-def test_a_journal_that_stands_still_holds_up_no_other_journal_of_the_stream() -> None:
+def test_a_stalled_journal_blocks_no_other_journal_of_the_stream() -> None:
     async def main(cluster: Cluster, loop: SimLoop) -> None:
         slow = pb.JournalSpec(name=J, replication=1, flags=pb.JournalSpec.O_RDWR, max_append_rate=100)
         slow.fragment.CopyFrom(FRAGMENT)
@@ -331,20 +331,20 @@ def test_a_journal_that_stands_still_holds_up_no_other_journal_of_the_stream() -
             await cluster.create(f"{OTHER}/{number}", replication=1)
         client = cluster.client()
         await client.append(J, b"x" * 100)
-        held_up = [asyncio.create_task(client.append(J, b"x" * 100)) for _ in range(2000)]
+        delayed = [asyncio.create_task(client.append(J, b"x" * 100)) for _ in range(2000)]
         await asyncio.sleep(1)
         began = loop.time()
         await asyncio.gather(*(client.append(f"{OTHER}/{n % 3}", b"x\n") for n in range(1000)))
         assert loop.time() - began < 5
-        assert sum(each.done() for each in held_up) < 100
-        for each in held_up:
+        assert sum(each.done() for each in delayed) < 100
+        for each in delayed:
             each.cancel()
-        await asyncio.gather(*held_up, return_exceptions=True)
+        await asyncio.gather(*delayed, return_exceptions=True)
 
     in_cluster(main)
 
 
-def test_all_journals_of_a_stream_have_their_turn() -> None:
+def test_all_journals_of_a_stream_get_their_turn() -> None:
     sent: list[str] = []
 
     class Call:
@@ -367,7 +367,7 @@ def test_all_journals_of_a_stream_have_their_turn() -> None:
         answers = asyncio.Queue()
         stream = AppendStream(GrpcCall(Call()))
         journals = [f"test/{number}" for number in range(8)]
-        # Each is more than its share, and all are more than the window.
+        # Each journal has more than its share, and all have more than the window.
         content = b"x" * client_stream.MAX_CONTENT_BYTES
         work = [stream.append(pb.AppendRequest(journal=journal), content, None) for journal in journals * 40]
         await asyncio.gather(*work)
@@ -382,7 +382,7 @@ def test_all_journals_of_a_stream_have_their_turn() -> None:
     assert max(first_half.values()) - min(first_half.values()) <= share
 
 
-def test_answers_of_many_bytes_come_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_answers_are_sent_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append_stream, "ANSWER_BYTES", 4 << 10)
 
     async def main(cluster: Cluster, loop: SimLoop) -> None:
@@ -391,12 +391,12 @@ def test_answers_of_many_bytes_come_in_several_messages(monkeypatch: pytest.Monk
         await client.append(J, b"first\n", union_registers=label_set(large="x" * 1000))
         sizes: list[int] = []
 
-        def hear(call: Any, to_server: bool, message: tuple[Any, ...]) -> bool:
+        def record(call: Any, to_server: bool, message: tuple[Any, ...]) -> bool:
             if call.method.name == "AppendStream" and not to_server and message[0] == "message":
                 sizes.append(len(message[1]))
             return True
 
-        cluster._world.rpc.on_delivery = hear
+        cluster._world.rpc.on_delivery = record
         done = await asyncio.gather(*(client.append(J, b"x\n") for _ in range(100)))
         assert len({each.end for each in done}) == 100
         assert sum(sizes) > 100_000
@@ -419,7 +419,7 @@ for _ in range(5):
 """
 
 
-def test_event_loops_that_end_one_after_the_other_are_told_nothing_more_by_grpc() -> None:
+def test_grpc_reports_no_errors_to_consecutive_event_loops() -> None:
     with SyncCluster() as cluster:
         cluster.create(J)
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`Apply`: changes that are made as a whole, or refused."""
+"""`Apply`: changes that are made in full, or refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_apply_creates_changes_and_deletes(client: RawClient, spec: MakeSp
     assert journal.spec == spec()
     assert journal.mod_revision == journal.create_revision == created.header.etcd.revision
 
-    # Creating it again, or changing another revision than the present one, is refused and changes nothing.
+    # Creating it again, or changing a revision other than the current one, is refused and changes nothing.
     for revision in (0, journal.mod_revision - 1):
         refused = await client.apply(spec(max_append_rate=5), revision=revision)
         assert refused.status == pb.ETCD_TRANSACTION_FAILED

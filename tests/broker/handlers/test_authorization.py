@@ -1,4 +1,4 @@
-"""Every RPC with every kind of token, TLS with certificates made here, and clusters of brokers that use both."""
+"""Authorization: every RPC with every kind of token, TLS with generated certificates, and clusters that use both."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 Metadata = tuple[tuple[str, str], ...]
 METHODS = [method.name for service in SERVICES for method in service.methods]
 ALL_METHODS = [*METHODS, *gateway.METHODS]
-"""The RPCs, and the methods of HTTP that the gateway serves."""
+"""The RPCs, and the HTTP methods of the gateway."""
 
 
 def token(capability: int = Capability.ALL, selector: str = "", *, seconds: float = 60.0, key: str = KEY) -> Metadata:
@@ -66,8 +66,8 @@ def token(capability: int = Capability.ALL, selector: str = "", *, seconds: floa
 
 
 @contextlib.asynccontextmanager
-async def told(call: grpc.aio.Call) -> AsyncIterator[None]:
-    """Raise the broker's status also of a call that it refuses before the first message is sent."""
+async def broker_status(call: grpc.aio.Call) -> AsyncIterator[None]:
+    """Raise the broker's status also for a call that it refuses before the first message is sent."""
     ended = PeerStatus(call)
     try:
         yield
@@ -76,7 +76,7 @@ async def told(call: grpc.aio.Call) -> AsyncIterator[None]:
 
 
 class Calls:
-    """Each RPC, about the journal J, with a given metadata: what it answers, or the gRPC status that it ends with."""
+    """Each RPC for the journal J with given metadata: its answer, or the gRPC status of its end."""
 
     def __init__(self, process: BrokerProcess, spec: pb.JournalSpec) -> None:
         self.channel = grpc.aio.insecure_channel(
@@ -97,7 +97,7 @@ class Calls:
             return error.code()
 
     async def http(self, method: str, metadata: Metadata | None) -> int:
-        """The HTTP status that the gateway answers with."""
+        """Return the HTTP status of the gateway's answer."""
         async with aiohttp.ClientSession() as session:
             url = f"{self._process.http_endpoint}/{J}"
             async with session.request(
@@ -125,7 +125,7 @@ class Calls:
             yield pb.AppendRequest()
 
         call = self.stub.Append(messages(), metadata=metadata)
-        async with told(call):
+        async with broker_status(call):
             return (await call).status
 
     async def AppendStream(self, metadata: Metadata | None) -> Any:
@@ -148,7 +148,7 @@ class Calls:
             )
 
         call = self.stub.Replicate(messages(), metadata=metadata)
-        async with told(call):
+        async with broker_status(call):
             (status,) = [response.status async for response in call]
             return status
 
@@ -170,7 +170,7 @@ class Calls:
 
 @contextlib.asynccontextmanager
 async def running(settings: BrokerSettings, spec: pb.JournalSpec) -> AsyncIterator[Calls]:
-    """A broker, with the journal that `spec` is of, ready for appends."""
+    """Run a broker with this journal, ready for appends."""
     async with BrokerProcess(settings) as process:
         calls = Calls(process, spec)
         try:
@@ -198,7 +198,7 @@ def journal(spec: MakeSpec) -> pb.JournalSpec:
 
 
 def test_every_method_has_a_rule() -> None:
-    """An RPC that is added must say here which capability it takes."""
+    """A new RPC needs an entry here with its capability."""
     assert sorted(RULES) == sorted(METHODS)
     servicers = (pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer, append_stream_pb2_grpc.AppendsServicer)
     methods = [entry for servicer in servicers for entry in vars(servicer).items()]
@@ -244,7 +244,7 @@ HTTP = {DENIED: 403, UNKNOWN: 401}
 
 
 def matrix() -> Iterator[tuple[str, str, Metadata | None, Any]]:
-    """Every method with every kind of token, and what it is answered with."""
+    """Yield every method with every kind of token, and the expected answer."""
     for method in ALL_METHODS:
         needed = RULES[gateway.METHODS.get(method, method)]
         good = token(needed, NARROW)[0][1]
@@ -288,14 +288,14 @@ async def test_every_method_with_every_token(
     assert KEY not in written
 
 
-async def test_without_keys_no_token_is_looked_at(broker_settings: BrokerSettings, journal: pb.JournalSpec) -> None:
+async def test_without_keys_tokens_are_ignored(broker_settings: BrokerSettings, journal: pb.JournalSpec) -> None:
     async with running(broker_settings.model_copy(update={"http_port": 0}), journal) as calls:
         for metadata in (None, token(0, key=FOREIGN), (("authorization", "nonsense"),)):
             for method in ALL_METHODS:
                 assert await calls.call(method, metadata) == RIGHT[method], method
 
 
-async def test_while_keys_are_introduced_a_token_may_be_missing_but_not_bad(
+async def test_while_keys_are_introduced_a_token_may_be_missing_but_not_invalid(
     secured: BrokerSettings, journal: pb.JournalSpec
 ) -> None:
     settings = secured.model_copy(update={"auth_keys": SecretStr(f"AA==,{KEY}")})
@@ -314,7 +314,7 @@ async def test_all_keys_are_accepted_while_they_rotate(secured: BrokerSettings, 
         assert await calls.call("Append", token(key=FOREIGN)) is UNKNOWN
 
 
-async def test_a_journal_out_of_scope_looks_as_one_that_does_not_exist(
+async def test_a_journal_out_of_scope_looks_like_one_that_does_not_exist(
     secured: BrokerSettings, journal: pb.JournalSpec
 ) -> None:
     async with running(secured, journal) as calls:
@@ -323,7 +323,7 @@ async def test_a_journal_out_of_scope_looks_as_one_that_does_not_exist(
         missing = await calls.stub.ListFragments(pb.FragmentsRequest(journal="no/such"), metadata=scope)
         assert hidden == missing
         assert not hidden.header.route.members
-        # The same journal, for whom it does exist, is resolved as before.
+        # With a sufficient scope, the same journal is resolved.
         assert await calls.call("ListFragments", token(selector="team=a")) == pb.OK
         # A segment of metadata does not make it another journal.
         meta = pb.FragmentsRequest(journal=f"{J};part=1")
@@ -356,13 +356,13 @@ async def test_changes_of_journals_stay_within_scope(
         team_b = token(Capability.APPLY, "team=b")
         assert await apply(calls, team_b, upsert(of_team(OTHER, "b"))) == pb.OK
         assert await apply(calls, team_b, upsert(of_team(OTHER, "b"))) == pb.OK
-        # A journal is neither given away nor taken over by its labels.
+        # Labels can neither give a journal away nor take it over.
         assert await apply(calls, team_b, upsert(of_team(OTHER, "a"))) is DENIED
         assert await apply(calls, team_b, upsert(of_team(J, "b"))) is DENIED
-        # One change out of scope stops them all.
+        # One change out of scope stops the whole call.
         assert await apply(calls, team_b, upsert(of_team("team-b/2", "b")), upsert(of_team("team-a/2", "a"))) is DENIED
         assert await calls.List(token()) == [J, OTHER]
-        # What is deleted must be in scope, by all that the scope is about.
+        # A deleted journal must be in scope, by its name and its labels.
         assert await apply(calls, team_b, delete(J)) is DENIED
         assert await apply(calls, team_b, delete("team-b/no-such")) is DENIED
         assert await apply(calls, token(Capability.APPLY, "name:prefix=team-a/"), delete(OTHER)) is DENIED
@@ -391,7 +391,7 @@ async def test_a_call_ends_when_its_token_does(
 
         async def append() -> None:
             call = calls.stub.Append(metadata=brief)
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # It may have ended by then.
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # It may have ended already.
                 await call.write(pb.AppendRequest(journal=J))
                 await call.write(pb.AppendRequest(content=b"never committed"))
             await call
@@ -402,7 +402,7 @@ async def test_a_call_ends_when_its_token_does(
         for end in token_ends:
             when = end.when()
             assert when is not None
-            # When the token was made, but for fractions of a second, which tokens have none of, and of two clocks.
+            # Measured from the token's creation, with tolerance for its whole seconds and for two clocks.
             assert begun - 1.1 <= when - (30.0 + LEEWAY_SECONDS) <= loop.time() + 0.1
             end.reschedule(loop.time())
         ends = await asyncio.wait_for(calls_made, 60)
@@ -410,12 +410,12 @@ async def test_a_call_ends_when_its_token_does(
             assert isinstance(end, grpc.aio.AioRpcError)
             assert end.code() is grpc.StatusCode.DEADLINE_EXCEEDED, end
             assert "token has expired" in (end.details() or "")
-        # The append was rolled back, and the journal goes on.
+        # The append was rolled back, and the journal continues.
         assert await calls.call("Append", token()) == pb.OK
         assert await calls.call("Read", token()) == pb.OFFSET_NOT_YET_AVAILABLE
 
 
-async def test_a_client_whose_token_ends_while_the_first_message_is_sent_is_told(
+async def test_a_client_whose_token_ends_during_the_first_message_gets_the_status(
     secured: BrokerSettings,
     journal: pb.JournalSpec,
     token_ends: list[asyncio.Timeout],
@@ -447,7 +447,7 @@ class _Context:
         return self._metadata
 
 
-async def test_only_the_tokens_own_end_is_taken_for_it() -> None:
+async def test_only_the_end_of_the_token_is_reported_as_its_expiry() -> None:
     clock = ManualClock()
     keys = Keys.parse(KEY)
     authorizer = Authorizer(keys, clock, RULES)
@@ -474,7 +474,7 @@ def test_refusals_have_their_codes() -> None:
 
 
 async def use(client: JournalClient, spec: pb.JournalSpec) -> None:
-    """Everything that a client does."""
+    """Call everything that a client can do."""
     await client.apply([upsert(spec, 0)])
     appended = await client.append(spec.name, b"content")
     assert appended.end == 7
@@ -485,7 +485,7 @@ async def use(client: JournalClient, spec: pb.JournalSpec) -> None:
     await client.apply([delete(spec.name)])
 
 
-async def test_a_client_signs_each_call_for_no_more_than_it_needs(
+async def test_a_client_signs_each_call_with_the_least_scope(
     secured: BrokerSettings, journal: pb.JournalSpec, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[Capability, str] = {}
@@ -508,7 +508,7 @@ def port_of(calls: Calls) -> int:
     return int(calls._process.endpoint.rpartition(":")[2])
 
 
-async def test_a_client_with_a_token_of_its_own(secured: BrokerSettings, journal: pb.JournalSpec) -> None:
+async def test_a_client_with_a_given_token(secured: BrokerSettings, journal: pb.JournalSpec) -> None:
     async with running(secured, journal) as calls:
         endpoint = f"127.0.0.1:{port_of(calls)}"
         given = token(Capability.LIST | Capability.READ, "team=b")[0][1].removeprefix("Bearer ")
@@ -563,7 +563,7 @@ class Certificates:
 
     @property
     def served(self) -> dict[str, Any]:
-        """Settings of a broker that serves with them."""
+        """Return settings of a broker that serves with these certificates."""
         return {"tls_cert": self.cert("server"), "tls_key": self.key("server"), "peer_ca": self.ca}
 
 
@@ -573,7 +573,6 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 async def lists(endpoint: str, tls: ClientTls | None, keys: str = "") -> bool:
-    """Return whether a client can list."""
     auth = Keys.parse(keys) if keys else None
     async with JournalClient(endpoint, retry_timeout=0.0, auth=auth, tls=tls) as client:
         try:
@@ -593,7 +592,7 @@ async def test_tls(broker_settings: BrokerSettings, certificates: Certificates, 
         assert not await lists(process.endpoint, ClientTls(ca=foreign.ca), KEY)
         assert not await lists(process.endpoint, None, KEY)
         assert not await lists(process.endpoint.replace("https", "http"), None)
-        # The name is verified: this one is not in the certificate.
+        # The name is verified: this one is missing from the certificate.
         assert not await lists(process.endpoint.replace("127.0.0.1", "127.0.0.2"), trusting, KEY)
         with pytest.raises(Unauthenticated):
             await lists(process.endpoint, trusting)
@@ -631,7 +630,7 @@ async def test_old_protocol_versions_are_refused(broker_settings: BrokerSettings
             await negotiate(ssl.TLSVersion.TLSv1_1)
 
 
-async def test_changed_certificates_are_taken_up(
+async def test_changed_certificates_are_loaded(
     broker_settings: BrokerSettings, certificates: Certificates, tmp_path: Path
 ) -> None:
     settings = broker_settings.model_copy(update=certificates.served)
@@ -639,7 +638,7 @@ async def test_changed_certificates_are_taken_up(
     async with BrokerProcess(settings) as process:
         assert await lists(process.endpoint, ClientTls(certificates.ca))
         certificates.cert("server").write_bytes(b"half a file")
-        assert await lists(process.endpoint, ClientTls(certificates.ca))  # The last good ones stay.
+        assert await lists(process.endpoint, ClientTls(certificates.ca))  # The last valid ones stay.
         certificates.key("server").write_bytes(later.key("server").read_bytes())
         certificates.cert("server").write_bytes(later.cert("server").read_bytes())
         assert await lists(process.endpoint, ClientTls(later.ca))
@@ -649,7 +648,7 @@ async def test_changed_certificates_are_taken_up(
 async def test_brokers_replicate_and_proxy_with_tokens_over_mutual_tls(
     broker_settings: BrokerSettings, certificates: Certificates, spec: MakeSpec
 ) -> None:
-    """Three brokers, of which each journal has two: whichever is asked, some calls are proxied and all replicated."""
+    """Each journal has two of three brokers: some calls to each broker are proxied, and all appends replicated."""
     common = {**certificates.served, "tls_client_ca": certificates.ca, "auth_keys": SecretStr(KEY)}
     tls = ClientTls(certificates.ca, certificates.cert("client"), certificates.key("client"))
     async with contextlib.AsyncExitStack() as stack:
@@ -669,7 +668,7 @@ async def test_brokers_replicate_and_proxy_with_tokens_over_mutual_tls(
         await clients[0].apply([upsert(replicated, 0)])
         end = 0
         for client in clients:
-            await eventually(functools.partial(sees, client, "test/other"))
+            await eventually(functools.partial(is_listed, client, "test/other"))
             appended = await client.append("test/other", b"content")
             assert appended.begin == end
             end = appended.end
@@ -678,7 +677,7 @@ async def test_brokers_replicate_and_proxy_with_tokens_over_mutual_tls(
             assert await client.fragments("test/other")
 
 
-async def sees(client: JournalClient, journal: str) -> bool:
+async def is_listed(client: JournalClient, journal: str) -> bool:
     return bool((await client.list(f"name={journal}")).journals)
 
 
@@ -700,7 +699,7 @@ async def test_a_peer_without_the_key_cannot_replicate(broker_settings: BrokerSe
 # -- Settings ----------------------------------------------------------------------------------------------------------
 
 
-def test_keys_come_from_the_environment_and_show_nowhere(
+def test_keys_come_from_the_environment_and_are_never_shown(
     monkeypatch: pytest.MonkeyPatch, certificates: Certificates
 ) -> None:
     monkeypatch.setenv("CORANTO_BROKER_AUTH_KEYS", f"{KEY}, {SECOND}")
@@ -718,7 +717,7 @@ def test_keys_come_from_the_environment_and_show_nowhere(
     assert KEY[:-2] not in str(caught.value)
 
 
-def test_what_does_not_go_together(certificates: Certificates, tmp_path: Path) -> None:
+def test_inconsistent_tls_settings_are_refused(certificates: Certificates, tmp_path: Path) -> None:
     served = certificates.served
     assert server_credentials(BrokerSettings()) is None
     for missing in ("tls_cert", "tls_key"):
@@ -735,7 +734,7 @@ def test_what_does_not_go_together(certificates: Certificates, tmp_path: Path) -
         server_credentials(BrokerSettings(**served, peer_cert=certificates.cert("client")))
 
 
-def test_a_broker_shows_its_own_certificate_to_peers_that_want_one(certificates: Certificates) -> None:
+def test_a_broker_presents_its_certificate_to_peers_that_require_one(certificates: Certificates) -> None:
     served = certificates.served
     assert peer_tls(BrokerSettings(**served)) == ClientTls(certificates.ca)
     mutual = BrokerSettings(**served, tls_client_ca=certificates.ca)
@@ -767,10 +766,10 @@ def test_where_a_broker_with_keys_may_listen(settings: dict[str, Any], endpoint:
             stack.enter_context(pytest.raises(InvalidInput, match="serve-anyone-without-keys"))
         check(BrokerSettings(**settings), endpoint)
     with structlog.testing.capture_logs() as logs:
-        check(BrokerSettings(**settings, serve_anyone_without_keys=True), endpoint)  # It may, and says so.
+        check(BrokerSettings(**settings, serve_anyone_without_keys=True), endpoint)  # It may, and logs a warning.
         assert bool(logs) is beyond
         logs.clear()
-        check(BrokerSettings(**settings, tls_client_ca=Path("/ca")), endpoint)  # Certificates will do.
+        check(BrokerSettings(**settings, tls_client_ca=Path("/ca")), endpoint)  # Certificates are sufficient.
         assert logs == []
     keyed = BrokerSettings(**settings, auth_keys=SecretStr(KEY))
     if problem:

@@ -1,4 +1,4 @@
-"""The capabilities that readers of a registry of message types need, and those who register."""
+"""The capabilities that readers and registrants of a registry of message types need."""
 
 from __future__ import annotations
 

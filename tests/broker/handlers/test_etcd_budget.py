@@ -1,4 +1,4 @@
-"""A caller that would fill etcd is refused, on a real broker and etcd, and others continue."""
+"""Budgets of writes to etcd: a client over its budget is refused, on a real broker and etcd, and others continue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def change(spec: pb.JournalSpec, number: int = 0) -> pb.ApplyRequest.Change:
 
 
 async def refused(calls: Callable[[int], Awaitable[object]]) -> tuple[int, CorantoError]:
-    """Call until a call is refused; return how many were not, and the refusal."""
+    """Call until a call is refused. Return the number of earlier calls, and the refusal."""
     for number in range(200):
         try:
             await calls(number)
@@ -48,7 +48,7 @@ async def refused(calls: Callable[[int], Awaitable[object]]) -> tuple[int, Coran
     raise AssertionError("nothing was refused")
 
 
-async def test_notes_take_their_own_capability_and_stop_at_the_budget_of_their_bearer(
+async def test_notes_need_a_capability_and_stop_at_the_budget_of_their_bearer(
     broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     settings = broker_settings.model_copy(update={"auth_keys": SecretStr(KEY), "etcd_caller_bytes": 200_000})
@@ -80,7 +80,7 @@ async def test_notes_take_their_own_capability_and_stop_at_the_budget_of_their_b
 
 
 @pytest.mark.parametrize("with_keys", [True, False])
-async def test_a_spec_that_is_written_again_and_again_stops_at_the_budget(
+async def test_repeated_changes_of_a_spec_stop_at_the_budget(
     broker_settings: BrokerSettings, spec: MakeSpec, with_keys: bool
 ) -> None:
     keys = SecretStr(KEY) if with_keys else SecretStr("")
@@ -93,9 +93,7 @@ async def test_a_spec_that_is_written_again_and_again_stops_at_the_budget(
         assert ("the bearer alice" if with_keys else "the caller at ipv4:127.0.0.1") in str(error)
 
 
-async def test_a_database_that_is_full_enough_takes_deletions_alone(
-    broker_settings: BrokerSettings, spec: MakeSpec
-) -> None:
+async def test_a_nearly_full_database_accepts_only_deletions(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     async with running_broker(broker_settings) as (process, _), client(process) as one:
         await one.apply([change(spec(J, stores=(STORE,)))])
     async with (

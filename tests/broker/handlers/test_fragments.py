@@ -1,4 +1,4 @@
-"""Fragments that are stored, listed and signed."""
+"""Stored, listed and signed fragments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ async def test_fragments_are_stored_by_name_length_and_sum(
         response = await client.append(J, content)
         assert response.status == pb.OK
         whole += content
-    # The journal's first write is a fragment of its own; then each is closed by the append that finds it too long.
+    # The journal's first append is a separate fragment; then each fragment is completed by the append that finds it too
+    # long.
     await eventually(lambda: len(stored_files(broker_settings)) == 2)
     files = stored_files(broker_settings)
     assert [(f.begin, f.end, f.codec) for f in files.values()] == [(0, 1000, Codec.GZIP), (1000, 3000, Codec.GZIP)]
@@ -95,7 +96,7 @@ async def test_changed_content_in_the_store_is_not_served(
     assert "SHA-1" in str(error.details())
 
 
-async def test_no_gap_is_told_of_what_another_broker_stored_since_the_last_listing(
+async def test_fragments_stored_since_the_last_listing_are_not_listed_as_a_gap(
     broker: Running, broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coranto_broker.replication.replica.REFRESH_FOR_GAP_SECONDS", 0.01)
@@ -114,7 +115,7 @@ async def test_no_gap_is_told_of_what_another_broker_stored_since_the_last_listi
     lost.unlink()
     replica.index.refresh(known[:1], process.broker.clock.monotonic())
     response = await client.stub.ListFragments(pb.FragmentsRequest(journal=J))
-    assert [each.spec.begin for each in response.fragments] == [0, 4000, 6000], "a real loss is told"
+    assert [each.spec.begin for each in response.fragments] == [0, 4000, 6000], "a real loss is listed"
 
 
 async def test_list_fragments_pages_and_signs(

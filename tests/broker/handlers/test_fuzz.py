@@ -48,18 +48,18 @@ REQUESTS: dict[str, type[Message]] = {
     "FragmentStoreHealth": pb.FragmentStoreHealthRequest,
 }
 REFUSALS = {
-    Code.INVALID_ARGUMENT,  # What a message says, or the order of messages, is not valid.
+    Code.INVALID_ARGUMENT,  # The content of a message, or the order of messages, is invalid.
     Code.RESOURCE_EXHAUSTED,  # A message or the metadata is too long.
-    Code.UNIMPLEMENTED,  # Too few or too many messages for a method that takes one: gRPC again.
-    Code.ABORTED,  # Content came too slowly.
+    Code.UNIMPLEMENTED,  # Too few or too many messages for a unary method: gRPC again.
+    Code.ABORTED,  # Content arrived too slowly.
 }
 SILENT_SECONDS = 0.2
-"""A stream without an answer in this time is waiting, as a blocking read does. The test then cancels it."""
+"""A stream without an answer in this time is waiting, for example a blocking read. The test then cancels it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A stream to send: messages as bytes, and whether it is then closed or left half open."""
+    """A stream to send: messages as bytes, then closed or left half open."""
 
     method: str
     messages: tuple[bytes, ...]
@@ -76,7 +76,7 @@ BARRIER = Case("Append", (pb.AppendRequest(journal=J).SerializeToString(), b""))
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a stream. `code` is None if the test cancelled it, or if the client cannot tell."""
+    """The end of a stream. `code` is None if the test cancelled it, or if the client does not know it."""
 
     code: grpc.StatusCode | None
     details: str
@@ -84,7 +84,7 @@ class Outcome:
 
 
 class Cases:
-    """Streams out of a seed: well-formed ones, mutated in what they say, in their bytes, or in their order."""
+    """Streams from a seed: valid ones, mutated in their fields, bytes or order."""
 
     def __init__(self, seed: int, header: pb.Header) -> None:
         self._rng = random.Random(seed)
@@ -142,7 +142,7 @@ class Cases:
             case 5 if rng.random() < 0.2:
                 data += bytes([0x22]) + _varint(MAX_MESSAGE) + bytes(MAX_MESSAGE)
             case _:
-                data += b"\x0b" * rng.randrange(1, 200)  # Groups that begin and never end.
+                data += b"\x0b" * rng.randrange(1, 200)  # Groups without an end.
         result[index] = bytes(data)
         return result
 
@@ -199,7 +199,7 @@ class Cases:
         return [request]
 
     def _apply(self) -> list[Message]:
-        """Changes of other journals than those that are looked at."""
+        """Change only journals that the test does not check."""
         rng = self._rng
         spec = pb.JournalSpec(
             name=rng.choice(["fuzz/journal", "fuzz//journal", "", "é"]), replication=self._number() % 7
@@ -272,7 +272,7 @@ def committed_by(case: Case) -> bytes | None:
 
 
 class Target:
-    """The broker under fire, and what its journal must hold."""
+    """The broker under test, and the expected content of its journal."""
 
     def __init__(self, children: list[BrokerChild], client: RawClient, endpoint: str) -> None:
         self._children = children
@@ -290,7 +290,7 @@ class Target:
         return "".join(child.log() for child in self._children)
 
     def open_files(self) -> list[str]:
-        """Return the open files of all brokers, by the system's names for them."""
+        """Return the open files of all brokers, by the names in the system."""
         found: list[str] = []
         for child in self._children:
             for each in Path(f"/proc/{child.process.pid}/fd").iterdir():
@@ -299,7 +299,7 @@ class Target:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Of all brokers, added up."""
+        """Return the sums of metrics over all brokers."""
         total: Counter[str] = Counter()
         for child in self._children:
             assert child.process.poll() is None, child.log()
@@ -321,7 +321,7 @@ class Target:
         return call
 
     async def send(self, case: Case) -> Outcome:
-        """Send a stream, and return how it ended, or was ended after a while."""
+        """Send a stream, and return its end. Cancel it after a while."""
         call = self.open(case)
         responses: list[bytes] = []
 
@@ -342,16 +342,16 @@ class Target:
                 code: grpc.StatusCode | None = await call.code()
         except TimeoutError:
             call.cancel()
-            reading.cancel()  # What waits for the call's headers to be sent does not hear that it was cancelled.
+            reading.cancel()  # A task that waits to send the call's headers does not see the cancellation.
             await asyncio.wait((reading,))
             return Outcome(None, "", tuple(responses))
         details = await call.details() or ""
         if code is Code.INTERNAL and details == "Internal error from Core":
-            code = None  # gRPC's client, when it still sends to a call that the broker has ended already.
+            code = None  # gRPC's client, when it still sends on a call that the broker has ended.
         return Outcome(code, details, tuple(responses))
 
     async def check_content(self) -> None:
-        """The journal is as it was, and takes an append at once."""
+        """Check that the journal is unchanged, and accepts an append without delay."""
         assert await self.client.content(J) == self.content
         async with asyncio.timeout(60):
             barrier = await self.client.append(J)
@@ -359,7 +359,7 @@ class Target:
         assert barrier.registers == self.registers
 
     async def resolve(self, content: bytes | None) -> None:
-        """Whoever gives a call up that was to commit `content` cannot know whether it did: look, once it is over."""
+        """Determine the outcome of an abandoned call that may have committed `content`, once it has ended."""
         if not content:
             return
         await self._barrier()
@@ -371,7 +371,7 @@ class Target:
             self.registers = barrier.registers
 
     async def _barrier(self) -> pb.AppendResponse:
-        """An empty append after all that was sent: it goes the same way, from connection to connection."""
+        """Append nothing after all that was sent, on the same path, from connection to connection."""
         call = self.open(BARRIER)
         async with asyncio.timeout(60):
             for message in BARRIER.messages:
@@ -382,12 +382,12 @@ class Target:
         return pb.AppendResponse.FromString(response)
 
     async def at_rest(self) -> dict[str, float]:
-        """Metrics once no call is under way."""
+        """Return the metrics once no call is active."""
 
         def rests() -> bool:
             now = self.metrics()
             calls = {name: value for name, value in now.items() if name.startswith("coranto_calls{")}
-            # Pipelines keep a stream to each replica, however long nobody appends. So do brokers that forward.
+            # Pipelines keep a stream to each replica, also without appends. So do forwarding brokers.
             calls.pop('coranto_calls{method="AppendStream"}')
             replicating = calls.pop('coranto_calls{method="Replicate"}')
             return not any(calls.values()) and replicating <= now["coranto_journals"] * (len(self._children) > 1)
@@ -398,7 +398,7 @@ class Target:
 
 @asynccontextmanager
 async def under_fire(settings: BrokerSettings, journals: list[pb.JournalSpec], folder: Path) -> AsyncIterator[Target]:
-    """As many brokers as the journals have replicas; streams are sent to the first."""
+    """Run as many brokers as the journals have replicas; streams are sent to the first."""
     async with AsyncExitStack() as stack:
         children = []
         for number in range(journals[0].replication):
@@ -423,12 +423,11 @@ async def under_fire(settings: BrokerSettings, journals: list[pb.JournalSpec], f
 
 @pytest.fixture
 async def target(broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path) -> AsyncIterator[Target]:
-    """One broker."""
     async with under_fire(broker_settings, [spec(J), spec(OTHER)], tmp_path) as target:
         yield target
 
 
-# The seed that differs from run to run is not in a test's name, so that all processes of one run know the same tests.
+# The variable seed is not part of a test's name, so that all processes of one run have the same tests.
 @pytest.mark.parametrize("seed", SEEDS, ids=range(len(SEEDS)))
 async def test_fuzzed_streams_are_refused_and_change_nothing(target: Target, seed: int) -> None:
     await fuzz(target, seed)
@@ -462,7 +461,7 @@ async def fuzz(target: Target, seed: int) -> None:
             answer = pb.AppendResponse.FromString(response)
             if answer.status == pb.OK and answer.commit.end > answer.commit.begin and answer.commit.journal == J:
                 content = committed_by(case)
-                assert content, f"{where}: committed what is not a valid append"
+                assert content, f"{where}: committed an invalid append"
                 assert answer.commit.begin == len(target.content), where
                 target.content += content
                 target.registers = answer.registers
@@ -477,7 +476,7 @@ async def fuzz(target: Target, seed: int) -> None:
     assert "Traceback" not in target.log, target.log
 
 
-async def test_a_thousand_half_open_streams_hold_nothing_once_they_are_gone(target: Target) -> None:
+async def test_a_thousand_half_open_streams_leave_nothing_after_they_end(target: Target) -> None:
     before = await target.at_rest()
     append = pb.AppendRequest(journal=OTHER).SerializeToString()
     read = pb.ReadRequest(journal=J, offset=6, block=True).SerializeToString()
@@ -496,12 +495,12 @@ async def test_a_thousand_half_open_streams_hold_nothing_once_they_are_gone(targ
         if case.method == "Read":
             await call.done_writing()
         calls.append(call)
-    # All but those that append, which may have been cut off by now for being slow.
+    # All but appends, which may have been cut off for being slow.
     waiting = 250 * sum(case.messages == () or case.method == "Read" for case in kinds)
     await eventually(
         lambda: sum(v for name, v in target.metrics().items() if name.startswith("coranto_calls{")) >= waiting
     )
-    # Another journal is served meanwhile, and memory is bounded.
+    # Another journal is served, and memory is bounded.
     assert (await target.client.append(J, b", more")).status == pb.OK
     target.content += b", more"
     during = target.metrics()
@@ -515,7 +514,7 @@ async def test_a_thousand_half_open_streams_hold_nothing_once_they_are_gone(targ
 
 
 @pytest.mark.parametrize("kind", ["endpoint", "http"])
-async def test_connections_that_speak_something_else(target: Target, kind: str) -> None:
+async def test_connections_with_other_protocols_are_harmless(target: Target, kind: str) -> None:
     before = await target.at_rest()
     host, port = target.address(kind)
     rng = random.Random(7)
@@ -535,7 +534,7 @@ async def test_connections_that_speak_something_else(target: Target, kind: str) 
         noise = rng.randbytes(200) if number % 3 else b""
         writer.write(openings[number % len(openings)] + noise.replace(b"0", b"1"))
         connections.append(writer)
-    # Those that append are each given up after a second or so: the next connection is served, if not at once.
+    # Appends are each given up after a second or so: the next connection is served, possibly with a delay.
     assert await target.client.content(J) == target.content
     for writer in connections:
         writer.transport.abort()
@@ -545,13 +544,13 @@ async def test_connections_that_speak_something_else(target: Target, kind: str) 
 
 
 async def none_leaked(target: Target, before: dict[str, float]) -> None:
-    """Tasks and files are as many as before, and memory is not much more."""
+    """Check that the numbers of tasks and files are as before, and memory has not grown much."""
     after = await target.at_rest()
 
     def settled() -> bool:
         nonlocal after
         after = target.metrics()
-        # Some files are opened at first use. Journals that a valid change created have tasks and files of their own.
+        # Some files are opened at first use. Journals created by a valid change add tasks and files.
         spare = 15 + 4 * (after["coranto_journals"] - before["coranto_journals"])
         return all(after[name] <= before[name] + spare for name in ("coranto_tasks", "process_open_fds"))
 

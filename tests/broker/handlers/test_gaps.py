@@ -1,4 +1,4 @@
-"""Reads at gaps of a replica: what they take from peers, and what they never do."""
+"""Reads at gaps of a replica: content from peers, and its limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 @dataclass
 class Pair:
-    """A journal of four complete fragments on two brokers: `here`, which loses some of them, and `there`."""
+    """A journal of four complete fragments on two brokers: `here`, where tests remove some of them, and `there`."""
 
     here: BrokerProcess
     reader: RawClient
@@ -99,18 +99,18 @@ async def test_lost_content_is_read_from_the_peer(pair: Pair) -> None:
     assert metadata.write_head == 8003
 
 
-async def test_a_peer_does_not_pass_the_question_on(pair: Pair) -> None:
+async def test_a_peer_does_not_forward_the_request(pair: Pair) -> None:
     pair.lose(1)
     header = pb.Header()
     header.CopyFrom((await pair.reader.read(J, 0, metadata_only=True))[0].header)
     asked = pair.asked
     (answer,) = await pair.reader.read(J, 2000, do_not_proxy=True, header=header)
     assert (answer.status, answer.write_head, pair.asked) == (pb.OFFSET_NOT_YET_AVAILABLE, 8003, asked)
-    # A read that another broker forwards as a whole may need what a peer has.
+    # A read that another broker forwards in full may need a peer's content.
     assert await pair.reader.content(J, 2000, end_offset=4000, header=header) == PARTS[1]
 
 
-async def test_damaged_copies_are_not_served_and_good_ones_end_the_wait(
+async def test_damaged_copies_are_not_served_and_a_good_copy_ends_the_wait(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gaps, "PAUSE_SECONDS", 0.01)
@@ -127,19 +127,19 @@ async def test_damaged_copies_are_not_served_and_good_ones_end_the_wait(
         assert await waiting == CONTENT[2400:4200]
 
 
-async def test_no_read_jumps_over_what_a_peer_has(pair: Pair) -> None:
+async def test_no_read_jumps_over_content_of_a_peer(pair: Pair) -> None:
     index = pair.replica.index
     pair.lose(0, 1, 2, 3)
     index.refresh([Fragment(J, 4000, 6000, sum_of(PARTS[2]), Codec.NONE, STORE, 1)], 0.0)
     assert await pair.reader.content(J, 0, end_offset=4000) == CONTENT[:4000]
-    # If the peer has not listed the first fragment either, the read goes on at the second.
+    # If the peer has not listed the first fragment either, the read continues at the second.
     (other,) = (each for each in pair.there.broker.resolver.local_replicas if each.journal == J)
     for number in (0, 1):
         other.index.forget(pair.sealed(pair.there, number))
     other.index.refresh([Fragment(J, 2000, 3000, sum_of(PARTS[1][:1000]), Codec.NONE, STORE, 1)], 0.0)
     (answer,) = await pair.reader.read(J, 10, metadata_only=True)
     assert answer.offset == 2000
-    # If no peer has anything before, the read jumps, and the next ones do not ask again.
+    # If no peer has earlier content, the read jumps, and later reads do not ask again.
     other.index.refresh([Fragment(J, 4000, 6000, sum_of(PARTS[2]), Codec.NONE, STORE, 1)], 0.0)
     asked = pair.asked
     for offset in (20, 30):
@@ -147,16 +147,16 @@ async def test_no_read_jumps_over_what_a_peer_has(pair: Pair) -> None:
         assert (answer.offset, pair.asked) == (4000, asked + 1)
 
 
-async def test_damage_in_a_local_file_is_bridged(pair: Pair) -> None:
+async def test_damage_in_a_local_file_is_bridged_by_the_peer(pair: Pair) -> None:
     sealed = pair.sealed(pair.here, 2)
     sealed.content.path.write_bytes(b"?" * 2000)
     sealed.content.quarantine(sealed.content.path.with_name("damaged"))
     assert await pair.reader.content(J) == CONTENT + b"end"
-    pair.replica.index.note_sound_jump(4000)  # It is about what lies before.
+    pair.replica.index.note_sound_jump(4000)  # That concerns only earlier content.
     assert await pair.reader.content(J, 4000) == CONTENT[4000:] + b"end"
 
 
-async def test_the_head_that_is_told_is_not_below_the_fragment_of_a_peer(
+async def test_the_reported_head_is_not_below_the_fragment_of_a_peer(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.lose(2)
@@ -174,8 +174,6 @@ async def test_the_head_that_is_told_is_not_below_the_fragment_of_a_peer(
 
 
 class Stub:
-    """A peer that gives these answers."""
-
     def __init__(self, *answers: pb.ReadResponse) -> None:
         self.answers = answers
         self.requests: list[pb.ReadRequest] = []
@@ -198,7 +196,7 @@ class Stub:
 
 
 class KeySpace:
-    """A key space in which a journal is on brokers `a` and `b`."""
+    """A key space with a journal on brokers `a` and `b`."""
 
     header = EtcdHeader(1, 2, 3, 4)
 
@@ -226,7 +224,7 @@ def answered(offset: int, begin: int, end: int, journal: str = J, store: str = "
     return pb.ReadResponse(offset=offset, write_head=end, fragment=fragment.to_wire(), **fields)
 
 
-async def test_a_peer_is_asked_for_local_content_as_of_our_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_is_asked_for_local_content_at_our_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub(answered(5, 0, 10))
     (copy,), all_answered = await copies_with(stub, monkeypatch).find(J, 5, 77)
     assert (copy.broker, copy.offset, all_answered) == ("z#b", 5, True)
@@ -252,18 +250,16 @@ async def test_a_peer_is_asked_for_local_content_as_of_our_revision(monkeypatch:
         pb.ReadResponse(),
     ],
 )
-async def test_a_wrong_answer_of_a_peer_counts_as_none(
-    answer: pb.ReadResponse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_wrong_answer_of_a_peer_is_ignored(answer: pb.ReadResponse, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await copies_with(Stub(answer), monkeypatch).find(J, 5, 0) == ([], False)
 
 
-async def test_a_peer_tells_a_stored_fragment_that_a_fork_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_may_return_a_stored_fragment_that_a_fork_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     (copy,), _ = await copies_with(Stub(answered(5, 0, 100, "test/source", STORE)), monkeypatch).find(J, 5, 0)
     assert copy.fragment.journal == "test/source"
 
 
-async def test_a_peer_that_has_nothing_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_without_content_counts_as_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = pb.ReadResponse(status=pb.OFFSET_NOT_YET_AVAILABLE, offset=5, write_head=9)
     assert await copies_with(Stub(nothing), monkeypatch).find(J, 5, 0) == ([], True)
 

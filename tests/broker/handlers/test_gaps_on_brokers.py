@@ -1,4 +1,4 @@
-"""A broker whose disk has lost content serves it from its peers, at once and without another append."""
+"""A broker whose disk has lost content serves it from its peers, without delay and without another append."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]
 
 
-async def test_what_rots_on_the_disk_of_a_primary_is_read_from_the_followers(
+async def test_content_damaged_on_the_disk_of_a_primary_is_read_from_followers(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
 ) -> None:
     with ExitStack() as exits:
@@ -43,10 +43,10 @@ async def test_what_rots_on_the_disk_of_a_primary_is_read_from_the_followers(
         await clients[primary].close()
         children[primary].end()
         first, *_, last = contents(tmp_path / primary)
-        rot(first, 100)  # Nothing of the journal's first fragment is left then,
-        rot(long_fragments(tmp_path / primary)[1], 1100)  # of this one, the first append is,
+        rot(first, 100)  # This damages all of the journal's first fragment,
+        rot(long_fragments(tmp_path / primary)[1], 1100)  # all of this one but its first append,
         if last.stat().st_size:
-            rot(last, 0)  # and the journal's end is gone, too.
+            rot(last, 0)  # and the journal's end.
         rot(long_fragments(tmp_path / primary)[-1], 1100)
 
         children[primary].start()
@@ -67,7 +67,7 @@ def contents(data: Path) -> list[Path]:
 
 
 def long_fragments(data: Path) -> list[Path]:
-    """Return those of several appends."""
+    """Return the files with several appends."""
     return [path for path in contents(data) if path.stat().st_size >= 2000]
 
 

@@ -1,4 +1,4 @@
-"""The RPC Heads on brokers in virtual time: what it tells of many journals, and that heads never fall."""
+"""The RPC Heads on brokers in virtual time: its answers about many journals, and that heads never fall."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def one(client: JournalClient, journal: str = J) -> JournalHead:
 
 
 @pytest.mark.parametrize("replication", [1, 3])
-def test_every_broker_tells_the_heads_of_all_journals(replication: int) -> None:
+def test_every_broker_returns_the_heads_of_all_journals(replication: int) -> None:
     async def main() -> None:
         async with Cluster(brokers=3) as cluster:
             names = [f"some/journal-{number}" for number in range(9)]
@@ -95,23 +95,23 @@ def test_every_broker_tells_the_heads_of_all_journals(replication: int) -> None:
 
 
 @pytest.mark.parametrize("replication", [1, 3])
-@pytest.mark.parametrize("meanwhile", ["running", "restarted", "killed"])
-def test_a_head_never_falls_when_stored_fragments_are_deleted(replication: int, meanwhile: str) -> None:
+@pytest.mark.parametrize("brokers_are", ["running", "restarted", "killed"])
+def test_a_head_never_falls_when_stored_fragments_are_deleted(replication: int, brokers_are: str) -> None:
     async def main() -> None:
         async with Cluster(brokers=replication) as cluster:
             await cluster.create(spec_of(J, replication))
             client = cluster.client()
             end = await fill(client, J)
             await asyncio.sleep(5)
-            everybody = range(replication)
-            for number in everybody:
-                if meanwhile == "restarted":
+            numbers = range(replication)
+            for number in numbers:
+                if brokers_are == "restarted":
                     await cluster.stop(number)
-                if meanwhile == "killed":
+                if brokers_are == "killed":
                     await cluster.kill(number)
             assert delete_fragments(cluster, J) >= 5
-            if meanwhile != "running":
-                await asyncio.gather(*(cluster.start(number) for number in everybody))
+            if brokers_are != "running":
+                await asyncio.gather(*(cluster.start(number) for number in numbers))
                 await cluster.ready(J)
             for _ in range(8):  # Over several listings of the store.
                 head = await one(client)
@@ -122,7 +122,7 @@ def test_a_head_never_falls_when_stored_fragments_are_deleted(replication: int, 
     virtually(main)
 
 
-def test_lost_consistency_shows_and_ends_with_the_reset() -> None:
+def test_lost_consistency_is_reported_and_ends_with_the_reset() -> None:
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
             await cluster.create(spec_of(J, 1))
@@ -143,7 +143,7 @@ def test_lost_consistency_shows_and_ends_with_the_reset() -> None:
     virtually(main)
 
 
-def test_a_broker_that_waits_for_the_content_of_another_does_not_report_its_own_end_as_fine() -> None:
+def test_the_end_of_a_broker_that_waits_for_content_is_not_reported_valid() -> None:
     # Found by simulation: a shard failed, because a broker with an empty disk reported that the journal ends at 0.
     async def main() -> None:
         async with Cluster(brokers=2, lease_seconds=2) as cluster:
@@ -188,7 +188,7 @@ def test_an_empty_journal_whose_disks_were_wiped_continues_after_a_reset() -> No
     virtually(main)
 
 
-def test_an_object_beyond_the_head_shows_as_lost_consistency() -> None:
+def test_an_object_beyond_the_head_is_reported_as_lost_consistency() -> None:
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
             await cluster.create(spec_of(J, 1))
@@ -203,7 +203,7 @@ def test_an_object_beyond_the_head_shows_as_lost_consistency() -> None:
     virtually(main)
 
 
-def test_a_broker_that_does_not_answer_is_named_and_a_replica_stands_in() -> None:
+def test_a_broker_that_does_not_answer_is_named_and_a_replica_answers_instead() -> None:
     async def main() -> None:
         async with Cluster(brokers=3, lease_seconds=60) as cluster:
             await cluster.create(spec_of("alone/journal", 1))
@@ -244,7 +244,7 @@ def test_a_suspended_journal_reports_where_it_continues() -> None:
     virtually(main)
 
 
-def test_a_journal_that_may_not_be_read_keeps_its_head_to_itself() -> None:
+def test_the_head_of_a_journal_that_may_not_be_read_is_hidden() -> None:
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
             spec = spec_of(J, 1)
@@ -258,7 +258,7 @@ def test_a_journal_that_may_not_be_read_keeps_its_head_to_itself() -> None:
     virtually(main)
 
 
-def test_a_client_sees_the_journals_that_it_has_just_created_and_registers_as_they_are() -> None:
+def test_a_client_sees_its_new_journals_and_their_registers() -> None:
     async def main() -> None:
         async with Cluster(brokers=3) as cluster:
             client = cluster.client()
@@ -271,7 +271,7 @@ def test_a_client_sees_the_journals_that_it_has_just_created_and_registers_as_th
     virtually(main)
 
 
-def test_nobody_is_asked_forever() -> None:
+def test_unreachable_brokers_are_not_asked_forever() -> None:
     async def main() -> None:
         async with Cluster(brokers=1) as cluster:
             client = cluster.client(retry_timeout=2)

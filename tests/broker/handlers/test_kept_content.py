@@ -1,4 +1,4 @@
-"""Content that is read by its offsets and SHA-1, when no index knows it any more."""
+"""Content that is read by its offsets and SHA-1 after all indexes have dropped it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wanted(content: bytes, begin: int = 0) -> dict[str, Any]:
 
 
 async def read_by_sum(client: RawClient, content: bytes, begin: int = 0, **more: Any) -> bytes | int:
-    """Return the content, or the status that was answered in its place."""
+    """Return the content, or the status of the answer."""
     first, *rest = await client.read(J, **wanted(content, begin), **more)
     return b"".join(each.content for each in rest) if first.status == pb.OK else first.status
 
@@ -42,7 +42,7 @@ async def delete(client: RawClient) -> None:
     await client.stub.Apply(pb.ApplyRequest(changes=[pb.ApplyRequest.Change(delete=J, expect_mod_revision=revision)]))
 
 
-async def test_a_cache_has_what_its_store_and_its_index_have_lost(
+async def test_a_cache_serves_content_that_its_store_and_its_index_have_lost(
     client: RawClient, spec: MakeSpec, broker_settings: BrokerSettings
 ) -> None:
     content = b"first" * 300
@@ -68,7 +68,7 @@ async def test_a_cache_has_what_its_store_and_its_index_have_lost(
     assert await read_by_sum(client, content[::-1]) != content[::-1]
 
 
-async def test_other_brokers_have_spools_of_deleted_journals(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_other_brokers_serve_spools_of_deleted_journals(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     second = broker_settings.model_copy(update={"data_dir": broker_settings.data_dir.parent / "second", "id": "second"})
     async with running_broker(broker_settings) as (first, client), running_broker(second) as (other, asked):
         await create(client, spec())
@@ -98,7 +98,7 @@ async def test_other_brokers_have_spools_of_deleted_journals(broker_settings: Br
         assert len({*alone} - {pb.JOURNAL_NOT_FOUND}) == 1
 
 
-async def test_a_token_has_to_cover_the_journal(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_a_token_must_cover_the_journal(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     settings = broker_settings.model_copy(update={"auth_keys": SecretStr(KEY)})
     keys = Keys.parse(KEY)
 

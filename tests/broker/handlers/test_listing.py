@@ -35,7 +35,7 @@ async def test_list_selects_by_labels_names_and_prefixes(client: RawClient, spec
     assert await names("prefix=one/, kind=y") == ["one/bbbb"]
 
 
-async def test_list_of_many_comes_in_several_messages(client: RawClient, spec: MakeSpec) -> None:
+async def test_a_long_list_is_sent_in_several_messages(client: RawClient, spec: MakeSpec) -> None:
     await client.apply(*[spec(f"many/journal-{n:03d}") for n in range(60)])
     responses = await client.listing()
     assert [len(response.journals) for response in responses] == [25, 25, 10]

@@ -1,4 +1,4 @@
-"""The RPC Note: texts that change only as their writers expect, within limits."""
+"""The RPC Note: texts that change only if their version is the expected one, within limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def request(content: bytes | None = None, expect_version: int = 0, **fields: Any
     return NoteRequest(**given)
 
 
-def test_a_note_changes_only_as_its_writer_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_changes_only_from_the_expected_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "MAX_NOTES", 3)
 
     async def main() -> None:
@@ -36,12 +36,12 @@ def test_a_note_changes_only_as_its_writer_expects(monkeypatch: pytest.MonkeyPat
                 with pytest.raises(EtcdTransactionFailed):
                     await client.note(request(b"other", version))
             assert await client.note(request()) == Note(b"two", 2)
-            # Many writers at once, through both brokers: one of each version wins.
+            # Many concurrent writers, through both brokers: one wins each version.
             writers = (cluster.client(name=f"writer-{number}") for number in range(6))
             writes = (client.note(request(b"%d" % at, 2)) for at, client in enumerate(writers))
             results = await asyncio.gather(*writes, return_exceptions=True)
             assert sum(isinstance(each, Note) for each in results) == 1
-            # Notes of other names and stores are others.
+            # Notes of other names and stores are independent.
             assert await client.note(request(b"one", name="others")) == Note(b"one", 1)
             assert await client.note(request(b"one", fragment_store="file:///other/")) == Note(b"one", 1)
             for bad in (

@@ -1,4 +1,4 @@
-"""Clients that ask for more than a broker gets through, or say nothing: each is told, and none waits without bound."""
+"""Clients that overload a broker, or send nothing: each gets an error, and none waits without bound."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 async def code_of(call: asyncio.Future[pb.AppendResponse]) -> str:
-    """Return the status of an append, or the code that its call ended with."""
+    """Return the status of an append, or the code of its call's error."""
     try:
         return pb.Status.Name((await call).status)
     except grpc.aio.AioRpcError as error:
@@ -38,7 +38,7 @@ def appends_under_way(process: BrokerProcess) -> float | None:
     return process.broker.metrics.registry.get_sample_value("coranto_calls", {"method": "Append"})
 
 
-async def test_appends_that_are_too_many_are_refused_and_not_applied(
+async def test_appends_above_the_limit_are_refused_and_not_applied(
     broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -56,20 +56,20 @@ async def test_appends_that_are_too_many_are_refused_and_not_applied(
         waiting = [asyncio.ensure_future(primary.append(J, b"%d" % number)) for number in range(4)]
         await eventually(lambda: len(queue_of(replica)) == 4)
         with capture_logs() as logs:
-            for client in (primary, other, primary):  # One of them forwards, and hands the refusal on.
+            for client in (primary, other, primary):  # One of them forwards, and returns the refusal.
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await client.append(J, b"too much")
                 assert refused.value.code() is grpc.StatusCode.ABORTED
                 assert "nothing of this one was applied" in str(refused.value.details())
-        told = [log["refused"] for log in logs if log["event"] == "admission.appends_refused"]
-        assert told[0] == 1  # On a slow machine, later entries tell of more.
+        counts = [log["refused"] for log in logs if log["event"] == "admission.appends_refused"]
+        assert counts[0] == 1  # On a slow machine, later entries count more.
         assert process.broker.metrics.appends_refused.value == 3
         calls = JournalClient(process.endpoint, append_streams=False)
         async with calls, JournalClient(process.endpoint) as streamed:
-            patient = asyncio.ensure_future(calls.append(J, b"later"))  # Knows that it may try again, and does.
+            patient = asyncio.ensure_future(calls.append(J, b"later"))  # Retries after the refusal.
             await eventually(lambda: process.broker.metrics.appends_refused.value > 3)
             patient.cancel()
-            # A stream is not refused: one of its appends is taken, and the others wait for it.
+            # A stream is not refused: one of its appends is accepted, and the others wait for it.
             many = [asyncio.ensure_future(streamed.append(J, b"later", retry_timeout=0)) for _ in range(20)]
             await eventually(lambda: process.broker.append_streams)
             replica.pipeline.put(pipeline)
@@ -78,7 +78,7 @@ async def test_appends_that_are_too_many_are_refused_and_not_applied(
         assert await other.content(J) in {bytes(each) + b"later" * 20 for each in permutations(b"0123")}
 
 
-async def test_at_the_limit_a_journal_that_stands_still_does_not_hold_up_a_stream(
+async def test_at_the_limit_a_stalled_journal_does_not_block_a_stream(
     broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     async with running_broker(broker_settings.model_copy(update={"max_appends": 4})) as (process, client):
@@ -90,22 +90,22 @@ async def test_at_the_limit_a_journal_that_stands_still_does_not_hold_up_a_strea
             replica = process.broker.resolver.replica_of(J)
             assert replica is not None
             pipeline = await replica.pipeline.take()
-            stands = asyncio.ensure_future(streamed.append(J, b"s"))
+            own_append = asyncio.ensure_future(streamed.append(J, b"s"))
             calls = [asyncio.ensure_future(client.append(J, b"c")) for _ in range(3)]
             await eventually(lambda: appends_under_way(process) == 4)
             other = asyncio.ensure_future(streamed.append(OTHER, b"1"))
             await eventually(lambda: process._service._admission._waiting)
-            calls[0].cancel()  # It gives its place to the stream, whose own append still stands.
+            calls[0].cancel()  # Its place goes to the stream, whose own append is still stalled.
             assert (await other).end == 2
-            assert not stands.done()
+            assert not own_append.done()
             replica.pipeline.put(pipeline)
-            done = await stands
+            done = await own_append
             assert done.end == done.begin + 1
             await asyncio.gather(*calls[1:])
 
 
-async def test_a_burst_of_appends_ends_in_statuses(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
-    # gRPC itself cancels calls without a word while more than a thousand wait to be taken on.
+async def test_a_burst_of_appends_gets_statuses(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+    # gRPC itself cancels calls without a status while more than a thousand wait to be accepted.
     async with running_broker(broker_settings.model_copy(update={"min_append_rate": 0})) as (_, client):
         await create(client, spec())
         calls = [asyncio.ensure_future(client.append(J, b"x" * 200)) for _ in range(2500)]
@@ -115,7 +115,7 @@ async def test_a_burst_of_appends_ends_in_statuses(broker_settings: BrokerSettin
         assert head.write_head == 200 * found["OK"] > 0
 
 
-async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
+async def test_the_wait_for_a_revision_that_never_arrives_is_bounded(
     client: RawClient, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(client, spec())
@@ -138,7 +138,7 @@ async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
     for each in rest:
         each.cancel()
     await asyncio.wait(rest)
-    # Those who went away wait no more.
+    # Cancelled calls do not wait any more.
     monkeypatch.setattr(resolver, "REVISION_TIMEOUT_SECONDS", 0.01)
 
     async def waits() -> bool:
@@ -151,12 +151,12 @@ async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
 
 
 @pytest.mark.parametrize("method", ["Append", "Replicate"])
-async def test_a_stream_that_says_nothing_is_closed(
+async def test_a_silent_stream_is_closed(
     broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr(first_message, "FIRST_MESSAGE_SECONDS", 0.3)
     async with running_broker(broker_settings) as (process, client):
-        gone = client.stub.Append()  # A client that goes away before it says anything is none of those.
+        gone = client.stub.Append()  # A client that disconnects before its first message is not counted.
         await eventually(lambda: process.broker.receive_budget.first_message_deadlines.waiting == 1)
         gone.cancel()
         async with asyncio.timeout(30):

@@ -59,7 +59,7 @@ async def test_read_of_the_head_metadata_only_and_end_offset(client: RawClient, 
     assert response.status == pb.OK
 
 
-async def test_content_that_was_set_aside_is_read_by_its_sum_alone(
+async def test_content_that_was_set_aside_is_read_only_by_its_sum(
     client: RawClient, spec: MakeSpec, broker_settings: BrokerSettings
 ) -> None:
     await create(client, spec())
@@ -85,9 +85,7 @@ async def test_large_content_comes_in_chunks_below_the_message_limit(client: Raw
     assert b"".join(chunk.content for chunk in chunks) == content[5:]
 
 
-async def test_a_blocking_read_sees_commits_and_nothing_else(
-    broker: tuple[BrokerProcess, RawClient], spec: MakeSpec
-) -> None:
+async def test_a_blocking_read_sees_only_commits(broker: tuple[BrokerProcess, RawClient], spec: MakeSpec) -> None:
     process, client = broker
     await create(client, spec())
     (replica,) = process.broker.resolver.local_replicas

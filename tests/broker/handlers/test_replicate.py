@@ -1,4 +1,4 @@
-"""The Replicate RPC, driven by hand: the test plays the primary `broker-9`, the broker is its replica."""
+"""The Replicate RPC, driven by hand: the test acts as the primary `broker-9`, the broker is its replica."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fragment(begin: int, end: int, content: bytes = b"") -> Fragment:
 
 @pytest.fixture
 async def primary(broker: tuple[BrokerProcess, RawClient], spec: Callable[..., pb.JournalSpec]) -> Primary:
-    """A journal of two replicas, whose primary is a broker that exists in etcd only."""
+    """Return the primary of a journal of two replicas, which exists only in etcd."""
     process, client = broker
     layout, coordinator = process.broker.keyspace.layout, process.broker.coordinator
     lease = (await coordinator.lease_grant(60)).id
@@ -94,7 +94,7 @@ async def primary(broker: tuple[BrokerProcess, RawClient], spec: Callable[..., p
     return Primary(process, client)
 
 
-async def test_content_is_visible_after_its_commit_only(primary: Primary) -> None:
+async def test_content_is_visible_only_after_its_commit(primary: Primary) -> None:
     stream, response = await primary.opened(fragment(0, 0))
     assert response.status == pb.OK
     assert response.header.process_id.suffix == "broker-0", "the first answer says who answers"
@@ -108,7 +108,7 @@ async def test_content_is_visible_after_its_commit_only(primary: Primary) -> Non
     assert await stream.read() == pb.ReplicateResponse(status=pb.OK)
     assert await primary.read() == b"foobar"
 
-    # What follows is rolled back: by proposals, and by the end of the stream.
+    # Later content is rolled back: by proposals, and by the end of the stream.
     await stream.write(pb.ReplicateRequest(content=b"baz"))
     await stream.write(propose(fragment(0, 6, b"foobar"), mine))
     assert (await stream.read()).status == pb.OK
@@ -122,7 +122,7 @@ async def test_content_is_visible_after_its_commit_only(primary: Primary) -> Non
     again.cancel()
 
 
-async def test_content_comes_with_the_proposal_that_commits_it(primary: Primary) -> None:
+async def test_content_is_sent_with_the_proposal_that_commits_it(primary: Primary) -> None:
     stream, response = await primary.opened(fragment(0, 0))
     assert response.takes_content_with_proposal
     await stream.write(propose(fragment(0, 3, b"foo"), content=b"foo"))
@@ -134,7 +134,7 @@ async def test_content_comes_with_the_proposal_that_commits_it(primary: Primary)
     assert (await stream.read()).status == pb.PROPOSAL_MISMATCH
     assert await primary.read() == b"foobarbaz"
     await stream.write(propose(fragment(0, 12, b"foobarbazqux"), content=b"qux"))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:  # It comes behind the content that it does not know of.
+    with pytest.raises(grpc.aio.AioRpcError) as caught:  # The content follows bytes that the replica does not have.
         await stream.read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -154,7 +154,7 @@ async def test_readers_wait_for_a_primary_that_sends_readable_offsets(
         committed += content
         proposal = propose(fragment(0, len(committed), committed))
         if content == b"baz":
-            proposal.readable = 3  # Along with the next proposal but one.
+            proposal.readable = 3  # With the next proposal but one.
         await stream.write(proposal)
         assert await stream.read() == pb.ReplicateResponse(status=pb.OK), "only the first says more"
     assert await primary.read() == b"foo"
@@ -164,7 +164,7 @@ async def test_readers_wait_for_a_primary_that_sends_readable_offsets(
     await stream.write(pb.ReplicateRequest(readable=6))
     assert await blocked == b"bar"
     assert await primary.read() == b"foobar"
-    # The primary dies. What comes after it may be Gazette's, and rolls; or the replica hears of the rest.
+    # The primary dies. The next one may be Gazette's, and rolls; or it sends later readable offsets.
     stream.cancel()
     again, response = await primary.opened(fragment(9, 9))
     assert response.status == pb.OK
@@ -185,7 +185,7 @@ async def test_a_replica_that_disagrees_reports_its_content(primary: Primary) ->
     stream.cancel()
 
 
-async def test_a_mismatch_nobody_waits_for_ends_the_stream(primary: Primary) -> None:
+async def test_a_mismatch_without_an_acknowledgement_ends_the_stream(primary: Primary) -> None:
     stream, _ = await primary.opened(fragment(0, 0))
     await stream.write(pb.ReplicateRequest(content=b"foo"))
     await stream.write(propose(fragment(0, 3, b"fop"), acknowledge=False))
@@ -218,7 +218,7 @@ async def test_content_at_a_wrong_delta_ends_the_stream(primary: Primary) -> Non
         await stream.read()
 
 
-async def test_routes_and_journals_must_be_right(primary: Primary) -> None:
+async def test_wrong_routes_and_journals_are_refused(primary: Primary) -> None:
     stream = primary.stream()
     header = await primary.header()
     del header.route.members[1:]
@@ -248,7 +248,7 @@ async def test_a_second_stream_waits_for_the_first(primary: Primary) -> None:
     stream.cancel()
 
 
-async def test_a_primary_that_was_replaced_is_cut_off(primary: Primary, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replaced_primary_is_cut_off(primary: Primary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coranto_broker.handlers.replicate.DEMOTED_SECONDS", 0.1)
     stream, _ = await primary.opened(fragment(0, 0))
     broker = primary.process.broker
@@ -265,7 +265,7 @@ async def test_a_primary_that_was_replaced_is_cut_off(primary: Primary, monkeypa
     with pytest.raises(grpc.aio.AioRpcError, match="no longer the journal's primary"):
         await asyncio.wait_for(stream.read(), 60)
 
-    # The spool is free for the new primary, which is short of a replica only.
+    # The spool is free for the new primary, which only lacks a replica.
     async def short() -> bool:
         return (await primary.client.append(J)).status == pb.INSUFFICIENT_JOURNAL_BROKERS
 

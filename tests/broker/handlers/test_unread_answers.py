@@ -1,4 +1,4 @@
-"""Clients that append to real brokers and never read an answer: the broker stays small, and ends their streams."""
+"""Clients that append to real brokers and never read answers: memory is bounded, and their streams end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Flood:
-    """A client that sends batches without end, and reads nothing."""
+    """A client that sends batches endlessly, and reads nothing."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -56,7 +56,7 @@ class Flood:
         port, frames = process.broker.frames, process._frames
         assert port is not None
         assert frames is not None
-        # These tests are not about the answers that the broker's kernel takes, otherwise some megabytes.
+        # These tests are not about answers in the broker's kernel, which are some megabytes otherwise.
         listener: Any = frames._listener
         listener._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         with socket.socket() as own:
@@ -79,7 +79,7 @@ class Flood:
 
 
 @pytest.mark.parametrize("way", [pytest.param(Flood.over_grpc, marks=pytest.mark.exhaustive), Flood.over_frames])
-async def test_a_client_that_never_reads_is_held_back_and_then_loses_its_stream(
+async def test_a_client_that_never_reads_is_throttled_and_then_loses_its_stream(
     way: Callable[[Flood, BrokerProcess], Any],
     broker_settings: BrokerSettings,
     spec: MakeSpec,
@@ -106,9 +106,9 @@ async def test_a_client_that_never_reads_is_held_back_and_then_loses_its_stream(
         flooding = asyncio.create_task(way(flood, process))
         ended = broker.metrics.append_streams_ended.labels("answers unread")
         await eventually(lambda: ended._value.get() == 1)
-        # Others are served, before and after.
+        # Other clients are served, before and after.
         await client.append(J, b"friendly\n")
-        await eventually(lambda: calls() == 0)  # Its call is over, although its client does not look.
+        await eventually(lambda: calls() == 0)  # The call ends, although its client does not read.
         flooding.cancel()
         await asyncio.gather(flooding, return_exceptions=True)
         await eventually(lambda: broker.receive_budget.held == 0)
@@ -120,7 +120,7 @@ async def test_a_client_that_never_reads_is_held_back_and_then_loses_its_stream(
 async def test_many_clients_that_never_read_share_one_bound(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overload, "ANSWER_TIMEOUT_SECONDS", 2.0)  # For those that are left once not all hold too much.
+    monkeypatch.setattr(overload, "ANSWER_TIMEOUT_SECONDS", 2.0)  # For the last clients, once not all hold much.
     monkeypatch.setattr(overload, "MAX_BUFFERED_BYTES", 1 << 19)
     monkeypatch.setattr(overload, "MAX_HELD_BYTES", 2 << 20)
     async with (
