@@ -1,4 +1,4 @@
-"""The HTTP gateway of real brokers, asked by an HTTP client and by bare connections."""
+"""The HTTP gateway of real brokers, called by an HTTP client and over plain connections."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ async def serving(settings: BrokerSettings) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def gateway(gateway_settings: BrokerSettings, spec: MakeSpec) -> AsyncIterator[Gateway]:
-    async with serving(gateway_settings) as served:
-        await create(served.client, spec())
-        yield served
+    async with serving(gateway_settings) as certificate_of:
+        await create(certificate_of.client, spec())
+        yield certificate_of
 
 
-async def test_what_is_put_can_be_got(gateway: Gateway) -> None:
+async def test_written_content_can_be_read(gateway: Gateway) -> None:
     put = await gateway.put(b"hello, ")
     assert put.status == 204
     digest = hashlib.sha1(b"hello, ").hexdigest()
-    told = {name: put.headers[name] for name in ("X-Commit-Begin", "X-Commit-End", "X-Write-Head", "X-Commit-SHA1-Sum")}
-    assert list(told.values()) == ["0", "7", "7", digest]
+    seen = {name: put.headers[name] for name in ("X-Commit-Begin", "X-Commit-End", "X-Write-Head", "X-Commit-SHA1-Sum")}
+    assert list(seen.values()) == ["0", "7", "7", digest]
     assert re.fullmatch(r"replicas=1&zones=1&synced-replicas=([01])&synced-zones=\1", put.headers["X-Durability"])
     assert (await gateway.put(b"world!")).headers["X-Commit-Begin"] == "7"
     response, content = await gateway.get("?offset=2")
@@ -109,7 +109,7 @@ async def test_ranges_have_a_length(gateway: Gateway) -> None:
     assert (response.headers["Content-Length"], content) == ("4", b"89ab")
 
 
-async def test_head_tells_where_a_read_would_begin(gateway: Gateway) -> None:
+async def test_head_reports_where_a_read_would_begin(gateway: Gateway) -> None:
     await gateway.put(b"content")
     for query, begin in (("", 0), ("?offset=3", 3)):
         async with gateway.session.head(gateway.url(query)) as response:
@@ -122,12 +122,12 @@ async def test_head_tells_where_a_read_would_begin(gateway: Gateway) -> None:
 
 
 async def reading(gateway: Gateway, count: int = 1) -> None:
-    """Return when so many reads wait for content."""
+    """Wait until this many reads wait for content."""
     (replica,) = gateway.process.broker.resolver.local_replicas
     await eventually(lambda: len(replica.index._waiters) == count)
 
 
-async def test_a_long_poll_continues_as_content_comes_and_ends_with_its_client(gateway: Gateway) -> None:
+async def test_a_long_poll_continues_as_content_arrives_and_ends_with_its_client(gateway: Gateway) -> None:
     await gateway.put(b"before")
     response, content = await gateway.get("?offset=-1")
     assert (response.status, response.headers["X-Write-Head"]) == (416, "6")
@@ -142,22 +142,22 @@ async def test_a_long_poll_continues_as_content_comes_and_ends_with_its_client(g
         await gateway.put(b"two")
         assert await response.content.readexactly(3) == b"two"
         await reading(gateway)
-    # The client is gone, and with it the read.
+    # The client has disconnected, so its read ends.
     await reading(gateway, 0)
 
 
-async def test_content_is_not_held_in_memory_for_a_client_that_does_not_read(
+async def test_content_is_not_buffered_for_a_client_that_does_not_read(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transports: list[Any] = []
     write = web.StreamResponse.write
 
-    async def noted(answer: web.StreamResponse, data: bytes) -> None:
+    async def recording(answer: web.StreamResponse, data: bytes) -> None:
         assert answer._req is not None
         transports.append(answer._req.transport)
         await write(answer, data)
 
-    monkeypatch.setattr(web.StreamResponse, "write", noted)
+    monkeypatch.setattr(web.StreamResponse, "write", recording)
     piece = bytes(1 << 20)
     for _ in range(24):
         await gateway.put(piece)
@@ -166,7 +166,7 @@ async def test_content_is_not_held_in_memory_for_a_client_that_does_not_read(
     reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=1 << 10)
     writer.write(f"GET /{J} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
-    # The client has stopped reading, and the server has stopped writing: sockets' buffers are full.
+    # The client has stopped reading, and the server has stopped writing: the sockets' buffers are full.
     await eventually(lambda: reader._paused and transports and transports[-1].get_protocol()._paused)
     assert transports[-1].get_write_buffer_size() < 2 << 20
     last = sent._value.get()
@@ -200,7 +200,7 @@ async def test_a_large_body_is_one_append(gateway: Gateway) -> None:
     ],
 )
 @pytest.mark.parametrize("half_closed", [True, False])
-async def test_a_body_that_is_cut_off_appends_nothing(gateway: Gateway, body: bytes, half_closed: bool) -> None:
+async def test_a_truncated_body_appends_nothing(gateway: Gateway, body: bytes, half_closed: bool) -> None:
     await gateway.put(b"before")
     url = urlsplit(gateway.process.http_endpoint)
     _, writer = await asyncio.open_connection(url.hostname, url.port)
@@ -215,7 +215,7 @@ async def test_a_body_that_is_cut_off_appends_nothing(gateway: Gateway, body: by
     writer.close()
 
 
-async def test_a_body_that_comes_too_slowly_is_given_up(gateway: Gateway) -> None:
+async def test_a_body_that_arrives_too_slowly_is_given_up(gateway: Gateway) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"the first bytes"
         await asyncio.Event().wait()
@@ -233,7 +233,7 @@ async def test_offsets_make_appends_at_most_once(gateway: Gateway) -> None:
     assert await gateway.client.content(J) == b"firstsecond"
 
 
-async def test_registers_are_checked_and_told(gateway: Gateway) -> None:
+async def test_registers_are_checked_and_returned(gateway: Gateway) -> None:
     put = await gateway.put(b"first", "?union_registers=epoch=1,owner=me-too")
     assert put.headers["X-Registers"] == "epoch=1&owner=me-too"
     refused = await gateway.put(b"second", "?check_registers=epoch%3D2")
@@ -250,7 +250,7 @@ async def test_a_barrier_is_an_empty_body(gateway: Gateway) -> None:
     assert (put.status, put.headers["X-Commit-Begin"], put.headers["X-Commit-End"]) == (204, "7", "7")
 
 
-async def test_wrong_requests_are_reported(gateway: Gateway, spec: MakeSpec) -> None:
+async def test_invalid_requests_are_reported(gateway: Gateway, spec: MakeSpec) -> None:
     for query, journal, status, text in (
         ("", "no/such/journal", 404, b"JOURNAL_NOT_FOUND"),
         ("?offset=5", J, 416, b"block=true"),
@@ -276,7 +276,7 @@ async def test_wrong_requests_are_reported(gateway: Gateway, spec: MakeSpec) -> 
 async def test_an_answer_that_cannot_continue_is_cut_off(
     gateway_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
 ) -> None:
-    """Of two stored fragments the second is damaged: what comes does not look whole."""
+    """The second of two stored fragments is damaged: the answer is recognizably incomplete."""
     async with serving(gateway_settings) as gateway:
         await create(gateway.client, spec(stores=("file:///frags/",), fragment={"length": 1024, "refresh_interval": 1}))
         for number in range(2):
@@ -369,8 +369,8 @@ async def test_mutual_tls(gateway_settings: BrokerSettings, spec: MakeSpec, tmp_
             made.load_cert_chain(cert, key)
         return made
 
-    async def served(shown: bool) -> bytes | None:
-        """The certificate that the gateway shows; None when it does not want to talk."""
+    async def certificate_of(shown: bool) -> bytes | None:
+        """Return the gateway's certificate, or None if it refuses the connection."""
         try:
             connector = aiohttp.TCPConnector(ssl=context(shown))
             async with aiohttp.ClientSession(connector=connector) as session:
@@ -388,14 +388,14 @@ async def test_mutual_tls(gateway_settings: BrokerSettings, spec: MakeSpec, tmp_
     given = {"tls_cert": cert, "tls_key": key, "tls_client_ca": ca, "peer_ca": ca}
     async with BrokerProcess(gateway_settings.model_copy(update=given)) as process:
         assert process.http_endpoint.startswith("https://127.0.0.1:")
-        first = await served(True)
+        first = await certificate_of(True)
         assert first is not None
-        assert await served(False) is None
-        issue()  # What is renewed is shown from the next connection on.
-        second = await served(True)
+        assert await certificate_of(False) is None
+        issue()  # A renewed certificate is presented from the next connection on.
+        second = await certificate_of(True)
         assert second not in (None, first)
         shown = cert.read_bytes()
-        cert.write_bytes(shown + b"half a certificate")  # Is not taken up, while it is not whole.
+        cert.write_bytes(shown + b"half a certificate")  # An incomplete certificate is not loaded.
         key.write_bytes(b"nothing")
         cert.write_bytes(shown)
 

@@ -103,7 +103,7 @@ def test_appends_that_are_refused(target: str, problem: str) -> None:
 
 
 @given(st.text(max_size=40), st.lists(st.text(max_size=30), max_size=2), st.booleans())
-def test_any_request_is_understood_or_refused(text: str, ranges: list[str], encoded: bool) -> None:
+def test_any_request_is_parsed_or_refused(text: str, ranges: list[str], encoded: bool) -> None:
     target = "/" + (quote(text, safe="/?&=") if encoded else text)
     for parse in (lambda: read_request(target, ranges, metadata_only=False), lambda: append_request(target)):
         with contextlib.suppress(InvalidInput):

@@ -1,4 +1,4 @@
-"""The HTTP status of every kind of error: the more special kind counts."""
+"""The HTTP status of every kind of error: the most specific kind counts."""
 
 from __future__ import annotations
 

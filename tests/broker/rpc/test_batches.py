@@ -31,7 +31,7 @@ def test_messages_of_clients_are_read(appends: int, content: bytes) -> None:
     assert len(found.appends) == appends
 
 
-def test_as_many_as_are_allowed_are_read_and_one_more_is_refused_before_it_is_parsed() -> None:
+def test_more_than_the_maximum_of_appends_is_refused_before_parsing() -> None:
     found = read(batch(MAX_BATCH_APPENDS))
     assert isinstance(found, AppendBatch)
     assert len(found.appends) == MAX_BATCH_APPENDS
@@ -45,7 +45,7 @@ def test_as_many_as_are_allowed_are_read_and_one_more_is_refused_before_it_is_pa
         assert "at most 4096 appends" in refused.reason
 
 
-def test_appends_do_not_hide_behind_other_fields_or_long_lengths() -> None:
+def test_other_fields_or_long_lengths_do_not_hide_appends() -> None:
     many = b"\x0a\x00" * (MAX_BATCH_APPENDS + 1)
     unknown = b"\x7a\x01x"
     padded = b"\x0a\x80\x80\x00" * (MAX_BATCH_APPENDS + 1)
@@ -55,7 +55,7 @@ def test_appends_do_not_hide_behind_other_fields_or_long_lengths() -> None:
 
 
 @given(st.binary(max_size=40))
-def test_no_bytes_make_the_look_fail(data: bytes) -> None:
+def test_no_bytes_make_the_count_fail(data: bytes) -> None:
     for long in (
         data + b"\x0a\x00" * MAX_BATCH_APPENDS,
         (b"\x0a" + data) * MAX_BATCH_APPENDS,

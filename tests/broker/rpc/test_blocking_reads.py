@@ -1,4 +1,4 @@
-"""The limit of blocking reads: for each caller, over gRPC and HTTP together, and never of other reads."""
+"""The limit of blocking reads: for each caller, over gRPC and HTTP together, and not for other reads."""
 
 from __future__ import annotations
 

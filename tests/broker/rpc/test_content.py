@@ -1,4 +1,4 @@
-"""Messages of content are read as protobuf reads them, whatever their bytes are."""
+"""Messages of content are parsed as protobuf parses them, whatever their bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DELTA = b"\x28"
 
 
 def varint(value: int, padding: int = 0) -> bytes:
-    """`value`, in `padding` more bytes than it needs."""
+    """Encode `value` in `padding` more bytes than it needs."""
     groups = [value & 0x7F]
     while value := value >> 7:
         groups.append(value & 0x7F)
@@ -35,7 +35,7 @@ fields = st.one_of(
     st.builds(lambda value, padding: DELTA + varint(value, padding), st.integers(0, 2**64 - 1), st.integers(0, 2)),
     st.just(b"\x12\x03abc"),  # The journal of an append.
     st.just(b"\x30\x01"),  # A replica is to acknowledge.
-    st.just(b"\xa2\x06\x02xy"),  # A field that nobody knows yet.
+    st.just(b"\xa2\x06\x02xy"),  # An unknown field.
     st.builds(lambda length, rest: CONTENT + length + rest, lengths, st.binary(max_size=8)),  # Perhaps cut off.
 )
 messages = st.one_of(st.lists(fields, max_size=4).map(b"".join), st.binary(max_size=12))
@@ -66,7 +66,7 @@ def test_every_message_decodes_as_protobuf_decodes_it(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, COPIED_BYTES - 1, COPIED_BYTES, 3 << 20])
-def test_what_protobuf_writes_of_content_is_read_without_it(size: int) -> None:
+def test_content_encoded_by_protobuf_is_parsed_without_it(size: int) -> None:
     content = bytes(range(251)) * (size // 251 + 1)
     content = content[:size]
     data = pb.AppendRequest(content=content).SerializeToString()
@@ -83,7 +83,7 @@ def test_what_protobuf_writes_of_content_is_read_without_it(size: int) -> None:
         assert (replicated.content, replicated.content_delta) == (content, delta)
 
 
-def test_the_commit_is_content_of_nothing_and_other_messages_are_left_to_protobuf() -> None:
+def test_the_commit_is_empty_content_and_other_messages_are_left_to_protobuf() -> None:
     commit = READ_APPEND(pb.AppendRequest().SerializeToString())
     assert isinstance(commit, ContentMessage)
     assert not commit.content

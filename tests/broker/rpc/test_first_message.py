@@ -1,4 +1,4 @@
-"""The first message of a stream: it comes in time, or the stream ends."""
+"""The first message of a stream: it arrives in time, or the stream ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.broker.virtual import virtually
 
 
 class Client:
-    """Sends a message after so many seconds; None: never."""
+    """Sends a message after this many seconds; None: never."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds

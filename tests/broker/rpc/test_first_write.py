@@ -1,4 +1,4 @@
-"""Contexts whose first message is sent to its end: of cancelled senders, before a call's status."""
+"""Contexts that finish sending their first message: after a cancelled sender, before a call's status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Call:
     def __init__(self) -> None:
         self.room = asyncio.Event()
         self.sends = False
-        self.told: list[object] = []
+        self.seen: list[object] = []
         self.peer_name = "somebody"
 
     async def read(self) -> object:
@@ -29,12 +29,12 @@ class Call:
     async def write(self, message: object, /) -> None:
         self.sends = True
         await self.room.wait()
-        self.told.append(message)
+        self.seen.append(message)
         self.sends = False
 
     async def abort(self, code: object, details: str = "", /) -> NoReturn:
         assert not self.sends, "gRPC takes no status while it sends"
-        self.told.append((code, details))
+        self.seen.append((code, details))
         raise Ended
 
 
@@ -54,10 +54,10 @@ async def test_a_status_follows_the_message_whose_sender_was_cancelled() -> None
     call.room.set()
     with pytest.raises(Ended):
         await ending
-    assert call.told == ["first", (13, "too late")]
+    assert call.seen == ["first", (13, "too late")]
 
 
-async def test_a_call_that_sends_nothing_ends_at_once() -> None:
+async def test_a_call_without_a_pending_message_ends_immediately() -> None:
     call = Call()
     call.room.set()
     context = WholeFirstWrite(call)
@@ -65,10 +65,10 @@ async def test_a_call_that_sends_nothing_ends_at_once() -> None:
         await context.write(message)
     with pytest.raises(Ended):
         await context.abort(0)
-    assert call.told == ["first", "second", (0, "")]
+    assert call.seen == ["first", "second", (0, "")]
 
 
-async def test_whoever_waits_no_longer_leaves_no_task_behind() -> None:
+async def test_a_cancelled_wait_leaves_no_task_behind() -> None:
     call = Call()
     context = WholeFirstWrite(call)
     before = asyncio.all_tasks()
@@ -81,10 +81,10 @@ async def test_whoever_waits_no_longer_leaves_no_task_behind() -> None:
             await context.abort(0)
     (rest,) = asyncio.all_tasks() - before
     await asyncio.wait((rest,))
-    assert call.told == []
+    assert call.seen == []
 
 
-async def test_an_error_of_sending_is_told_to_the_sender() -> None:
+async def test_a_send_error_is_raised_to_the_sender() -> None:
     class Gone(Call):
         async def write(self, message: object, /) -> None:
             raise OSError("the client is gone")

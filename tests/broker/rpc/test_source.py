@@ -1,4 +1,4 @@
-"""Messages of a client's stream, its end, and bytes that are none."""
+"""Messages of a client's stream, its end, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto_broker.rpc.source import Unreadable, next_message
 
 
 class Stream:
-    """Gives its messages, and at the end an object that is none."""
+    """Returns its messages, and at the end an object that is not a message."""
 
     def __init__(self, *messages: Any) -> None:
         self._messages = list(messages)
@@ -22,7 +22,7 @@ class Stream:
         return self._messages.pop(0) if self._messages else object()
 
 
-async def test_messages_come_in_their_order_until_the_end() -> None:
+async def test_messages_are_returned_in_order_until_the_end() -> None:
     content, request = ContentMessage(b"content"), pb.AppendRequest(journal="a/journal")
     stream = Stream(request, content)
     assert await next_message(stream, pb.AppendRequest) is request
@@ -30,6 +30,6 @@ async def test_messages_come_in_their_order_until_the_end() -> None:
     assert await next_message(stream, pb.AppendRequest) is None
 
 
-async def test_bytes_that_are_no_message_are_refused() -> None:
+async def test_bytes_that_are_not_a_message_are_refused() -> None:
     with pytest.raises(InvalidInput, match="not the protobuf of this call"):
         await next_message(Stream(Unreadable()), pb.AppendRequest)
