@@ -1,4 +1,4 @@
-"""Fixtures of tests in which a broker meets another etcd than its own."""
+"""Fixtures of tests with a broker that meets an etcd other than its own."""
 
 from __future__ import annotations
 
@@ -32,5 +32,4 @@ def child(broker_settings: BrokerSettings, tmp_path: Path) -> Iterator[BrokerChi
 
 @pytest.fixture
 def kept(spec: MakeSpec) -> pb.JournalSpec:
-    """A journal with a store."""
     return spec("test/journal", stores=("file:///frags/",), fragment={"refresh_interval": 1})

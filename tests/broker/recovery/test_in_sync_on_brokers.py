@@ -1,4 +1,4 @@
-"""Brokers that come back too late, as processes of their own: what only they have is brought back or set aside."""
+"""Brokers that return too late, as processes: content that only they have is recovered or set aside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Children:
-    """Broker processes by name. Only those that are killed lose their lease, however slow the machine is."""
+    """Broker processes by name. Only killed ones lose their lease, however slow the machine is."""
 
     def __init__(self, settings: BrokerSettings, folder: Path, exits: ExitStack) -> None:
         self.folder = folder
@@ -47,7 +47,7 @@ class Children:
         return await self._children[name].client()
 
     async def kill(self, name: str) -> None:
-        """`kill -9`, and the end of its lease."""
+        """Kill a broker with `kill -9`, and end its lease."""
         await self._children[name].expire()
 
     def logged(self, name: str, event: str) -> bool:
@@ -61,7 +61,7 @@ def children(broker_settings: BrokerSettings, tmp_path: Path) -> Iterator[Childr
 
 
 async def members(client: RawClient) -> list[str]:
-    """Ids of the brokers that the journal is assigned to, the primary first."""
+    """Return the ids of the brokers of the journal, the primary first."""
     (listing,) = await client.listing()
     route = listing.journals[0].route
     found = [member.suffix for member in route.members]
@@ -69,15 +69,15 @@ async def members(client: RawClient) -> list[str]:
 
 
 async def append(client: RawClient, content: bytes) -> pb.AppendResponse:
-    """Append once the brokers are agreed about who does it."""
+    """Append once the brokers agree on a primary."""
     while True:
         response = await client.append_when_ready(J, content)
         if response.status != pb.INDEX_HAS_GREATER_OFFSET:
             return response
-        await asyncio.sleep(0.1)  # The journal waits to be brought back, which no event tells.
+        await asyncio.sleep(0.1)  # No event reports that the journal waits for its content.
 
 
-async def test_a_journal_of_one_replica_waits_for_its_broker_and_continues_where_that_was(
+async def test_a_journal_of_one_replica_waits_for_its_broker_and_then_continues(
     children: Children, spec: MakeSpec, broker_settings: BrokerSettings
 ) -> None:
     first = await children.start("broker-0")
@@ -105,7 +105,7 @@ async def test_a_journal_of_one_replica_waits_for_its_broker_and_continues_where
     async def readable() -> bool:
         return await second.content(J) == b"only here, and on"
 
-    await eventually(readable)  # The store is listed again before long, for whoever reads where there is a gap.
+    await eventually(readable)  # A reader at a gap has the store listed again soon.
     async with EtcdCoordinator(broker_settings.etcd) as etcd:
         _, kv = await etcd.get(Layout(broker_settings.etcd_prefix).in_sync_key(J))
     assert kv is not None
@@ -113,7 +113,7 @@ async def test_a_journal_of_one_replica_waits_for_its_broker_and_continues_where
     assert (record.members, record.closed, record.epochs[-1].begin) == (("local#broker-1",), False, 9)
 
 
-async def test_what_others_went_on_without_is_set_aside(children: Children, spec: MakeSpec) -> None:
+async def test_content_that_others_continued_without_is_set_aside(children: Children, spec: MakeSpec) -> None:
     clients = {name: await children.start(name) for name in ("broker-0", "broker-1", "broker-2")}
     made = spec(J, stores=("file:///frags/",))
     made.replication = 2
@@ -140,9 +140,9 @@ async def test_what_others_went_on_without_is_set_aside(children: Children, spec
 
 
 def commit_alone(data: Path, content: bytes) -> None:
-    """Have a spool of a broker that is down commit what no other replica has received."""
+    """Have a spool of a stopped broker commit content that no other replica has received."""
 
-    class Nobody:
+    class NoObserver:
         def spool_commit(self, fragment: Fragment, content: SharedFile) -> None: ...
         def spool_complete(self, sealed: Sealed, *, primary: bool) -> None: ...
         def spool_skip(self, offset: int) -> None: ...
@@ -151,7 +151,7 @@ def commit_alone(data: Path, content: bytes) -> None:
 
     ((path,),) = [list(name.iterdir()) for name in (data / "spools").iterdir()]
     folder = SpoolFolder(path, J, int(path.name), LocalDisk(), SystemClock())
-    spool = recover(folder).durable(folder, Nobody(), Fsync.NEVER)
+    spool = recover(folder).durable(folder, NoObserver(), Fsync.NEVER)
     assert spool.end == 12
     spool.write(0, content)
     spool.propose(spool.next_fragment(), spool.registers, primary=True)

@@ -1,4 +1,4 @@
-"""Leftover spool folders: which are kept, which are stored, which journals are rescued, and which folders go."""
+"""Orphaned spools: kept, stored, used for a rescue, or removed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MINE = label_set(author="me")
 
 
 class World:
-    """One broker with one spool folder; etcd, the key space and an observer of spools in one."""
+    """One broker with one spool folder; also etcd, the key space and an observer of spools."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "spools"
@@ -53,7 +53,7 @@ class World:
         self.record: InSyncRecord | None = None
         self.revision = 100
         self.etcd_id = 1
-        self.etcd_revision = 0  # The latest one of etcd, if it is ahead of the record's.
+        self.etcd_revision = 0  # The latest revision of etcd, if it is ahead of the record's.
         self.disk = LocalDisk()
         self.clock = SystemClock()
         self.folder = SpoolFolder(folder_of(self.root, J, 7), J, 7, self.disk, self.clock)
@@ -85,8 +85,8 @@ class World:
         assert root is not None
         return [path.read_bytes() for path in sorted(root.rglob("0*-*")) if path.is_file()]
 
-    async def looked(self, times: int) -> None:
-        """Return once the leftovers were looked at so many times more."""
+    async def checked_again(self, times: int) -> None:
+        """Wait until the orphaned spools were checked this many more times."""
         real, counted = self.clock.sleep, 0
 
         async def sleep(seconds: float) -> None:
@@ -177,7 +177,7 @@ async def test_the_spool_of_a_deleted_journal_is_set_aside(world: World) -> None
     assert not found.path.exists()
 
 
-async def test_the_spool_of_a_deleted_journal_goes_at_once_if_it_is_to(world: World) -> None:
+async def test_with_keep_seconds_zero_a_deleted_journals_spool_is_removed(world: World) -> None:
     world.deleted.keep_seconds = 0.0
     world.write(b"abc", 10)
     world.spec = None
@@ -186,12 +186,12 @@ async def test_the_spool_of_a_deleted_journal_goes_at_once_if_it_is_to(world: Wo
     assert list(world.deleted) == []
 
 
-async def test_the_spool_of_a_journal_that_etcd_forgot_waits_for_it(world: World) -> None:
+async def test_the_spool_of_a_journal_missing_in_etcd_waits_for_its_return(world: World) -> None:
     world.write(b"abc", 10)
     world.spec, world.successor = None, None
     world.record = InSyncRecord(7, (ME, OTHER), (Epoch(10, 0),), carried=20)
     world.run()  # type: ignore[attr-defined]
-    await world.looked(3)
+    await world.checked_again(3)
     assert world.folder.path.exists()
     stores = pb.JournalSpec.Fragment(stores=["file:///frags/"])
     world.successor = pb.JournalSpec(name=J, fragment=stores), 50
@@ -202,9 +202,7 @@ async def test_the_spool_of_a_journal_that_etcd_forgot_waits_for_it(world: World
 
 
 @pytest.mark.parametrize("carried", [20, 0], ids=["before the rescue", "after the rescue"])
-async def test_a_broker_that_left_the_route_stores_its_part_of_a_journal_that_is_continued(
-    world: World, carried: int
-) -> None:
+async def test_a_broker_outside_the_route_stores_its_part_of_a_continued_journal(world: World, carried: int) -> None:
     world.write(b"abc", 10)
     stores = pb.JournalSpec.Fragment(stores=["file:///frags/"])
     world.spec, world.successor = None, (pb.JournalSpec(name=J, fragment=stores), 50)
@@ -218,7 +216,7 @@ async def test_a_broker_that_left_the_route_stores_its_part_of_a_journal_that_is
     assert world.record == before
 
 
-async def test_the_record_of_a_journal_that_continues_is_not_removed_with_a_former_one(world: World) -> None:
+async def test_the_record_of_a_continued_journal_is_not_removed_with_a_former_one(world: World) -> None:
     world.record = in_sync.closed(InSyncRecord(7, (OTHER,), (Epoch(10, 0),), carried=20), 50, 9, MINE)
     before = world.record
     assert before.formers == (7,)
@@ -227,11 +225,11 @@ async def test_the_record_of_a_journal_that_continues_is_not_removed_with_a_form
     world.record = replace(before, members=(ME, OTHER), end=None, registers=None)
     reading = await world.records.verify(J, 7, in_sync.Stamp(10, 10), 9)
     assert reading.record is not None
-    assert reading.record.members == (OTHER,), "what a former spool lacks says nothing about the present one"
+    assert reading.record.members == (OTHER,), "a former spool says nothing about the current one"
     assert world.record.members == (ME, OTHER)
 
 
-async def test_a_journal_that_is_created_at_a_former_revision_again_waits_for_its_rescue(world: World) -> None:
+async def test_a_journal_recreated_at_a_former_revision_waits_for_its_rescue(world: World) -> None:
     world.record = InSyncRecord(50, (OTHER,), (Epoch(10, 0),), carried=60, formers=(7,))
     reading = await world.records.read(J, 7)
     assert reading.record is not None
@@ -250,7 +248,7 @@ async def test_a_spool_that_cannot_be_read_or_rolled_is_tried_again(
         raise OSError(errno.EIO, "input/output error")
 
     def refuse_roll(*_: object, **__: object) -> None:
-        # Found by simulation: the disk was full at this moment, and nobody ever looked at the folder again.
+        # Found by simulation: the disk was full at this moment, and the folder was never checked again.
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patched:
@@ -265,17 +263,17 @@ async def test_a_spool_that_cannot_be_read_or_rolled_is_tried_again(
     assert not world.orphans.unreadable
 
 
-async def test_the_record_of_a_journal_that_was_created_again_stays(world: World) -> None:
+async def test_the_record_of_a_recreated_journal_is_kept(world: World) -> None:
     world.write(b"abc", 10)
     world.spec = None
     world.record = record = InSyncRecord(8, (ME,), (Epoch(10, 0),))
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: not world.folder.path.exists())
-    await world.looked(2)
+    await world.checked_again(2)
     assert world.record == record
 
 
-async def test_what_everybody_has_is_stored_and_the_folder_goes(world: World) -> None:
+async def test_content_that_all_members_have_is_stored_and_the_folder_removed(world: World) -> None:
     world.write(b"abc", 10)
     world.record = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
     world.run()  # type: ignore[attr-defined]
@@ -283,7 +281,7 @@ async def test_what_everybody_has_is_stored_and_the_folder_goes(world: World) ->
     assert len(world.stored) == 1
 
 
-async def test_what_others_went_on_without_is_kept_aside(world: World) -> None:
+async def test_content_that_others_continued_without_is_set_aside(world: World) -> None:
     world.write(b"abc", 10)
     world.record = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 2)))
     world.run()  # type: ignore[attr-defined]
@@ -300,7 +298,7 @@ async def test_a_journal_without_stores_is_left_alone(world: World) -> None:
     del world.spec.fragment.stores[:]
     before = world.disk.list(world.folder.path)
     world.run()  # type: ignore[attr-defined]
-    await world.looked(3)
+    await world.checked_again(3)
     assert world.disk.list(world.folder.path) == before
     world.spec.fragment.stores.append("file:///frags/")
     await eventually(lambda: world.record is not None and world.record.closed)
@@ -316,10 +314,10 @@ async def test_a_journal_that_has_lost_its_members_is_rescued(world: World) -> N
     assert len(world.stored) == 1
 
 
-async def test_a_rescue_with_a_damaged_fragment_goes_on_after_a_restart_once_another_broker_has_stored_it(
+async def test_a_rescue_with_a_damaged_fragment_continues_after_a_restart(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Found by simulation: the restarted broker took it for lost, and left the record with an unknown end.
+    # Found by simulation: the restarted broker considered it lost, and left the record with an unknown end.
     world.write(b"all of it", 40)
     recovered = spool_recovery.recover(world.folder)
     spool = recovered.durable(world.folder, world, Fsync.NEVER)
@@ -332,7 +330,7 @@ async def test_a_rescue_with_a_damaged_fragment_goes_on_after_a_restart_once_ano
     world.record, world.route = InSyncRecord(7, (ME,), (Epoch(40, 0),)), [OTHER]
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: world.record is not None and world.record.claimed)
-    await world.looked(3)
+    await world.checked_again(3)
     assert world.record.members == (ME,), "it knows the journal's end and waits for the content"
     await world.stores.get("file:///frags/").put(fragment, b"all of it")
     world.persister.hurry(J)
@@ -347,12 +345,12 @@ async def test_a_journal_with_a_member_or_without_any_broker_needs_no_rescue(wor
     world.route = route
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: world.persister.pending)
-    await world.looked(10)
+    await world.checked_again(10)
     assert world.record == record
     assert world.stored == []
 
 
-async def test_the_only_member_brings_its_journal_back_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_only_member_rescues_its_journal_immediately(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphaned_spools, "PAUSE_SECONDS", 60.0)
     monkeypatch.setattr(orphaned_spools, "SOON_SECONDS", 0.005)
     world.write(b"abc", 10)
@@ -364,7 +362,7 @@ async def test_the_only_member_brings_its_journal_back_at_once(world: World, mon
     assert len(world.stored) == 1
 
 
-async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_leaves_a_record_only_as_it_was_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.record = before = InSyncRecord(7, (ME, OTHER), (Epoch(10, 0),))
     world.revision = 200
     stamp = in_sync.Stamp(10, 10)
@@ -375,7 +373,7 @@ async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: p
         nonlocal reads
         answer = await real(key)
         reads += 1
-        if reads == 1:  # Somebody writes it meanwhile: that one leaves, too.
+        if reads == 1:  # A concurrent write: that member leaves, too.
             world.record = in_sync.left(before, OTHER, 3, MINE)
             world.revision += 1
         return answer
@@ -401,26 +399,26 @@ async def test_a_journal_that_a_member_has_left_needs_no_rescue(world: World) ->
     world.route = ["local#new"]
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: world.persister.pending)
-    await world.looked(10)
-    assert (world.record, world.stored) == (before, []), "others go on where that one left"
+    await world.checked_again(10)
+    assert (world.record, world.stored) == (before, []), "others continue where that one left"
     world.record = in_sync.recorded(before, 7, 20, ["local#new"], 1)
     await eventually(lambda: world.disk.list(world.folder.path) == ["set-aside"])
 
 
-async def test_a_folder_that_is_used_is_left_alone(world: World) -> None:
+async def test_a_folder_in_use_is_left_alone(world: World) -> None:
     world.write(b"abc", 10)
     world.record = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
     world.used.add(world.folder.path)
     world.run()  # type: ignore[attr-defined]
-    await world.looked(3)
+    await world.checked_again(3)
     assert len(world.disk.list(world.folder.path)) == 2
     world.used.clear()
     world.orphans.add(world.folder.path)
     await eventually(lambda: not world.folder.path.exists())
 
 
-async def test_nothing_is_judged_by_the_records_of_an_etcd_that_replaced_the_one_before(world: World) -> None:
-    # Found by simulation: an exiting broker stored what nobody had acknowledged, as a restored record was too old.
+async def test_content_is_not_judged_by_the_records_of_a_replaced_etcd(world: World) -> None:
+    # Found by simulation: an exiting broker stored unacknowledged content, as a restored record was too old.
     world.record = InSyncRecord(7, (ME, OTHER), (Epoch(40, 0),))
     stamp = in_sync.Stamp(50, 50)
     assert await world.records.judge(J, 7, stamp, 9) is in_sync.Judgement.FINAL
@@ -429,7 +427,7 @@ async def test_nothing_is_judged_by_the_records_of_an_etcd_that_replaced_the_one
         await world.records.judge(J, 7, stamp, 9)
 
 
-async def test_a_folder_goes_only_once_the_record_that_no_longer_needs_it_is_kept_here(
+async def test_a_folder_is_removed_only_after_the_closed_record_is_saved_locally(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Found by simulation: the disk was full, etcd was emptied, and an older record named folders that were gone.
@@ -439,24 +437,24 @@ async def test_a_folder_goes_only_once_the_record_that_no_longer_needs_it_is_kep
     world.records = world.orphans._records = records
     save, full = SavedRecords.save, True
 
-    def saves(each: SavedRecords, journal: str, record: InSyncRecord) -> None:
+    def refuse_closed(each: SavedRecords, journal: str, record: InSyncRecord) -> None:
         if full and record.closed:
             raise OSError(errno.ENOSPC, "no space left on device")
         save(each, journal, record)
 
-    monkeypatch.setattr(SavedRecords, "save", saves)
+    monkeypatch.setattr(SavedRecords, "save", refuse_closed)
     world.write(b"abc", 10)
     world.record, world.route = InSyncRecord(7, (ME,), (Epoch(10, 0),)), ["local#new"]
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: world.record is not None and world.record.closed)
-    await world.looked(3)
+    await world.checked_again(3)
     assert world.folder.path.exists()
     full = False
     await eventually(lambda: not world.folder.path.exists())
     assert [(each.record.closed, each.record.end) for each in saved] == [(True, 3)]
 
 
-async def test_a_member_without_the_content_is_removed_and_the_log_says_what_its_spool_followed(world: World) -> None:
+async def test_a_member_without_the_content_is_removed_and_the_log_gives_its_offsets(world: World) -> None:
     world.record = InSyncRecord(7, (ME, OTHER), (Epoch(10, 0), Epoch(12, 9)))
     with capture_logs() as logs:
         await world.records.verify(J, 7, in_sync.Stamp(10, 10), 5)

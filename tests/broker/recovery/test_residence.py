@@ -40,17 +40,17 @@ async def test_a_start_with_another_prefix_or_name_loses_nothing(
     await child.expire()
     before = spools(broker_settings)
     other = broker_settings.etcd_prefix + "-other"
-    told = await refusal(broker_settings, etcd_prefix=other)
-    assert f"prefix {broker_settings.etcd_prefix}, and the prefix given is {other}" in told
-    told = await refusal(broker_settings, id="another")
-    assert "of broker local#broker-0, and the broker is to be local#another" in told
+    message = await refusal(broker_settings, etcd_prefix=other)
+    assert f"prefix {broker_settings.etcd_prefix}, and the prefix given is {other}" in message
+    message = await refusal(broker_settings, id="another")
+    assert "of broker local#broker-0, and the broker is to be local#another" in message
     assert spools(broker_settings) == before
     async with running_broker(broker_settings) as (_, client):
         assert (await client.append_when_ready(J)).registers == MINE
         assert await client.content(J) == CONTENT
 
 
-async def test_a_directory_that_says_nothing_is_judged_by_its_journals(
+async def test_a_directory_without_an_identity_is_checked_by_its_journals(
     broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
 ) -> None:
     child.start()
@@ -58,8 +58,8 @@ async def test_a_directory_that_says_nothing_is_judged_by_its_journals(
     await child.expire()
     identity = broker_settings.data_dir / "identity.json"
     identity.unlink()
-    told = await refusal(broker_settings, etcd_prefix=broker_settings.etcd_prefix + "-other")
-    assert "none of the 1 journals that it holds" in told
+    message = await refusal(broker_settings, etcd_prefix=broker_settings.etcd_prefix + "-other")
+    assert "none of the 1 journals that it holds" in message
     async with running_broker(broker_settings) as (_, client):
         await client.append_when_ready(J)
         assert await client.content(J) == CONTENT
@@ -79,13 +79,13 @@ async def test_a_copy_of_a_data_directory_does_not_serve(
                 raise AssertionError("it serves")
         assert not original.session.lost.is_set()
         assert (await client.append(J, CONTENT)).status == pb.OK
-    # The original has been used since: what the copy has is old.
+    # The original has been used since: the copy is outdated.
     async with running_broker(settings):
         pass
     assert "etcd's last use by this broker" in await refusal(copied)
 
 
-async def test_a_broker_ends_whose_name_another_process_uses(
+async def test_a_broker_ends_if_another_process_uses_its_name(
     broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(residence, "LOOK_SECONDS", 0.05)
@@ -111,5 +111,5 @@ async def test_the_spool_of_a_deleted_journal_is_kept_for_a_while(
         await eventually(lambda: list(deleted.rglob("deleted.json")))
         assert [path.read_bytes() for path in deleted.rglob("*.content")] == [CONTENT]
         assert spools(broker_settings) == {}
-        await create(client, kept)  # It begins anew, as its store has nothing.
+        await create(client, kept)  # It begins at 0, as its store is empty.
         assert (await client.append(J, b"new")).commit.begin == 0

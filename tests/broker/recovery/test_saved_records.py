@@ -1,4 +1,4 @@
-"""In-sync records on a broker's disk: what is read back, and what survives power loss."""
+"""In-sync records on a broker's disk: reading them back, and power loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORD = InSyncRecord(7, ("local#me",), (Epoch(40, 0),), written=41)
 
 @pytest.mark.parametrize("synced", [True, False])
 def test_records_survive_power_loss_if_acknowledged_appends_do(synced: bool) -> None:
-    # Found by simulation: the name of a synced file was lost. After a restore of etcd, nobody knew the journal's end.
+    # Found by simulation: the name of a synced file was lost. After a restore of etcd, the journal's end was unknown.
     with simulated(1) as loop:
         disk, process = SimDisk(loop, Random(1)), Process(loop, "broker")
         disk.for_process(process).write_atomic(DATA / "identity.json", b"{}")
@@ -37,7 +37,7 @@ def test_records_survive_power_loss_if_acknowledged_appends_do(synced: bool) -> 
         assert sorted(again, key=lambda each: each.journal) == (saved if synced else [])
 
 
-def test_records_of_journals_that_are_gone_stay_for_a_while() -> None:
+def test_records_of_deleted_journals_are_kept_for_a_while() -> None:
     with simulated(1) as loop:
         disk = SimDisk(loop, Random(1)).for_process(Process(loop, "broker"))
         records = SavedRecords(DATA, disk)
@@ -49,7 +49,7 @@ def test_records_of_journals_that_are_gone_stay_for_a_while() -> None:
         assert list(records) == []
 
 
-def test_a_file_that_is_no_record_is_refused() -> None:
+def test_a_file_that_is_not_a_record_is_refused() -> None:
     with simulated(1) as loop:
         disk = SimDisk(loop, Random(1)).for_process(Process(loop, "broker"))
         disk.write_atomic(DATA / "records" / "bad.json", b"{}")

@@ -44,7 +44,7 @@ def damaged(data_dir: Path, *pieces: bytes, damage: Callable[[bytes], bytes], lo
     return kept
 
 
-def test_what_is_set_aside_is_found_and_judged(tmp_path: Path) -> None:
+def test_content_that_was_set_aside_is_found_and_judged(tmp_path: Path) -> None:
     kept = damaged(tmp_path, b"abc", b"def", b"ghi", damage=lambda content: content[:7] + b"X" + content[8:])
     assert (kept.journal, kept.create_revision, kept.begin, kept.end) == (J, 7, 0, 9)
     assert (kept.committed_end, kept.sound_end) == (9, 6)
@@ -100,7 +100,7 @@ def test_spools_of_deleted_journals_are_listed_read_and_exported(tmp_path: Path)
 
 
 def test_the_list_says_how_much_is_sound(tmp_path: Path) -> None:
-    for name, damage, log, said in (
+    for name, damage, log, extent in (
         ("flip", lambda content: b"X" + content[1:], True, "nothing"),
         ("cut", lambda content: content[:4], True, "up to 3"),
         ("torn", lambda content: content, False, "unknown: no log"),
@@ -108,7 +108,7 @@ def test_the_list_says_how_much_is_sound(tmp_path: Path) -> None:
         damaged(tmp_path / name, b"abc", b"def", damage=damage, log=log)
         result = runner.invoke(app, ["set-aside", "list", "--data-dir", str(tmp_path / name)])
         assert result.exit_code == 0, result.output
-        assert said in result.output.splitlines()[1]
+        assert extent in result.output.splitlines()[1]
     result = runner.invoke(app, ["set-aside", "list", "--data-dir", str(tmp_path / "none")])
     assert "nothing is set aside" in result.output
 

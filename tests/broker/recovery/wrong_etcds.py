@@ -1,4 +1,4 @@
-"""Brokers that write, and are refused or adopted, for tests."""
+"""Helpers for tests of brokers that write, and are refused or adopted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MINE = label_set(author="me")
 
 
 async def write(child: BrokerChild, spec: pb.JournalSpec, content: bytes = CONTENT) -> None:
-    """Have a broker acknowledge content. As its fragment is not full, only its spool has it."""
+    """Have a broker acknowledge content. Only its spool has it, as its fragment is not full."""
     client = await child.client()
     await create(client, spec)
     response = await client.append(spec.name, content, union_registers=MINE)
