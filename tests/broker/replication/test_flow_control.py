@@ -1,4 +1,4 @@
-"""Flow control: the minimum rate that clients must sustain and the maximum rate of a journal."""
+"""Flow control: the minimum rate for clients and the maximum rate of a journal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_content_earns_credit_up_to_one_second() -> None:
     assert flow.seconds_until_underflow() == pytest.approx(1.0)
 
 
-def test_time_that_was_ours_is_not_charged() -> None:
+def test_time_spent_by_the_broker_is_not_charged() -> None:
     flow = FlowControl()
     flow.start(100, 0, now=0.0)
     flow.forgive(50.0)
@@ -70,7 +70,7 @@ def test_the_maximum_rate_makes_chunks_wait() -> None:
 @pytest.mark.parametrize(
     ("cap", "own", "expected"), [(0, 0, 0), (0, 100, 100), (100, 0, 100), (100, 50, 50), (50, 100, 50)]
 )
-def test_the_broker_s_cap_holds_for_every_journal(cap: int, own: int, expected: int) -> None:
+def test_the_brokers_maximum_applies_to_every_journal(cap: int, own: int, expected: int) -> None:
     flow = FlowControl()
     broker: Any = SimpleNamespace(max_append_rate=cap, clock=ManualClock())
     resolution: Any = SimpleNamespace(
@@ -93,7 +93,7 @@ def test_a_throttled_client_is_not_charged_the_minimum_rate() -> None:
     assert not flow.throttled
 
 
-def test_the_bank_carries_over_and_is_bounded() -> None:
+def test_unused_credit_carries_over_and_is_bounded() -> None:
     flow = FlowControl()
     flow.start(0, 1000, now=0.0)
     flow.chunk(1000)
@@ -120,7 +120,7 @@ def test_a_changed_route_lifts_the_maximum_rate() -> None:
     st.integers(1, 10_000),
     st.integers(0, 10_000),
 )
-def test_what_passes_stays_within_both_rates(steps: list[tuple[float, int]], min_rate: int, max_rate: int) -> None:
+def test_passed_content_stays_within_both_rates(steps: list[tuple[float, int]], min_rate: int, max_rate: int) -> None:
     flow = FlowControl()
     now = passed = 0.0
     flow.start(min_rate, max_rate, now)

@@ -1,4 +1,4 @@
-"""Facts of journals: as the key space has them now, and worked out again only for journals that changed."""
+"""Facts of journals: current in the key space, and recomputed only for journals that changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL = pb.JournalSpec.Suspend.FULL
 
 
 class Mirror(Cluster):
-    """A key space whose state stays the same until it is told of changes."""
+    """A key space whose state is constant until a change is reported."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Mirror(Cluster):
         self.seen = KeySpaceState(
             self.header, state.entries, LAYOUT, ENTITIES, changed=None if loaded else frozenset(changed)
         )
-        self.tell(self.seen)
+        self.report(self.seen)
 
 
 def facts_of(mirror: Mirror) -> JournalsInEtcd:
@@ -36,7 +36,7 @@ def facts_of(mirror: Mirror) -> JournalsInEtcd:
     return JournalsInEtcd(keyspace, SELF)
 
 
-def test_facts_are_worked_out_again_only_for_journals_that_changed() -> None:
+def test_facts_are_recomputed_only_for_journals_that_changed() -> None:
     mirror = Mirror()
     facts = facts_of(mirror)
     names = [f"some/journal-{number:03}" for number in range(100)]
@@ -63,7 +63,7 @@ def test_facts_are_worked_out_again_only_for_journals_that_changed() -> None:
     assert found["some/new"].primary is None
 
 
-def test_facts_of_a_key_space_that_was_loaded_again_are_all_worked_out_again() -> None:
+def test_facts_of_a_reloaded_key_space_are_all_recomputed() -> None:
     mirror = Mirror()
     facts = facts_of(mirror)
     mirror.journal("some/journal")

@@ -1,4 +1,4 @@
-"""Streams to peers that fall silent, and channels that Gazette's brokers put up with."""
+"""Streams to silent peers, and channels that Gazette's brokers accept."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ EMPTY = Fragment("test/journal", 0, 0, ZERO_SUM, Codec.NONE)
 
 
 class Call:
-    """A Replicate call whose peer answers when told to."""
+    """A Replicate call whose peer answers on demand."""
 
     def __init__(self, *, seconds: float | None = 0.0) -> None:
-        """Sending a message takes so long; None is for ever."""
+        """Set the seconds that sending a message takes; None: it does not end."""
         self.seconds = seconds
         self.sent: list[pb.ReplicateRequest] = []
         self.reading: asyncio.Future[pb.ReplicateResponse] | None = None
@@ -78,7 +78,7 @@ def stream_over(call: Call) -> PeerStream:
 
 
 async def opened(call: Call, answer: pb.ReplicateResponse) -> PeerStream:
-    """A stream whose first proposal got this answer."""
+    """Return a stream whose first proposal got this answer."""
     stream = stream_over(call)
     stream.propose(EMPTY, NONE, header=None, acknowledge=True)
     asyncio.get_running_loop().call_later(1, call.answer, answer)
@@ -94,7 +94,7 @@ def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
         assert not loop.problems
 
 
-def test_pings_are_rarer_than_gazettes_brokers_forbid() -> None:
+def test_pings_are_rarer_than_the_limit_of_gazettes_brokers() -> None:
     assert dict(peers._OPTIONS)["grpc.keepalive_time_ms"] > 5 * 60 * 1000
     assert "grpc.keepalive_permit_without_calls" not in dict(peers._OPTIONS)
 
@@ -118,7 +118,7 @@ def test_a_peer_has_longer_for_its_first_answer_than_for_others() -> None:
     virtually(main)
 
 
-def test_responses_are_received_before_they_are_awaited_and_only_as_many_as_were_requested() -> None:
+def test_only_requested_responses_are_received_before_they_are_awaited() -> None:
     async def main(loop: SimLoop) -> None:
         call = Call()
         stream = stream_over(call)
@@ -139,7 +139,7 @@ def test_responses_are_received_before_they_are_awaited_and_only_as_many_as_were
 
 
 @pytest.mark.parametrize("just_answered", [False, True])
-def test_a_wait_for_a_response_that_is_given_up_breaks_the_stream(just_answered: bool) -> None:
+def test_an_abandoned_wait_for_a_response_breaks_the_stream(just_answered: bool) -> None:
     async def main(loop: SimLoop) -> None:
         call = Call()
         stream = stream_over(call)
@@ -149,7 +149,7 @@ def test_a_wait_for_a_response_that_is_given_up_breaks_the_stream(just_answered:
         await asyncio.sleep(1)
         if just_answered:
             call.answer()
-            await asyncio.sleep(0)  # The stream has the response now, but who waits has not run.
+            await asyncio.sleep(0)  # The stream has the response, but its waiter has not run.
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert waiting.cancelled()
@@ -160,7 +160,7 @@ def test_a_wait_for_a_response_that_is_given_up_breaks_the_stream(just_answered:
     virtually(main)
 
 
-def test_a_peer_that_takes_content_slowly_is_waited_for() -> None:
+def test_a_peer_that_accepts_content_slowly_is_waited_for() -> None:
     async def main(loop: SimLoop) -> None:
         each = STALL_SECONDS / 2
         call = Call(seconds=each)
@@ -177,7 +177,7 @@ def test_a_peer_that_takes_content_slowly_is_waited_for() -> None:
     virtually(main)
 
 
-def test_an_append_does_not_wait_for_room_that_a_silent_peer_does_not_give() -> None:
+def test_an_append_does_not_wait_for_a_silent_peer_to_accept_content() -> None:
     async def main(loop: SimLoop) -> None:
         call = Call(seconds=None)
         stream = stream_over(call)
@@ -194,7 +194,7 @@ def test_an_append_does_not_wait_for_room_that_a_silent_peer_does_not_give() -> 
 
 @pytest.mark.parametrize("takes_both", [True, False])
 @pytest.mark.parametrize("size", [3, JOINED_BYTES + 1])
-def test_small_content_goes_with_its_proposal_to_peers_that_take_both(takes_both: bool, size: int) -> None:
+def test_small_content_is_sent_with_its_proposal_to_peers_that_accept_both(takes_both: bool, size: int) -> None:
     async def main(loop: SimLoop) -> None:
         call = Call()
         stream = await opened(call, pb.ReplicateResponse(takes_content_with_proposal=takes_both))
@@ -215,7 +215,7 @@ def test_small_content_goes_with_its_proposal_to_peers_that_take_both(takes_both
     virtually(main)
 
 
-def test_what_is_readable_goes_with_the_next_proposal_or_alone_after_a_while() -> None:
+def test_readable_offsets_are_sent_with_the_next_proposal_or_after_a_delay() -> None:
     async def main(loop: SimLoop) -> None:
         call = Call()
         stream = await opened(call, pb.ReplicateResponse(takes_readable=True))
@@ -241,7 +241,7 @@ def test_what_is_readable_goes_with_the_next_proposal_or_alone_after_a_while() -
     virtually(main)
 
 
-async def test_a_call_for_the_next_pipeline_has_a_token_of_its_own_and_tells_its_age(
+async def test_a_call_for_the_next_pipeline_has_its_own_token_and_reports_its_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class SetClock(SystemClock):

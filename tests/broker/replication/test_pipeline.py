@@ -1,4 +1,4 @@
-"""The pipeline: what it makes of its replicas' answers, and the order in which they are read."""
+"""The pipeline: its results from the answers of replicas, and the order of reading them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MINE = labels.label_set(author="me")
 
 
 class Peer:
-    """A replica that answers what it is told to, and remembers what it was sent."""
+    """A replica that gives planned answers, and records sent messages."""
 
     def __init__(self, *answers: pb.ReplicateResponse | str) -> None:
         self.answers = deque(answers)
         self.sent: list[str] = []
-        self.told: list[int] = []
+        self.reported: list[int] = []
         self.headers: list[pb.Header | None] = []
         self.broken = False
         self.open = True
@@ -64,7 +64,7 @@ class Peer:
         self.propose(extension.proposal, extension.registers, header=None, acknowledge=True, ask=0)
 
     def readable(self, offset: int) -> None:
-        self.told.append(offset)
+        self.reported.append(offset)
 
     async def drain(self) -> None:
         await asyncio.sleep(0)
@@ -100,7 +100,7 @@ class Observer:
         self.visible = offset
 
     def spool_ahead(self, end: int) -> None:
-        raise AssertionError("the primary's own spool is not ahead of what it knows")
+        raise AssertionError("the primary's own spool is never ahead")
 
     def spool_readable(self, end: int) -> None:
         self.visible = end
@@ -153,7 +153,7 @@ async def synced(spool: DurableSpool, *answers: pb.ReplicateResponse | str) -> t
 async def test_all_agree(spool: DurableSpool, observer: Observer) -> None:
     result, pln = await synced(spool, OK, OK)
     assert (result, pln.error) == (SyncResult(), None)
-    assert observer.visible == 0, "others may still go on without it"
+    assert observer.visible == 0, "others may still continue without it"
     pln.show()
     assert observer.visible == 3
 
@@ -213,7 +213,7 @@ async def test_an_empty_spool_that_disagrees_cannot_be_rolled_further(spool: Dur
     assert pln.error is not None
 
 
-async def test_content_and_proposals_reach_everyone_and_the_header_goes_first(spool: DurableSpool) -> None:
+async def test_content_and_proposals_reach_every_replica_after_the_header(spool: DurableSpool) -> None:
     peer = Peer(OK)
     pln = pipeline(spool, peer)
     pln.propose(spool.fragment, NONE, acknowledge=False)
@@ -239,11 +239,11 @@ async def test_a_commit_is_visible_once_every_replica_has_acknowledged_it(
         await pln.gather_ok(proposal)
     assert spool.end == 5
     assert observer.visible == 4
-    assert peer.told == [4]
+    assert peer.reported == [4]
     assert pln.error is not None
 
 
-async def test_content_that_goes_with_its_proposal_is_visible_once_every_replica_has_it(
+async def test_content_sent_with_its_proposal_is_visible_once_every_replica_has_it(
     spool: DurableSpool, observer: Observer
 ) -> None:
     peer = Peer(OK, OK, OK)
@@ -269,7 +269,7 @@ async def test_content_that_goes_with_its_proposal_is_visible_once_every_replica
 
 
 @pytest.mark.parametrize("full", [".content", ".commits"])
-async def test_content_that_cannot_be_written_here_is_sent_to_nobody(
+async def test_content_that_cannot_be_written_here_is_not_sent(
     spool: DurableSpool, disk: FaultyDisk, full: str
 ) -> None:
     peer = Peer()
@@ -283,7 +283,7 @@ async def test_content_that_cannot_be_written_here_is_sent_to_nobody(
     assert pln.is_idle
 
 
-async def test_content_is_sent_to_nobody_once_a_replica_is_known_to_be_gone(spool: DurableSpool) -> None:
+async def test_content_is_not_sent_once_a_replica_is_known_to_be_gone(spool: DurableSpool) -> None:
     gone, sound = Peer(), Peer()
     pln = pipeline(spool, gone, sound)
     assert pln.is_usable(0.0)
@@ -294,7 +294,7 @@ async def test_content_is_sent_to_nobody_once_a_replica_is_known_to_be_gone(spoo
     assert (gone.sent, sound.sent, spool.end) == ([], [], 3)
 
 
-async def test_content_that_reached_some_replicas_only_breaks_the_pipeline(spool: DurableSpool) -> None:
+async def test_content_that_reached_only_some_replicas_breaks_the_pipeline(spool: DurableSpool) -> None:
     broken, sound = Peer(), Peer(OK)
     broken.broken = True
     pln = pipeline(spool, broken, sound)
@@ -306,9 +306,9 @@ async def test_content_that_reached_some_replicas_only_breaks_the_pipeline(spool
     assert "the stream is broken" in str(pln.error)
 
 
-async def test_an_acknowledgement_counts_replicas_by_what_they_tell(spool: DurableSpool) -> None:
-    def answer(**told: Any) -> pb.ReplicateResponse:
-        return pb.ReplicateResponse(status=pb.OK, **told)
+async def test_an_acknowledgement_counts_replicas_by_their_answers(spool: DurableSpool) -> None:
+    def answer(**reported: Any) -> pb.ReplicateResponse:
+        return pb.ReplicateResponse(status=pb.OK, **reported)
 
     cases: list[tuple[pb.ReplicateResponse, int | None, Durability]] = [
         (answer(), None, Durability(2, 2)),
@@ -323,7 +323,7 @@ async def test_an_acknowledgement_counts_replicas_by_what_they_tell(spool: Durab
         assert await pln.gather_ok(proposal, since) == expected
 
 
-async def test_a_local_spool_that_syncs_commits_says_that_it_has(tmp_path: Path, disk: FaultyDisk) -> None:
+async def test_a_local_spool_that_syncs_commits_reports_its_sync(tmp_path: Path, disk: FaultyDisk) -> None:
     folder = SpoolFolder(folder_of(tmp_path, JOURNAL, 2), JOURNAL, 2, disk, ManualClock())
     for fsync, survives in ((Fsync.COMMIT, Durability(1, 1, 1, 1)), (Fsync.NEVER, Durability(1, 1))):
         spool = DurableSpool(folder, Observer(), Fsync.INTERVAL)
@@ -337,10 +337,10 @@ async def test_a_local_spool_that_syncs_commits_says_that_it_has(tmp_path: Path,
         assert await pln.gather_ok(proposal) == survives
 
 
-async def test_an_acknowledgement_that_is_read_while_the_broker_exits_claims_only_what_is_on_the_disk(
+async def test_an_acknowledgement_read_during_an_exit_claims_only_synced_content(
     spool: DurableSpool, disk: FaultyDisk
 ) -> None:
-    """A broker that exits completes the fragment and flushes the spool. The acknowledgement is read after that."""
+    """An exiting broker completes the fragment and flushes the spool. The acknowledgement is read after that."""
     pln = Pipeline(HEADER, spool, [LocalStream(spool)], ["a#0"])
     pln.write(0, b"d")
     proposal = spool.next_fragment()
@@ -354,7 +354,9 @@ async def test_an_acknowledgement_that_is_read_while_the_broker_exits_claims_onl
 
 
 @pytest.mark.parametrize("unmet", ["refuse", "accept"])
-async def test_a_demand_that_the_replicas_cannot_meet_is_told_before_content(spool: DurableSpool, unmet: str) -> None:
+async def test_a_demand_that_the_replicas_cannot_meet_is_reported_before_content(
+    spool: DurableSpool, unmet: str
+) -> None:
     pln = Pipeline(HEADER, spool, [LocalStream(spool), Peer()], ["a#0", "a#1"])
     pln.adopt_demand(labels.label_set({ACK_ZONES: "2", ACK_UNMET: unmet}))
     assert "Start brokers in other zones" in pln.demand_unmet
@@ -387,7 +389,7 @@ async def test_a_disk_that_fails_breaks_the_pipeline_but_not_the_spool(spool: Du
     assert (spool.end, spool.delta) == (3, 0)
 
 
-async def test_closing_rolls_back_and_reads_good_byes(spool: DurableSpool) -> None:
+async def test_closing_rolls_back_and_reads_the_ends_of_streams(spool: DurableSpool) -> None:
     peer, chatty = Peer(), Peer(OK)
     pln = pipeline(spool, peer, chatty)
     pln.write(0, b"d")

@@ -1,4 +1,4 @@
-"""Whose content readers are shown: what every replica of the journal has, and nothing else."""
+"""Visible content: content that every replica of the journal has, and no other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Replicated:
-    """A replica's spool and index, and the proposals of a primary that tells what all replicas have."""
+    """A replica's spool and index, and the proposals of a primary that sends readable offsets."""
 
     def __init__(self, path: Path) -> None:
         self.clock = ManualClock()
@@ -67,11 +67,11 @@ class Replicated:
         self.spool.propose(self.spool.next_fragment(), NONE, primary=False)
 
     def roll(self) -> None:
-        """As the next primary does, which does not know what the one before it was told."""
+        """Roll, as the next primary does, which does not know the last readable offset."""
         self.spool.propose(empty_at(self.spool.fragment, self.spool.end, Codec.NONE), NONE, primary=False)
 
     async def visible(self, offset: int = 0) -> int:
-        """Return the end of the content that readers at an offset are shown."""
+        """Return the end of the content that readers at an offset get."""
         found = await self.index.query(offset, block=False)
         return found.entry.end if found.entry is not None else offset
 
@@ -110,9 +110,7 @@ async def test_a_completed_fragment_waits_too(replica: Replicated) -> None:
 
 
 @pytest.mark.parametrize("stored", [False, True])
-async def test_a_completed_fragment_is_shown_or_forgotten_once_that_is_decided(
-    replica: Replicated, stored: bool
-) -> None:
+async def test_a_completed_fragment_is_shown_or_dropped_once_it_is_decided(replica: Replicated, stored: bool) -> None:
     replica.commit(b"abc")
     replica.roll()
     (sealed,) = replica.sealed
@@ -131,7 +129,7 @@ async def test_a_restart_remembers_the_offset_shown_to_readers(replica: Replicat
     found = recover(replica.folder)
     assert found.spool.end == 9
     assert found.shown == Fragment(J, 0, 6, sum_of(b"abcdef"), Codec.NONE)
-    # With nothing more to record, the next pulse does.
+    # Without another record, the next pulse writes it.
     replica.spool.publish_through(9)
     replica.spool.propose(replica.spool.fragment, NONE, primary=False)
     assert recover(replica.folder).shown == replica.spool.fragment
@@ -142,7 +140,7 @@ async def test_a_restart_remembers_the_offset_shown_to_readers(replica: Replicat
 
 @pytest.fixture
 async def pair(broker_settings: BrokerSettings, spec: MakeSpec) -> AsyncIterator[tuple[Replica, RawClient, RawClient]]:
-    """A journal on two brokers with content: the replica that is not primary, its client, and the primary's."""
+    """A journal with content on two brokers: yields the replica that is not primary, its client, and the primary's."""
     async with AsyncExitStack() as stack:
         running: list[tuple[BrokerProcess, RawClient]] = []
         for name in ("broker-0", "broker-1"):
@@ -160,7 +158,7 @@ async def pair(broker_settings: BrokerSettings, spec: MakeSpec) -> AsyncIterator
         yield process.broker.resolver.local_replicas[0], follower, primary
 
 
-async def test_what_was_acknowledged_is_read_at_once_from_any_replica(
+async def test_acknowledged_content_is_readable_immediately_from_any_replica(
     pair: tuple[Replica, RawClient, RawClient],
 ) -> None:
     replica, follower, primary = pair
@@ -168,7 +166,7 @@ async def test_what_was_acknowledged_is_read_at_once_from_any_replica(
     for number in range(50):
         content = b"%d" % number * 10
         appended = await primary.append(J, content)
-        # Neither read waits for more than a message, nor is told of an older head.
+        # Neither read waits longer than a message takes, nor gets an older head.
         assert await follower.content(J, appended.commit.begin, do_not_proxy=True) == content
         (head,) = await follower.read(J, -1, do_not_proxy=True)
         assert head.write_head >= appended.commit.end
@@ -183,7 +181,7 @@ async def test_what_was_acknowledged_is_read_at_once_from_any_replica(
 async def test_a_replica_without_readable_offsets_shows_nothing_and_reports_the_head(
     pair: tuple[Replica, RawClient, RawClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As when the primary dies between the acknowledgements and its word about them.
+    # As when the primary dies between the acknowledgements and the readable offset.
     replica, follower, primary = pair
     monkeypatch.setattr(index, "READABLE_TIMEOUT_SECONDS", 0.05)
     with monkeypatch.context() as silent:
@@ -194,7 +192,7 @@ async def test_a_replica_without_readable_offsets_shows_nothing_and_reports_the_
     assert await follower.content(J, do_not_proxy=True) == b"firstsecond"
     blocked = asyncio.create_task(follower.content(J, 11, block=True, end_offset=16, do_not_proxy=True))
     await asyncio.sleep(0)
-    await primary.append(J, b"fourth")  # Any word about the journal's later state will do.
+    await primary.append(J, b"fourth")  # Any later message from the primary shows it.
     async with asyncio.timeout(10):
         assert await blocked == b"third"
     assert await follower.content(J, do_not_proxy=True) == b"firstsecondthirdfourth"
@@ -222,7 +220,7 @@ def test_messages_with_readable_offsets_contain_nothing_else(request_: pb.Replic
 
 
 def test_parsers_of_gazette_skip_our_fields() -> None:
-    # A parser that does not know the fields passes them over: here, one that knows only later ones.
-    told = pb.ReplicateRequest(acknowledge=True, readable=0).SerializeToString()
-    assert told == pb.ReplicateRequest(acknowledge=True).SerializeToString() + b"\xa0\x06\x00"
+    # A parser skips unknown fields: here, one that knows only later ones.
+    encoded = pb.ReplicateRequest(acknowledge=True, readable=0).SerializeToString()
+    assert encoded == pb.ReplicateRequest(acknowledge=True).SerializeToString() + b"\xa0\x06\x00"
     assert pb.ReplicateResponse(takes_readable=True).SerializeToString() == b"\xa0\x06\x01"

@@ -1,4 +1,4 @@
-"""Calls over frames that stand ready for a pipeline: made in the background, once a while, and never kept unused."""
+"""Prepared calls over frames for a pipeline: opened in the background, with pauses, and closed if unused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Call:
 
 
 class Dialer:
-    """A peer that takes calls, or refuses them."""
+    """A peer that accepts calls, or refuses them."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -44,10 +44,10 @@ class Dialer:
 
 
 async def prepare(ready: ReadyCalls, journal: str = J) -> list[bool]:
-    told: list[bool] = []
-    ready.prepare(PEER, journal, PORT, None, lambda: told.append(True))
+    seen: list[bool] = []
+    ready.prepare(PEER, journal, PORT, None, lambda: seen.append(True))
     await asyncio.gather(*ready._dialing)
-    return told
+    return seen
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def dialer() -> Dialer:
     return Dialer()
 
 
-async def test_a_call_is_made_once_told_and_taken_once(dialer: Dialer) -> None:
+async def test_a_call_is_opened_once_and_taken_once(dialer: Dialer) -> None:
     made: Any = dialer
     ready = ReadyCalls(lambda _: made)
     assert ready.take(PEER, J) is None
@@ -63,30 +63,30 @@ async def test_a_call_is_made_once_told_and_taken_once(dialer: Dialer) -> None:
     assert ready.take(PEER, "another/journal") is None
     assert ready.take(PEER, J) is made.calls[0]
     assert ready.take(PEER, J) is None
-    # For the same journal not again at once, for another one it may be.
+    # Not again soon for the same journal, but for another one.
     assert await prepare(ready) == []
     assert await prepare(ready, "another/journal") == [True]
     await ready.close()
     assert [call.is_open for call in dialer.calls] == [True, False]
 
 
-async def test_the_stream_of_the_present_pipeline_is_told(dialer: Dialer) -> None:
-    """While one peer's connection is made, another peer's may have replaced the pipeline that asked for it."""
+async def test_the_callback_of_the_current_pipeline_is_called(dialer: Dialer) -> None:
+    """While one peer's connection is opened, another peer's may have replaced the pipeline that requested it."""
     made: Any = dialer
     ready = ReadyCalls(lambda _: made)
-    told: list[str] = []
-    ready.replace_callback(PEER, J, lambda: told.append("too early"))
-    ready.prepare(PEER, J, PORT, None, lambda: told.append("former"))
-    ready.replace_callback(PEER, J, lambda: told.append("present"))
+    seen: list[str] = []
+    ready.replace_callback(PEER, J, lambda: seen.append("too early"))
+    ready.prepare(PEER, J, PORT, None, lambda: seen.append("former"))
+    ready.replace_callback(PEER, J, lambda: seen.append("present"))
     await asyncio.gather(*ready._dialing)
-    ready.replace_callback(PEER, J, lambda: told.append("too late"))
-    assert told == ["present"]
+    ready.replace_callback(PEER, J, lambda: seen.append("too late"))
+    assert seen == ["present"]
     await ready.close()
 
 
 @pytest.mark.parametrize("far_refuses", [False, True])
 async def test_a_pipeline_is_replaced_once_all_its_peers_have_answered(dialer: Dialer, far_refuses: bool) -> None:
-    """Each pipeline takes the calls that stand ready, and ends those of the former one."""
+    """Each pipeline takes the prepared calls, and ends the calls of the former one."""
     far, reached = "http://far:8080", asyncio.Event()
 
     class Far(Dialer):
@@ -97,25 +97,23 @@ async def test_a_pipeline_is_replaced_once_all_its_peers_have_answered(dialer: D
     dialers: dict[str, Any] = {PEER: dialer, far: Far()}
     dialers[far].refuses = far_refuses
     ready = ReadyCalls(lambda endpoint: dialers[endpoint])
-    told: list[str] = []
+    seen: list[str] = []
     for endpoint in (PEER, far):
-        ready.prepare(endpoint, J, PORT, None, functools.partial(told.append, endpoint))
+        ready.prepare(endpoint, J, PORT, None, functools.partial(seen.append, endpoint))
     other = asyncio.Event()
     ready.prepare(PEER, "another/journal", PORT, None, other.set)
     await asyncio.wait_for(other.wait(), 10)  # Another journal does not wait for it.
     assert dialer.tries == 2
-    assert told == []
+    assert seen == []
     reached.set()
     await asyncio.gather(*ready._dialing)
-    assert told == ([PEER] if far_refuses else [PEER, far])
+    assert seen == ([PEER] if far_refuses else [PEER, far])
     assert ready.take(PEER, J) is not None
     assert (ready.take(far, J) is None) is far_refuses
     await ready.close()
 
 
-async def test_a_call_that_nobody_takes_or_that_has_ended_is_closed(
-    dialer: Dialer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_that_is_unused_or_has_ended_is_closed(dialer: Dialer, monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = dialer
     ready = ReadyCalls(lambda _: made)
     assert await prepare(ready) == [True]
@@ -131,7 +129,7 @@ async def test_a_call_that_nobody_takes_or_that_has_ended_is_closed(
     assert ready.take(PEER, "another/journal") is None
 
 
-async def test_a_peer_that_cannot_be_reached_is_told_once_and_left_alone_for_a_while(
+async def test_an_unreachable_peer_is_logged_once_and_left_alone_for_a_while(
     dialer: Dialer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: Any = dialer
@@ -140,12 +138,12 @@ async def test_a_peer_that_cannot_be_reached_is_told_once_and_left_alone_for_a_w
     for number in range(5):
         assert await prepare(ready, f"test/{number}") == []
     assert dialer.tries == 1
-    ready._again.clear()  # Time has gone by.
+    ready._again.clear()  # The pause has ended.
     assert await prepare(ready) == []
     assert dialer.tries == 2
-    told = capsys.readouterr().out
-    assert told.count("replication.frames_unreachable") == 1
-    assert "no answer within 5 s" in told
+    seen = capsys.readouterr().out
+    assert seen.count("replication.frames_unreachable") == 1
+    assert "no answer within 5 s" in seen
     ready._again.clear()
     dialer.refuses = False
     assert await prepare(ready) == [True]

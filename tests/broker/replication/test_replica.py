@@ -1,6 +1,6 @@
-"""A replica's pulses: now and then, sooner after a failure, and at once if its journal's Route has changed.
+"""A replica's pulses: at intervals, sooner after a failure, and immediately if its journal's Route has changed.
 
-Its readers see the journal's end.
+Also its readers' view of the journal's end.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ async def test_a_changed_route_ends_the_pause_after_failures(tmp_path: Path, mon
     monkeypatch.setattr("coranto_broker.replication.replica.PULSE_SECONDS", 6000.0)
     monkeypatch.setattr("coranto_broker.replication.replica.FAILURE_SECONDS", 60.0)
     routes = [Signal() for _ in range(7)]
-    for changed_meanwhile in routes[:5]:
-        changed_meanwhile.fire()
+    for changed_route in routes[:5]:
+        changed_route.fire()
     pulses: asyncio.Queue[int] = asyncio.Queue()
     pending = iter(enumerate(routes, 1))
 
     async def pulse(replica: Replica) -> Signal | None:
         number, route = next(pending)
         pulses.put_nowait(number)
-        # Those whose Route has changed meanwhile are repeated at once. The sixth pauses for half an hour.
+        # Pulses whose Route has changed since are repeated immediately. The sixth pauses for half an hour.
         raise PulseFailed("no luck", route)
 
     replica = _replica(tmp_path, pb.JournalSpec(name=J), pulse)
@@ -86,7 +86,7 @@ async def test_a_changed_route_ends_the_pause_after_failures(tmp_path: Path, mon
         await replica.stop(drop=True)
 
 
-async def test_content_that_was_not_acknowledged_stays_unseen_when_the_replica_stops(tmp_path: Path) -> None:
+async def test_unacknowledged_content_stays_invisible_when_the_replica_stops(tmp_path: Path) -> None:
     async def pulse(replica: Replica) -> Signal | None:
         return None
 
@@ -105,10 +105,10 @@ async def test_content_that_was_not_acknowledged_stays_unseen_when_the_replica_s
     await replica.stop(drop=False)
     with pytest.raises(Unavailable):
         await reading
-    assert spool.end == len(b"only here"), "it is kept, for whoever finds out what came of it"
+    assert spool.end == len(b"only here"), "it is kept until its outcome is known"
 
 
-async def test_a_replica_stops_in_its_turns_and_keeps_none_while_another_has_its_spool(
+async def test_a_stopping_replica_holds_no_slot_while_it_waits_for_its_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def pulse(replica: Replica) -> Signal | None:
@@ -143,7 +143,7 @@ async def test_waiting_for_a_store_that_cannot_be_listed_ends_with_an_error(
     replica = _replica(tmp_path, spec, pulse)
     replica.start()
     try:
-        for _ in range(2):  # The second finds out at once.
+        for _ in range(2):  # The second fails immediately.
             with pytest.raises(StoreError, match="has the argument 'what'"):
                 await asyncio.wait_for(replica.wait_refreshed(), 60)
         del spec.fragment.stores[1:]
@@ -153,7 +153,7 @@ async def test_waiting_for_a_store_that_cannot_be_listed_ends_with_an_error(
         await replica.stop(drop=True)
 
 
-async def test_a_reader_at_a_gap_has_the_stores_listed_soon_and_then_ever_less_often(
+async def test_a_reader_at_a_gap_triggers_listings_at_increasing_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def pulse(replica: Replica) -> Signal | None:
@@ -173,7 +173,7 @@ async def test_a_reader_at_a_gap_has_the_stores_listed_soon_and_then_ever_less_o
 
     class Folders(JournalFolders):
         async def listed(self, spec: pb.JournalSpec, now: float) -> list[Fragment]:
-            begins.put_nowait(clock.last)  # The replica has just read it as the listing's begin.
+            begins.put_nowait(clock.last)  # The replica has just read it as the begin of the listing.
             return await super().listed(spec, now)
 
         async def fragments(self, journal: str, urls: Iterable[str]) -> list[Fragment]:
@@ -187,11 +187,11 @@ async def test_a_reader_at_a_gap_has_the_stores_listed_soon_and_then_ever_less_o
     try:
         async with asyncio.timeout(60):
             await replica.index.wait_refreshed()
-            replica.index.note_head(10)  # Others wrote it, and store it only now.
+            replica.index.note_head(10)  # Another broker wrote it, and stores it later.
             reading = asyncio.ensure_future(replica.index.query(5, block=True))
             times = [await begins.get() for _ in range(5)]
             for number, (one, next_one) in enumerate(itertools.pairwise(times[1:])):
-                assert next_one - one > 0.9 * 0.01 * 2 ** (number + 1), "the store is spared"
+                assert next_one - one > 0.9 * 0.01 * 2 ** (number + 1), "listings get rarer"
             listed.append(Fragment(J, 0, 10, bytes(20), Codec.NONE, "file:///", 1))
             found = await reading
             assert found.entry is not None

@@ -1,4 +1,4 @@
-"""The replicas of a broker: they wait for those before them, and their spools are looked after."""
+"""The replicas of a broker: they wait for their predecessors, and their spools are flushed and counted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]
 
 
-async def test_a_replica_waits_for_what_uses_the_files_of_its_journal(
-    broker_settings: BrokerSettings, spec: MakeSpec
-) -> None:
+async def test_a_replica_waits_for_users_of_its_journals_files(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     async with running_broker(broker_settings) as (process, client):
         await create(client, spec())
         assert (await client.append(J, b"first")).status == pb.OK
@@ -45,7 +43,9 @@ async def test_a_replica_waits_for_what_uses_the_files_of_its_journal(
         await eventually(replica.stopped.is_set)
 
 
-async def test_the_label_of_a_journal_has_its_spool_flushed(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_the_label_of_a_journal_sets_the_flush_of_its_spool(
+    broker_settings: BrokerSettings, spec: MakeSpec
+) -> None:
     settings = broker_settings.model_copy(update={"fsync": Fsync.NEVER, "fsync_interval": 0.01})
     async with running_broker(settings) as (process, client):
         wanted = spec()
@@ -60,7 +60,7 @@ async def test_the_label_of_a_journal_has_its_spool_flushed(broker_settings: Bro
         await eventually(lambda: spool.is_on_disk(spool.version))
 
 
-async def test_content_that_waits_to_be_stored_is_counted(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_unstored_content_is_counted(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     async with running_broker(broker_settings) as (process, client):
         await create(client, spec())
         for content in (b"first", b"second"):  # The first fragment is completed early.

@@ -1,4 +1,4 @@
-"""Several brokers in this process: replication, proxying, and brokers that come and go."""
+"""Several brokers in this process: replication, proxying, and brokers that start and stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Cluster:
-    """Brokers broker-0, broker-1, … that can be started and stopped one by one."""
+    """Brokers broker-0, broker-1, … that can be started and stopped individually."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class Cluster:
             await self.stop(number, gracefully=False)
 
     async def route(self) -> tuple[int, set[int]]:
-        """The journal's primary (-1: none) and all its members, by number."""
+        """Return the journal's primary (-1: none) and all its members, by number."""
         client = next(iter(self.clients.values()))
         (listing,) = await client.listing()
         route = listing.journals[0].route
@@ -62,7 +62,7 @@ class Cluster:
         return (numbers[route.primary] if route.primary >= 0 else -1), set(numbers)
 
     async def settled(self, count: int) -> tuple[int, set[int]]:
-        """The route, once it has a primary and `count` members and etcd says that they are consistent."""
+        """Return the route, once it has a primary and `count` consistent members."""
         keyspace = next(iter(self.processes.values())).broker.keyspace
 
         async def consistent() -> bool:
@@ -104,13 +104,13 @@ async def test_every_replica_holds_acknowledged_content(cluster: Cluster, replic
         assert (response.status, response.commit.begin) == (pb.OK, len(whole))
         whole += content
         for number in members:
-            # I1: by the time of the acknowledgement, not some time later.
+            # I1: at the time of the acknowledgement, not later.
             assert await cluster.clients[number].content(J, len(whole) - 1, do_not_proxy=True) == whole[-1:]
     for number in members:
         assert await cluster.clients[number].content(J, do_not_proxy=True) == whole
 
 
-async def test_answers_tell_what_appends_survive_and_labels_demand_it(cluster: Cluster, replicated: MakeSpec) -> None:
+async def test_responses_report_durability_and_labels_demand_it(cluster: Cluster, replicated: MakeSpec) -> None:
     await cluster.start(0, zone="a")
     await cluster.start(1, zone="b")
     zones = replicated(
@@ -122,7 +122,7 @@ async def test_answers_tell_what_appends_survive_and_labels_demand_it(cluster: C
         await client.append(J, b"the first fragment is stored early")
         first = await client.append(J, b"in two zones")
         assert first.durability == Durability(2, 2)
-        assert await first.durable(zones=2) == first.durability, "nobody has to be asked"
+        assert await first.durable(zones=2) == first.durability, "no replica has to be asked"
         with pytest.raises(NotDurable, match=r"of test/journal is at 2 replicas.*wanted: in a fragment store"):
             await first.stored(retry_timeout=0)
         assert await first.durable(zones=2, synced=True) == Durability(2, 2, 2, 2)
@@ -182,7 +182,7 @@ async def test_appends_and_reads_reach_the_journal_through_any_broker(cluster: C
     (refusal,) = await client.read(J, do_not_proxy=True)
     assert refusal.status == pb.NOT_JOURNAL_BROKER
 
-    # Errors come through, and a stream that is not committed rolls back at the primary.
+    # Errors are forwarded, and a stream without a commit rolls back at the primary.
     with pytest.raises(grpc.aio.AioRpcError, match="unexpected EOF"):
         await client.append_messages(pb.AppendRequest(journal=J), pb.AppendRequest(content=b"y"))
     assert (await client.append(J, b"!")).commit.begin == 15
@@ -234,7 +234,7 @@ async def test_the_primary_leaves_and_the_journal_continues(
     assert response.status == pb.OK
     assert (response.commit.begin, response.registers) == (5, labels.label_set(author="me"))
 
-    # The first one comes back, with an old spool, and takes over from all others.
+    # The first one returns, with an old spool, and replaces all others.
     await cluster.start(primary)
     for number in [number for number in cluster.processes if number != primary]:
         await cluster.stop(number, gracefully=True)
@@ -245,7 +245,7 @@ async def test_the_primary_leaves_and_the_journal_continues(
     assert head.write_head == 12
 
 
-async def test_appends_continue_while_brokers_come_and_go(cluster: Cluster, replicated: MakeSpec) -> None:
+async def test_appends_continue_while_brokers_start_and_stop(cluster: Cluster, replicated: MakeSpec) -> None:
     await cluster.start(0, 1)
     fragment = {"length": 20_000, "compression_codec": pb.GZIP, "refresh_interval": 1}
     await cluster.clients[0].apply(replicated(2, stores=("file:///frags/",), fragment=fragment))
@@ -298,7 +298,7 @@ async def test_appends_continue_while_brokers_come_and_go(cluster: Cluster, repl
     whole = b""
 
     async def complete() -> bool:
-        """Return whether both can read all that either has. An append that was given up may have committed just now."""
+        """Return whether both replicas serve all content of either. An abandoned append may have committed just now."""
         nonlocal whole
         heads = {(await cluster.clients[number].read(J, -1))[0].write_head for number in members}
         contents = [await cluster.clients[number].content(J) for number in members]

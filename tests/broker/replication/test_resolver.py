@@ -1,4 +1,4 @@
-"""The resolver: who serves a journal, with which status, and which replicas run here."""
+"""The resolver: brokers of journals, statuses, and the replicas of this broker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def decode(kv: KeyValue) -> object | None:
 
 
 class Cluster:
-    """A key space that the test writes, and the replicas that the resolver has asked for."""
+    """A key space that the test writes, and the replicas that the resolver has requested."""
 
     def __init__(self) -> None:
         self.revision = 100
@@ -110,13 +110,13 @@ class Cluster:
     def unassign(self, member: MemberId, slot: int, name: str = J) -> None:
         self.delete(LAYOUT.assignment_key(name, member, slot))
 
-    def tell(self, state: JournalState) -> None:
+    def report(self, state: JournalState) -> None:
         for observer in self.observers:
             observer(state)
 
     def apply(self) -> list[str]:
-        """Let observers see the state; returns what the resolver did."""
-        self.tell(self.state)
+        """Let observers see the state; return the resolver's actions."""
+        self.report(self.state)
         log, self.log = self.log, []
         return log
 
@@ -194,7 +194,7 @@ async def test_statuses(
     assert (resolution.replica is not None) == any(each.startswith("self") for each in setup)
 
 
-async def test_a_broker_that_is_missing_from_etcd_serves_nothing_but_may_proxy(
+async def test_a_broker_that_is_missing_in_etcd_serves_nothing_but_may_proxy(
     cluster: Cluster, resolver: Resolver
 ) -> None:
     cluster.journal()
@@ -234,7 +234,7 @@ async def test_replicas_follow_assignments(cluster: Cluster, resolver: Resolver)
     cluster.assign(SELF, 1)
     assert cluster.apply() == ["start replica"]
     assert cluster.apply() == []
-    # Promotion keeps the replica; demotion gives it up for a new one.
+    # Promotion keeps the replica; demotion replaces it.
     cluster.unassign(SELF, 1)
     cluster.assign(SELF, 0)
     assert cluster.apply() == ["promoted"]
@@ -245,15 +245,15 @@ async def test_replicas_follow_assignments(cluster: Cluster, resolver: Resolver)
     assert cluster.apply() == ["stop"]
 
 
-async def test_content_goes_with_the_journal_and_only_then(cluster: Cluster, resolver: Resolver) -> None:
+async def test_content_is_dropped_only_with_its_journal(cluster: Cluster, resolver: Resolver) -> None:
     cluster.journal()
     cluster.assign(SELF, 0)
     cluster.apply()
-    # Deleted and created again between two looks.
+    # Deleted and recreated between two observations.
     cluster.delete(LAYOUT.item_key(J))
     cluster.journal()
     assert cluster.apply() == ["drop", "start primary"]
-    # A spec that cannot be read keeps everything.
+    # An unreadable spec changes nothing.
     cluster.put(LAYOUT.item_key(J), b"\xff not a spec")
     assert cluster.apply() == []
     assert (await resolver.resolve(J, **PRIMARY)).status == pb.JOURNAL_NOT_FOUND
@@ -264,7 +264,9 @@ async def test_content_goes_with_the_journal_and_only_then(cluster: Cluster, res
     assert cluster.apply() == ["drop"]
 
 
-async def test_resolutions_are_invalidated_by_assignments_and_stores_only(cluster: Cluster, resolver: Resolver) -> None:
+async def test_only_changes_of_assignments_and_stores_invalidate_resolutions(
+    cluster: Cluster, resolver: Resolver
+) -> None:
     cluster.journal(stores=("file:///one/",))
     cluster.assign(SELF, 0)
     cluster.apply()
@@ -299,8 +301,8 @@ async def test_a_stopped_resolver_stops_replicas_and_sends_clients_away(cluster:
     assert cluster.apply() == ["stop"], "it no longer follows the key space"
 
 
-async def test_a_stopped_resolver_answers_from_the_present_key_space(cluster: Cluster, resolver: Resolver) -> None:
-    # Found by simulation: an append that waited here for fewer replicas resolved the same old state, for ever.
+async def test_a_stopped_resolver_answers_from_the_current_key_space(cluster: Cluster, resolver: Resolver) -> None:
+    # Found by simulation: an append that waited here for fewer replicas resolved the same old state endlessly.
     cluster.journal()
     cluster.assign(OTHER, 0)
     cluster.apply()
@@ -312,12 +314,12 @@ async def test_a_stopped_resolver_answers_from_the_present_key_space(cluster: Cl
     assert (before.status, after.status) == (pb.OK, pb.NO_JOURNAL_PRIMARY_BROKER)
 
 
-async def test_flags_and_suspension_hold_until_the_spec_says_others(cluster: Cluster, resolver: Resolver) -> None:
+async def test_flags_and_suspension_hold_until_the_spec_changes_them(cluster: Cluster, resolver: Resolver) -> None:
     cluster.journal()
     resolution = await resolver.resolve(J, may_proxy=True, require_primary=True)
     assert resolver.permits_hold(resolution)
     cluster.journal(replication=2)
-    assert resolver.permits_hold(resolution), "something else changed"
+    assert resolver.permits_hold(resolution), "another field changed"
     cluster.journal(flags=pb.JournalSpec.O_RDONLY)
     assert not resolver.permits_hold(resolution)
     cluster.journal(suspend=pb.JournalSpec.Suspend.FULL)
@@ -326,7 +328,7 @@ async def test_flags_and_suspension_hold_until_the_spec_says_others(cluster: Clu
     assert resolver.permits_hold(resolution), "a journal that is deleted has none"
 
 
-async def test_nothing_is_kept_of_names_that_no_journal_has(resolver: Resolver) -> None:
+async def test_unknown_names_are_not_cached(resolver: Resolver) -> None:
     for number in range(10):
         for options in (PRIMARY, ANY, STRICT_PRIMARY, STRICT_ANY):
             assert (await resolver.resolve(f"no/journal-{number}", **options)).status == pb.JOURNAL_NOT_FOUND
@@ -346,24 +348,24 @@ async def test_calls_say_which_replica_they_need(cluster: Cluster, resolver: Res
 
 
 class CountedEntries(Entries):
-    """Entries that count how many of them are looked at."""
+    """Entries that count how many of them are read."""
 
     def __init__(self, found: Entries) -> None:
         super().__init__(found._keys, found._entries)
-        self.looked_at = 0
+        self.reads = 0
 
     def get(self, key: str) -> KeySpaceEntry | None:
-        self.looked_at += 1
+        self.reads += 1
         return super().get(key)
 
     def prefixed(self, prefix: str) -> Sequence[KeySpaceEntry]:
         found = super().prefixed(prefix)
-        self.looked_at += 1 + len(found)
+        self.reads += 1 + len(found)
         return found
 
 
-async def test_a_change_costs_the_same_however_many_journals_there_are() -> None:
-    def looked_at(journals: int) -> int:
+async def test_a_change_costs_the_same_for_any_number_of_journals() -> None:
+    def reads(journals: int) -> int:
         cluster = Cluster()
         keyspace: Any = cluster
         resolver = Resolver(keyspace, SELF, cluster)
@@ -380,15 +382,15 @@ async def test_a_change_costs_the_same_however_many_journals_there_are() -> None
         cluster.assign(SELF, 1, "new/journal")
         entries = CountedEntries(cluster.state.entries)
         changed = frozenset({first, second, third, "new/journal"})
-        cluster.tell(KeySpaceState(cluster.header, entries, LAYOUT, ENTITIES, changed=changed))
+        cluster.report(KeySpaceState(cluster.header, entries, LAYOUT, ENTITIES, changed=changed))
         assert sorted(cluster.log) == ["drop", "start replica", "stop"]
         assert len(resolver.local_replicas) == journals - 1
-        return entries.looked_at
+        return entries.reads
 
-    assert 0 < looked_at(1000) == looked_at(10)
+    assert 0 < reads(1000) == reads(10)
 
 
-async def test_what_failed_at_one_change_is_made_up_for_at_the_next(
+async def test_a_failed_change_is_completed_with_the_next_one(
     cluster: Cluster, resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (J, "other/journal"):
@@ -405,5 +407,5 @@ async def test_what_failed_at_one_change_is_made_up_for_at_the_next(
     monkeypatch.setattr(cluster, "start_replica", refusing)
     with pytest.raises(OSError, match="no folder"):
         cluster.apply()
-    cluster.tell(KeySpaceState(cluster.header, cluster.state.entries, LAYOUT, ENTITIES, changed=frozenset()))
+    cluster.report(KeySpaceState(cluster.header, cluster.state.entries, LAYOUT, ENTITIES, changed=frozenset()))
     assert {replica.journal for replica in resolver.local_replicas} == {J, "other/journal"}

@@ -1,4 +1,4 @@
-"""Three real brokers, one of them with a disk that is nearly full, or full: what appends are told, and what stays."""
+"""Three real brokers, one with a disk that is nearly full, or full: answers to appends, and the content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Three:
 async def three(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Three]:
-    """A journal on three brokers, with some content."""
+    """Yield a journal on three brokers, with some content."""
     monkeypatch.setattr(disk_room, "LOOK_SECONDS", 0.0)
     disks = [FaultyDisk() for _ in range(3)]
     remaining = iter(disks)
@@ -70,13 +70,13 @@ async def test_appends_are_certainly_refused_before_a_disk_is_full(three: Three,
         refused = await client.append(J, *chunks)
         assert refused.status == pb.INSUFFICIENT_JOURNAL_BROKERS
         assert "is nearly full (disk_reserve_bytes), so nothing was applied" in refused.store_health_error
-    assert (await client.append(J)).status == pb.OK, "an append without content takes no room"
+    assert (await client.append(J)).status == pb.OK, "an append without content needs no space"
     disk.room = 1 << 40
     assert (await client.append(J, b"after")).status == pb.OK
     assert await client.content(J) == b"before told after"
 
 
-async def test_a_replica_without_any_room_makes_one_outcome_unknown_and_no_more(three: Three) -> None:
+async def test_a_replica_without_free_space_makes_at_most_one_outcome_unknown(three: Three) -> None:
     client, disk = three.client, three.disk(of_primary=False)
     disk.full, disk.room = "content", 0
     with pytest.raises(grpc.aio.AioRpcError, match="no space left") as unknown:
@@ -99,7 +99,7 @@ async def test_a_journal_continues_with_fewer_replicas_as_the_runbook_says(three
     await three.stacks[full].aclose()
 
     async def continues() -> bool:
-        """Without content, since the outcome may be unknown while the broker ends."""
+        """Append nothing, since the outcome may be unknown while the broker ends."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             return (await client.append(J)).status == pb.OK
         return False

@@ -1,4 +1,4 @@
-"""Specs of journals as the key space has them: deleted, made again, unreadable."""
+"""Specs of journals in the key space: deleted, recreated, unreadable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def made(cluster: Cluster) -> SpecLookup:
     return SpecLookup(keyspace, SELF)
 
 
-def test_a_journal_that_was_made_again_has_another_spec() -> None:
+def test_a_recreated_journal_has_another_spec() -> None:
     cluster = Cluster()
     specs = made(cluster)
     assert specs.present_spec(J) is specs.successor_of(J) is None
@@ -39,7 +39,7 @@ def test_a_journal_that_was_made_again_has_another_spec() -> None:
     assert successor[1] == cluster.kvs[LAYOUT.item_key(J)].create_revision > first
 
 
-def test_a_spec_that_cannot_be_read_is_no_deletion() -> None:
+def test_an_unreadable_spec_is_not_a_deletion() -> None:
     cluster = Cluster()
     cluster.put(LAYOUT.item_key(J), b"\xff")
     specs = made(cluster)
