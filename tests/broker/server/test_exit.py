@@ -1,4 +1,4 @@
-"""SIGTERM to a broker process under load: it hands over, stores, gives up its lease, and nobody notices."""
+"""SIGTERM to a broker process under load: it hands over, stores, gives up its lease, and disturbs no client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def children(broker_settings: BrokerSettings, tmp_path: Path) -> AsyncIter
 
 
 class Load:
-    """One writer and one blocking reader of each journal, who take no failure for an answer."""
+    """One writer and one blocking reader of each journal, which tolerate no failure."""
 
     def __init__(self, client: JournalClient, journals: list[str]) -> None:
         self.written = dict.fromkeys(journals, b"")
@@ -57,7 +57,7 @@ class Load:
         self._readers = [asyncio.create_task(self._read_on(journal)) for journal in journals]
 
     async def done(self) -> None:
-        """Stop writing, and return once readers have seen everything. Raises what any of them raised."""
+        """Stop writing, and wait until readers have read everything. Raises their errors."""
         self._stop.set()
         await asyncio.gather(*self._writers)
         await eventually(lambda: self._unharmed() and self._read == self.written)
@@ -72,7 +72,7 @@ class Load:
         return True
 
     async def more(self, appends: int) -> None:
-        """Return when every journal has had so many further appends."""
+        """Wait until every journal has had this many further appends."""
         counts = {journal: content.count(b"\n") for journal, content in self.written.items()}
 
         def enough() -> bool:
@@ -98,7 +98,7 @@ class Load:
                 self._read[journal] += chunk.content
 
 
-async def test_an_exit_under_load_is_noticed_by_nobody(children: list[BrokerChild], spec: MakeSpec) -> None:
+async def test_an_exit_under_load_disturbs_no_client(children: list[BrokerChild], spec: MakeSpec) -> None:
     leaving = children[0]
     endpoints = ",".join([str((await child.ready())["endpoint"]).removeprefix("http://") for child in children])
     async with JournalClient(endpoints, retry_timeout=120) as client:

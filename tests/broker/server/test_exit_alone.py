@@ -1,4 +1,4 @@
-"""Brokers that leave when nobody can take over: others go on at once where they ended. In virtual time."""
+"""Brokers that exit when no other can take over: others continue immediately where they ended. In virtual time."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def record_of(cluster: Cluster, journal: str) -> in_sync.InSyncRecord:
 
 
 async def primary_of(client: JournalClient, journal: str) -> int:
-    """The number of the broker that is the journal's primary."""
+    """Return the number of the journal's primary."""
     (listed,) = [each for each in (await client.list()).journals if each.spec.name == journal]
     return int(listed.route.members[listed.route.primary].suffix.rpartition("-")[2])
 
 
-def test_journals_of_one_replica_continue_at_once_through_rolling_restarts() -> None:
+def test_journals_of_one_replica_continue_immediately_through_rolling_restarts() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=2) as cluster:
             client = cluster.client()
@@ -51,7 +51,7 @@ def test_journals_of_one_replica_continue_at_once_through_rolling_restarts() -> 
                     assert (await client.append(journal, b"+")).begin == number
                     assert loop.time() - begun < 0.5
                     assert record_of(cluster, journal).members
-                # Half of the time the other one is away, too.
+                # Half of the time the other broker is stopped, too.
                 exits = (0, 1) if number % 2 else (number // 2 % 2,)
                 for each in exits:
                     await cluster.stop(each)
@@ -127,7 +127,7 @@ def test_a_whole_cluster_is_replaced_without_its_disks(replication: int, order: 
     virtually(main)
 
 
-def test_a_member_that_has_left_lets_others_continue_when_the_last_one_s_disk_is_lost() -> None:
+def test_others_continue_where_a_member_left_if_the_last_disk_is_lost() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=4) as cluster:
             client = cluster.client()
@@ -151,7 +151,7 @@ def test_a_member_that_has_left_lets_others_continue_when_the_last_one_s_disk_is
     virtually(main)
 
 
-def test_what_could_not_be_stored_is_waited_for_and_brought_back_at_once() -> None:
+def test_unstored_content_is_waited_for_and_recovered_immediately() -> None:
     async def main(loop: SimLoop) -> None:
         async with Cluster(brokers=2) as cluster:
             client = cluster.client()

@@ -66,7 +66,7 @@ def port_of(process: BrokerProcess) -> FramePort:
 
 
 async def outcomes(client: JournalClient) -> list[object]:
-    """Append in every way, then many at once, and return the outcomes."""
+    """Append in every way, then many concurrently, and return the outcomes."""
     found: list[object] = []
     epoch, author = labels.label_set(epoch="1"), labels.label_set(author="a")
     for content, options in (
@@ -77,7 +77,7 @@ async def outcomes(client: JournalClient) -> list[object]:
         (b"at 3\n", {"offset": 3}),
         (b"without\n", {"subtract_registers": epoch, "union_registers": author}),
         (b"x" * (1 << 16), {}),
-        (b"y" * (1 << 20), {}),  # Too much for the stream.
+        (b"y" * (1 << 20), {}),  # Too large for the stream.
         (b"", {}),
     ):
         try:
@@ -96,7 +96,7 @@ async def outcomes(client: JournalClient) -> list[object]:
     return found
 
 
-async def test_appends_end_alike_over_frames_and_over_grpc(
+async def test_appends_have_the_same_outcomes_over_frames_and_over_grpc(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
 ) -> None:
     found = []
@@ -157,7 +157,7 @@ async def test_frames_need_the_same_certificates_and_tokens_as_grpc(
         for refused in (FrameDialer("127.0.0.1", held["stranger"].tls), FrameDialer("127.0.0.1", None)):
             assert await first(refused, metadata) is grpc.StatusCode.UNAVAILABLE
 
-        # Each append of a stream has a token of its own, which may expire before the stream ends.
+        # Each append of a stream has its own token, which may expire before the stream ends.
         call = await good.open("AppendStream", port, metadata, AppendAnswers.FromString)
         await call.write(AppendBatch())
         await call.read()
@@ -173,15 +173,15 @@ async def test_frames_need_the_same_certificates_and_tokens_as_grpc(
         assert codes == {0: 0, 1: refusal, 2: refusal, 3: 0}
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
-        # New certificates are of use to a client at once.
+        # A client can use new certificates without delay.
         held["client"].issue(ours, ours)
         assert isinstance(await first(FrameDialer("127.0.0.1", held["client"].tls), metadata), AppendAnswers)
 
 
-async def test_replication_moves_to_frames_under_load_and_goes_on_without_a_peer(
+async def test_replication_moves_to_frames_under_load_and_continues_without_a_peer(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
 ) -> None:
-    """With certificates and tokens: a journal that is appended to fast, then a peer that breaks its connections."""
+    """With certificates and tokens: fast appends to a journal, then a peer that breaks its connections."""
     files = Files(tmp_path / "files")
     issuer = authority()
     files.issue(issuer, issuer)
@@ -202,7 +202,7 @@ async def test_replication_moves_to_frames_under_load_and_goes_on_without_a_peer
         await created(client, replicated)
 
         def replicating() -> int:
-            """Return the number of replications that come over frames."""
+            """Return the number of replications over frames."""
             return sum(process.replications_over_frames for process in brokers)
 
         content: list[bytes] = []
@@ -216,7 +216,7 @@ async def test_replication_moves_to_frames_under_load_and_goes_on_without_a_peer
         for _ in range(20):
             await appended()
         assert replicating() == 2
-        for process in brokers:  # The connections break, and the peers tell no port for some time.
+        for process in brokers:  # The connections break, and the peers report no port for some time.
             for call in list(process.broker.peers._framed):
                 call.cancel()
         await eventually(lambda: replicating() == 0)
@@ -225,13 +225,11 @@ async def test_replication_moves_to_frames_under_load_and_goes_on_without_a_peer
             await client.append(J, content[-1])
         found = await client.read_all(J, 0, await client.head(J))
         assert [found.count(each) for each in content] == [1] * len(content)
-        # The same journal is not moved again at once.
+        # The same journal is not moved again soon.
         assert replicating() == 0
 
 
-async def test_appends_stay_with_grpc_where_frames_do_not_get_through(
-    broker_settings: BrokerSettings, spec: MakeSpec
-) -> None:
+async def test_appends_stay_with_grpc_where_frames_are_blocked(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         refusing = processes.free_port()
         async with BrokerProcess(broker_settings) as process:
@@ -246,7 +244,7 @@ async def test_appends_stay_with_grpc_where_frames_do_not_get_through(
 
 
 class Hostile:
-    """A connection on which the test sends what it likes."""
+    """A connection with arbitrary frames from the test."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -258,7 +256,7 @@ class Hostile:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def open(self, introduced: bytes) -> None:
-        """Send what opens a call, and wait until the broker has taken it."""
+        """Open a call, and wait until the broker has accepted it."""
         self.writer.write(introduced)
         opened = PREFACE + b"".join(encoded(FrameKind.OPENED, b""))
         self.received = await self.reader.readexactly(len(opened))
@@ -267,8 +265,8 @@ class Hostile:
     def send(self, kind: int, payload: bytes) -> None:
         self.writer.write(len(payload).to_bytes(4, "big") + bytes([kind]) + payload)
 
-    async def told(self) -> str:
-        """The words of the broker's end, or the empty text if it just closes."""
+    async def output(self) -> str:
+        """Return the details of the broker's end of the call, or the empty text if it only closes."""
         received = self.received
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(30):
@@ -299,10 +297,10 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
         assert own == 1
         garbage = await Hostile.connect(port.port)
         garbage.writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        assert "connect to the gRPC endpoint" in await garbage.told()
+        assert "connect to the gRPC endpoint" in await garbage.output()
         later = await Hostile.connect(port.port)
         later.writer.write(PREFACE[:-1] + b"\x02")
-        assert "version 1 of the frame transport, the other version 2" in await later.told()
+        assert "version 1 of the frame transport, the other version 2" in await later.output()
         for kind, payload, words in (
             (FrameKind.MESSAGE, batch, "the first frame must open a call"),
             (FrameKind.PING, b"", "the first frame must open a call"),
@@ -314,7 +312,7 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
             hostile = await Hostile.connect(port.port)
             hostile.writer.write(PREFACE)
             hostile.send(kind, payload)
-            assert words in await hostile.told(), words
+            assert words in await hostile.output(), words
         for frames, words in (
             ([(FrameKind.MESSAGE, b"\xff\xff")], "not the protobuf"),
             ([(FrameKind.PING, b"")] * 20_000, "pings and pongs"),
@@ -326,14 +324,14 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
             await hostile.open(introduced)
             for kind, payload in frames:
                 hostile.send(kind, payload)
-            assert words in await hostile.told(), words
-        # Connections that say nothing are closed, and those beyond the bound at once.
+            assert words in await hostile.output(), words
+        # Silent connections are closed, and those above the limit immediately.
         with monkeypatch.context() as patches:
             patches.setattr(of_frames, "OPENING_SECONDS", 0.2)
             patches.setattr(of_frames, "MAX_UNOPENED", 20)
             silent = [await Hostile.connect(port.port) for _ in range(60)]
-            assert await asyncio.gather(*(each.told() for each in silent)) == [""] * 60
-        # One that goes away within a frame leaves nothing behind.
+            assert await asyncio.gather(*(each.output() for each in silent)) == [""] * 60
+        # A client that disconnects within a frame leaves nothing behind.
         gone = await Hostile.connect(port.port)
         await gone.open(introduced)
         gone.writer.write(b"\x00\x10\x00\x00\x02half")
@@ -348,7 +346,7 @@ async def test_a_hostile_client_is_refused_and_holds_nothing(
 async def test_a_connection_whose_certificates_cannot_be_loaded_is_closed_and_the_next_one_served() -> None:
     class Contexts:
         def get(self) -> Any:
-            raise RuntimeError("nobody expects this")
+            raise RuntimeError("unexpected")
 
     contexts: Any = Contexts()
     listener = SocketListener.bind("127.0.0.1", 0, contexts)
@@ -356,14 +354,14 @@ async def test_a_connection_whose_certificates_cannot_be_loaded_is_closed_and_th
     port = server.start()
     try:
         for _ in range(2):
-            assert await (await Hostile.connect(port.port)).told() == ""
+            assert await (await Hostile.connect(port.port)).output() == ""
         await eventually(lambda: server.connections == 0)
         assert server._unopened == 0
     finally:
         await server.stop(0.0)
 
 
-async def test_without_its_port_a_broker_does_not_join_and_without_its_certificate_it_goes_on_without_frames(
+async def test_a_taken_frame_port_is_fatal_and_an_unusable_certificate_is_not(
     broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -379,11 +377,11 @@ async def test_without_its_port_a_broker_does_not_join_and_without_its_certifica
     monkeypatch.setattr(of_process, "server_contexts", refuse)
     async with BrokerProcess(broker_settings) as process:
         assert process.broker.frames is None
-    assert "frames.not_served" in (told := capsys.readouterr().out)
-    assert "EE_KEY_TOO_SMALL" in told
+    assert "frames.not_served" in (output := capsys.readouterr().out)
+    assert "EE_KEY_TOO_SMALL" in output
 
 
-async def test_those_who_may_append_cannot_use_up_what_replication_needs(
+async def test_clients_that_append_cannot_exhaust_the_limits_of_replication(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(of_frames, "MAX_HELD_BYTES", 1 << 20)
@@ -417,7 +415,7 @@ async def test_those_who_may_append_cannot_use_up_what_replication_needs(
     assert [budget.held for budget in server._budgets.values()] == [0, 0]
 
 
-async def test_an_exit_answers_what_it_was_sent(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_an_exit_answers_every_append_that_it_was_sent(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     async with BrokerProcess(broker_settings) as process, JournalClient(process.endpoint) as client:
         await created(client, spec(J))
         await move_to_frames(client)
@@ -439,7 +437,7 @@ async def test_an_exit_answers_what_it_was_sent(broker_settings: BrokerSettings,
         await process.exit_gracefully()
         await asyncio.gather(*tasks)
         assert "unknown" not in done
-        # The client has ended its stream, as it was asked to.
+        # The client has ended its stream as requested.
         await eventually(lambda: process.frame_connections == 0)
 
 

@@ -1,4 +1,4 @@
-"""`kill -9` of the only broker, at any moment: nothing acknowledged is lost, and the next process goes on."""
+"""`kill -9` of the only broker, at any moment: no acknowledged append is lost, and the next process continues."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 @pytest.fixture
 def broker_settings(broker_settings: BrokerSettings) -> BrokerSettings:
-    """With a lease that a killed broker finds alive, however long it takes to come back.
-
-    And with all the time for a client: one that stood still for a moment is not what is tried here.
-    """
+    """With a lease that outlives a killed broker's absence, and no minimum rate for clients that stall."""
     return broker_settings.model_copy(update={"lease_seconds": 120.0, "min_append_rate": 0})
 
 
@@ -45,12 +42,13 @@ def child(broker_settings: BrokerSettings, tmp_path: Path) -> Iterator[BrokerChi
         child.close()
 
 
-async def test_a_broker_that_returns_tells_a_revision_that_its_peers_reach(
+async def test_a_restarted_broker_reports_a_revision_that_its_peers_reach(
     broker_settings: BrokerSettings, child: BrokerChild, spec: MakeSpec
 ) -> None:
     """Gazette's peers answer a call only once a change of the prefix has brought them its revision.
 
-    Marks of the broker's use of etcd lie elsewhere, and a broker that resumes its lease has nothing new to announce.
+    Records of the broker's use of etcd are outside the prefix, and a broker that resumes its lease changes nothing
+    there.
     """
     client = await child.client()
     await client.apply(spec("test/journal"))
@@ -67,7 +65,7 @@ async def test_a_broker_that_returns_tells_a_revision_that_its_peers_reach(
 
 
 class Writer:
-    """Appends unique content to a journal, one append after the other, counting them in a register."""
+    """Appends unique content to a journal, one append at a time, and counts them in a register."""
 
     def __init__(self, journal: str, name: str, rng: random.Random) -> None:
         self.journal = journal
@@ -78,7 +76,7 @@ class Writer:
         self._rng = rng
 
     async def run(self, client: RawClient) -> None:
-        """Until the connection breaks."""
+        """Append until the connection breaks."""
         try:
             while True:
                 self._count += 1
@@ -100,7 +98,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("fsync", ["never", "commit"])
-async def test_nothing_acknowledged_is_lost(
+async def test_no_acknowledged_append_is_lost(
     broker_settings: BrokerSettings, tmp_path: Path, spec: MakeSpec, fsync: str
 ) -> None:
     settings = broker_settings.model_copy(update={"fsync": type(broker_settings.fsync)(fsync)})
@@ -130,12 +128,12 @@ async def test_nothing_acknowledged_is_lost(
             child.start()
     finally:
         child.close()
-    assert len(child.events("lease.resumed")) == 3, "a killed broker takes up its lease again"
+    assert len(child.events("lease.resumed")) == 3, "a killed broker resumes its lease"
     assert not child.events("spool.corrupt")
 
 
 async def check(client: RawClient, journal: str, writers: list[Writer]) -> None:
-    """Everything acknowledged is where it was said to be; the rest is whole appends whose outcome nobody learned."""
+    """Check that acknowledged content is at its offsets; the rest must be whole appends of unknown outcome."""
     whole = await client.content(journal)
     mine = [writer for writer in writers if writer.journal == journal]
     covered = 0
@@ -162,7 +160,7 @@ async def check(client: RawClient, journal: str, writers: list[Writer]) -> None:
             assert registers[writer.name] == str(last)
 
 
-async def test_a_kill_in_the_middle_of_an_append(
+async def test_a_kill_during_an_append_rolls_it_back(
     child: BrokerChild, broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     client = await child.client()
@@ -209,7 +207,7 @@ async def test_sigterm_stores_and_exits(child: BrokerChild, broker_settings: Bro
     await client.close()
 
 
-async def test_two_brokers_cannot_share_a_data_folder(
+async def test_two_brokers_cannot_share_a_data_directory(
     child: BrokerChild, broker_settings: BrokerSettings, tmp_path: Path
 ) -> None:
     await (await child.client()).close()

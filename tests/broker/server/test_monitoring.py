@@ -1,4 +1,4 @@
-"""The dashboard and alerts in deploy/ name metrics that a broker has, and each alert has its entry in the runbook."""
+"""The dashboard and alerts in deploy/ name metrics of the broker, and each alert has an entry in the runbook."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_runbook_has_no_entry_without_an_alert() -> None:
     assert set(re.findall(r"^\| `(Coranto\w+)` \|", page, re.MULTILINE)) == {alert["alert"] for alert in ALERTS}
 
 
-def test_bytes_have_units_of_bytes_and_other_things_do_not() -> None:
+def test_only_bytes_have_units_of_bytes() -> None:
     for panel in DASHBOARD["panels"]:
         config = panel["fieldConfig"]
         units = {
@@ -84,7 +84,7 @@ def test_bytes_have_units_of_bytes_and_other_things_do_not() -> None:
             assert ("bytes" in target["expr"]) == (unit in ("bytes", "Bps")), (panel["title"], target["legendFormat"])
 
 
-def test_panels_have_numbers_and_places_of_their_own() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""Tokens of a real provider at real brokers: RPCs, streams, the HTTP gateway, commands, and a provider that is away."""
+"""Tokens of a real provider at real brokers: RPCs, streams, the HTTP gateway, commands, and an unreachable provider."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_a_removed_key_ends_its_tokens_on_open_streams(
 
 
 @pytest.mark.parametrize("append_streams", [True, False])
-async def test_an_append_with_a_new_key_is_repeated_until_the_key_is_there(
+async def test_an_append_with_a_new_key_is_repeated_until_the_key_is_known(
     settings: BrokerSettings, oidc: OidcServer, spec: Any, append_streams: bool
 ) -> None:
     """It was certainly not applied, so its outcome is not unknown."""
@@ -250,7 +250,7 @@ async def test_a_client_whose_token_is_refused_gets_another_and_continues(
         assert oidc.given == 3
 
 
-def test_without_a_provider_nothing_is_imported_for_one() -> None:
+def test_without_a_provider_no_library_is_imported_for_one() -> None:
     code = (
         "import sys, coranto.cli.app, coranto.client, coranto.auth, coranto_broker.server.process\n"
         "names = ('oauthlib', 'jwt', 'cryptography', 'coranto.security.oidc.provider')\n"
@@ -261,7 +261,7 @@ def test_without_a_provider_nothing_is_imported_for_one() -> None:
 
 
 async def test_a_client_continues_with_its_next_token(settings: BrokerSettings, oidc: OidcServer, spec: Any) -> None:
-    """A token that ends during a read and on an open stream of appends: the client gets another, and continues."""
+    """Its token ends during a read and on an open stream of appends."""
     oidc.token_seconds = 3
     oidc.token_claims = {"groups": ["operators"]}
     auth = OidcClient(oidc.issuer, CLIENT, Secret(SECRET))
@@ -285,12 +285,12 @@ async def test_a_broker_starts_without_its_provider(settings: BrokerSettings, oi
         async with with_token(process, oidc.token(groups=["shop"])) as client:
             listing = asyncio.create_task(client.list())
             done, _ = await asyncio.wait([listing], timeout=0.2)
-            assert not done, "it is tried again until the keys are there"
+            assert not done, "it is tried again until the keys are known"
             oidc.start()
             await listing
 
 
-async def test_a_setting_that_cannot_be_is_refused(settings: BrokerSettings, tmp_path: Path) -> None:
+async def test_an_invalid_setting_is_refused(settings: BrokerSettings, tmp_path: Path) -> None:
     for update, problem in (
         ({"auth_keys": SecretStr("")}, "set auth_keys too"),
         ({"oidc": tmp_path / "nothing.toml"}, "cannot be read"),
@@ -307,9 +307,9 @@ async def test_commands_use_a_secret_or_a_login(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A broker in its own process, and commands in theirs."""
+    """A broker and commands, each in a separate process."""
     monkeypatch.setenv("CORANTO_BROKER_AUTH_KEYS", KEY)
-    given = {"oidc": settings.oidc, "id": "child"}  # Keys are no option.
+    given = {"oidc": settings.oidc, "id": "child"}  # Keys are not passed as an option.
     child = BrokerChild(broker_settings.model_copy(update=given), tmp_path / "broker.log")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
     oidc.token_claims = {"groups": ["operators"]}

@@ -1,4 +1,4 @@
-"""A broker's reports on its own condition: /metrics, /ready and /live."""
+"""A broker's reports on its condition: /metrics, /ready and /live."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ async def test_a_broker_that_serves_is_ready_and_alive(watched: BrokerSettings, 
         assert (await get(process, "/else"))[0] == 404
 
 
-async def test_a_broker_that_lost_its_lease_or_leaves_is_not_ready_but_alive(watched: BrokerSettings) -> None:
+async def test_a_broker_without_its_lease_or_exiting_is_not_ready_but_alive(watched: BrokerSettings) -> None:
     async with running_broker(watched) as (process, _):
         process.session.lost.set()
-        status, told = await get(process, "/ready")
-        assert (status, told["checks"]["lease"]) == (503, False)
+        status, body = await get(process, "/ready")
+        assert (status, body["checks"]["lease"]) == (503, False)
         process.session.lost.clear()
         await process.exit_gracefully()
-        status, told = await get(process, "/ready")
-        assert (status, told["ready"], told["checks"]["staying"]) == (503, False, False)
+        status, body = await get(process, "/ready")
+        assert (status, body["ready"], body["checks"]["staying"]) == (503, False, False)
         assert (await get(process, "/live"))[0] == 200
 
 
@@ -86,14 +86,12 @@ async def test_a_broker_that_waits_for_its_old_lease_is_alive_and_not_ready(watc
         await asyncio.wait_for(starting, 60)
         await eventually(lambda: all(other.readiness().values()))
         await other.__aexit__()
-        # The port is free again with the process that had it.
+        # The port is freed when the process ends.
         with pytest.raises(aiohttp.ClientConnectionError):
             await get(other, "/live")
 
 
-async def test_what_is_logged_of_a_call_names_its_journal(
-    broker: tuple[BrokerProcess, RawClient], spec: MakeSpec
-) -> None:
+async def test_log_entries_of_a_call_name_its_journal(broker: tuple[BrokerProcess, RawClient], spec: MakeSpec) -> None:
     _, client = broker
     with structlog.testing.capture_logs() as logs:
         await create(client, spec())
@@ -109,9 +107,7 @@ async def test_what_is_logged_of_a_call_names_its_journal(
     assert started["journal"] == J
 
 
-async def test_what_is_logged_of_a_call_names_its_client(
-    broker: tuple[BrokerProcess, RawClient], spec: MakeSpec
-) -> None:
+async def test_log_entries_of_a_call_name_its_client(broker: tuple[BrokerProcess, RawClient], spec: MakeSpec) -> None:
     process, client = broker
     await create(client, spec())
     connection = Connection(ClientConfig(process.endpoint, name="nightly/orders"))
@@ -132,12 +128,12 @@ async def test_a_broker_listens_on_ipv6(watched: BrokerSettings) -> None:
         assert (await get(process, "/ready"))[0] == 200
 
 
-async def test_without_a_port_there_is_nothing(broker: tuple[BrokerProcess, RawClient]) -> None:
+async def test_without_a_port_there_is_no_endpoint(broker: tuple[BrokerProcess, RawClient]) -> None:
     process, _ = broker
     assert (process.metrics_endpoint, process.http_endpoint) == ("", "")
 
 
-async def test_a_spool_that_cannot_be_read_is_reported_and_tried_again_and_holds_back_no_other(
+async def test_an_unreadable_spool_is_reported_and_retried_and_blocks_no_other(
     watched: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing(LocalDisk):

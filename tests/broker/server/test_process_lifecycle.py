@@ -48,7 +48,7 @@ async def test_a_graceful_exit_stores_everything_and_the_next_broker_continues(
         assert await client.content(J) == b"firstsecondthird"
 
 
-async def test_a_broken_store_does_not_hold_up_the_exit(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_a_broken_store_does_not_delay_the_exit(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     impatient = broker_settings.model_copy(update={"exit_seconds": 1.0})
     async with running_broker(impatient) as (process, client):
         await create(client, spec(stores=("file:///frags/",)))
@@ -70,7 +70,7 @@ async def test_a_broken_store_does_not_hold_up_the_exit(broker_settings: BrokerS
         await eventually(lambda: stored_files(broker_settings))
 
 
-async def test_a_journal_of_the_same_name_begins_anew(
+async def test_a_journal_of_the_same_name_begins_at_0(
     broker_settings: BrokerSettings, broker: Running, spec: MakeSpec
 ) -> None:
     _, client = broker
@@ -86,7 +86,7 @@ async def test_a_journal_of_the_same_name_begins_anew(
     assert await client.content(J) == b"new"
 
 
-async def test_a_journal_recreated_while_no_broker_ran_begins_anew(
+async def test_a_journal_recreated_while_no_broker_ran_begins_at_0(
     broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     async with running_broker(broker_settings) as (_, client):
@@ -96,7 +96,7 @@ async def test_a_journal_recreated_while_no_broker_ran_begins_anew(
     async with running_broker(other) as (process, client):
         await client.stub.Apply(pb.ApplyRequest(changes=[pb.ApplyRequest.Change(delete=J, expect_mod_revision=-1)]))
         await create(client, spec())
-        await process.exit_gracefully()  # Nothing was written, so nobody has to wait for it.
+        await process.exit_gracefully()  # It has no content to wait for.
     async with running_broker(broker_settings) as (_, client):
         response = await client.append_when_ready(J, b"new")
         assert (response.status, response.commit.begin) == (pb.OK, 0)
@@ -169,7 +169,7 @@ async def test_a_suspended_journal_is_woken_by_an_append(
 
 
 class _Hasty(SystemClock):
-    """A clock for sessions, by which they look after their lease all the time, however long it is."""
+    """A clock for sessions that check their lease often, however long it is."""
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(min(seconds, 0.1))
@@ -201,7 +201,7 @@ async def test_a_broker_whose_allocator_dies_ends(
         assert await asyncio.wait_for(process.serve_until(asyncio.Event()), 60) == 1
 
 
-async def test_files_of_a_journal_that_moved_away_are_stored_and_freed(
+async def test_files_of_a_journal_that_moved_away_are_stored_and_removed(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coranto_broker.replication.replica.REFRESH_FOR_GAP_SECONDS", 0.3)
@@ -222,12 +222,12 @@ async def test_files_of_a_journal_that_moved_away_are_stored_and_freed(
             async def found_again() -> bool:
                 return await other_client.content(J, 7) == b", and more"
 
-            # Its next listing of the stores is an hour away, but a reader that finds a gap brings it forward.
+            # The next listing of the stores is an hour away, but a reader at a gap triggers one earlier.
             await eventually(found_again)
 
 
-async def test_a_broker_that_lost_sight_of_its_lease_leaves_it_to_the_next(broker_settings: BrokerSettings) -> None:
-    # Found by simulation: revoking a lease that was alive after all gave up the only replica of a journal.
+async def test_a_broker_that_lost_contact_with_its_lease_leaves_it_to_the_next(broker_settings: BrokerSettings) -> None:
+    # Found by simulation: the revocation of a lease that was still alive gave up the only replica of a journal.
     async with BrokerProcess(broker_settings) as process:
         process.session.lost.set()
         assert await process.serve_until(asyncio.Event()) == 1

@@ -1,4 +1,4 @@
-"""Certificates that are replaced in the files of running brokers and clients, also under another authority."""
+"""Certificates that are replaced in the files of running brokers and clients, also by another authority."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MakeSpec = Callable[..., pb.JournalSpec]
 async def test_a_whole_cluster_moves_to_another_authority_without_a_restart(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are trusted at first, then everybody shows certificates of the new one, which alone is trusted at the end.
+    """Both are trusted at first; then all use certificates of the new one, which alone is trusted at the end.
 
-    Connections that were made before go on; to see new ones, brokers are made to connect to each other anew.
+    Existing connections continue; to use new ones, brokers are made to connect to each other again.
     """
     monkeypatch.setattr("coranto.security.certificates.LOOK_SECONDS", 0.0)
     old, new = authority(), authority()
@@ -51,14 +51,14 @@ async def test_a_whole_cluster_moves_to_another_authority_without_a_restart(
                 files.issue(issuer, *trusted)
             for broker in brokers:
                 broker.broker.peers._channels.get(broker.endpoint)  # As the next call would.
-            # The same client goes on, and so does one that knows the present files only.
+            # The same client continues, and so does one that reads only the current files.
             end = (await client.append("test/journal", b"content")).end
             async with JournalClient.of(ClientConfig(brokers[1].endpoint, tls=held[2].tls)) as late:
                 assert await late.read_all("test/journal", 0, end) == b"content" * (end // 7)
             for broker in brokers:
                 assert await http_status(broker, held[2]) == 404
         assert end == 28
-        # What the old authority has issued is of no use to anybody, be it over gRPC or HTTP.
+        # Certificates of the old authority are refused, over gRPC and HTTP.
         gone = Files(tmp_path / "gone")
         gone.issue(old, new)
         for broker in brokers:
@@ -81,7 +81,7 @@ async def http_status(broker: BrokerProcess, files: Files) -> int:
 async def test_brokers_present_the_certificates_in_the_files_when_they_connect(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that has long known another connects again, once that has restarted, with its certificate of today."""
+    """A connected broker connects again after the other has restarted, with its current certificate."""
     monkeypatch.setattr("coranto.security.certificates.LOOK_SECONDS", 0.0)
     old, new = authority(), authority()
     one, two, reader = (Files(tmp_path / name) for name in ("one", "two", "client"))
@@ -102,7 +102,7 @@ async def test_brokers_present_the_certificates_in_the_files_when_they_connect(
             await client.apply([pb.ApplyRequest.Change(upsert=replicated)])
             assert (await client.append("test/journal", b"content")).end == 7
             port = int(leaving.endpoint.rpartition(":")[2])
-        # The other comes back, and trusts the new authority alone.
+        # The other returns, and trusts only the new authority.
         one.issue(new, old, new)
         two.issue(new, new)
         reader.issue(new, new)
@@ -114,7 +114,7 @@ async def test_brokers_present_the_certificates_in_the_files_when_they_connect(
 
 
 async def appended(client: JournalClient) -> bool:
-    """Return True if both replicas took an append. With one of them away, there are too few for it."""
+    """Return True if both replicas accepted an append. A single one refuses it."""
     try:
         return (await client.append("test/journal", b"content", offset=7)).end == 14
     except Unavailable:
