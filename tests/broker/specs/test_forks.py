@@ -1,4 +1,4 @@
-"""The rules by which an Apply may create, change and delete forks and their sources."""
+"""The rules for an Apply that creates, changes or deletes forks and their sources."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def changed(spec: pb.JournalSpec, **fields: str) -> pb.JournalSpec:
     return made
 
 
-def test_what_concerns_no_forks_depends_on_nothing() -> None:
+def test_changes_without_forks_depend_on_no_other_journal() -> None:
     assert check([SOURCE, OTHER], SOURCE, "c/other", pb.JournalSpec(name="d/new")) == []
 
 
 def test_forks_are_created_completed_and_dropped() -> None:
     assert check([SOURCE], FORMING, HELD) == []
-    assert check([HELD], FORMING) == [("a/source", 1)]  # An earlier one of that name was not dropped properly.
+    assert check([HELD], FORMING) == [("a/source", 1)]  # An earlier fork of that name was not dropped properly.
     assert check([HELD, FORMING], MADE) == []
     assert check([HELD, MADE], "b/fork", SOURCE) == []
     assert check([HELD, MADE], "b/fork", "a/source") == []
@@ -80,7 +80,7 @@ def test_forks_are_created_completed_and_dropped() -> None:
     assert check([SOURCE], unshared) == [("a/source", 1)]
 
 
-def test_a_change_by_an_outdated_listing_is_left_to_etcd() -> None:
+def test_a_change_based_on_an_outdated_listing_is_left_to_etcd() -> None:
     specs = [pb.JournalSpec(name="a/first"), HELD, MADE]  # The source is at revision 2.
     for revision in (2, 3, -1):
         request = pb.ApplyRequest(changes=[pb.ApplyRequest.Change(upsert=SOURCE, expect_mod_revision=revision)])
@@ -112,7 +112,7 @@ def test_a_change_by_an_outdated_listing_is_left_to_etcd() -> None:
         ([SOURCE], [changed(SOURCE, FORK_HOLD="b/fork")], "is not"),
     ],
 )
-def test_what_would_break_a_fork_is_refused(
+def test_changes_that_would_break_a_fork_are_refused(
     present: list[pb.JournalSpec], changes: list[pb.JournalSpec | str], match: str
 ) -> None:
     with pytest.raises(InvalidInput, match=match):
@@ -134,21 +134,21 @@ def test_a_fork_keeps_its_sources_stores_and_its_begin() -> None:
         check([SOURCE], early, HELD)
 
 
-def test_forks_of_forks_hold_each_other_and_are_no_cycles() -> None:
+def test_forks_of_forks_hold_each_other_and_are_not_cycles() -> None:
     second = fork_at(MADE, "d/second", 50, SharedSpan(0, 40))
     held, made = holding(MADE, second), new_spec(MADE, second)
     assert check([HELD, MADE], held, made) == []
     with pytest.raises(InvalidInput, match="its fork d/second"):
         check([HELD, held, made], "b/fork", SOURCE)
     assert check([HELD, held, made], "b/fork", "d/second", SOURCE) == []
-    # Two journals that would each be a fork of the other, in one call.
+    # Two journals that are forks of each other, in one call.
     x, y = pb.JournalSpec(name="x"), pb.JournalSpec(name="y")
     of_x, of_y = fork_at(x, "y", 9, SharedSpan(0, 9)), fork_at(y, "x", 9, SharedSpan(0, 9))
     with pytest.raises(InvalidInput):
         check([], holding(new_spec(x, of_x), of_y), holding(new_spec(y, of_y), of_x))
 
 
-def test_who_forks_a_journal_may_read_it() -> None:
+def test_creating_a_fork_requires_read_access_to_its_source() -> None:
     selector = labels.label_selector(include=[("name:prefix", "b/")])
     for claims in (Claims(Capability.APPLY), Claims(Capability.ALL, selector)):
         with pytest.raises(PermissionDenied, match="READ over a/source"):
@@ -163,7 +163,7 @@ def test_a_new_fork_shares_only_what_its_source_has_stored() -> None:
         return new_shared_ends(state_of(*present), pb.ApplyRequest(changes=upserts))
 
     assert ends([SOURCE], FORMING, HELD, OTHER) == {"a/source": 20}
-    assert ends([HELD, FORMING], MADE, HELD) == {}  # It is no new one.
+    assert ends([HELD, FORMING], MADE, HELD) == {}  # It is not new.
     assert ends([SOURCE], new_spec(SOURCE, fork_at(SOURCE, "b/fork", 30, SharedSpan(20, 20)))) == {}
     require_stored({"a/source": 20}, {"a/source": JournalHead(status=pb.OK, listed=True, persisted_head=20, head=30)})
     require_stored({"a/source": 20}, {"a/source": JournalHead(status=pb.SUSPENDED, head=20)})

@@ -1,4 +1,4 @@
-"""New names that nest are refused: the conditions that etcd is asked for, and brokers that race on a real etcd."""
+"""New names that nest are refused: the conditions for etcd, and races between brokers on a real etcd."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def state_of(kvs: list[KeyValue], etcd: SimEtcd) -> KeySpaceState[pb.JournalSpec
     st.integers(0, 3),
     st.sampled_from(["", "deep/er/", "bb/"]),
 )
-def test_a_transaction_creates_nothing_that_nests(
-    before: set[str], wanted: set[str], meanwhile: set[str], crowd: int, folder: str
+def test_a_transaction_creates_no_nested_names(
+    before: set[str], wanted: set[str], later: set[str], crowd: int, folder: str
 ) -> None:
-    """Whatever was created since the broker looked, and however many names there are."""
+    """Despite concurrent creations, and for any number of names."""
     with simulated(1) as loop:
         etcd = SimEtcd(loop, Network(loop, loop.rng, Delays()))
         etcd.txn([], [Put(LAYOUT.item_key(name), b"") for name in before], [])
@@ -62,18 +62,18 @@ def test_a_transaction_creates_nothing_that_nests(
             assert nests(*pair)
             assert pair[0] in created
             return
-        etcd.txn([], [Put(LAYOUT.item_key(name), b"") for name in meanwhile - before], [])
+        etcd.txn([], [Put(LAYOUT.item_key(name), b"") for name in later - before], [])
         own = [Compare(LAYOUT.item_key(name), CompareTarget.MOD_REVISION, 0) for name in created]
         compares = with_guards(state, created, own)
         assert len(compares) <= MAX_TXN_OPS
         result = etcd.txn(compares, [Put(LAYOUT.item_key(name), b"") for name in created], [])
-        clash = any(name == other or nests(name, other) for name in created for other in meanwhile - before)
+        clash = any(name == other or nests(name, other) for name in created for other in later - before)
         if clash:
             assert not result.succeeded
-        elif not meanwhile - before:
+        elif not later - before:
             assert result.succeeded
         elif not crowd:
-            assert result.succeeded or not created, "with few names, only what nests is in the way"
+            assert result.succeeded or not created, "with few names, only nested names conflict"
 
 
 async def conditions_on_whole_prefixes(coordinator: Coordinator, prefix: str) -> None:
@@ -128,18 +128,18 @@ async def test_names_that_nest_are_refused(client: RawClient, spec: MakeSpec) ->
     assert "new/one/two nests with new/one:" in await refusal(client, spec("new/one/two"), spec("new/one"))
     for name in ("shop/events-eu", "shop/event", "shop/events.eu", "shop/events=/eu"):
         assert (await client.apply(spec(name))).status == pb.OK
-    # A conflict of revisions is one, as ever.
+    # A conflict of revisions is still reported as one.
     assert (await client.apply(spec("shop/events"))).status == pb.ETCD_TRANSACTION_FAILED
     assert (await client.apply(spec("shop/other"), spec("shop/events"))).status == pb.ETCD_TRANSACTION_FAILED
     assert (await client.apply(spec("shop/other"), revision=7)).status == pb.ETCD_TRANSACTION_FAILED
-    # What is gone is in nobody's way.
+    # A deleted name blocks no other.
     gone = pb.ApplyRequest.Change(delete="shop/events", expect_mod_revision=-1)
     assert (await client.stub.Apply(pb.ApplyRequest(changes=[gone]))).status == pb.OK
     assert (await client.apply(spec("shop/events/eu"))).status == pb.OK
     assert "shop/events nests with shop/events/eu:" in await refusal(client, spec("shop/events"))
 
 
-async def test_journals_that_nest_already_can_be_changed_and_deleted(
+async def test_journals_with_nested_names_can_be_changed_and_deleted(
     broker: tuple[BrokerProcess, RawClient], broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
     process, client = broker
@@ -160,13 +160,13 @@ async def test_journals_that_nest_already_can_be_changed_and_deleted(
     assert (await client.apply(spec("a/bbb/d"), revision=-1)).status == pb.OK
 
 
-async def test_an_operator_may_allow_names_that_nests(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_an_operator_may_allow_nested_names(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     allowing = broker_settings.model_copy(update={"allow_nested_names": True})
     async with running_broker(allowing) as (_, client):
         assert (await client.apply(spec("shop/events"), spec("shop/events/eu"))).status == pb.OK
 
 
-async def test_as_many_journals_as_one_transaction_can_hold(client: RawClient, spec: MakeSpec) -> None:
+async def test_one_transaction_creates_its_maximum_of_journals(client: RawClient, spec: MakeSpec) -> None:
     many = [spec(f"many/{letter}/{number:03}") for letter in "ab" for number in range(MAX_TXN_OPS // 2)]
     assert (await client.apply(*many)).status == pb.OK
     assert (await client.apply(*many)).status == pb.ETCD_TRANSACTION_FAILED
@@ -193,11 +193,11 @@ async def test_a_lagging_broker_refuses_no_name_because_of_deleted_journals(
             async with EtcdCoordinator(broker_settings.etcd) as coordinator:
                 names = (f"lag/{number}/x", f"lag/{number}-0")
                 await coordinator.txn([], [Delete(layout.item_key(name)) for name in names])
-            # What it knows of is around the new name, or has it, and is to be created or changed.
+            # The deleted journals that it still knows are around the new name, or have it.
             kind = (spec(f"lag/{number}"), spec(f"lag/{number}/x/y"), spec(f"lag/{number}-0"))[number % 3]
             assert (await two.apply(kind, revision=-(number % 2))).status == pb.OK
             assert process.broker.keyspace.state is not state
-        # Nor does it take for new what Gazette's brokers have just created, and what is to be changed.
+        # Journals that Gazette's brokers have just created, and that are to be changed, are not taken for new.
         async with EtcdCoordinator(broker_settings.etcd) as coordinator:
             for number in range(10):
                 made = [spec(f"new/{number}"), spec(f"new/{number}/x")]
@@ -210,7 +210,7 @@ async def test_a_lagging_broker_refuses_no_name_because_of_deleted_journals(
                 assert (await two.apply(made[1], revision=revision)).status == pb.OK
 
 
-async def test_of_two_that_race_one_is_refused(
+async def test_of_two_concurrent_creations_one_is_refused(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other_settings = broker_settings.model_copy(update={"id": "broker-1", "data_dir": tmp_path_factory.mktemp("other")})

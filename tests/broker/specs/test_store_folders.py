@@ -1,4 +1,4 @@
-"""Journals whose stores would give them one folder are refused."""
+"""Journals that would share a folder in a store are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_same_folder_by_another_prefix_is_a_conflict() -> None:
     assert conflicts([journal("b/c")], *there, journal("b/c", "s3://bucket/a/")), "a journal gets the store later"
 
 
-def test_other_buckets_and_journals_that_go_are_no_conflict() -> None:
+def test_other_buckets_and_moved_or_deleted_journals_do_not_conflict() -> None:
     there = [journal("a/b/c", "s3://bucket/")]
     here = journal("b/c", "s3://bucket/a/")
     assert not conflicts(there, journal("b/c", "s3://other/a/"))
@@ -66,7 +66,7 @@ def test_other_buckets_and_journals_that_go_are_no_conflict() -> None:
     assert not conflicts(there, journal("b/c", "s3://bucket/a/?find=b/&replace=x/")), "its author says where it is"
     assert not conflicts(there, here, deleted=frozenset({"a/b/c"}))
     assert not conflicts(there, here, journal("a/b/c", "s3://bucket/x/")), "the other one moves away"
-    assert not conflicts([*there, here], here), "what is there may stay"
+    assert not conflicts([*there, here], here), "existing journals may stay"
 
 
 PREFIXES = st.sampled_from(["", "a/", "a/b/", "b/"])
@@ -77,7 +77,7 @@ SPECS = st.dictionaries(NAMES, st.lists(PREFIXES, max_size=2), max_size=4).map(
 
 
 @given(SPECS, SPECS)
-def test_whatever_shares_a_folder_is_found(before: list[pb.JournalSpec], upserts: list[pb.JournalSpec]) -> None:
+def test_every_shared_folder_is_found(before: list[pb.JournalSpec], upserts: list[pb.JournalSpec]) -> None:
     after = {spec.name: spec for spec in [*before, *upserts]}
     present = {spec.name: set(spec.fragment.stores) for spec in before}
 
@@ -101,7 +101,7 @@ def put(*specs: pb.JournalSpec) -> list[Op]:
 
 
 @given(SPECS, SPECS, SPECS)
-def test_of_two_transactions_that_give_one_folder_etcd_takes_one(
+def test_etcd_accepts_one_of_two_transactions_for_one_folder(
     before: list[pb.JournalSpec], one: list[pb.JournalSpec], two: list[pb.JournalSpec]
 ) -> None:
     if conflicts([], *before) or conflicts(before, *one) or conflicts(before, *two):
@@ -130,7 +130,7 @@ def test_transactions_that_share_a_prefix_do_not_disturb_each_other() -> None:
     assert folder_guards(state, [journal("e/f")]) == ([], [])
 
 
-async def test_of_two_applies_at_one_time_one_is_refused(
+async def test_of_two_concurrent_applies_for_one_folder_one_is_refused(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other_settings = broker_settings.model_copy(update={"id": "broker-1", "data_dir": tmp_path_factory.mktemp("other")})
@@ -145,7 +145,7 @@ async def test_of_two_applies_at_one_time_one_is_refused(
                 refusals.append(error.details() or "")
                 return False
 
-        # At first neither prefix is known, then one of them, then both.
+        # Neither prefix is known at first, then one of them, then both.
         for number in range(24):
             folder = f"deep-{number // 3}"
             outcomes = await asyncio.gather(
@@ -159,7 +159,7 @@ async def test_of_two_applies_at_one_time_one_is_refused(
     assert all("would share a folder with" in each for each in refusals)
 
 
-async def test_as_many_journals_with_stores_as_one_transaction_can_hold(client: RawClient, spec: MakeSpec) -> None:
+async def test_one_transaction_creates_its_maximum_of_journals_with_stores(client: RawClient, spec: MakeSpec) -> None:
     first = [spec(f"first/{number:03}", stores=("file:///",)) for number in range(MAX_TXN_OPS)]
     assert (await client.apply(*first)).status == pb.OK
     assert (await client.apply(*(spec(f"more/{n:03}", stores=("file:///",)) for n in range(MAX_TXN_OPS)))).status == 0
