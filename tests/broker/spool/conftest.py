@@ -1,4 +1,4 @@
-"""Spools in folders, and observers of them."""
+"""Fixtures: spools in folders, and observers of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MINE = labels.label_set(author="me")
 
 @dataclass
 class Observer:
-    """Remembers what the spool has made visible."""
+    """Records the content that the spool has made visible."""
 
     visible: list[tuple[int, int]] = field(default_factory=list)
     sealed: list[Sealed] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Spools on a disk that loses power at any instant: `python -m tests.broker.spool.power_cuts --cuts 10000`.
 
 One spool is appended to, rolled, started over, rolled back, killed, stored and dropped; its syncs overlap with commits,
-and some of them fail. At any instant the machine may lose what is not synced, in any part and order. What is recovered
-is held against what had been promised, and the next life goes on with it. `test_power_cuts.py` runs fewer.
+and some of them fail. At any instant the machine may lose unsynced content, in any part and order. The recovered
+content is compared with the promises, and the next life continues with it. `test_power_cuts.py` runs fewer.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ from tests.simulation.kit.disk import SimDisk
 
 JOURNAL = "a/journal"
 LIVES = 6
-"""Lives of one spool, each ended by a power cut, a kill, or a sync that failed."""
+"""Lives of one spool, each ended by a power cut, a kill, or a failed sync."""
 _COMPACT_BYTES = 700
 _RARER = ("roll", "roll", "abort", "follow", "store", "commit", "proposed", "proposed")
 
 
 class Broken(AssertionError):
-    """A promise that was broken."""
+    """A broken promise."""
 
 
 @dataclass
 class Model:
-    """The fragment store, and what the spool was given and has promised."""
+    """The fragment store, and the content and promises of the spool."""
 
     fsync: Fsync
     content: bytes = b""
-    """All that was committed, in the journal's order."""
+    """All committed content, in the journal's order."""
     registers: dict[int, pb.LabelSet] = field(default_factory=lambda: {0: pb.LabelSet()})
-    """At each end that a commit had."""
+    """Registers at the end of each commit."""
     certain: int = 0
-    """The end of the last commit that the spool said is one."""
+    """The end of the last commit that the spool confirmed."""
     promised: int = 0
-    """The journal's end that a flush has covered."""
+    """The journal's end at the last completed flush."""
     revision: int = 1
     promised_revision: int = 0
     stored: dict[int, bytes] = field(default_factory=dict)
     """Content of fragments in the store, by their begin."""
     has_hole: bool = False
-    """True if content is missing that was not promised, and later content that was not promised is there."""
+    """True if content is missing that was not promised, and later content that was not promised is present."""
     seen: Counter[str] = field(default_factory=Counter)
 
     def cut_back(self, end: int) -> None:
-        """The journal goes on at `end`: what came after was never promised."""
+        """Continue the journal at `end`: later content was never promised."""
         self.certain = end
         self.content = self.content[:end]
         self.registers = {at: each for at, each in self.registers.items() if at <= end}
@@ -79,21 +79,21 @@ class Model:
 
 @dataclass
 class Observer:
-    """Keeps the fragments that have completed."""
+    """Keeps completed fragments."""
 
     sealed: list[Sealed] = field(default_factory=list)
 
     def spool_skip(self, offset: int) -> None:
-        """There are no gaps."""
+        """Do nothing: there are no gaps."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
-        """Nobody reads."""
+        """Do nothing: there are no readers."""
 
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
         self.sealed.append(sealed)
 
     def spool_ahead(self, end: int) -> None:
-        """Nobody reads."""
+        """Do nothing: there are no readers."""
 
 
 class Life:
@@ -110,7 +110,7 @@ class Life:
         self.spool.on_failure = self.failed.set
 
     async def run(self) -> None:
-        """Until a sync fails."""
+        """Act on the spool until a sync fails."""
         rng, spool, model = self._rng, self.spool, self.model
         if model.fsync is Fsync.INTERVAL:
             self._start(self._keep_flushed())
@@ -169,7 +169,7 @@ class Life:
             self._store()
 
     def _store(self) -> None:
-        """As the persister, and the listing of the store that comes after."""
+        """Store completed fragments, as the persister does, and drop them, as after a listing."""
         model, sealed_ones = self.model, self._observer.sealed
         for _ in range(min(len(sealed_ones), self._rng.choice((1, 1, 9)))):
             sealed = sealed_ones.pop(0)
@@ -178,7 +178,7 @@ class Life:
             sealed.drop()
 
     def _commit_proposed(self, content: bytes) -> None:
-        """As a replica that is sent content with its proposal."""
+        """Commit as a replica that gets content with its proposal."""
         spool, registers, revision = self.spool, self.spool.registers, self.model.revision
         begin = spool.fragment.begin
         whole = self.model.piece(begin, spool.end) + content
@@ -203,7 +203,7 @@ class Life:
 
     @contextlib.contextmanager
     def _or_not(self) -> Iterator[None]:
-        """Note that a commit counts, unless it cannot be written. After a kill, either may be."""
+        """Note that a commit counts, unless it cannot be written. After a kill, either is possible."""
         model = self.model
         try:
             yield
@@ -213,7 +213,7 @@ class Life:
         model.certain = len(model.content)
 
     async def _flush(self) -> None:
-        """Promise the content, as a broker does that acknowledges a commit."""
+        """Flush and promise the content, as a broker that acknowledges a commit."""
         spool, model = self.spool, self.model
         end, revision = spool.end, spool.stamp.synced
         try:
@@ -232,7 +232,7 @@ class Life:
 
 
 def check(model: Model, disk: SimDisk, folder: SpoolFolder, recovered: Recovered, *, cut: bool) -> None:
-    """Hold what was recovered against the model. `cut`: after a loss of power. Raises Broken."""
+    """Compare the recovered content with the model. `cut`: after a loss of power. Raises Broken."""
     end = recovered.spool.end
     if not cut and (end < model.certain or recovered.lost_end):
         raise Broken(f"a process ended, and [{end}, {model.certain}) is gone")
@@ -241,7 +241,7 @@ def check(model: Model, disk: SimDisk, folder: SpoolFolder, recovered: Recovered
     if recovered.lost_end and model.fsync is Fsync.COMMIT:
         raise Broken(f"an operator is to confirm a loss up to {recovered.lost_end}, and nothing is lost")
     if end > len(model.content) or end not in model.registers:
-        raise Broken(f"recovered is {end}, where no commit ended; committed was {len(model.content)}")
+        raise Broken(f"recovered is {end}, which is not the end of a commit; committed was {len(model.content)}")
     if end and recovered.spool.registers != model.registers[end]:
         raise Broken(f"registers at {end} are {recovered.spool.registers}")
     if recovered.stamp.synced < model.promised_revision:
@@ -254,9 +254,9 @@ def check(model: Model, disk: SimDisk, folder: SpoolFolder, recovered: Recovered
     covered = 0
     for begin, piece in sorted(pieces.items()):
         if piece != model.piece(begin, begin + len(piece)):
-            raise Broken(f"[{begin}, {begin + len(piece)}) is not what was committed there")
+            raise Broken(f"[{begin}, {begin + len(piece)}) differs from the committed content")
         covered = max(covered, begin + len(piece)) if begin <= covered else covered
-    # Acknowledgements that waited for nothing may leave a hole, where what lies behind it has reached the disk.
+    # Acknowledgements without a flush may leave a gap before later content that has reached the disk.
     if covered < (end if model.fsync is Fsync.COMMIT else model.promised):
         raise Broken(f"only [0, {covered}) of {end} is here or stored")
     if recovered.lost_end:
@@ -267,7 +267,7 @@ def check(model: Model, disk: SimDisk, folder: SpoolFolder, recovered: Recovered
 
 
 async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
-    """The lives of one spool. Returns how many power cuts it met."""
+    """Run the lives of one spool, and return the number of power cuts."""
     rng = random.Random(f"power cuts {seed}")
     disk = SimDisk(loop, rng)
     cuts = 0
@@ -308,13 +308,13 @@ async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
         if recovered.lost_end or recovered.spool.end < stored or model.has_hole:
             if model.fsync is Fsync.COMMIT:
                 raise Broken(f"the store has content up to {stored}, recovered is {recovered.spool.end}")
-            break  # Content for the operator, or for the next listing of the store.
+            break  # Needs an operator, or the next listing of the store.
         model.cut_back(recovered.spool.end)
     return cuts
 
 
 def _recover(model: Model, disk: SimDisk, rng: random.Random, folder: SpoolFolder) -> Recovered:
-    """As a broker does: again, when the disk fails."""
+    """Recover as a broker does: again, after a disk failure."""
     if rng.random() < 0.3:
         _fail_syncs(disk, rng, after=0)
     while True:
@@ -332,7 +332,7 @@ def _folder(loop: SimLoop, disk: SimDisk, process: Process) -> SpoolFolder:
 
 
 def _fail_syncs(disk: SimDisk, rng: random.Random, after: int = 5) -> None:
-    """Have one or two syncs fail, up to so many `after` others."""
+    """Have one or two syncs fail, after at most `after` others."""
     wanted, left, skipped = rng.choice((".content", ".commits", "")), rng.choice((1, 1, 2)), rng.randint(0, after)
 
     def fails(name: str) -> bool:
@@ -349,7 +349,7 @@ def _fail_syncs(disk: SimDisk, rng: random.Random, after: int = 5) -> None:
 
 
 def run(seed: int, seen: Counter[str] | None = None) -> int:
-    """One spool's lives. Returns how many power cuts it met. Raises Broken."""
+    """Run the lives of one spool, and return the number of power cuts. Raises Broken."""
     rng = random.Random(f"policy {seed}")
     model = Model(rng.choice((Fsync.COMMIT, Fsync.COMMIT, Fsync.COMMIT, Fsync.INTERVAL, Fsync.NEVER)))
     if seen is not None:
@@ -360,7 +360,7 @@ def run(seed: int, seen: Counter[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Drop what recovery logs."""
+    """Drop log entries of recovery."""
     before = structlog.get_config()
     structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
     try:
@@ -378,7 +378,7 @@ def main(
     first: Annotated[int, typer.Option(help="The first seed.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Run this seed alone.")] = None,
 ) -> None:
-    """Run spools until they have met so many power cuts. The exit code is 1 when a promise was broken."""
+    """Run spools until they have had this many power cuts. The exit code is 1 if a promise was broken."""
     if seed is not None:
         run(seed)
         return

@@ -1,4 +1,4 @@
-"""The commit log: what was recorded is read back, whatever happened to its end."""
+"""The commit log: records are read back, whatever happened to its end."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_the_last_record_counts() -> None:
     assert commit_log.decode(b"") == commit_log.LogContent(None, 0, 0)
 
 
-def test_the_pipelines_that_a_spool_followed_are_remembered() -> None:
+def test_the_log_records_the_pipelines_that_a_spool_followed() -> None:
     log = LOG + commit_log.encode(42, RECORDS[0], Stamp(9, 7))
     assert commit_log.decode(LOG).stamp == UNSTAMPED
     assert commit_log.decode(log).stamp == Stamp(9, 7)
 
 
-def test_logs_from_before_there_were_stamps_are_read() -> None:
+def test_logs_without_stamps_are_read() -> None:
     message = pb.ReplicateRequest(proposal=RECORDS[3].fragment.to_wire(), registers=RECORDS[3].registers)
     payload = struct.pack("<qd", 42, 12.5) + message.SerializeToString()
     old = struct.pack("<4sII", b"csp1", len(payload), zlib.crc32(payload)) + payload
@@ -64,11 +64,11 @@ def test_a_damaged_byte_ends_the_log_before_its_record(position: int, flip: int)
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_record(data: bytes) -> None:
+def test_garbage_is_not_a_record(data: bytes) -> None:
     assert commit_log.decode(data).last is None
 
 
-def test_records_leave_no_memory_behind() -> None:
+def test_records_leak_no_memory() -> None:
     fragment = RECORDS[0].fragment
     names = [f"writer-{k:03}" for k in range(64)]
     records = [CommittedState(fragment, labels.label_set(dict.fromkeys(names, f"{n}" * 40)), 12.5) for n in range(2)]

@@ -1,4 +1,4 @@
-"""The room on a disk: short below the reserve."""
+"""Free space on a disk: short below the reserve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from coranto_broker.spool.disk_room import LOOK_SECONDS, DiskRoom
 from tests.broker.running import ManualClock
 
 
-def test_room_is_short_below_the_reserve() -> None:
+def test_free_space_is_short_below_the_reserve() -> None:
     clock, free, asked = ManualClock(), [100], []
 
     def free_bytes() -> int:
@@ -17,7 +17,7 @@ def test_room_is_short_below_the_reserve() -> None:
     assert not room.is_short
     free[0] = 99
     assert not room.is_short
-    assert len(asked) == 1, "it is asked once in a while"
+    assert len(asked) == 1, "the disk is asked at intervals"
     clock.advance(LOOK_SECONDS)
     assert room.is_short
     free[0] = 100

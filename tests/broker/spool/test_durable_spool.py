@@ -1,4 +1,4 @@
-"""Durable spools: what is on disk after any event, what recovery makes of it, and what readers may see."""
+"""Durable spools: files after any event, recovery, and visible content."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_journal_that_was_never_written_leaves_no_files(spool: DurableSpool, f
     assert spool.fragment.codec is Codec.SNAPPY
 
 
-def test_committing_in_one_go_has_the_same_result(tmp_path: Path) -> None:
+def test_committing_in_one_step_has_the_same_result(tmp_path: Path) -> None:
     left: list[list[bytes]] = []
     for in_one_go in (True, False):
         observer = Observer()
@@ -60,7 +60,7 @@ def test_committing_in_one_go_has_the_same_result(tmp_path: Path) -> None:
     assert left[0] == left[1]
 
 
-async def test_a_spool_that_begins_to_sync_commits_keeps_to_what_it_had_acknowledged(folder: SpoolFolder) -> None:
+async def test_a_spool_that_begins_to_sync_commits_records_earlier_acknowledgements(folder: SpoolFolder) -> None:
     spool = DurableSpool(folder, Observer(), Fsync.NEVER)
     append(spool, b"acknowledged without the disk")
     before = spool.end
@@ -78,10 +78,8 @@ async def test_a_spool_that_begins_to_sync_commits_keeps_to_what_it_had_acknowle
     assert not spool.is_on_disk(spool.version)
 
 
-def test_the_log_is_on_the_disk_before_content_that_comes_with_its_proposal(
-    folder: SpoolFolder, disk: FaultyDisk
-) -> None:
-    # Else power loss may leave content without a log, as if acknowledged content were lost.
+def test_the_log_is_synced_before_content_that_is_sent_with_its_proposal(folder: SpoolFolder, disk: FaultyDisk) -> None:
+    # Otherwise power loss may leave content without a log, as if acknowledged content were lost.
     spool = DurableSpool(folder, Observer(), Fsync.NEVER)
     spool.propose(spool.fragment, NONE, primary=False, revision=5)
     spool.follow(Fsync.COMMIT)
@@ -96,9 +94,7 @@ def test_the_log_is_on_the_disk_before_content_that_comes_with_its_proposal(
     assert spool.commit_proposed(b"more", more.to_wire(), 5)
 
 
-async def test_forcing_takes_completed_fragments_along(
-    spool: DurableSpool, observer: Observer, disk: FaultyDisk
-) -> None:
+async def test_forcing_includes_completed_fragments(spool: DurableSpool, observer: Observer, disk: FaultyDisk) -> None:
     append(spool, b"completed")
     roll(spool)
     append(spool, b"growing")
@@ -108,7 +104,7 @@ async def test_forcing_takes_completed_fragments_along(
     assert {sealed.content.path.name, sealed.log.path.name, spool.content_file.path.name} <= set(disk.syncs)
     disk.syncs.clear()
     await spool.force()
-    assert disk.syncs == [], "all of it is there"
+    assert disk.syncs == [], "all of it is synced"
 
 
 @pytest.mark.parametrize("fsync", Fsync)
@@ -142,7 +138,7 @@ async def test_a_spool_that_is_never_flushed_forgets_stored_fragments(
 
 
 @pytest.mark.parametrize("full", [".content", ".commits"])
-def test_a_commit_in_one_go_that_cannot_be_written_leaves_the_spool_as_it_was(
+def test_a_failed_commit_in_one_step_leaves_the_spool_unchanged(
     full: str, spool: DurableSpool, disk: FaultyDisk
 ) -> None:
     append(spool, b"some")
@@ -155,7 +151,7 @@ def test_a_commit_in_one_go_that_cannot_be_written_leaves_the_spool_as_it_was(
     assert spool.commit(b"else", MINE, 9).sum == sum_of(b"someelse")
 
 
-def test_content_that_comes_with_its_proposal_commits_as_by_both_steps(tmp_path: Path) -> None:
+def test_content_sent_with_its_proposal_commits_as_in_two_steps(tmp_path: Path) -> None:
     left: list[list[bytes]] = []
     seen: list[Observer] = []
     for in_one_go in (True, False):
@@ -213,7 +209,7 @@ def test_a_proposal_with_content_that_does_not_continue_the_spool_changes_nothin
 
 
 @pytest.mark.parametrize("full", [".content", ".commits"])
-def test_a_disk_that_is_full_for_proposed_content_leaves_the_spool_as_it_was(
+def test_a_full_disk_for_proposed_content_leaves_the_spool_unchanged(
     full: str, spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk, observer: Observer
 ) -> None:
     append(spool, b"some", MINE)
@@ -229,8 +225,10 @@ def test_a_disk_that_is_full_for_proposed_content_leaves_the_spool_as_it_was(
 
 
 @pytest.mark.parametrize("lacks", [True, False])
-def test_what_the_primary_lacks_is_stored_at_once(lacks: bool, spool: DurableSpool, observer: Observer) -> None:
-    """It may be on this broker alone, and readers of others would wait for as long as replicas hold back."""
+def test_content_that_the_primary_lacks_is_stored_immediately(
+    lacks: bool, spool: DurableSpool, observer: Observer
+) -> None:
+    """Only this broker may have it, and readers at others would wait for the delay of replicas."""
 
     def follow(proposal: Fragment) -> ProposalEffect:
         return spool.propose(proposal, NONE, primary=False).effect
@@ -250,7 +248,7 @@ def test_what_the_primary_lacks_is_stored_at_once(lacks: bool, spool: DurableSpo
     assert observer.urgent == [lacks, False]
 
 
-def test_content_is_visible_after_publish_only(spool: DurableSpool, observer: Observer) -> None:
+def test_content_is_visible_only_after_publish(spool: DurableSpool, observer: Observer) -> None:
     spool.write(0, b"abc")
     assert observer.visible == []
     decision = spool.propose(spool.next_fragment(), NONE, primary=True)
@@ -284,7 +282,7 @@ def test_a_roll_seals_the_content(spool: DurableSpool, folder: SpoolFolder, obse
     append(spool, b"ghi")
     with sealed.content.borrow() as file:
         sealed.drop()
-        assert file.read_at(0, 6) == b"abcdef", "a reader keeps what it has borrowed"
+        assert file.read_at(0, 6) == b"abcdef", "a reader keeps the borrowed content"
     assert [name for name in names(folder) if name.startswith("0" * 16)] == []
     with pytest.raises(FileNotFoundError):
         content_of(sealed)
@@ -342,12 +340,12 @@ def test_a_full_disk_fails_the_commit_and_changes_nothing(
     assert (recovered.spool.end, recovered.spool.fragment.sum) == (6, sum_of(b"abcxyz"))
 
 
-def test_what_a_failed_commit_leaves_in_the_log_is_overwritten(
+def test_a_partial_record_of_a_failed_commit_is_overwritten(
     spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
 ) -> None:
     append(spool, b"abc")
     spool.write(0, b"def")
-    disk.full, disk.stuck = "commits", True  # Not even cutting off the half record works.
+    disk.full, disk.stuck = "commits", True  # Truncating the partial record fails, too.
     with pytest.raises(OSError, match="cannot truncate"):
         spool.propose(spool.next_fragment(), NONE, primary=True)
     spool.roll_back()
@@ -369,7 +367,7 @@ def test_a_long_commit_log_is_started_over(
     monkeypatch.setattr(durable_spool, "COMPACT_LOG_BYTES", 500)
     for n in range(40):
         append(spool, bytes([n]))
-    older, log = sorted(name for name in names(folder) if name.endswith("commits"))  # One stands in for the other.
+    older, log = sorted(name for name in names(folder) if name.endswith("commits"))  # One replaces the other.
     assert int(log.split(".")[1]) >= 5
     assert len(folder.disk.read(folder.path / log)) + len(folder.disk.read(folder.path / older)) < 2000
     spool.close()
@@ -397,7 +395,7 @@ async def test_the_commit_policy_syncs_content_and_log_and_shares_flushes(
     assert len(disk.syncs) == 5, "a fragment that completes is visible, so it is forced to the disk"
 
 
-async def test_a_flush_asked_for_in_the_turn_where_another_one_ended_begins_a_new_one(
+async def test_a_flush_requested_in_the_turn_when_another_ended_begins_a_new_one(
     folder: SpoolFolder, observer: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second task runs between the end of the first flush and the callbacks of its task."""
@@ -427,7 +425,7 @@ async def test_a_flush_asked_for_in_the_turn_where_another_one_ended_begins_a_ne
     assert recover(folder).spool.end == 6
 
 
-async def test_a_commit_costs_two_syncs_and_a_new_fragment_one_of_its_folder(
+async def test_a_commit_takes_two_syncs_and_a_new_fragment_one_of_its_folder(
     folder: SpoolFolder, observer: Observer, disk: FaultyDisk
 ) -> None:
     spool = DurableSpool(folder, observer, Fsync.COMMIT)
@@ -446,7 +444,7 @@ async def test_a_commit_costs_two_syncs_and_a_new_fragment_one_of_its_folder(
     assert disk.folder_syncs == ["7", "7"], "one for the log, one for the content"
 
 
-async def test_the_interval_policy_syncs_when_told(folder: SpoolFolder, observer: Observer, disk: FaultyDisk) -> None:
+async def test_the_interval_policy_syncs_on_request(folder: SpoolFolder, observer: Observer, disk: FaultyDisk) -> None:
     spool = DurableSpool(folder, observer, Fsync.INTERVAL)
     append(spool, b"abc")
     roll(spool)
@@ -459,7 +457,7 @@ async def test_the_interval_policy_syncs_when_told(folder: SpoolFolder, observer
     assert len(disk.syncs) == 4
 
 
-async def test_content_that_was_taken_out_is_not_synced(folder: SpoolFolder, observer: Observer) -> None:
+async def test_content_that_was_set_aside_is_not_synced(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.INTERVAL)
     append(spool, b"abc")
     roll(spool)
@@ -476,7 +474,7 @@ async def test_content_that_was_taken_out_is_not_synced(folder: SpoolFolder, obs
 
 
 @pytest.mark.parametrize("failing", [".content", ".commits"])
-async def test_nothing_is_acknowledged_after_a_sync_that_failed(
+async def test_nothing_is_acknowledged_after_a_failed_sync(
     folder: SpoolFolder, observer: Observer, disk: FaultyDisk, failing: str
 ) -> None:
     spool = DurableSpool(folder, observer, Fsync.COMMIT)
@@ -506,7 +504,7 @@ async def test_nothing_is_acknowledged_after_a_sync_that_failed(
     before = {name: folder.disk.read(folder.path / name) for name in names(folder)}
     assert durable_spool.DISTRUSTED_FILE in before
 
-    # What is read back may lie in memory alone: it is written anew, to other files.
+    # Reads may return content that is only in memory: it is written again, to other files.
     disk.syncs.clear()
     recovered = recover(folder)
     assert (recovered.spool.end, recovered.lost_end) == (6, 0)
@@ -514,10 +512,10 @@ async def test_nothing_is_acknowledged_after_a_sync_that_failed(
     assert names(folder) == [f"{0:016x}.1.commits", f"{0:016x}.content"]
     disk.syncs.clear()
     assert recover(folder).spool.end == 6
-    assert disk.syncs == [], "now it is trusted"
+    assert disk.syncs == [], "it is trusted again"
 
 
-async def test_a_failed_sync_by_interval_loses_nothing_either(
+async def test_a_failed_interval_sync_loses_no_content(
     folder: SpoolFolder, observer: Observer, disk: FaultyDisk
 ) -> None:
     spool = DurableSpool(folder, observer, Fsync.INTERVAL)
@@ -526,13 +524,13 @@ async def test_a_failed_sync_by_interval_loses_nothing_either(
     with pytest.raises(OSError, match="cannot write"):
         await spool.flush()
     with pytest.raises(OSError, match="cannot write"):
-        recover(folder)  # It fails still.
+        recover(folder)  # The sync still fails.
     disk.failing = None
     assert recover(folder).spool.end == 3
 
 
 @pytest.mark.parametrize("policy", list(Fsync))
-async def test_what_is_synced_while_a_fragment_rolls_is_synced_again(
+async def test_content_synced_during_a_roll_is_synced_again(
     folder: SpoolFolder, observer: Observer, disk: FaultyDisk, policy: Fsync
 ) -> None:
     spool = DurableSpool(folder, observer, policy)
@@ -544,11 +542,11 @@ async def test_what_is_synced_while_a_fragment_rolls_is_synced_again(
     await flushing
     disk.syncs.clear()
     await spool.flush()
-    again = policy is not Fsync.COMMIT  # COMMIT has done so at once. Otherwise a later flush covers this, too.
+    again = policy is not Fsync.COMMIT  # COMMIT has synced it immediately. Otherwise a later flush includes it.
     assert (f"{0:016x}.content" in disk.syncs) == again
 
 
-def test_rolls_that_meet_a_full_disk_leave_no_descriptors(
+def test_rolls_on_a_full_disk_leak_no_descriptors(
     spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(spool, b"abc")
@@ -568,7 +566,7 @@ def test_rolls_that_meet_a_full_disk_leave_no_descriptors(
     assert recover(folder).spool.end == 6
 
 
-def test_a_first_log_that_meets_a_full_disk_is_begun_again(
+def test_a_first_log_that_a_full_disk_refused_is_created_again(
     spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
 ) -> None:
     disk.full = ".commits"
@@ -576,16 +574,16 @@ def test_a_first_log_that_meets_a_full_disk_is_begun_again(
         spool.write(0, b"abc")
     disk.full = None
     assert names(folder) == []
-    spool.write(0, b"abc")  # A kill here: the content has a log with a whole record.
+    spool.write(0, b"abc")  # At a kill here, the content has a log with a whole record.
     assert (recover(folder).lost_end, names(folder)) == (0, [f"{0:016x}.0.commits", f"{0:016x}.content"])
 
 
-def test_names_that_look_alike_have_folders_of_their_own(tmp_path: Path) -> None:
+def test_similar_names_have_separate_folders(tmp_path: Path) -> None:
     assert folder_of(tmp_path, "a/bcd", 1) != folder_of(tmp_path, "a_bcd", 1)
     assert len(folder_of(tmp_path, "x" * 512, 1).parent.name) < 100
 
 
-# ------------------------------------------------------------------------------------ what pipelines it has followed
+# --------------------------------------------------------------------------------------------------- followed pipelines
 
 
 def test_a_spool_remembers_the_pipelines_that_it_followed(spool: DurableSpool, folder: SpoolFolder) -> None:
@@ -639,7 +637,7 @@ def test_a_completed_fragment_is_settled_once_content_follows(spool: DurableSpoo
     assert observer.sealed[1].settled
 
 
-# ------------------------------------------------------------------------------------- large content, written aside
+# --------------------------------------------------------------------------------------- large content, deferred writes
 
 LARGE = durable_spool.DEFERRED_BYTES
 
@@ -661,7 +659,7 @@ async def test_large_content_is_written_in_order_and_hashed(spool: DurableSpool,
     assert recover(folder).durable(folder, Observer(), Fsync.NEVER).fragment == proposal
 
 
-async def test_nothing_of_large_content_that_was_rolled_back_is_written_later(
+async def test_large_content_that_was_rolled_back_is_not_written_later(
     spool: DurableSpool, folder: SpoolFolder
 ) -> None:
     append(spool, b"first,")
@@ -680,7 +678,7 @@ async def test_nothing_of_large_content_that_was_rolled_back_is_written_later(
 
 
 @pytest.mark.parametrize("when", ["written", "next", "proposal"])
-async def test_a_disk_that_is_full_for_large_content_keeps_committed_content(
+async def test_a_full_disk_for_large_content_keeps_committed_content(
     spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk, when: str
 ) -> None:
     append(spool, b"first,")

@@ -1,4 +1,4 @@
-"""Real brokers on disks that are full, or fail: what clients are told, and how the journal goes on."""
+"""Real brokers on disks that are full or fail: the clients' errors, and how the journal continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
 
 @pytest.mark.parametrize("full", [".content", ".commits"])
 @pytest.mark.parametrize("policy", [Fsync.NEVER, Fsync.COMMIT])
-async def test_an_append_that_meets_a_full_disk_reports_that_nothing_was_applied(
+async def test_an_append_on_a_full_disk_reports_that_nothing_was_applied(
     broker_settings: BrokerSettings, spec: MakeSpec, disk: FaultyDisk, full: str, policy: Fsync
 ) -> None:
     settings = broker_settings.model_copy(update={"fsync": policy})
@@ -51,7 +51,7 @@ async def test_an_append_that_meets_a_full_disk_reports_that_nothing_was_applied
 
 
 @pytest.mark.parametrize("failing", [".content", ".commits"])
-async def test_a_journal_continues_by_itself_after_a_sync_that_failed(
+async def test_a_journal_continues_by_itself_after_a_failed_sync(
     broker_settings: BrokerSettings, spec: MakeSpec, disk: FaultyDisk, failing: str
 ) -> None:
     async with running_broker(broker_settings.model_copy(update={"fsync": Fsync.COMMIT})) as (process, client):
@@ -61,7 +61,7 @@ async def test_a_journal_continues_by_itself_after_a_sync_that_failed(
         with pytest.raises(grpc.aio.AioRpcError, match="cannot write"):
             await client.append(J, b"unknown ")
 
-        async def told() -> bool:
+        async def is_refused() -> bool:
             try:
                 await client.append(J, b"refused ")
             except grpc.aio.AioRpcError as error:
@@ -70,7 +70,7 @@ async def test_a_journal_continues_by_itself_after_a_sync_that_failed(
                 )
             return False
 
-        await eventually(told)
+        await eventually(is_refused)
         assert process.broker.metrics.disk_failures._value.get() >= 1
         disk.failing = None
         await eventually(lambda: works(client))
@@ -90,7 +90,7 @@ async def works(client: RawClient) -> bool:
         return False
 
 
-async def test_content_that_an_interval_could_not_sync_stays(
+async def test_content_that_an_interval_could_not_sync_is_kept(
     broker_settings: BrokerSettings, spec: MakeSpec, disk: FaultyDisk
 ) -> None:
     settings = broker_settings.model_copy(update={"fsync": Fsync.INTERVAL, "fsync_interval": 0.05})

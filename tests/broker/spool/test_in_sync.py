@@ -1,4 +1,4 @@
-"""The in-sync record: what follows from it, and what it is in etcd."""
+"""The in-sync record: its consequences, and its encoding in etcd."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RECORD = InSyncRecord(1, (A, B), (Epoch(10, 0), Epoch(20, 100), Epoch(30, 150)))
     ("stamp", "end", "expected"),
     [
         (Stamp(10, 10), 100, Judgement.FINAL),  # The next pipeline began behind it.
-        (Stamp(10, 10), 101, Judgement.DIVERGED),  # It went on at 100 without the last byte.
+        (Stamp(10, 10), 101, Judgement.DIVERGED),  # That one continued at 100 without the last byte.
         (Stamp(15, 10), 100, Judgement.FINAL),  # Synchronized by a pipeline that was never recorded.
         (Stamp(15, 10), 101, Judgement.DIVERGED),
         (Stamp(20, 20), 150, Judgement.FINAL),
@@ -47,7 +47,7 @@ RECORD = InSyncRecord(1, (A, B), (Epoch(10, 0), Epoch(20, 100), Epoch(30, 150)))
         (Stamp(30, 30), 150, Judgement.OPEN),
         (Stamp(30, 30), 999, Judgement.OPEN),
         (Stamp(40, 30), 999, Judgement.OPEN),  # Agreed to a pipeline that is not recorded yet.
-        (Stamp(40, 40), 999, Judgement.FINAL),  # Written through one that nobody records: Gazette's.
+        (Stamp(40, 40), 999, Judgement.FINAL),  # Written through a pipeline without a record: Gazette's.
         (UNSTAMPED, 0, Judgement.FINAL),
         (UNSTAMPED, 1, Judgement.DIVERGED),  # Of a log without stamps, where the first record began at 0.
     ],
@@ -57,14 +57,14 @@ def test_content_is_judged_by_the_first_later_pipeline(stamp: Stamp, end: int, e
     assert judge(None, stamp, end, A) is Judgement.FINAL
 
 
-def test_what_the_only_member_has_is_final() -> None:
+def test_content_of_the_only_member_is_final() -> None:
     alone = in_sync.recorded(RECORD, 1, 40, [A], 180)
     assert judge(alone, Stamp(40, 40), 999, A) is Judgement.FINAL
     assert judge(alone, Stamp(40, 40), 999, B) is Judgement.OPEN
     assert judge(alone, Stamp(30, 30), 999, A) is Judgement.DIVERGED
 
 
-def test_a_claimed_record_ends_where_its_member_ends() -> None:
+def test_a_claimed_record_ends_at_its_members_end() -> None:
     claimed = in_sync.claimed(RECORD, A, 170, labels.label_set(author="me"))
     assert claimed.members == (A,)
     assert not claimed.closed
@@ -100,7 +100,7 @@ def test_a_route_continues_with_a_member() -> None:
     assert takeover(None, [D], UNSTAMPED, 0) is Takeover.CLEAN
     assert takeover(RECORD, [C, A], UNSTAMPED, 150) is Takeover.CLEAN
     assert takeover(RECORD, [C, D], Stamp(40), 500) is Takeover.LOST
-    assert takeover(RECORD, [A, D], Stamp(30), 149) is Takeover.LOST  # It lost what the record knows to have been.
+    assert takeover(RECORD, [A, D], Stamp(30), 149) is Takeover.LOST  # It lost content that the record includes.
     assert takeover(RECORD, [C, D], Stamp(40, 40), 500) is Takeover.CLEAN
     struck = in_sync.without(in_sync.without(RECORD, A), B)
     assert not struck.closed
@@ -120,14 +120,14 @@ def test_of_epochs_at_the_same_offset_the_last_decides() -> None:
         assert judge(record, stamp, 151, A) is Judgement.DIVERGED
 
 
-def test_a_spool_of_a_pipeline_from_after_the_closing_is_trusted_behind_the_end() -> None:
-    """Only a primary of Gazette's goes on there without a record. It rolls fresh spools to its end, empty."""
+def test_a_spool_of_a_pipeline_after_the_closing_is_trusted_beyond_the_end() -> None:
+    """Only a primary of Gazette's continues there without a record. It rolls new spools to its end, empty."""
     closed = replace(in_sync.closed(RECORD, 1, 170, labels.label_set()), written=50)
     assert judge(closed, Stamp(51, 0), 200, C) is Judgement.FINAL
     assert takeover(closed, [C], Stamp(51, 0), 200) is Takeover.CLEAN
-    for synced in (30, 40, 50):  # Whoever took part in it may not have known yet.
+    for synced in (30, 40, 50):  # Its participants may not have known yet.
         assert judge(closed, Stamp(synced, 0), 200, C) is Judgement.DIVERGED
-    assert judge(replace(closed, written=0), Stamp(51, 0), 200, C) is Judgement.DIVERGED, "nobody knows since when"
+    assert judge(replace(closed, written=0), Stamp(51, 0), 200, C) is Judgement.DIVERGED, "the time is unknown"
     for later in (
         in_sync.recorded(closed, 1, 60, [A], 180),
         in_sync.without(closed, A),
@@ -161,12 +161,12 @@ LEFT = in_sync.left(RECORD, B, 170, labels.label_set(author="me"))
         (ALONE, Stamp(29, 20), 170, False),  # An older disk.
         (ALONE, UNSTAMPED, 170, False),
         (ALONE, Stamp(30, 30), 149, False),  # The journal is longer.
-        (ALONE, Stamp(40, 40), 170, False),  # A primary of Gazette's went on.
+        (ALONE, Stamp(40, 40), 170, False),  # A primary of Gazette's continued.
         (RECORD, Stamp(30, 30), 170, True),
         (RECORD, Stamp(29, 20), 170, False),
-        (in_sync.without(RECORD, A), Stamp(30, 30), 170, False),  # It was struck out.
+        (in_sync.without(RECORD, A), Stamp(30, 30), 170, False),  # It was removed.
         (LEFT, Stamp(30, 30), 170, True),
-        (LEFT, Stamp(30, 30), 175, False),  # Others may go on where B has left.
+        (LEFT, Stamp(30, 30), 175, False),  # Others may continue where B has left.
         (LEFT, Stamp(30, 30), 165, False),
         (in_sync.claimed(RECORD, A, 170, labels.label_set()), Stamp(30, 30), 170, True),
         (in_sync.claimed(RECORD, A, 170, labels.label_set()), Stamp(30, 30), 175, False),  # It has decided already.
@@ -181,16 +181,16 @@ def test_only_a_member_that_has_all_leaves_a_record(
     assert may_leave(record, stamp, end, A) is expected
 
 
-def test_where_a_member_has_left_others_continue_unless_the_rest_has_more() -> None:
+def test_others_continue_where_a_member_left_unless_the_rest_has_more() -> None:
     assert (LEFT.members, LEFT.end, LEFT.closed, LEFT.claimed) == ((A,), 170, False, False)
     assert takeover(LEFT, [C, D], UNSTAMPED, 0) is Takeover.ROLL
     assert takeover(LEFT, [B], Stamp(30, 30), 170) is Takeover.CLEAN
     assert takeover(LEFT, [A, C], Stamp(30, 30), 175) is Takeover.CLEAN
     for me in (A, B, C):
         assert judge(LEFT, Stamp(30, 30), 170, me) is Judgement.FINAL
-        assert judge(LEFT, Stamp(30, 30), 171, me) is Judgement.OPEN, "it may come to nothing, though A is alone"
+        assert judge(LEFT, Stamp(30, 30), 171, me) is Judgement.OPEN, "it may be lost, though A is alone"
     assert judge(LEFT, Stamp(20, 20), 151, A) is Judgement.DIVERGED
-    assert in_sync.without(LEFT, A).closed, "nobody else has more"
+    assert in_sync.without(LEFT, A).closed, "no other member has more"
     assert in_sync.left(LEFT, A, 170, labels.label_set()).closed
     assert in_sync.recorded(LEFT, 1, 40, [C, D], 170) == InSyncRecord(
         1, (C, D), (Epoch(10, 0), Epoch(20, 100), Epoch(30, 150), Epoch(40, 170))
@@ -210,7 +210,7 @@ def test_a_record_names_the_former_journals_that_its_journal_continues() -> None
 
 
 def test_a_claim_is_void_without_its_subject() -> None:
-    """Whoever claimed the record and lost its disk then has not stored what others would go on behind."""
+    """A member that claimed the record and then lost its disk has not stored the content that others rely on."""
     claimed = in_sync.claimed(RECORD, A, 170, labels.label_set())
     struck = in_sync.without(claimed, A)
     assert (struck.members, struck.end, struck.closed) == ((), None, False)
@@ -235,7 +235,7 @@ records = st.builds(
     st.none()
     | st.tuples(numbers, st.dictionaries(st.sampled_from(("author", "owner")), st.sampled_from(("ada", "bob")))),
 )
-def test_records_are_kept_as_they_are(record: InSyncRecord, ending: tuple[int, dict[str, str]] | None) -> None:
+def test_records_survive_encoding(record: InSyncRecord, ending: tuple[int, dict[str, str]] | None) -> None:
     if ending is not None:
         change = in_sync.left if record.members else in_sync.claimed
         record = change(record, record.members[0] if record.members else A, ending[0], labels.label_set(**ending[1]))
@@ -263,13 +263,13 @@ WRITTEN = (
         ),
     ),
 )
-"""Records as earlier versions wrote them: with the fields that every record has, and with all of them."""
+"""Records as earlier versions wrote them: with the mandatory fields, and with all fields."""
 
 
 @pytest.mark.parametrize(("value", "record"), WRITTEN)
 def test_records_of_earlier_and_of_later_versions_are_read(value: bytes, record: InSyncRecord) -> None:
     assert in_sync.decode(value) == record
-    assert json.loads(in_sync.encode(record)) == json.loads(value), "earlier versions read what is written now"
+    assert json.loads(in_sync.encode(record)) == json.loads(value), "earlier versions read current records"
     later = {**json.loads(value), "added_later": [1]}
     assert in_sync.decode(json.dumps(later).encode()) == record
 
@@ -292,12 +292,12 @@ def test_records_of_earlier_and_of_later_versions_are_read(value: bytes, record:
         b'{"create_revision": 1, "members": ["a#b"], "epochs": [], "end": 1, "registers": [], "left": "no"}',
     ],
 )
-def test_what_is_no_record_is_refused(value: bytes) -> None:
+def test_an_invalid_record_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidInput, match="in-sync record"):
         in_sync.decode(value)
 
 
-def test_records_lie_outside_of_every_prefix() -> None:
+def test_records_are_outside_of_every_prefix() -> None:
     keys = {Layout(prefix).in_sync_key(item) for prefix in ("/a", "/a/b") for item in ("c", "b/c")}
     assert len(keys) == 4
     assert not any(key.startswith("/") for key in keys)
@@ -313,7 +313,7 @@ NOTHING = labels.label_set()
 
 @dataclass
 class Spool:
-    """A replica in the model: what it holds of the journal, byte by byte, and of which pipelines it is."""
+    """A replica in the model: its content of the journal, byte by byte, and its pipelines."""
 
     content: list[int] = field(default_factory=list)
     stamp: Stamp = UNSTAMPED
@@ -324,8 +324,10 @@ class Spool:
 
 
 class World:
-    """Four brokers, the record, and the store. Every step is one that `coranto_broker` makes at once, or by one
-    transaction on the record as it was read."""
+    """Four brokers, the record, and the store.
+
+    Each step is atomic in `coranto_broker`, or one transaction on the record as it was read.
+    """
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -335,10 +337,10 @@ class World:
         self.stored: dict[int, int] = {}
         self.claims: dict[str, InSyncRecord] = {}
         self.given_up: set[str] = set()
-        """Those that take no content any more."""
+        """Spools that accept no more content."""
         self.is_lost = False
-        """True if nobody has all that was acknowledged, so that the journal must wait for an operator."""
-        self.before: dict[str, int] = {}  # Of those in the present pipeline.
+        """True if no broker has all acknowledged content, so that the journal must wait for an operator."""
+        self.before: dict[str, int] = {}  # Of the spools in the current pipeline.
         self.stamps: dict[str, Stamp] = {}
         self.revision = 10
         self.next_byte = 0
@@ -360,12 +362,12 @@ class World:
                 self.store(self.spools[name].content)
 
     def check_end(self, end: int) -> None:
-        """Others may go on at `end`."""
+        """Check that others may continue at `end`."""
         assert end >= len(self.acknowledged), "an acknowledged byte is given up"
         assert [self.stored.get(offset) for offset in range(len(self.acknowledged))] == self.acknowledged
 
     def wipe(self) -> None:
-        """A disk is lost. That of the last member that has all is kept mostly, unless all of it is stored."""
+        """Lose a disk. The disk of the last complete member is mostly kept, unless all of it is stored."""
         record, name = self.record, self.chance.choice(NAMES)
         needed = record is not None and not record.closed and not record.left
         holders = [n for n in NAMES if record is not None and is_complete(record, self.spools[n].stamp, n)]
@@ -377,7 +379,7 @@ class World:
         self.claims.pop(name, None)
 
     def leave(self) -> None:
-        """A broker exits gracefully: its spool takes no more, and all of it that is part of the journal is stored."""
+        """Have a broker exit gracefully: its spool accepts no more, and its content of the journal is stored."""
         name = self.chance.choice(NAMES)
         spool, record = self.spools[name], self.record
         self.given_up.add(name)
@@ -389,9 +391,9 @@ class World:
             self.check_end(spool.end)
 
     def claim(self) -> None:
-        """A broker that sees no member in the Route (it may be mistaken) begins to rescue the journal, or goes on.
+        """Have a broker that sees no member in the Route (perhaps wrongly) begin or continue a rescue of the journal.
 
-        It speaks of its spool as it was before it took part in the present pipeline.
+        It describes its spool as it was before the current pipeline.
         """
         name = self.chance.choice(NAMES)
         record, end = self.record, self.before.get(name, self.spools[name].end)
@@ -420,14 +422,14 @@ class World:
             self.spools[name] = Spool()
 
     def meddle(self) -> None:
-        """Change the record as other brokers may at any time."""
+        """Change the record as other brokers may do at any time."""
         for step in (self.leave, self.claim, self.claim):
             if self.chance.random() < 0.2:
                 step()
                 self.check()
 
     def pipeline(self) -> None:
-        """One pipeline, from the spools' own look at the record to its last commit. Anything may come between."""
+        """Run one pipeline, from the spools' check of the record to its last commit, with interruptions."""
         chance, spools = self.chance, self.spools
         self.revision += 5
         revision, route = self.revision, chance.sample(NAMES, chance.randint(1, 3))
@@ -444,10 +446,10 @@ class World:
         self.stamps = {name: spools[name].stamp for name in route}
         for name in route:
             if chance.random() < 0.1 or name in self.given_up:
-                return  # The synchronization fails half-way.
+                return  # The synchronization fails midway.
             spools[name].content, spools[name].stamp = agreed[:], spools[name].stamp.followed(revision)
         for _ in range(chance.choice((0, 0, 1, 2))):
-            self.meddle()  # It reads the record anew, but asks nobody once more.
+            self.meddle()  # The record is read again, but no spool is asked again.
         found = takeover(self.record, route, primary, len(agreed))
         if found is Takeover.LOST or chance.random() < 0.1:
             return
@@ -491,12 +493,12 @@ def _play(chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("chunk", range(10))
-def test_whatever_happens_acknowledged_content_stays_and_content_that_is_final_is_the_journal_s(chunk: int) -> None:
+def test_acknowledged_content_stays_and_final_content_is_the_journals(chunk: int) -> None:
     for seed in range(300 * chunk, 300 * (chunk + 1)):
         _play(random.Random(seed))
 
 
-def test_the_model_notices_when_a_rule_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_detects_an_omitted_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_caught() -> bool:
         for seed in range(1000):
             try:
@@ -536,14 +538,14 @@ def test_the_model_notices_when_a_rule_is_left_out(monkeypatch: pytest.MonkeyPat
     assert not is_caught()
 
 
-def test_a_record_is_read_for_its_journal_and_for_those_that_it_continues() -> None:
+def test_a_record_is_read_for_its_journal_and_its_former_journals() -> None:
     own = as_read_for(RECORD, 1, A)
     assert own is not None
     assert (own.members, own.foreign) == ((A, B), False)
     assert as_read_for(RECORD, 2, A) is None, "it is of another journal"
     former = as_read_for(replace(RECORD, formers=(7,)), 7, A)
     assert former is not None
-    assert former.members == (B,), "it says nothing about who holds all of the former journal"
+    assert former.members == (B,), "it does not say which members hold the former journal"
     carried = as_read_for(replace(RECORD, carried=30, formers=(7,)), 7, A)
     assert carried is not None
     assert (carried.members, carried.foreign) == ((A, B), True)

@@ -1,4 +1,4 @@
-"""Power cuts at any instant: nothing that was promised is lost, and spools that are broken in one way are caught."""
+"""Power cuts at any instant: no promised content is lost, and planted bugs in spools are caught."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coranto_broker.spool.shared_file import SharedFile
 from .power_cuts import Broken, run
 
 SEEDS = 50
-"""Of spools, with some four power cuts each. `python -m tests.broker.spool.power_cuts` runs 10,000 cuts."""
+"""The number of spools, with some four power cuts each. `python -m tests.broker.spool.power_cuts` runs 10,000 cuts."""
 
 INTERESTING = {
     "a loss was told",
@@ -34,14 +34,14 @@ INTERESTING = {
 }
 
 
-def test_nothing_that_was_promised_is_lost_with_the_power() -> None:
+def test_no_promised_content_is_lost_in_a_power_cut() -> None:
     seen: Counter[str] = Counter()
     cuts = sum(run(seed, seen) for seed in range(SEEDS))
     assert cuts > 2 * SEEDS
     assert sorted(what for what in INTERESTING if not seen[what]) == []
 
 
-# -- Planted bugs: each of these spools is broken in one way -----------------------------------------------------------
+# -- Planted bugs: one in each of these spools -------------------------------------------------------------------------
 
 
 def is_caught() -> bool:
@@ -57,12 +57,12 @@ def nothing(*_: Any) -> None:
     return None
 
 
-def test_to_look_at_the_last_record_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_only_the_last_record_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_check, "_longest", lambda records, *_: (min(records), None))
     assert is_caught()
 
 
-def test_to_believe_the_sync_after_one_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusting_the_sync_after_a_failed_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def sync(self: SharedFile) -> None:
         self._open().sync()
 
@@ -94,6 +94,6 @@ def test_removing_a_log_before_its_successor_is_synced_is_caught(monkeypatch: py
     assert is_caught()
 
 
-def test_to_drop_a_fragment_before_the_log_behind_it_is_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_a_fragment_before_the_log_behind_it_is_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flusher, "assure", lambda *_: True)
     assert is_caught()

@@ -31,7 +31,7 @@ def test_nothing_recovers_to_an_empty_spool(folder: SpoolFolder) -> None:
     assert names(folder) == []
 
 
-def test_a_killed_spool_is_taken_up_again(folder: SpoolFolder, observer: Observer) -> None:
+def test_a_killed_spool_is_recovered(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     roll(spool, codec=Codec.SNAPPY)
     append(spool, b"abc", MINE)
@@ -52,7 +52,7 @@ def test_a_killed_spool_is_taken_up_again(folder: SpoolFolder, observer: Observe
     assert recover(folder).spool.end == 9
 
 
-def test_completed_fragments_come_back_and_registers_stay(folder: SpoolFolder, observer: Observer) -> None:
+def test_completed_fragments_and_registers_are_recovered(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc", MINE)
     roll(spool)
@@ -68,7 +68,7 @@ def test_completed_fragments_come_back_and_registers_stay(folder: SpoolFolder, o
 
 
 def test_no_restart_shows_a_completed_fragment_that_others_may_lack(folder: SpoolFolder, observer: Observer) -> None:
-    # Found by simulation: after its second restart, a broker showed what it had not yet shown as it exited.
+    # Found by simulation: after its second restart, a broker showed content that it had not yet shown before its exit.
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc")
     spool.publish(spool.fragment)
@@ -86,8 +86,8 @@ def test_no_restart_shows_a_completed_fragment_that_others_may_lack(folder: Spoo
 def test_a_rewritten_log_that_was_cut_short_does_not_replace_the_older_one(
     folder: SpoolFolder, observer: Observer, disk: FaultyDisk
 ) -> None:
-    # Found by simulation: a process was killed while it rewrote the log after a failed sync. The next one knew an
-    # earlier stamp only, and removed itself from the in-sync record as if it had lost content.
+    # Found by simulation: a process was killed while it rewrote the log after a failed sync. The next one found only an
+    # earlier stamp, and removed itself from the in-sync record as if it had lost content.
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc", MINE)
     roll(spool)
@@ -128,7 +128,7 @@ def test_a_fragment_whose_damaged_content_was_set_aside_is_not_lost(
     assert [content_of(each) for each in recover(folder).sealed] == [b"abc", b"def"]
 
 
-def test_content_that_is_gone_without_a_trace_is_lost(folder: SpoolFolder, observer: Observer) -> None:
+def test_missing_content_is_lost(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc", MINE)
     roll(spool)
@@ -140,7 +140,7 @@ def test_content_that_is_gone_without_a_trace_is_lost(folder: SpoolFolder, obser
     assert (recovered.spool.end, recovered.lost_end, recovered.sealed) == (0, 3, [])
 
 
-def test_the_journal_goes_on_after_a_fragment_that_was_set_aside_if_nothing_after_it_is_usable(
+def test_the_journal_continues_after_a_last_fragment_that_was_set_aside(
     folder: SpoolFolder, observer: Observer
 ) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
@@ -183,7 +183,7 @@ def test_a_kill_within_the_first_commit_of_a_journal_loses_nothing_and_corrupts_
     assert not (folder.path / "set-aside").exists()
 
 
-def test_a_roll_that_was_torn_never_happened(folder: SpoolFolder, observer: Observer) -> None:
+def test_a_torn_roll_never_happened(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc", MINE)
     roll(spool)
@@ -213,7 +213,7 @@ def test_another_create_revision_is_another_spool(tmp_path: Path, folder: SpoolF
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "log of another journal", "log is garbage"])
-def test_a_corrupt_spool_is_set_aside_and_its_extent_remembered(
+def test_a_corrupt_spool_is_set_aside_and_its_range_remembered(
     folder: SpoolFolder, observer: Observer, damage: str
 ) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
@@ -242,7 +242,7 @@ def test_a_corrupt_spool_is_set_aside_and_its_extent_remembered(
     assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc"]
     assert json.loads(folder.disk.read(folder.path / "lost.json")) == {"end": 8}
 
-    # It stays lost over restarts, until the spool has gone beyond it.
+    # It stays lost over restarts, until the spool has passed it.
     again = recover(folder)
     assert (again.lost_end, again.spool.end) == (8, 3)
     durable = again.durable(folder, observer, Fsync.NEVER)
@@ -253,7 +253,7 @@ def test_a_corrupt_spool_is_set_aside_and_its_extent_remembered(
     assert not (folder.path / "lost.json").exists()
 
 
-def test_recovery_goes_back_to_the_last_commit_whose_content_is_there(folder: SpoolFolder, observer: Observer) -> None:
+def test_recovery_returns_to_the_last_commit_with_complete_content(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.COMMIT)
     for number in range(5):
         append(spool, b"%d" % number * 100, labels.label_set(nr=str(number)))
@@ -276,7 +276,7 @@ def test_recovery_goes_back_to_the_last_commit_whose_content_is_there(folder: Sp
     assert "set-aside" not in names(folder)
 
 
-async def test_content_that_was_acknowledged_is_missed_under_every_policy(
+async def test_missing_acknowledged_content_is_detected_under_every_policy(
     tmp_path: Path, observer: Observer, disk: FaultyDisk
 ) -> None:
     for policy in Fsync:
@@ -290,14 +290,14 @@ async def test_content_that_was_acknowledged_is_missed_under_every_policy(
         content.write_bytes(b"abcdXf")
         recovered = recover(folder)
         assert (recovered.spool.end, recovered.lost_end, recovered.spool.registers) == (3, 6, MINE), policy
-        assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc"], "what is good is kept"
+        assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc"], "sound content is kept"
         aside = folder.path / "set-aside"
         assert sorted(path.name for path in aside.iterdir()) == [f"{0:016x}.0.commits", f"{0:016x}.content"]
         assert (aside / content.name).read_bytes() == b"abcdXf"
-        assert (recover(folder).lost_end, len(list(aside.iterdir()))) == (6, 2), "it is told again, not kept again"
+        assert (recover(folder).lost_end, len(list(aside.iterdir()))) == (6, 2), "it is reported again, not kept again"
 
 
-def test_an_empty_fragment_behind_a_loss_leaves_no_hole(folder: SpoolFolder, observer: Observer) -> None:
+def test_an_empty_fragment_behind_a_loss_leaves_no_gap(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc")
     append(spool, b"def")
@@ -308,7 +308,7 @@ def test_an_empty_fragment_behind_a_loss_leaves_no_hole(folder: SpoolFolder, obs
     assert (recover(folder).spool.end, recover(folder).lost_end) == (3, 6)
 
 
-def test_nothing_overwrites_files_that_were_set_aside_before(folder: SpoolFolder, observer: Observer) -> None:
+def test_files_that_were_set_aside_are_not_overwritten(folder: SpoolFolder, observer: Observer) -> None:
     kept = []
     for letter in (b"X", b"Y"):
         spool = recover(folder).durable(folder, observer, Fsync.NEVER)
@@ -322,7 +322,7 @@ def test_nothing_overwrites_files_that_were_set_aside_before(folder: SpoolFolder
     assert [path.read_bytes() for path in kept] == [b"abX", b"abY"]
 
 
-def test_a_log_of_the_commit_policy_that_is_torn_is_no_loss(folder: SpoolFolder, observer: Observer) -> None:
+def test_a_torn_log_of_the_commit_policy_is_not_a_loss(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.COMMIT)
     append(spool, b"abc")
     roll(spool)
@@ -345,10 +345,10 @@ def test_a_corrupt_older_fragment_does_not_stop_the_journal(folder: SpoolFolder,
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.randoms(use_true_random=False), st.lists(st.sampled_from("aaaaarxk"), max_size=30))
-def test_killed_anywhere_nothing_committed_is_lost(
+def test_a_kill_at_any_moment_loses_no_commit(
     tmp_path_factory: pytest.TempPathFactory, rng: random.Random, events: list[str]
 ) -> None:
-    """Appends, rolls, aborts and kills in any order: what recovers is what had committed."""
+    """Run appends, rolls, aborts and kills in any order, and compare the recovered content with the commits."""
     folder = SpoolFolder(
         folder_of(tmp_path_factory.mktemp("spool"), JOURNAL, 7), JOURNAL, 7, FaultyDisk(), ManualClock()
     )
@@ -377,7 +377,7 @@ def test_killed_anywhere_nothing_committed_is_lost(
             recovered = recover(folder)
             if before.fragment.end:
                 assert recovered.spool.committed == before
-            else:  # Only the codec may be forgotten of a journal without content; the next sync proposes it again.
+            else:  # Without content, only the codec may be lost; the next sync proposes it again.
                 assert (recovered.spool.end, recovered.spool.registers) == (0, before.registers)
             assert recovered.lost_end == 0
             for sealed in recovered.sealed:
@@ -389,7 +389,7 @@ def test_killed_anywhere_nothing_committed_is_lost(
     assert b"".join(pieces) + current == whole
 
 
-def test_recovery_knows_the_settled_offset(folder: SpoolFolder, observer: Observer) -> None:
+def test_recovery_restores_the_settled_offset(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc")
     roll(spool)
@@ -400,7 +400,7 @@ def test_recovery_knows_the_settled_offset(folder: SpoolFolder, observer: Observ
     assert [each.settled for each in recover(folder).sealed] == [True, False]
 
 
-def test_a_spool_that_others_went_on_without_is_set_aside(folder: SpoolFolder, observer: Observer) -> None:
+def test_a_spool_that_others_continued_without_is_set_aside(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc")
     roll(spool)
@@ -411,10 +411,10 @@ def test_a_spool_that_others_went_on_without_is_set_aside(folder: SpoolFolder, o
     kept = folder.disk.list(folder.path / "set-aside")
     assert sorted(name.rpartition(".")[2] for name in kept) == ["commits", "content"]
     again = recover(folder)
-    assert again.spool.end == 3, "what is left is taken up as before"
+    assert again.spool.end == 3, "the rest is recovered as before"
 
 
-def test_an_empty_spool_that_others_went_on_without_leaves_no_files(folder: SpoolFolder, observer: Observer) -> None:
+def test_an_empty_spool_that_others_continued_without_leaves_no_files(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc")
     kept = names(folder)

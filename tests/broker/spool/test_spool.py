@@ -31,7 +31,7 @@ def commit(spool: Spool, content: bytes, registers: pb.LabelSet = NONE, now: flo
 
 
 def spool_in(state: str) -> Spool:
-    """A spool at offset 100 without content, or at [100, 103) with it, perhaps with two bytes of delta."""
+    """Return a spool at offset 100 without content, or at [100, 103) with it, perhaps with two bytes of delta."""
     spool = Spool(JOURNAL)
     spool.adopt(spool.decide(empty_at(spool.fragment, 100, Codec.GZIP), NONE, 1.0))
     if "content" in state:
@@ -44,7 +44,7 @@ def spool_in(state: str) -> Spool:
 
 STATES = ["empty", "content", "empty with delta", "content with delta"]
 
-# What becomes of each proposal, by the spool's state in the order of STATES.
+# Outcomes of proposals, by the spool's state in the order of STATES.
 KEEP, BACK, COMMIT, MISMATCH = (
     ProposalEffect.KEEP,
     ProposalEffect.ROLL_BACK,
@@ -99,7 +99,7 @@ def test_every_state_and_proposal(state: str, kind: str) -> None:
     proposal, registers = proposal_of(kind, spool)
     expected, rolled = TABLE[kind][STATES.index(state)]
     if kind == "extended, wrong codec" and state == "empty":
-        # An empty proposal at our end rolls to the codec that it names.
+        # An empty proposal at our end rolls to its codec.
         expected = KEEP
 
     decision = spool.decide(proposal, registers, now=20.0)
@@ -134,7 +134,7 @@ def test_a_mismatch_leaves_the_delta_to_be_committed() -> None:
     assert decision.effect is ProposalEffect.COMMIT
 
 
-def test_first_append_time_is_that_of_the_first_commit_of_a_fragment() -> None:
+def test_first_append_time_is_the_time_of_the_first_commit_of_a_fragment() -> None:
     spool = spool_in("empty")
     commit(spool, b"one", now=30.0)
     commit(spool, b"two", now=40.0)
@@ -159,13 +159,13 @@ def test_roll_back_restores_the_sum() -> None:
 
 
 class SpoolMachine(RuleBasedStateMachine):
-    """Any requests in any order, against a model that keeps all bytes."""
+    """Runs any requests in any order, against a model that keeps all bytes."""
 
     @initialize()
     def start(self) -> None:
         self.spool = Spool(JOURNAL)
         self.committed: dict[int, int] = {}  # The byte that committed at each offset.
-        self.content = b""  # Of the present fragment.
+        self.content = b""  # Of the current fragment.
         self.pending = b""
         self.registers = NONE
         self.end = 0
@@ -255,7 +255,7 @@ TestSpoolMachine.settings = settings(
 )
 
 
-def test_content_may_be_hashed_elsewhere() -> None:
+def test_content_may_be_hashed_by_another_thread() -> None:
     plain, helped = Spool(JOURNAL), Spool(JOURNAL)
     work = []
     for number, content in enumerate((b"one", b"two", b"three")):
@@ -272,6 +272,6 @@ def test_content_may_be_hashed_elsewhere() -> None:
 
     late = helped.extend_later(b"never committed")
     helped.roll_back()
-    late()  # Of content that was rolled back meanwhile.
+    late()  # The content was rolled back before.
     helped.extend(b"four")
     assert helped.next_fragment().sum == hashlib.sha1(b"four").digest()

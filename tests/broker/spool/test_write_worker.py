@@ -1,4 +1,4 @@
-"""Work aside is done in order and once, whoever does it in the end."""
+"""Deferred writes are done in order and once, by a worker thread or by a caller that cannot wait for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _fail() -> None:
     raise OSError("the disk is full")
 
 
-async def test_jobs_are_done_in_order_by_one_thread_after_the_other() -> None:
+async def test_jobs_are_done_in_order_by_one_thread_at_a_time() -> None:
     aside, done = WriteQueue(), list[int]()
     for number in range(200):
         aside.add(partial(done.append, number), 1)
@@ -27,18 +27,18 @@ async def test_jobs_are_done_in_order_by_one_thread_after_the_other() -> None:
     assert aside.idle
 
 
-async def test_whoever_cannot_wait_for_the_thread_does_the_rest() -> None:
-    aside, done, go_on, begun = WriteQueue(), list[str](), threading.Event(), threading.Event()
+async def test_a_caller_that_cannot_wait_for_the_thread_does_the_rest() -> None:
+    aside, done, proceed, begun = WriteQueue(), list[str](), threading.Event(), threading.Event()
 
     def first() -> None:
         begun.set()
-        assert go_on.wait(60)
+        assert proceed.wait(60)
         done.append("first")
 
     aside.add(first, 1)
     aside.add(partial(done.append, "second"), 1)
     assert await asyncio.to_thread(begun.wait, 60)
-    timer = threading.Timer(0.02, go_on.set)
+    timer = threading.Timer(0.02, proceed.set)
     timer.start()
     aside.join()
     assert done == ["first", "second"]
@@ -47,12 +47,12 @@ async def test_whoever_cannot_wait_for_the_thread_does_the_rest() -> None:
     assert aside.idle
 
 
-async def test_nothing_that_was_abandoned_is_done_later() -> None:
-    aside, done, go_on, begun = WriteQueue(), list[str](), threading.Event(), threading.Event()
+async def test_abandoned_jobs_are_not_done_later() -> None:
+    aside, done, proceed, begun = WriteQueue(), list[str](), threading.Event(), threading.Event()
 
     def first() -> None:
         begun.set()
-        assert go_on.wait(60)
+        assert proceed.wait(60)
         done.append("first")
 
     aside.add(first, 1)
@@ -63,11 +63,11 @@ async def test_nothing_that_was_abandoned_is_done_later() -> None:
         until = time.monotonic() + 30
         while aside._jobs and time.monotonic() < until:
             time.sleep(0.001)
-        go_on.set()
+        proceed.set()
 
     other = threading.Thread(target=once_forgotten)
     other.start()
-    aside.abandon()  # What is being done is waited for.
+    aside.abandon()  # The running job is waited for.
     assert done == ["first"]
     other.join()
     aside.add(partial(done.append, "third"), 1)
@@ -90,9 +90,9 @@ async def test_a_failure_is_raised_once_and_later_jobs_are_not_done() -> None:
     assert done == ["anew"]
 
 
-async def test_content_that_waits_is_bounded() -> None:
-    aside, go_on = WriteQueue(), threading.Event()
-    aside.add(lambda: go_on.wait(60), MAX_BEHIND_BYTES)
+async def test_waiting_content_is_bounded() -> None:
+    aside, proceed = WriteQueue(), threading.Event()
+    aside.add(lambda: proceed.wait(60), MAX_BEHIND_BYTES)
     async with asyncio.timeout(30):
         await aside.wait_for_room()
     for _ in range(3):
@@ -100,19 +100,19 @@ async def test_content_that_waits_is_bounded() -> None:
     waiting = asyncio.create_task(aside.wait_for_room())
     await asyncio.sleep(0)
     assert not waiting.done()
-    go_on.set()
+    proceed.set()
     async with asyncio.timeout(30):
         await waiting
     await aside.done()
 
 
-async def test_all_owners_get_their_turn_however_much_one_of_them_has() -> None:
+async def test_all_owners_get_their_turn_despite_a_busy_one() -> None:
     stopped, turns = threading.Event(), list[int]()
     greedy = [WriteQueue() for _ in range(8)]
 
     def more(aside: WriteQueue) -> None:
         if not stopped.is_set():
-            aside._jobs.append((partial(more, aside), MAX_BEHIND_BYTES))  # As if content came all the time.
+            aside._jobs.append((partial(more, aside), MAX_BEHIND_BYTES))  # As if content arrived all the time.
             aside._jobs_added += 1
             aside._added += MAX_BEHIND_BYTES
 
