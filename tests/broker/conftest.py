@@ -1,4 +1,4 @@
-"""Fixtures of the broker's tests: one etcd, and brokers in this process, each with a key prefix of its own."""
+"""Fixtures of the broker's tests: one etcd, and brokers in this process with separate key prefixes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def free_port() -> int:
 
 @pytest.fixture
 def broker_settings(etcd: str, tmp_path: Path) -> BrokerSettings:
-    """Settings of a broker with folders and a key prefix of its own.
+    """Return settings of a broker with separate folders and a separate key prefix.
 
-    Its lease outlives a machine that stands still for a while; tests of its end end it themselves.
+    Its lease outlives a stalled machine; tests of its expiry revoke it themselves.
     """
     return BrokerSettings(
         etcd=etcd,
@@ -61,13 +61,12 @@ async def broker(broker_settings: BrokerSettings) -> AsyncIterator[tuple[BrokerP
 
 @pytest.fixture
 async def client(broker: tuple[BrokerProcess, RawClient]) -> RawClient:
-    """A raw client of a running broker."""
     return broker[1]
 
 
 @pytest.fixture
 def token_ends(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Timeout]:
-    """Let a test end early the calls that a token admitted."""
+    """Let a test end calls before their token does."""
     ends: list[asyncio.Timeout] = []
 
     def timeout(seconds: float | None) -> asyncio.Timeout:
@@ -80,7 +79,7 @@ def token_ends(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Timeout]:
 
 @pytest.fixture
 def spec() -> Callable[..., pb.JournalSpec]:
-    """Makes a journal's spec; keywords override its fields, those of `fragment` given as a mapping."""
+    """Return a function that makes a journal's spec; keywords override its fields, and `fragment` is a mapping."""
 
     def make(name: str = "test/journal", *, stores: tuple[str, ...] = (), **fields: object) -> pb.JournalSpec:
         fragment = pb.JournalSpec.Fragment(length=1 << 20, compression_codec=pb.NONE, stores=stores)

@@ -1,6 +1,6 @@
-"""Reads texts that are made to keep a reader busy, by everything that reads input: `python hostile_inputs.py <length>`.
+"""Run every reader of input on texts that are made to keep it busy: `python hostile_inputs.py <length>`.
 
-Before each call, a line names the reader and its input. A process that hangs has named the culprit last.
+Before each call, a line names the reader and its input. The last line of a hanging process names the cause.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory of this process, including that of libraries in C."""
+"""The memory of this process, including libraries in C."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident bytes of this process."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def grown(work: Callable[[], object]) -> int:
-    """Bytes by which work that was done once before has the process grow."""
+    """Return the growth in bytes of this process by repeated work."""
     work()
     before = resident()
     work()

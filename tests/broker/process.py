@@ -1,4 +1,4 @@
-"""For tests: a broker in its own process, which can be queried, signalled, killed and started again."""
+"""Helper for tests: a broker in its own process, which can be queried, signalled, killed and restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coranto_broker.settings import BrokerSettings
 from tests.broker.running import RawClient, eventually
 
 _SECONDS = 120.0
-"""Timeout of a start, an end or an answer, on a machine that is slow and sometimes stands still."""
+"""Timeout of a start, an end or an answer, on a slow machine that sometimes stalls."""
 
 
 class BrokerChild:
@@ -53,7 +53,7 @@ class BrokerChild:
     def events(self, event: str) -> list[dict[str, Any]]:
         """Return the log entries of `event`, from all its starts."""
         lines = self._log.read_text().splitlines(keepends=True) if self._log.exists() else []
-        # The last one may be half written.
+        # The last one may be incomplete.
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
         return [entry for entry in found if entry["event"] == event]
 

@@ -1,4 +1,4 @@
-"""Helpers for tests of brokers: a clock moved by hand, a disk that fails on demand, a broker in this process."""
+"""Helpers for tests of brokers: a manual clock, a disk that fails on demand, a broker in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from coranto_broker.settings import BrokerSettings
 
 
 class ManualClock:
-    """A clock that stands still until `advance`. Waiting only lets other tasks run."""
+    """A clock that advances only by `advance`. Waiting only lets other tasks run."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self._now = now
@@ -46,8 +46,8 @@ class ManualClock:
 class FaultyDisk(LocalDisk):
     """This machine's disk, with faults.
 
-    Writes to files that contain `full` in their name fail half-way; if `stuck`, truncating them fails, too. Syncs of
-    files that contain `failing` in their name fail. `room` is what it says is free.
+    Writes to files that contain `full` in their name fail midway; if `stuck`, truncating them fails, too. Syncs of
+    files that contain `failing` in their name fail. `room` is the reported free space.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class _FaultyFile:
 
 
 class RawClient:
-    """The broker's plain RPCs: the test makes every message itself."""
+    """The broker's plain RPCs: the test creates every message."""
 
     def __init__(self, endpoint: str) -> None:
         self._channel = grpc.aio.insecure_channel(
@@ -171,17 +171,17 @@ class RawClient:
 
 
 async def eventually(condition: Callable[[], object | Awaitable[object]], seconds: float = 60.0) -> None:
-    """Wait until `condition` holds. Raises TimeoutError after `seconds`, in which the machine may stand still."""
+    """Wait until `condition` holds. Raises TimeoutError after `seconds`, which allow for a stalled machine."""
     async with asyncio.timeout(seconds):
         while True:
             found = condition()
             if await found if inspect.isawaitable(found) else found:
                 return
-            await asyncio.sleep(0.01)  # Poll: files and other processes do not notify us.
+            await asyncio.sleep(0.01)  # Poll: files and other processes send no notifications.
 
 
 async def listed_again(replicas: Sequence[Replica]) -> None:
-    """Return once these have listed their stores completely, from now on."""
+    """Wait until these replicas have begun and completed another listing of their stores."""
 
     async def begins() -> None:
         before = {each: each._refreshed_at for each in replicas}
@@ -200,7 +200,7 @@ async def create(client: RawClient, spec: pb.JournalSpec) -> None:
 
 
 def stored_files(settings: BrokerSettings, journal: str = "test/journal") -> dict[Path, Fragment]:
-    """Return the files of a journal in the store `file:///frags/`, and the fragments that their names stand for."""
+    """Return the files of a journal in the store `file:///frags/`, with the fragments that their names denote."""
     assert settings.file_root is not None
     folder = settings.file_root / "frags" / journal
     return {
@@ -211,12 +211,12 @@ def stored_files(settings: BrokerSettings, journal: str = "test/journal") -> dic
 
 
 GRACE_SECONDS = 0.5
-"""The time for calls under way at the end. Brokers that replicate to one another always have some."""
+"""The time for active calls at the end. Brokers that replicate to one another always have some."""
 
 
 @asynccontextmanager
 async def running_broker(settings: BrokerSettings) -> AsyncIterator[tuple[BrokerProcess, RawClient]]:
-    """Run a broker in this process, on a free port, during the block. Provides it and a raw client."""
+    """Run a broker in this process, on a free port. Yields it and a raw client."""
     process = BrokerProcess(settings)
     process.grace_seconds = GRACE_SECONDS
     async with process:

@@ -1,4 +1,4 @@
-"""docs/operations.md describes brokers as they are."""
+"""docs/operations.md describes the current broker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_metric_is_explained(operations: str) -> None:
     names = {metric for metric in metrics.registry._names_to_collectors if metric.startswith("coranto_")}
     families = {re.sub(r"_(created|bucket|sum|count)$", "", name) for name in names}
     shown = {name for name in families if f"`{name}`" in operations or f"`{name}{{" in operations}
-    # A counter is known by its name with and without `_total`.
+    # A counter is listed by its name with or without `_total`.
     missing = {name for name in families - shown if f"{name}_total" not in shown and f"{name}_info" not in shown}
     assert not missing
 

@@ -1,4 +1,4 @@
-"""Hostile Apply calls with a valid token: deletions of journals that it excludes, and malformed requests."""
+"""Hostile Apply calls with a valid token: deletions of excluded journals, and malformed requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVERYTHING = token()
 
 
 class Calls:
-    """A broker with keys, and calls under tokens: what is answered, or the status code that a call ends with."""
+    """A broker with keys, and calls with tokens: each returns its answer, or the status code of its error."""
 
     def __init__(self, process: BrokerProcess) -> None:
         self.process = process
@@ -97,7 +97,7 @@ class Calls:
 
 @pytest.fixture
 async def calls(broker_settings: BrokerSettings, spec: MakeSpec) -> AsyncIterator[Calls]:
-    """A broker that has a journal of ours, and one of others."""
+    """Run a broker with two journals: the caller's, and another."""
     secured = broker_settings.model_copy(update={"auth_keys": SecretStr(KEY), "http_port": 0})
     async with BrokerProcess(secured) as process:
         calls = Calls(process)
@@ -128,10 +128,10 @@ async def test_a_token_does_not_delete_journals_that_it_excludes(calls: Calls, s
     assert await calls.listing(EVERYTHING) == [THEIRS]
 
 
-async def test_a_deletion_spares_a_journal_that_was_relabelled_meanwhile(
+async def test_a_deletion_spares_a_journal_that_was_relabelled_concurrently(
     calls: Calls, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at the labels and the transaction the journal becomes one that the token excludes."""
+    """Between the check of the labels and the transaction, the labels change so that the token excludes the journal."""
     coordinator = calls.process.broker.coordinator
     key = calls.process.broker.keyspace.layout.item_key(MINE)
     relabelled = Put(key, spec(MINE, labels=labels.label_set(env="prod")).SerializeToString(deterministic=True))
@@ -147,22 +147,22 @@ async def test_a_deletion_spares_a_journal_that_was_relabelled_meanwhile(
     assert await calls.listing(EVERYTHING) == [MINE, THEIRS]
 
 
-async def test_a_name_that_is_free_is_not_deleted_by_those_who_cannot_have_it(calls: Calls) -> None:
+async def test_a_deletion_of_a_free_name_requires_a_scope_that_includes_it(calls: Calls) -> None:
     for scope, answer in (("env=dev", DENIED), ("name=test/other", DENIED), (f"name={NONE}", pb.OK)):
         assert await calls.apply(token(scope), delete(NONE)) == answer, scope
 
 
-async def test_what_has_the_name_alone_in_scope_works_without_a_look_at_labels(calls: Calls) -> None:
+async def test_a_scope_of_names_needs_no_check_of_labels(calls: Calls) -> None:
     assert await calls.apply(token(f"name={THEIRS}"), delete(MINE)) is DENIED
     assert await calls.apply(token(f"name!={THEIRS}"), delete(THEIRS)) is DENIED
     assert await calls.apply(token(f"name={THEIRS}"), delete(THEIRS)) == pb.OK
 
 
-# --------------------------------------------------------------------------------------- refusals come before advice
+# ------------------------------------------------------------------------------------------- refusals before validation
 
 
 async def test_a_missing_permission_is_reported_for_any_request(calls: Calls, spec: MakeSpec) -> None:
-    """A malformed request is answered as a well-formed one, and as one about a journal that there is not."""
+    """A malformed request gets the same answer as a valid one, and as one for a missing journal."""
     outside = token("env=dev")
     bad_labels = pb.LabelSet(labels=[pb.Label(name="b", value="\n"), pb.Label(name="a")])
     header = pb.Header(route=pb.Route(primary=7), etcd=pb.Header.Etcd())
@@ -185,7 +185,7 @@ async def test_a_missing_permission_is_reported_for_any_request(calls: Calls, sp
         assert await calls.http("HEAD", path, outside) == 404
         assert await calls.http("PUT", path, outside) == 404
     assert await calls.http("GET", f"/{THEIRS}", outside, Range="bytes=9-1") == 404
-    # Who may, is told what is wrong.
+    # A permitted caller gets the validation error.
     for metadata in (token("env=prod"), EVERYTHING):
         assert await calls.read(metadata, journal=THEIRS, offset=-5) is INVALID
         assert await calls.fragments(metadata, journal=THEIRS, page_limit=-1) is INVALID
@@ -194,7 +194,7 @@ async def test_a_missing_permission_is_reported_for_any_request(calls: Calls, sp
         change = upsert(spec(THEIRS, labels=labels.label_set(env="prod")))
         change.upsert.replication = 99
         assert await calls.apply(metadata, change) is INVALID
-    # Without the capability nothing else is looked at.
+    # Without the capability, no other check is made.
     reader = token(capability=Capability.LIST)
     assert await calls.apply(reader, delete("x#y", -7)) is DENIED
     assert await calls.append(reader, pb.AppendRequest(journal="x#y")) is DENIED
@@ -205,7 +205,7 @@ async def test_a_missing_permission_is_reported_for_any_request(calls: Calls, sp
 # ------------------------------------------------------------------------------------------------------------ bounds
 
 
-async def test_what_a_request_may_hold(calls: Calls, spec: MakeSpec) -> None:
+async def test_the_size_of_requests_is_bounded(calls: Calls, spec: MakeSpec) -> None:
     many = [(f"label-{number:05}", "") for number in range(MAX_LABELS + 1)]
     assert await calls.apply(EVERYTHING, upsert(spec("a/few", labels=labels.label_set(many[1:])))) == pb.OK
     assert await calls.apply(EVERYTHING, upsert(spec("a/many", labels=labels.label_set(many)))) is INVALID
@@ -224,7 +224,7 @@ async def test_what_a_request_may_hold(calls: Calls, spec: MakeSpec) -> None:
 
 
 async def test_a_refusal_fits_into_an_answer(calls: Calls, spec: MakeSpec) -> None:
-    """gRPC gives the end of a call no more than 8 KiB, and a client would be told that instead of what is wrong."""
+    """gRPC limits the end of a call to 8 KiB. A longer one would replace the reason by an error about its length."""
     change = upsert(spec(stores=("s3://" + "x" * 1_000_000,)))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await calls.client.stub.Apply(pb.ApplyRequest(changes=[change]), metadata=EVERYTHING)

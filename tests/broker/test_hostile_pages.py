@@ -1,4 +1,4 @@
-"""Web pages whose own name leads to this machine: what a browser on it then asks of a broker without keys."""
+"""Web pages whose own name leads to this machine: requests of a browser on it to a broker without keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_page_of_another_name_reads_and_appends_nothing(broker_settings:
         journal = f"{process.http_endpoint}/a/journal"
         for host in ELSEWHERE:
             for method in ("GET", "HEAD", "PUT", "OPTIONS"):
-                assert await ask(method, journal, host) in (400, 421), host  # 400: what is no host at all.
+                assert await ask(method, journal, host) in (400, 421), host  # 400: an invalid host.
             assert await ask("GET", f"{process.metrics_endpoint}/metrics", host) in (400, 421), host
         assert (await client.read("a/journal", offset=0))[-1].write_head == 0, "nothing was appended"
         for host in HERE[:-2]:
@@ -44,9 +44,9 @@ async def test_a_page_of_another_name_reads_and_appends_nothing(broker_settings:
             assert await ask("GET", f"{process.metrics_endpoint}/ready", host) == 200
 
 
-async def test_the_name_that_a_broker_tells_others_is_its_own(broker_settings: BrokerSettings) -> None:
-    told = {"http_port": 0, "advertise": "http://broker.example:80"}
-    async with running_broker(broker_settings.model_copy(update=told)) as (process, _), aiohttp.ClientSession() as http:
+async def test_the_advertised_name_of_a_broker_is_accepted(broker_settings: BrokerSettings) -> None:
+    more = {"http_port": 0, "advertise": "http://broker.example:80"}
+    async with running_broker(broker_settings.model_copy(update=more)) as (process, _), aiohttp.ClientSession() as http:
         for host in HERE:
             async with http.get(f"{process.http_endpoint}/no/journal", headers={"Host": host}) as answer:
                 assert answer.status == 404, host
@@ -54,8 +54,8 @@ async def test_the_name_that_a_broker_tells_others_is_its_own(broker_settings: B
             assert answer.status == 421
 
 
-async def test_tokens_tell_callers_apart_whatever_name_they_followed(broker_settings: BrokerSettings) -> None:
-    """As through a proxy on this machine that leaves the name as it was."""
+async def test_with_keys_any_host_name_is_accepted(broker_settings: BrokerSettings) -> None:
+    """For example through a proxy on this machine that keeps the name."""
     secured = broker_settings.model_copy(update={"http_port": 0, "auth_keys": SecretStr(KEY)})
     async with running_broker(secured) as (process, _), aiohttp.ClientSession() as http:
         async with http.get(f"{process.http_endpoint}/a/journal", headers={"Host": "journals.example"}) as answer:

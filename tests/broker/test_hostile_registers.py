@@ -1,4 +1,4 @@
-"""Registers that grow without bound: refused before they commit, in every way that an append takes."""
+"""Registers that grow without bound: refused before they commit, on every path of appends."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 def some(size: int, prefix: str = "hostile") -> pb.LabelSet:
-    """Registers of about `size` bytes, each under a name of its own."""
+    """Return registers of about `size` bytes, each with another name."""
     each = labels.MAX_VALUE_BYTES
     return labels.label_set({f"{prefix}-{number:05}": "v" * each for number in range(size // each)})
 
 
 def growing(part: int) -> Iterator[pb.LabelSet]:
-    """Registers of `part` bytes each, which nobody has yet."""
+    """Yield new registers of `part` bytes each."""
     number = 0
     while True:
         yield some(part, f"part-{number:04}")
@@ -45,7 +45,7 @@ def growing(part: int) -> Iterator[pb.LabelSet]:
 
 
 class Way:
-    """The ways in which an append can reach the journal."""
+    """The ways of an append to the journal."""
 
     def __init__(self, client: RawClient, replica: Replica) -> None:
         self._client = client
@@ -55,11 +55,11 @@ class Way:
         return await self._client.append(J, b"x", union_registers=registers)
 
     async def streamed(self, registers: pb.LabelSet) -> pb.AppendResponse:
-        """In more content than a broker receives ahead."""
+        """Append more content than a broker receives ahead."""
         return await self._client.append(J, *[b"x" * (1 << 20)] * 2, union_registers=registers)
 
     async def together(self, registers: pb.LabelSet) -> pb.AppendResponse:
-        """Along with a plain append that has the pipeline first."""
+        """Append along with a plain append that has the pipeline first."""
         pipeline = await self._replica.pipeline.take()
         leader = asyncio.create_task(self._client.append(J, b"x"))
         await eventually(lambda: len(queue_of(self._replica)) == 1)
@@ -71,8 +71,8 @@ class Way:
 
 
 @pytest.mark.parametrize("way", ["alone", "streamed", "together"])
-@pytest.mark.parametrize("fsync", [Fsync.NEVER, Fsync.COMMIT])  # With the former, appends alone commit at once.
-async def test_registers_are_bounded_whichever_way_an_append_takes(
+@pytest.mark.parametrize("fsync", [Fsync.NEVER, Fsync.COMMIT])  # With the former, single appends commit inline.
+async def test_registers_are_bounded_on_every_path_of_appends(
     broker_settings: BrokerSettings, spec: MakeSpec, way: str, fsync: Fsync
 ) -> None:
     async with running_broker(broker_settings.model_copy(update={"fsync": fsync})) as (process, client):
@@ -88,7 +88,7 @@ async def test_registers_are_bounded_whichever_way_an_append_takes(
             await append(next(parts))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert f"more than {MAX_REGISTERS_BYTES}" in str(refused.value.details())
-        # Nothing of it was applied, and the journal goes on.
+        # Nothing of it was applied, and the journal continues.
         after = await client.append(J, b"fine", check_registers=pb.LabelSelector(include=last))
         assert (after.status, after.registers) == (pb.OK, last)
         swapped = await client.append(
@@ -97,8 +97,8 @@ async def test_registers_are_bounded_whichever_way_an_append_takes(
         assert swapped.status == pb.OK
 
 
-async def test_one_value_that_replaces_a_shorter_one_counts_too(client: RawClient, spec: MakeSpec) -> None:
-    # What writers of streams do has a way of its own.
+async def test_a_value_that_replaces_a_shorter_one_counts_too(client: RawClient, spec: MakeSpec) -> None:
+    # Changes by stream writers have a separate code path.
     await create(client, spec())
     full = labels.union(labels.label_set(entry="v"), some(62 << 10))
     assert (await client.append(J, b"first", union_registers=full)).status == pb.OK
@@ -111,7 +111,6 @@ async def test_one_value_that_replaces_a_shorter_one_counts_too(client: RawClien
 
 @pytest.fixture
 async def pair(broker_settings: BrokerSettings) -> AsyncIterator[list[tuple[BrokerProcess, RawClient]]]:
-    """Two running brokers."""
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(
@@ -123,7 +122,7 @@ async def pair(broker_settings: BrokerSettings) -> AsyncIterator[list[tuple[Brok
         ]
 
 
-async def test_registers_of_before_there_was_a_bound_can_shrink(
+async def test_registers_above_the_bound_from_earlier_versions_can_shrink(
     pair: list[tuple[BrokerProcess, RawClient]], spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (process, client), (_, other) = pair
@@ -151,7 +150,7 @@ async def test_registers_of_before_there_was_a_bound_can_shrink(
     assert (await client.append(J, b"x", union_registers=labels.label_set(one="more"))).status == pb.OK
 
 
-def test_a_segment_full_of_writers_and_fences_has_room() -> None:
+def test_a_segment_full_of_writers_and_fences_is_within_the_bound() -> None:
     longest = WriterEntry(*[(1 << 64) - 1] * 5).encode()
     held = pb.LabelSet()
     for number in range(streams.MAX_WRITERS):

@@ -1,4 +1,4 @@
-"""Stores that somebody hostile names, or owns: what brokers and clients then write, read, ask and tell."""
+"""Stores that an attacker names or owns: the broker's and client's writes, reads, requests and error messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ EVERYTHING = token(Capability.ALL)
 
 
 class Service(ThreadingHTTPServer):
-    """Something that listens where a store's URL leads: it answers all requests alike, and remembers them."""
+    """A server at a store's URL: it answers all requests alike, and records them."""
 
     daemon_threads = True
 
@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in service.headers:
             self.send_header(name, value)
         self.end_headers()
-        with contextlib.suppress(OSError):  # Whoever asked has had enough.
+        with contextlib.suppress(OSError):  # The client has closed the connection.
             for piece in service.body:
                 self.wfile.write(piece)
                 service.sent += len(piece)
@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_DELETE = _answer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Tests need no access log."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -112,13 +112,13 @@ def _aws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Asking:
-    """A broker with keys, and calls under tokens."""
+    """A broker with keys, and calls with tokens."""
 
     def __init__(self, client: RawClient) -> None:
         self.client = client
 
     async def health(self, store: str, metadata: Metadata | None, **fields: Any) -> Any:
-        """The answer of FragmentStoreHealth, or the status code that it ends with."""
+        """Return the answer of FragmentStoreHealth, or the status code of its error."""
         request = pb.FragmentStoreHealthRequest(fragment_store=store, **fields)
         try:
             return await self.client.stub.FragmentStoreHealth(request, metadata=metadata, timeout=120)
@@ -145,15 +145,15 @@ def secured(broker_settings: BrokerSettings) -> BrokerSettings:
 
 
 def files_of(folder: Path) -> set[str]:
-    """All but those of brokers' own spools, which come and go."""
+    """Return all files but brokers' spools, which change."""
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return {str(path) for path in paths if path.parts[0] != "data"}
 
 
-# ---------------------------------------------------------------------------------------- who may have stores looked at
+# ------------------------------------------------------------------------------------------- permission to check stores
 
 
-async def test_reading_does_not_have_a_broker_write_or_ask_where_one_likes(
+async def test_read_access_does_not_make_a_broker_write_or_call_arbitrary_addresses(
     secured: BrokerSettings, spec: MakeSpec, service: Service, tmp_path: Path
 ) -> None:
     secured = secured.model_copy(update={"store_endpoints": service.url})
@@ -175,7 +175,7 @@ async def test_reading_does_not_have_a_broker_write_or_ask_where_one_likes(
         assert service.asked == []
         # The broker itself probes the journal's store before it takes appends.
         assert {name for name in files_of(tmp_path) - before if not name.startswith("root/frags/.test/")} == set()
-        # The store of a journal that may be read is looked at, below that journal's folders.
+        # The store of a readable journal is checked, below that journal's folders.
         of_team = token(Capability.READ, "name:prefix=team-a/")
         assert (await broker.health("file:///frags/", of_team)).status == pb.OK
         for prefix, allowed in (
@@ -186,7 +186,7 @@ async def test_reading_does_not_have_a_broker_write_or_ask_where_one_likes(
         ):
             answer = await broker.health("file:///frags/", of_team, check_delete=True, check_delete_prefix=prefix)
             assert (answer is not DENIED) is allowed, prefix
-        # Who may apply any spec may look at any store.
+        # A caller who may apply any spec may check any store.
         assert (await broker.health("file:///elsewhere/", EVERYTHING)).status == pb.OK
 
 
@@ -241,16 +241,16 @@ def test_keys_are_clean_paths_below_the_prefix() -> None:
         "s3://bucket/" + "x" * 5000 + "/",
     ],
 )
-def test_no_url_makes_another_address_of_a_services_own(url: str) -> None:
+def test_no_url_changes_the_address_of_a_services_store(url: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_store_url(url)
     assert refused.value.field == "store"
 
 
-# ---------------------------------------------------------------------------------------- where requests are sent to
+# ------------------------------------------------------------------------------------------------ addresses of requests
 
 
-async def test_signed_requests_go_to_listed_addresses_only(
+async def test_signed_requests_go_only_to_listed_addresses(
     secured: BrokerSettings, spec: MakeSpec, service: Service
 ) -> None:
     async with asking(secured) as broker:
@@ -261,10 +261,10 @@ async def test_signed_requests_go_to_listed_addresses_only(
         assert service.asked == []
 
 
-async def test_a_store_is_not_quoted_to_those_who_ask(
+async def test_answers_of_a_store_are_not_quoted_to_callers(
     secured: BrokerSettings, spec: MakeSpec, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither what it answers to a probe, nor why it cannot be listed."""
+    """Neither its answer to a probe, nor the reason of a failed listing."""
     monkeypatch.setattr(store_probe, "BACKOFF_SECONDS", (0.0,))
     async with asking(secured.model_copy(update={"store_endpoints": f"https://other:9000, {service.url}/"})) as broker:
         answer = await broker.health(service.store(), EVERYTHING)
@@ -291,7 +291,7 @@ async def test_a_store_is_not_quoted_to_those_who_ask(
         assert "secret" not in refused.store_health_error
 
 
-def test_which_addresses_may_be_named(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_listed_addresses_are_allowed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def allowed(listed: str, endpoint: str) -> bool:
         url = parse_store_url(f"s3://bucket/?region=x&endpoint={quote(endpoint, safe='')}")
         try:
@@ -319,7 +319,7 @@ def test_which_addresses_may_be_named(service: Service, monkeypatch: pytest.Monk
     assert not allowed("", "https://minio:9000")
     with pytest.raises(InvalidInput):
         AllowedEndpoints("minio:9000")
-    # What the process is told of is allowed, and a command that takes URLs out of specs asks like a broker.
+    # The process's own configuration is allowed, and a command that reads URLs from specs asks like a broker.
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio:9000")
     assert allowed("", "https://minio:9000")
     with pytest.raises(InvalidInput, match=r"\$CORANTO_STORE_ENDPOINTS"):
@@ -328,10 +328,10 @@ def test_which_addresses_may_be_named(service: Service, monkeypatch: pytest.Monk
     assert StoreRegistry().get(service.store()).url == service.store()
 
 
-# ----------------------------------------------------------------------------- stores of specs of those of small scope
+# ---------------------------------------------------------------------------------------------- stores and small scopes
 
 
-async def test_a_small_scope_does_not_choose_whose_files_are_written_nor_as_whom(
+async def test_a_small_scope_cannot_choose_the_written_files_or_the_credentials(
     secured: BrokerSettings, spec: MakeSpec, service: Service
 ) -> None:
     small = token(Capability.APPLY, "name:prefix=team-a/")
@@ -341,7 +341,7 @@ async def test_a_small_scope_does_not_choose_whose_files_are_written_nor_as_whom
         for store in (rewriting, service.store(), "s3://bucket/?region=x&profile=admin"):
             assert await broker.apply(spec("team-a/x", stores=(store,)), small) is DENIED
             assert await broker.apply(spec("team-a/plain", stores=("file:///frags/", store)), small) is DENIED
-        # Once somebody with every right has given such a store to one of its journals, others may have it.
+        # Once a caller with every right has given such a store to one of its journals, others may use it.
         assert await broker.apply(spec("team-b/y", stores=(rewriting,)), EVERYTHING) == pb.OK
         assert await broker.apply(spec("team-a/x", stores=(rewriting,)), small) is DENIED, "not one of its journals"
         assert await broker.apply(spec("team-a/x", stores=(rewriting,)), EVERYTHING) == pb.OK
@@ -349,7 +349,7 @@ async def test_a_small_scope_does_not_choose_whose_files_are_written_nor_as_whom
         assert service.asked == []
 
 
-async def test_without_a_root_there_are_no_stores_of_files(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_without_a_root_there_are_no_file_stores(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     async with asking(broker_settings.model_copy(update={"file_root": None})) as broker:
         answer = await broker.health("file:///tmp/", None)
         assert answer.status == pb.FRAGMENT_STORE_UNHEALTHY
@@ -358,10 +358,10 @@ async def test_without_a_root_there_are_no_stores_of_files(broker_settings: Brok
         assert await broker.apply(spec("a/journal"), None) == pb.OK
 
 
-async def test_a_store_that_a_journal_has_already_does_not_keep_it_from_being_changed(
+async def test_a_journal_with_a_store_that_is_no_longer_listed_can_be_changed(
     broker_settings: BrokerSettings, spec: MakeSpec, service: Service
 ) -> None:
-    """An operator who takes an address from the list can still mend, or remove, the journals that name it."""
+    """An operator who removes an address from the list can still repair, or delete, the journals that name it."""
     listed = broker_settings.model_copy(update={"store_endpoints": service.url})
     journal = spec("a/journal", stores=(service.store(), "file:///frags/"))
     async with asking(listed) as broker:
@@ -378,7 +378,7 @@ async def test_a_store_that_a_journal_has_already_does_not_keep_it_from_being_ch
         await client.close()
 
 
-# ---------------------------------------------------------------------------------------- what a store may send
+# ---------------------------------------------------------------------------------------------------- data from a store
 
 CONTENT = b"a line of content, again and again\n" * 100
 
@@ -400,10 +400,10 @@ def endless(piece: bytes) -> Iterator[bytes]:
     "codec", [Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.ZSTANDARD, Codec.GZIP_OFFLOAD_DECOMPRESSION]
 )
 @pytest.mark.parametrize("large", [False, True])
-async def test_a_body_without_end_is_taken_no_longer_than_a_fragment_may_be(
+async def test_an_endless_body_is_read_only_up_to_the_size_of_a_fragment(
     service: Service, codec: Codec, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Empty members of gzip, and chunks of snappy to be skipped, hold no content, however many there are."""
+    """Empty members of gzip, and skippable chunks of snappy, hold no content, however many there are."""
     if large:
         monkeypatch.setattr(direct, "_IN_MEMORY_BYTES", 10)
     nothing = {
@@ -417,11 +417,11 @@ async def test_a_body_without_end_is_taken_no_longer_than_a_fragment_may_be(
     with pytest.raises(CorruptFragment):
         await read(f"{service.url}/x", fragment(codec))
     assert len(service.asked) == 1
-    assert service.sent < 32 * MIB  # What buffers between two processes hold, at most.
+    assert service.sent < 32 * MIB  # The most that buffers between two processes hold.
 
 
 @pytest.mark.parametrize("claimed", [len(CONTENT) + (3 << 20), 1 << 40])
-async def test_brokers_take_no_more_of_a_store_either(service: Service, claimed: int) -> None:
+async def test_brokers_read_no_more_of_an_endless_body_either(service: Service, claimed: int) -> None:
     service.serve(Content_Length=str(claimed), ETag='"1"', Last_Modified="Mon, 02 Jan 2006 15:04:05 GMT")
     service.body = endless(bytes(1 << 16))
     with pytest.raises(CorruptFragment, match="far longer than its content"):
@@ -431,7 +431,7 @@ async def test_brokers_take_no_more_of_a_store_either(service: Service, claimed:
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY, Codec.GZIP_OFFLOAD_DECOMPRESSION])
 @pytest.mark.parametrize("large", [False, True])
-async def test_bombs_do_not_go_off(
+async def test_decompression_bombs_are_refused(
     service: Service, codec: Codec, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
@@ -443,18 +443,18 @@ async def test_bombs_do_not_go_off(
 
 
 @pytest.mark.parametrize("claimed", [1, len(CONTENT) - 1, len(CONTENT) + 1, 1 << 40])
-async def test_lengths_that_are_not_true(service: Service, claimed: int) -> None:
+async def test_wrong_lengths_are_refused(service: Service, claimed: int) -> None:
     service.serve(CONTENT, Content_Length=str(claimed))
     with pytest.raises((CorruptFragment, StoreError)):
         await read(f"{service.url}/x", fragment(Codec.NONE))
     service.serve(CONTENT, Content_Length=str(len(CONTENT)))
     assert await read(f"{service.url}/x", fragment(Codec.NONE)) == CONTENT
     with pytest.raises(CorruptFragment):
-        await read(f"{service.url}/x", fragment(Codec.GZIP, 1 << 40))  # No memory is set aside for what a name claims.
+        await read(f"{service.url}/x", fragment(Codec.GZIP, 1 << 40))  # No memory is reserved for the length in a name.
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_store_sends_nobody_elsewhere(service: Service, status: int) -> None:
+async def test_redirects_of_a_store_are_not_followed(service: Service, status: int) -> None:
     with Service() as other:
         thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -471,7 +471,7 @@ async def test_a_store_sends_nobody_elsewhere(service: Service, status: int) -> 
         thread.join()
 
 
-async def test_answers_that_are_no_http(service: Service) -> None:
+async def test_answers_that_are_not_http_are_refused(service: Service) -> None:
     with pytest.raises(StoreError, match="neither http, https nor file"):
         await read("ftp://127.0.0.1/x", fragment(Codec.NONE))
     with pytest.raises(StoreError):
@@ -484,8 +484,8 @@ async def test_answers_that_are_no_http(service: Service) -> None:
         await read(f"{service.url}/x", fragment(Codec.NONE))
 
 
-async def test_a_store_that_dawdles_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece comes before the connection is taken for dead."""
+async def test_a_slow_store_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece arrives before the connection times out."""
     monkeypatch.setattr(direct, "_HTTP_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(direct, "MIN_BYTES_PER_SECOND", 1 << 30)
     pause = threading.Event()

@@ -1,7 +1,7 @@
 """Texts that are made to keep a reader busy: templates, selectors, addresses, answers of stores, other input.
 
-Time is judged by a process of its own that is killed when it takes too long: what grows faster than its input takes
-minutes or years for these, and what does not takes a moment.
+The time limit applies to a separate process, which is killed: superlinear readers take minutes or years for these
+inputs, and linear ones a moment.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MakeSpec = Callable[..., pb.JournalSpec]
 KEY = base64.b64encode(bytes([1]) * 32).decode()
 REPOSITORY = Path(__file__).parents[2]
 HANGS = '{{ printf "' + '""' * 24
-"""Each pair of quotes may be one text, or the end of one and the begin of another: 2**24 ways to read it."""
+"""Each pair of quotes may be a text, or the end of one and the begin of another: 2**24 ways to read it."""
 SECONDS = 60.0
-"""For what takes far less than one on an idle machine."""
+"""Timeout for work that takes far less than a second on an idle machine."""
 
 
 # ------------------------------------------------------------------------------------------------------ at a broker
@@ -45,7 +45,7 @@ def claims(capability: Capability, selector: str) -> tuple[tuple[str, str], ...]
     return (("authorization", f"Bearer {token}"),)
 
 
-async def test_a_broker_continues_whatever_template_it_is_sent(
+async def test_a_broker_continues_after_any_template(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
 ) -> None:
     child = BrokerChild(broker_settings, tmp_path / "log")
@@ -104,14 +104,14 @@ async def test_a_missing_permission_is_reported_for_any_change(
         ("{{ .Name", "not closed with }}"),
     ],
 )
-def test_what_a_template_may_not_ask_for(template: str, problem: str) -> None:
+def test_templates_beyond_the_limits_are_refused(template: str, problem: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         PostfixTemplate(template)
     assert problem in str(refused.value)
     assert refused.value.field == "path_postfix_template"
 
 
-def test_what_a_template_may_ask_for_at_most() -> None:
+def test_templates_at_the_limits_are_accepted() -> None:
     deep = "(" * MAX_DEPTH + ".Begin" + ")" * MAX_DEPTH
     for template in (
         "{{" + deep.replace(".Begin", ".Spool.Begin") + "}}",
@@ -125,8 +125,8 @@ def test_what_a_template_may_ask_for_at_most() -> None:
 # ------------------------------------------------------------------------------------------------- every other input
 
 
-def test_no_reader_of_input_takes_longer_than_in_proportion_to_it() -> None:
-    """`hostile_inputs` has every reader read what made one of them go through 2**24 ways, and much that is alike."""
+def test_every_reader_of_input_is_linear() -> None:
+    """The inputs include the text that one reader could parse in 2**24 ways, and many similar ones."""
     script = Path(__file__).with_name("hostile_inputs.py")
     try:
         done = subprocess.run([sys.executable, script, "2000"], capture_output=True, text=True, timeout=SECONDS * 4)
@@ -135,16 +135,17 @@ def test_no_reader_of_input_takes_longer_than_in_proportion_to_it() -> None:
     assert done.stdout.endswith("done\n"), done.stdout[-500:] + done.stderr
 
 
-def test_expressions_give_nothing_back() -> None:
-    """Twice the length takes twice the steps: a million characters would else take hours."""
+def test_parsing_a_selector_does_not_backtrack() -> None:
+    """Twice the length takes twice the steps; otherwise a million characters would take hours."""
     for text in ("ab=" + " " * 1_000_000 + "(", "ab" * 500_000 + "(", "1" * 100):
         with pytest.raises(InvalidInput):
             labels.parse_selector(text)
 
 
 REVIEWED: Final = {
-    # What clients, stores and files of others decide. Each takes one pass: what repeats is followed by what it cannot
-    # match, or gives nothing back (`*+`).
+    # Input from clients, stores and foreign files. Each takes one pass: a repetition is followed by a text that it
+    # cannot match,
+    # or does not backtrack (`*+`).
     "coranto.specs.durations": {"_PART"},
     "coranto.fragments.fragment": {"_HEX_OFFSET", "_HEX_SUM"},
     "coranto.fragments.go_time": {"_CHUNK"},
@@ -195,7 +196,7 @@ REVIEWED: Final = {
     "dagster_coranto.resources.spark": {"_SECRET"},
     "dagster_coranto.translation.metadata": {"_BACKTICKS"},
     "dagster_coranto.translation.translator": {"_UNFIT"},
-    # Names of our own files, journals' names that were validated, and the settings of whoever runs the process.
+    # Names of our own files, validated names of journals, and settings of the process.
     "airflow_coranto.connection": {"line"},
     "airflow_coranto.offsets": {"one that is not assigned to a name"},
     "airflow_coranto.rows": {"_PLAIN"},
@@ -226,8 +227,10 @@ REVIEWED: Final = {
 
 
 def test_every_regular_expression_was_reviewed() -> None:
-    """One that is added fails this until somebody has asked how long it may take over what others can send, has let
-    `hostile_inputs` read by it, and has put it on the list."""
+    """A new one fails this test until it is on the list.
+
+    Before, review its run time on foreign input, and have `hostile_inputs` read by it.
+    """
     found: dict[str, set[str]] = {}
     for root in ("platform", "broker", "consumers", "orchestration"):
         for path in sorted((REPOSITORY / root).rglob("*.py")):
@@ -239,7 +242,7 @@ def test_every_regular_expression_was_reviewed() -> None:
 
 
 def patterns_of(module: ast.Module) -> Iterator[str]:
-    """The names that regular expressions, or what they found, are assigned to."""
+    """Yield the names that regular expressions, or their matches, are assigned to."""
     assigned = 0
     for node in ast.walk(module):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:

@@ -1,4 +1,4 @@
-"""Slots and signals: one owner at a time, in order, through cancellation and invalidation."""
+"""Slots and signals: one owner at a time, in order, despite cancellation and invalidation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_takers_are_served_in_order() -> None:
     assert await second == "thing"
 
 
-async def test_a_signal_ends_the_wait_of_those_who_asked_for_it() -> None:
+async def test_a_signal_ends_only_the_waits_that_use_it() -> None:
     slot: Slot[str] = Slot()
     signal = Signal()
     patient, impatient = await started(slot.take(), slot.take(signal))
@@ -42,10 +42,10 @@ async def test_a_signal_ends_the_wait_of_those_who_asked_for_it() -> None:
     assert await slot.take() == "thing"
 
 
-async def test_a_cancelled_taker_passes_the_thing_on() -> None:
+async def test_a_cancelled_taker_passes_the_value_on() -> None:
     slot: Slot[str] = Slot()
     first, second = await started(slot.take(), slot.take())
-    slot.put("thing")  # Handed to the first, which has not run yet.
+    slot.put("thing")  # Given to the first, which has not run yet.
     first.cancel()
     assert await asyncio.wait_for(second, 60) == "thing"
     with pytest.raises(asyncio.CancelledError):
@@ -61,7 +61,7 @@ async def test_a_cancelled_waiter_is_skipped() -> None:
     assert await asyncio.wait_for(second, 60) == "thing"
 
 
-async def test_a_thing_handed_over_as_the_signal_fires_is_not_lost() -> None:
+async def test_a_value_given_as_the_signal_fires_is_not_lost() -> None:
     slot: Slot[str] = Slot()
     signal = Signal()
     (taker,) = await started(slot.take(signal))

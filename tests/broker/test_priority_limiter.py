@@ -13,7 +13,7 @@ WAIT_SECONDS = 60.0
 
 
 class Works:
-    """Works that each wait for a turn, and keep it until they are told to end."""
+    """Jobs that each wait for a slot, and keep it until they are ended."""
 
     def __init__(self, given: PriorityLimiter) -> None:
         self.given = given
@@ -51,7 +51,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_turns_are_given_in_order_and_only_so_many_at_a_time() -> None:
+async def test_slots_are_given_in_order_up_to_the_limit() -> None:
     works = Works(PriorityLimiter(2))
     await works.start(*range(5))
     assert works.begun == [0, 1]
@@ -65,7 +65,7 @@ async def test_turns_are_given_in_order_and_only_so_many_at_a_time() -> None:
     assert (works.most, works.given.waiting) == (2, 0)
 
 
-async def test_work_that_somebody_waits_for_comes_first() -> None:
+async def test_preferred_work_runs_first() -> None:
     works = Works(PriorityLimiter(1))
     await works.start(*range(5))
     for preferred in ("3", "4", "3", "0", "nobody"):
@@ -76,22 +76,22 @@ async def test_work_that_somebody_waits_for_comes_first() -> None:
         assert works.begun[-1] == number
         await works.end(number)
     await works.start(6)
-    assert works.begun[-1] == 6, "no turn was lost"
+    assert works.begun[-1] == 6, "no slot was lost"
     await works.end(6)
 
 
-async def test_a_turn_that_comes_as_its_taker_is_cancelled_is_passed_on() -> None:
+async def test_a_slot_given_to_a_cancelled_taker_is_passed_on() -> None:
     works = Works(PriorityLimiter(1))
     await works.start(0, 1, 2)
     works.ends[0].set()
-    await asyncio.sleep(0)  # The first work ends, and the second has its turn, but has not run yet.
+    await asyncio.sleep(0)  # The first job ends, and the second has its slot, but has not run yet.
     works.tasks[1].cancel()
     await settle()
     assert works.begun == [0, 2]
     await works.end(2)
 
 
-async def test_work_that_takes_long_loses_its_turn_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_work_loses_its_slot_once_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(priority_limiter, "SLOT_SECONDS", 0.01)
     works = Works(PriorityLimiter(1))
     await works.start(0, 1)
@@ -99,17 +99,17 @@ async def test_work_that_takes_long_loses_its_turn_once_and_goes_on(monkeypatch:
         while works.begun != [0, 1]:
             works.changed.clear()
             await works.changed.wait()
-    assert works.running == {0, 1}, "the first goes on"
+    assert works.running == {0, 1}, "the first continues"
     monkeypatch.setattr(priority_limiter, "SLOT_SECONDS", WAIT_SECONDS)
     await works.end(0)
     await works.end(1)
     await works.start(2, 3)
-    assert works.begun == [0, 1, 2], "a turn that was lost is not given back a second time"
+    assert works.begun == [0, 1, 2], "a lost slot is not given back a second time"
     await works.end(2)
     await works.end(3)
 
 
-async def test_no_turn_is_lost_while_the_most_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_slot_is_lost_while_the_maximum_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(priority_limiter, "SLOT_SECONDS", 0.01)
     works = Works(PriorityLimiter(1, most=3))
     await works.start(*range(6))
@@ -117,9 +117,9 @@ async def test_no_turn_is_lost_while_the_most_are_at_work(monkeypatch: pytest.Mo
         while len(works.begun) < 3:
             works.changed.clear()
             await works.changed.wait()
-    looks = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_later(0.05, looks.set_result, None)  # The third would have lost its turn by now.
-    await looks
+    paused = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.05, paused.set_result, None)  # The third would have lost its slot.
+    await paused
     assert works.begun == [0, 1, 2]
     for number in range(6):
         async with asyncio.timeout(WAIT_SECONDS):
@@ -130,7 +130,7 @@ async def test_no_turn_is_lost_while_the_most_are_at_work(monkeypatch: pytest.Mo
     assert works.most == 3
 
 
-async def test_who_gives_up_waiting_or_fails_takes_no_turn_along() -> None:
+async def test_cancelled_and_failed_work_frees_its_slot() -> None:
     works = Works(PriorityLimiter(1))
     await works.start(0, 1, 2)
     works.tasks[1].cancel()

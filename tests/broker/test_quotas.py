@@ -1,4 +1,4 @@
-"""Quotas: rates and open streams of each caller, alone and at a broker that serves others."""
+"""Quotas: rates and open streams of each caller, tested directly and at a broker with several clients."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ class Setting:
         return self.registry.get_sample_value(f"coranto_quota_{kind}_total", {"quota": quota})
 
     def seconds(self, count: int, size: int = 0, caller: str = ALICE) -> float:
-        """Admit appends, and return the delay."""
         before = self.clock.monotonic()
         asyncio.run(self.quotas.admit_appends(caller, count, size))
         return self.clock.monotonic() - before
@@ -67,7 +66,7 @@ class Setting:
 def test_a_rate_allows_a_burst_then_delays_and_then_rejects() -> None:
     setting = Setting(QuotaFile(delay_seconds=2, default=Quota(appends=10)))
     assert setting.seconds(10) == 0
-    assert setting.seconds(30) == 0  # The calls after it pay for its excess.
+    assert setting.seconds(30) == 0  # Later calls pay for its excess.
     with pytest.raises(AppendQuotaExceeded, match=r"alice exceeds its quota of 10 appends per second.*wait 3\.0 s"):
         setting.seconds(1)
     assert setting.seconds(10, caller=BOB) == 0
@@ -159,7 +158,7 @@ def test_a_bad_file_is_refused_with_its_key(tmp_path: Path, text: str, problem: 
 async def limited(
     settings: BrokerSettings, tmp_path: Path, spec: pb.JournalSpec, quotas: str
 ) -> AsyncIterator[BrokerProcess]:
-    """A broker with a file of quotas and tokens, and the journal J with one byte."""
+    """Run a broker with a file of quotas and tokens, and the journal J with one byte."""
     file = tmp_path / "quotas.yaml"
     file.write_text(quotas)
     settings = settings.model_copy(update={"auth_keys": SecretStr(KEY), "quotas": file, "http_port": 0})
@@ -273,7 +272,7 @@ def test_exceeded_quotas_are_reported_for_an_hour_and_in_bounded_memory() -> Non
     assert setting.quotas.rejections() == []
 
 
-async def test_a_client_over_its_quota_is_slowed_down_and_completes(
+async def test_a_client_over_its_quota_is_delayed_and_completes(
     broker_settings: BrokerSettings, tmp_path: Path, spec: MakeSpec
 ) -> None:
     quotas = "{delay_seconds: 0.1, default: {append_bytes: 4000000, read_bytes: 4000000}}"
@@ -293,7 +292,7 @@ async def _use_much(process: BrokerProcess, batch: JournalClient) -> None:
     assert delays("coranto_quota_delays_total", {"quota": "read_bytes"})
 
 
-async def test_delayed_appends_leave_room_for_other_clients(
+async def test_delayed_appends_leave_capacity_for_other_clients(
     broker_settings: BrokerSettings, tmp_path: Path, spec: MakeSpec
 ) -> None:
     settings = broker_settings.model_copy(update={"max_appends": 4})
@@ -323,7 +322,7 @@ async def test_open_streams_of_a_client_are_limited(
     ):
         waiting = [asyncio.ensure_future(next_of(greedy)) for _ in range(2)]
         await eventually(lambda: sum(process.broker.quotas._open.values()) == 2)
-        waiting.append(asyncio.ensure_future(next_of(greedy)))  # Repeated by the client, as blocking reads are.
+        waiting.append(asyncio.ensure_future(next_of(greedy)))  # Repeated by the client, as all blocking reads.
         await eventually(lambda: rejections(process, "streams") >= 1)
         waiting.append(asyncio.ensure_future(next_of(modest)))
         await eventually(lambda: sum(process.broker.quotas._open.values()) == 2)

@@ -66,7 +66,7 @@ def trees(spans: Spans, name: str) -> list[tuple[Any, ...]]:
 
 
 async def appended(client: JournalClient, spans: Spans, expected: tuple[Any, ...]) -> bool:
-    """Append, and return True if that was traced as expected. The first ones may need more than a decision."""
+    """Append, and return True if the trace is as expected. The first appends may need more steps."""
     await client.append(J, b"x")
     return trees(spans, f"append {J}")[-1] == expected
 
@@ -131,7 +131,7 @@ async def test_appends_of_a_batch_are_linked_with_their_proposal(
     servers = [span for span in spans.named(f"append {J}") if span.kind is trace.SpanKind.SERVER]
     assert len(servers) == len({span.context.trace_id for span in servers}) == 50
     assert sum(facts(span)["appends"] for span in commits.values()) == 50
-    assert len(commits) < 50, "none were committed together"
+    assert len(commits) < 50, "no appends were committed together"
     for span in servers:
         (link,) = span.links
         commit = commits[link.context.span_id]
@@ -156,7 +156,7 @@ async def test_one_replica_commits_without_a_proposal(
         assert facts(spans.named(f"append {J}")[-1])["status"] == "rolled back"
 
 
-async def test_an_append_that_another_broker_forwards_stays_in_its_trace(
+async def test_a_forwarded_append_stays_in_its_trace(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, spans: Spans
 ) -> None:
     async with cluster(broker_settings, tmp_path, 2) as brokers:
@@ -240,7 +240,7 @@ async def test_reads_publishers_and_stored_fragments(
 
 
 @pytest.mark.parametrize("over_a_stream", [True, False], ids=["stream", "call"])
-async def test_a_caller_that_is_not_sampled_sends_no_context(
+async def test_an_unsampled_caller_sends_no_context(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, over_a_stream: bool
 ) -> None:
     with recorded_spans() as of_broker:
@@ -286,7 +286,7 @@ async def test_the_gateway_continues_the_trace_of_a_request(
 async def test_broker_processes_export_to_a_collector(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over frames, where frequent appends and their replication move."""
+    """Over frames, as for frequent appends and their replication."""
     with Receiver() as receiver, contextlib.ExitStack() as ends:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")

@@ -1,4 +1,4 @@
-"""Virtual time for tests of parts."""
+"""Virtual time for unit tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coranto.testing.sim.loop import SimLoop, simulated
 
 
 def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
-    """In virtual time, of which nothing takes any but waiting."""
+    """Run in virtual time, where only waiting takes time."""
     with simulated(0, shuffle=False) as loop:
         loop.run_until_complete(main(loop))
         assert not loop.problems
