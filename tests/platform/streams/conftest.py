@@ -1,4 +1,4 @@
-"""Fixtures of streams' tests: a cluster without a stream, and one with a stream."""
+"""Fixtures of stream tests: a cluster without a stream, and one with a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def virtual_clock() -> VirtualClock:
 
 @pytest.fixture
 async def world() -> AsyncIterator[StreamWorld]:
-    """One broker, and a stream of one segment."""
+    """One broker and a stream of one segment."""
     async with stream_world() as world:
         yield world
 

@@ -1,6 +1,6 @@
 """The rows of the contract that name a count, at that count: `python -m tests.platform.streams.full_counts ROW`.
 
-Tests run the same with smaller counts. T10's seeds are `python -m tests.simulation.streams --lost-answers`.
+Tests run the same checks with smaller counts. T10's seeds are `python -m tests.simulation.streams --lost-answers`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ async def write(writer: StreamWriter[Any], number: int, key: str = "key") -> Com
 
 
 async def check_whole(world: StreamWorld, transactions: int, *, segment: int = 0) -> None:
-    """Each transaction stands there once, in order, its events one behind the other and its end behind them."""
+    """Check that each transaction appears once, in order, with contiguous events followed by its end."""
     messages = await world.messages(segment)
     assert len(messages) == transactions * (_EVENTS + 1), f"{len(messages)} messages of {transactions} transactions"
     for number in range(transactions):
         *events, end = messages[number * (_EVENTS + 1) : (number + 1) * (_EVENTS + 1)]
         found = [(event.message["n"], event.message["part"]) for event in events]
-        assert found == [(number, part) for part in range(_EVENTS)], f"{found} in place of transaction {number}"
+        assert found == [(number, part) for part in range(_EVENTS)], f"{found} instead of transaction {number}"
         assert end.flags == Flags.ACK_TXN
 
 
@@ -61,7 +61,7 @@ async def check_whole(world: StreamWorld, transactions: int, *, segment: int = 0
 
 
 class ByteCutter:
-    """A TCP proxy that passes on so many bytes of one direction, and then breaks the connection."""
+    """A TCP proxy that breaks the connection after a number of bytes in one direction."""
 
     def __init__(self, port: int) -> None:
         self.passed = Counter[str]()
@@ -86,11 +86,11 @@ class ByteCutter:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def arm(self, direction: str, passing: int) -> None:
-        """Let `passing` bytes through, `up` to the broker or `down` to the client, and none after them."""
+        """Break the connection after `passing` more bytes, `up` to the broker or `down` to the client."""
         self._limits = {direction: self.passed[direction] + passing}
 
     def disarm(self) -> None:
-        """Cut nothing any more."""
+        """Stop cutting."""
         self._limits = {}
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,14 +128,14 @@ class ByteCutter:
     def _break(self) -> None:
         for writer in self._live:
             if not writer.is_closing():
-                writer.close()  # What was written before reaches the other end.
+                writer.close()  # Bytes written before still reach the peer.
         self._live.clear()
 
 
 async def cut_bytes(transactions: int, *, lane: int = 0, lanes: int = 1) -> Counter[str]:
-    """T1: commit over connections that break, at one byte after the other of what passes in either direction.
+    """T1: commit over connections that break at one byte position after another, in both directions.
 
-    `lanes` runs at once share the bytes.
+    `lanes` concurrent runs share the positions.
     """
     found = Counter[str]()
     async with (
@@ -154,11 +154,11 @@ async def cut_bytes(transactions: int, *, lane: int = 0, lanes: int = 1) -> Coun
             for number in range(10):
                 before = Counter(wire.passed)
                 await write(writer, number)
-                if number:  # The first one makes the connection.
+                if number:  # The first write opens the connection.
                     spans = spans & (wire.passed - before) if spans else wire.passed - before
             for number in range(10, transactions):
                 direction = ("up", "up", "down")[number % 3]
-                # Spread over the whole of it; with as many transactions as bytes, each of them.
+                # Spread over the whole span; with as many transactions as bytes, at each byte.
                 wire.arm(direction, (number * lanes + lane) * 7919 % (spans[direction] + 1))
                 result = await write(writer, number)
                 wire.disarm()
@@ -170,18 +170,18 @@ async def cut_bytes(transactions: int, *, lane: int = 0, lanes: int = 1) -> Coun
     return found
 
 
-# --------------------------------------------------------------------------------------------- T4: read your commits
+# -------------------------------------------------------------------------------------------- T4: read your commits
 
 
 @contextlib.asynccontextmanager
 async def reading_everywhere(*, heard: bool = True) -> AsyncIterator[tuple[StreamWorld, list[JournalClient]]]:
-    """Three brokers that each have the stream, and a client for each of them."""
+    """Three brokers that all have the stream, and a client for each of them."""
     async with stream_world(3, replication=3, zones=_ZONES, heard=heard, log_level="critical") as world:
         yield world, [world.cluster.client(name=f"client-{zone}", zone=zone) for zone in _ZONES]
 
 
 async def read_back(commits: int, *, moves: int, at_once: int = 16) -> Counter[str]:
-    """T4: read each commit at once, from a broker that is drawn; while the journal's primary moves, now and then."""
+    """T4: read each commit immediately, from alternating brokers, while the journal's primary moves a few times."""
     found = Counter[str]()
     async with reading_everywhere(heard=False) as (world, readers):
         async with StreamWriter[Any](world.client, STREAM) as writer:
@@ -206,12 +206,12 @@ async def read_back(commits: int, *, moves: int, at_once: int = 16) -> Counter[s
     return found
 
 
-# -------------------------------------------------------------------------------------- T22: writers that come and go
+# --------------------------------------------------------------------------------------------- T22: short-lived writers
 
 
-async def come_and_go(writers: int, *, most: int = 16) -> list[int]:
-    """T22: so many writers enter a segment of a broker, each for one event. The process's memory (bytes, at a twentieth
-    of them and then at each tenth)."""
+async def enter_many(writers: int, *, most: int = 16) -> list[int]:
+    """T22: let many writers enter a segment, each for one event. Return the memory of the process in bytes, after a
+    twentieth of the writers and after each tenth."""
     sizes: list[int] = []
     async with stream_world(max_writers=most, heard=False) as world:
         async with StreamWriter[Any](world.client, STREAM) as writer:
@@ -238,11 +238,11 @@ async def come_and_go(writers: int, *, most: int = 16) -> list[int]:
     return sizes
 
 
-# --------------------------------------------------------------------------- what readers remember of multi-key writers
+# ---------------------------------------------------------------------- reader state of multi-key writers
 
 
-def remembered(transactions: int, *, at_once: int) -> list[int]:
-    """The producers in a checkpoint at each tenth of so many transactions of one writer, by the rules alone."""
+def remembered_producers(transactions: int, *, at_once: int) -> list[int]:
+    """Return the number of producers in a checkpoint at each tenth of the transactions of one writer."""
     sequencer: Sequencer[Any] = Sequencer(ring_size=1 << 10)
     framing = JsonLines()
     pool = LanePool(lambda: new_producer_id(os.urandom))
@@ -256,7 +256,7 @@ def remembered(transactions: int, *, at_once: int) -> list[int]:
                 while sequencer.step() is not None:
                     pass
                 offset += 100
-        pool.recorded(pool.to_record())  # With the decision on the last of these.
+        pool.recorded(pool.to_record())  # With the decision on the last of these transactions.
         for use in uses:
             pool.ended(use)
         if begin // at_once % max(1, transactions // at_once // 10) == 1:
@@ -269,53 +269,55 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-# ----------------------------------------------------------------------------------------------------- from the shell
+# ------------------------------------------------------------------------------------------------------- command line
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 Count = Annotated[int, typer.Option(help="How many.")]
 
 
-def _tell(what: object, began: float) -> None:
+def _report(what: object, began: float) -> None:
     print(f"{what}; {time.process_time() - began:.0f} s of CPU")  # noqa: T201
 
 
 @app.command()
 def t1(count: Count = 10_000) -> None:
-    """Transactions under cuts at every byte."""
+    """Commit transactions while connections are cut at every byte."""
 
     async def main() -> Counter[str]:
-        # A new connection takes longer to wait for than to make.
+        # Reconnecting takes more waiting than processor time.
         found = await asyncio.gather(*(cut_bytes(count // _LANES, lane=lane, lanes=_LANES) for lane in range(_LANES)))
         return sum(found, Counter[str]())
 
     began = time.process_time()
     total = asyncio.run(main())
-    _tell({name: total[name] for name in ("cuts", "sent again")}, began)
+    _report({name: total[name] for name in ("cuts", "sent again")}, began)
 
 
 @app.command()
 def t4(count: Count = 100_000, moves: Annotated[int, typer.Option(help="Times that a broker restarts.")] = 10) -> None:
-    """Commits that are read back at once."""
+    """Read commits back immediately."""
     began = time.process_time()
     found = asyncio.run(read_back(count, moves=moves))
-    _tell(dict(found), began)
+    _report(dict(found), began)
     if found["violations"]:
         raise typer.Exit(1)
 
 
 @app.command()
 def t22(count: Count = 1_000_000) -> None:
-    """Short-lived writers."""
+    """Run short-lived writers."""
     began = time.process_time()
-    sizes = asyncio.run(come_and_go(count))
-    _tell("MiB: " + ", ".join(f"{size / (1 << 20):.1f}" for size in sizes), began)
+    sizes = asyncio.run(enter_many(count))
+    _report("MiB: " + ", ".join(f"{size / (1 << 20):.1f}" for size in sizes), began)
 
 
 @app.command()
-def lanes(count: Count = 10_000_000, at_once: Annotated[int, typer.Option(help="Transactions at once.")] = 32) -> None:
+def lanes(
+    count: Count = 10_000_000, at_once: Annotated[int, typer.Option(help="Concurrent transactions.")] = 32
+) -> None:
     """Count the producers that readers remember of a multi-key writer, at each tenth of its transactions."""
     began = time.process_time()
-    _tell(f"producers: {remembered(count, at_once=at_once)}", began)
+    _report(f"producers: {remembered_producers(count, at_once=at_once)}", began)
 
 
 if __name__ == "__main__":

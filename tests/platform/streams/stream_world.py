@@ -1,7 +1,7 @@
 """Tools for tests of streams: an in-process cluster with a stream, a manual clock, and connections that break.
 
-`Wire.cut` drops a chosen message of the next append with content, and breaks its connection. So a test can place a cut
-exactly: before, within or after the content, before the commit, or between the commit and its answer.
+`Wire.cut` drops a chosen message of the next append with content and breaks its connection. So a test can cut
+exactly before, within or after the content, before the commit, or between the commit and its answer.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ STREAM = "shop/orders"
 
 
 def lose_records(cluster: Cluster, journal: str, *, specs: bool = False) -> None:
-    """Make etcd lose what brokers recorded there about a journal, including the in-sync record and the registers.
+    """Make etcd lose the records of brokers about a journal, including the in-sync record and the registers.
 
-    With `specs` it loses all its keys. The brokers lose their copies of in-sync records, too: with those they would
-    refuse to serve.
+    With `specs` it loses all its keys. The brokers lose their copies of in-sync records, too, because they would refuse
+    to serve with them.
     """
     etcd = cluster._world.etcd
     lost = [kv.key for kv in etcd.kvs.values() if specs or (journal in kv.key and "/items/" not in kv.key)]
@@ -49,7 +49,7 @@ def lose_records(cluster: Cluster, journal: str, *, specs: bool = False) -> None
 
 
 class VirtualClock:
-    """A clock that stands still until `advance`, which also ends waits that are due."""
+    """A clock that moves only by `advance`, which also ends waits that are due."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -67,7 +67,7 @@ class VirtualClock:
         await wait
 
     async def advance(self, seconds: float) -> None:
-        """Advance the time, and let tasks whose waits are over run."""
+        """Advance the time and run tasks whose waits are over."""
         self.seconds += seconds
         while self._waits and self._waits[0][0] <= self.seconds:
             _, _, wait = heapq.heappop(self._waits)
@@ -78,10 +78,10 @@ class VirtualClock:
 
 
 class CutPoint(enum.Enum):
-    """A message of an append with content at which the connection can be cut.
+    """A message of an append with content whose loss breaks the connection.
 
-    On a stream of small appends, the append is one message with all that its client sends. It has no second message of
-    content, and no status of its own: the connection is then cut behind the answer.
+    On a stream of small appends, a client sends the whole append as one message. It has no second message of content,
+    and no separate status: the connection is then cut after the answer.
     """
 
     PARAMETERS = "the parameters"
@@ -94,7 +94,7 @@ class CutPoint(enum.Enum):
 
 
 _SENT: Final = frozenset({CutPoint.PARAMETERS, CutPoint.CONTENT, CutPoint.COMMIT, CutPoint.HALF_CLOSE})
-"""The points that are one message on a stream."""
+"""The points that are one message on a stream of appends."""
 
 
 @dataclass(slots=True)
@@ -114,16 +114,16 @@ class Wire:
     """The traffic between a cluster's clients and its brokers: observed, and cut on request."""
 
     cuts: list[tuple[CutPoint, Callable[[], None] | None]] = field(default_factory=list)
-    """The points of the next cuts of appends with content, in order, each with an action to run then (or None)."""
+    """The points of the next cuts of appends with content, in order, each with an optional action."""
     appends: list[HeardAppend] = field(default_factory=list)
     messages: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
-    """Appends with content that reached the broker when all earlier ones were answered: the number of round trips."""
+    """Appends with content that reached the broker with no earlier append unanswered: the number of round trips."""
     _unanswered: set[Any] = field(default_factory=set)
     _live: dict[Any, HeardAppend] = field(default_factory=dict)
 
     def cut(self, *points: CutPoint, then: Callable[[], None] | None = None) -> None:
-        """Drop these messages of the next appends with content, one after the other, and break their connections."""
+        """Drop these messages of the next appends with content, in order, and break their connections."""
         self.cuts += [(point, then) for point in points]
 
     @property
@@ -217,7 +217,7 @@ class StreamWorld:
 
     @functools.cached_property
     def calling_client(self) -> JournalClient:
-        """A client each of whose appends is a call of its own, also where small ones could share a stream."""
+        """A client that makes a separate call for each append, even for small ones."""
         return self.cluster.client(append_streams=False)
 
     async def content(self, segment: int = 0) -> bytes:
@@ -245,9 +245,9 @@ async def stream_world(
     append_streams: bool = True,
     **create: Any,
 ) -> AsyncIterator[StreamWorld]:
-    """Yield a cluster of `brokers` brokers with a stream. `create` are further options of the stream.
+    """Yield a cluster of `brokers` brokers with a stream. `create` are more options of the stream.
 
-    With `heard`, the traffic is observed and recorded, call by call. Without `append_streams`, each append is a call.
+    With `heard`, the traffic is observed and recorded. Without `append_streams`, each append is a separate call.
     """
     async with Cluster(brokers, delay=delay, zones=zones, grpc=grpc, log_level=log_level) as cluster:
         client = cluster.client(append_streams=append_streams)

@@ -1,6 +1,6 @@
-"""The contract of transactions on one routing key, rows T1 to T14, each in its focused form.
+"""The contract of transactions on one routing key, rows T1 to T14, each in its smallest form.
 
-Cuts are placed exactly (`stream_world.py`); the simulation holds the same rows against whatever happens.
+Cuts are placed exactly (`stream_world.py`). The simulation checks the same rows under random failures.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from .full_counts import cut_bytes, read_back, reading_everywhere
 
 JOURNAL = segment_journal(STREAM, 0)
 CUTS = [point for point in CutPoint if point is not CutPoint.REST]
-"""The points at which an append with one message of content can be cut."""
+"""The cut points of an append with one message of content."""
 WAYS = [*((cut, False) for cut in CUTS), (CutPoint.COMMIT, True), (CutPoint.ANSWER, True)]
-"""These points of an append in a call of its own, and those that differ for one that shares a stream (True)."""
+"""These points for an append in a separate call, and those that differ on a shared stream (True)."""
 SIZES = [1, 1 << 16, 8 << 20, MAX_TRANSACTION_BYTES]
-"""Bytes of content (the last one: with all framing) at which the guarantees are to be the same (T12)."""
+"""Sizes of content in bytes with equal guarantees (T12). The last one includes all framing."""
 
 
 def transactions_of(messages: Iterable[Envelope[Any]]) -> list[list[Any]]:
-    """The transactions of a segment in order, each the content of its events.
+    """Return the transactions of a segment in order, each as the contents of its events.
 
     Fails unless each is contiguous, of one producer, and followed by its end.
     """
@@ -89,7 +89,7 @@ async def write(writer: StreamWriter[Any], key: str, *events: Any, **options: An
 
 
 async def sized(writer: StreamWriter[Any], size: int, number: int) -> list[bytes]:
-    """Three events that make a transaction of this size, and tell which one it is."""
+    """Return three events that form a transaction of this size and contain its number."""
     async with writer.transaction(f"probe {number}") as txn:
         for _ in range(3):
             txn.write(b"")
@@ -125,13 +125,13 @@ async def test_t01_and_t12_all_or_nothing_wherever_the_connection_breaks(world: 
 
 
 async def test_t01_connections_that_break_at_any_byte() -> None:
-    """Of real connections; the count of the contract is `python -m tests.platform.streams.full_counts t1`."""
+    """On real connections. The contract's count is `python -m tests.platform.streams.full_counts t1`."""
     found = await cut_bytes(46)
     assert found["cuts"] >= 34
-    assert 6 < found["sent again"] < found["cuts"], "cut before the commit, and behind it"
+    assert 6 < found["sent again"] < found["cuts"], "cuts before and after the commit"
 
 
-async def test_t01_a_writer_that_goes_away_within_a_commit_leaves_all_or_nothing(world: StreamWorld) -> None:
+async def test_t01_a_writer_that_stops_during_a_commit_leaves_all_or_nothing(world: StreamWorld) -> None:
     for number, (cut, shares) in enumerate(WAYS):
         writer = StreamWriter(world.client if shares else world.calling_client, STREAM, retry_timeout=30)
         await writer.open()
@@ -178,7 +178,7 @@ async def test_t02_transactions_of_many_writers_on_one_key_are_contiguous_and_or
 # --------------------------------------------------------------------------------------- T3: invisible until commit
 
 
-async def test_t03_nothing_of_an_open_or_aborted_transaction_is_anywhere() -> None:
+async def test_t03_an_open_or_aborted_transaction_leaves_no_bytes_anywhere() -> None:
     marks = [b"marked-open", b"marked-aborted", b"marked-cut"]
     async with stream_world(3, replication=3) as world:
         client, seen = world.client, bytearray()
@@ -222,7 +222,7 @@ async def test_t03_nothing_of_an_open_or_aborted_transaction_is_anywhere() -> No
 @pytest.mark.parametrize(
     ("cut", "shares"), [(CutPoint.PARAMETERS, False), (CutPoint.CONTENT, False), (CutPoint.COMMIT, True)]
 )
-async def test_t03_a_commit_that_broke_before_it_was_applied_leaves_nothing_anywhere(
+async def test_t03_a_commit_that_fails_before_it_is_applied_leaves_no_bytes_anywhere(
     cut: CutPoint, shares: bool
 ) -> None:
     async with stream_world(3, replication=3, log_level="critical", append_streams=shares) as world:
@@ -236,24 +236,24 @@ async def test_t03_a_commit_that_broke_before_it_was_applied_leaves_nothing_anyw
         await writer.close(deadline=0)
         with pytest.raises(CommitUnknown):
             await broken
-        await world.client.append(JOURNAL, b"")  # Behind whatever the brokers still did with it.
+        await world.client.append(JOURNAL, b"")  # After everything that the brokers still did with the append.
         places = [data for number in range(3) for data in world.cluster.files(number).values()]
         assert any(b'"n":0' in place for place in places)
         assert not [place for place in [*places, await world.content()] if b"marked-broken" in place]
 
 
-# ------------------------------------------------------------------------------------- T4, T5: read what was committed
+# ------------------------------------------------------------------------------------- T4, T5: read your commits
 
 
-async def test_t04_a_commit_is_read_at_once_by_any_client_at_any_broker() -> None:
-    """The count of the contract is `python -m tests.platform.streams.full_counts t4`."""
+async def test_t04_a_commit_is_readable_immediately_by_any_client_at_any_broker() -> None:
+    """The contract's count is `python -m tests.platform.streams.full_counts t4`."""
     async with reading_everywhere() as (world, readers):
-        asked: set[str] = set()
+        peers: set[str] = set()
         heard = world.wire.hear
 
         def hear(call: Any, to_server: bool, message: tuple[Any, ...]) -> bool:
             if call.method.name == "Read" and call.node.startswith("client-"):
-                asked.add(call.peer)
+                peers.add(call.peer)
             return heard(call, to_server, message)
 
         world.cluster._world.rpc.on_delivery = hear
@@ -264,14 +264,14 @@ async def test_t04_a_commit_is_read_at_once_by_any_client_at_any_broker() -> Non
                     *(reader.read_all(JOURNAL, result.begin, result.end) for reader in readers)
                 )
                 assert all(b'"n":%d}' % number in content for content in contents)
-        assert len(asked) == 3
+        assert len(peers) == 3
     found = await read_back(100, moves=0)
     assert (sum(found.values()), found["violations"]) == (100, 0)
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_t12_of_any_size_transactions_are_contiguous_invisible_before_and_read_back(size: int) -> None:
-    """T2, T3 and T4 at the sizes at which T1 and T10 are above and below."""
+async def test_t12_transactions_of_any_size_are_contiguous_isolated_and_readable(size: int) -> None:
+    """T2, T3 and T4 at the sizes of T12; T1 and T10 have the same sizes in other tests."""
     async with reading_everywhere() as (world, readers):
         given: dict[int, tuple[CommitResult, list[bytes]]] = {}
         bytes_events = BytesEvents()
@@ -302,7 +302,7 @@ async def test_t12_of_any_size_transactions_are_contiguous_invisible_before_and_
         assert delivered == found
 
 
-async def test_t05_a_commit_tells_where_it_stands() -> None:
+async def test_t05_a_commit_returns_its_position() -> None:
     async with stream_world(segments=3) as world:
         results: dict[tuple[int, int, int], list[int]] = {}
         async with StreamWriter(world.client, STREAM) as writer:
@@ -351,7 +351,7 @@ async def test_t06_an_abort_leaves_nothing(world: StreamWorld) -> None:
             assert txn.state is TransactionState.ABORTED
             with pytest.raises(TransactionStateError, match="aborted"):
                 txn.write({"n": 3})
-            await writer.flush()  # Whatever it might have been about to do is done.
+            await writer.flush()  # All pending work of the writer is done.
             assert len(world.wire.contents) == appends
             assert await world.client.head(JOURNAL) == end
             if not appends:
@@ -363,7 +363,7 @@ async def test_t06_an_abort_leaves_nothing(world: StreamWorld) -> None:
 
 
 @pytest.mark.parametrize("limit", [1000, MAX_TRANSACTION_BYTES])
-async def test_t07_a_transaction_is_bounded_in_size_with_all_framing(world: StreamWorld, limit: int) -> None:
+async def test_t07_the_size_of_a_transaction_with_framing_is_bounded(world: StreamWorld, limit: int) -> None:
     async with StreamWriter(world.client, STREAM, format=BytesEvents(), max_transaction_bytes=limit) as writer:
         async with writer.transaction("probe") as txn:
             txn.write(b"")
@@ -377,7 +377,7 @@ async def test_t07_a_transaction_is_bounded_in_size_with_all_framing(world: Stre
             with pytest.raises(MaxTransactionSizeExceeded) as raised:
                 txn.write(bytes(limit + 1 - overhead - 28))
             assert (raised.value.limit, raised.value.actual) == (limit, limit + 1)
-            txn.write(bytes(limit - overhead - 28))  # It is as it was, and has room for a byte less.
+            txn.write(bytes(limit - overhead - 28))  # The transaction is unchanged and has room for one byte less.
             with pytest.raises(MaxTransactionSizeExceeded):
                 txn.write(b"")
             assert len(world.wire.appends) == calls
@@ -392,7 +392,7 @@ async def test_t07_a_transaction_is_bounded_in_size_with_all_framing(world: Stre
 # ------------------------------------------------------------------------------------------- T8: bounded in time
 
 
-async def test_t08_a_transaction_is_bounded_in_time(world: StreamWorld, virtual_clock: VirtualClock) -> None:
+async def test_t08_the_time_of_a_transaction_is_bounded(world: StreamWorld, virtual_clock: VirtualClock) -> None:
     async def time_out(txn: Transaction[Any]) -> None:
         async with txn:
             txn.write({"n": 1})
@@ -400,7 +400,7 @@ async def test_t08_a_transaction_is_bounded_in_time(world: StreamWorld, virtual_
             txn.write({"n": 2})
             assert txn.state is TransactionState.OPEN
             await virtual_clock.advance(0.2)
-            assert txn.raw_state is TransactionState.TIMED_OUT  # Though nobody touched it,
+            assert txn.raw_state is TransactionState.TIMED_OUT  # Without any call on it,
             assert txn.size == 0  # and its events are dropped.
             with pytest.raises(TransactionTimeout):
                 txn.write({"n": 3})
@@ -435,7 +435,7 @@ async def test_t09_a_commit_is_one_append_to_the_primary() -> None:
                         await txn.commit()
                         assert world.cluster.appends() == appends + 1
                         assert {method: world.cluster.calls(method) for method in calls} == calls
-                        if number:  # The journal's first append of all writes the broker's own records.
+                        if number:  # The first append of a journal also writes the broker's own records.
                             assert world.cluster.revision == revision
 
 
@@ -443,7 +443,7 @@ async def test_t09_a_commit_is_one_append_to_the_primary() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1 << 16, 8 << 20, MAX_TRANSACTION_BYTES])
-async def test_t10_and_t12_a_lost_answer_is_made_up_for_at_any_size(world: StreamWorld, size: int) -> None:
+async def test_t10_and_t12_a_lost_answer_is_recovered_at_any_size(world: StreamWorld, size: int) -> None:
     async with StreamWriter(world.client, STREAM, format=BytesEvents()) as writer:
         async with writer.transaction("probe") as txn:
             txn.write(b"")
@@ -454,7 +454,7 @@ async def test_t10_and_t12_a_lost_answer_is_made_up_for_at_any_size(world: Strea
         appends = len(world.wire.contents)
         plain = await write(writer, "key", bytes(size - overhead))
         assert len(world.wire.contents) == appends + 1
-    assert cut.begin == before  # It was found by its UUID, as no answer told.
+    assert cut.begin == before  # Found by its UUID, because no answer arrived.
     assert (cut.end, cut.end - cut.begin) == (plain.begin, plain.end - plain.begin)
     assert cut.end - cut.begin >= size
     assert await world.client.head(JOURNAL) == plain.end
@@ -499,7 +499,7 @@ async def test_t11_a_restarted_process_continues_at_the_last_durable_sequence(
     await asyncio.gather(commit, return_exceptions=True)
     async with StreamWriter(world.client, STREAM, writer_id="importer") as again:
         applied = await again.last_sequence("key")
-        # A broken connection may look like the end of the client's messages to the broker.
+        # To the broker, a broken connection may look like the end of the client's messages.
         possible = {CutPoint.ANSWER: (3,), CutPoint.STATUS: (3,), CutPoint.HALF_CLOSE: (2, 3)}
         assert applied in possible.get(cut, (2,))
         results = [await write(again, "key", {"n": n}, {"n": -n}, sequence=n) for n in range(4)]
@@ -511,7 +511,7 @@ async def test_t11_a_restarted_process_continues_at_the_last_durable_sequence(
     assert numbers(transactions_of(await world.messages())) == [[n, -n] for n in range(4)]
 
 
-async def test_t11_positions_are_found_in_the_segments_before(world: StreamWorld) -> None:
+async def test_t11_positions_are_found_in_predecessors(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM, writer_id="importer") as writer:
         original = await write(writer, "key", {"n": 0}, sequence=10)
     await world.streams.scale(STREAM, [Split(0)])
@@ -529,11 +529,11 @@ async def test_t11_positions_are_found_in_the_segments_before(world: StreamWorld
             assert again.deduplicated
             assert again[:4] == result[:4]
         with pytest.raises(PositionUnknown):
-            await write(writer, "key", {"n": -1}, sequence=5)  # Never used for anything.
+            await write(writer, "key", {"n": -1}, sequence=5)  # This sequence was never used.
 
 
-async def test_t11_after_a_merge_each_key_continues_at_its_own_segments_sequence() -> None:
-    """The writes of one segment that were not durable are appended, though the other segment was further ahead."""
+async def test_t11_after_a_merge_each_key_continues_at_its_own_sequence() -> None:
+    """The missing writes of one segment are appended although the other segment was ahead."""
     async with stream_world(segments=2) as world:
         stream = await world.streams.describe(STREAM)
         low, high = (
@@ -551,7 +551,7 @@ async def test_t11_after_a_merge_each_key_continues_at_its_own_segments_sequence
         await world.streams.scale(STREAM, [Merge((0, 1))])
         for known in ({4, 6}, {4, 5, 6, 7, 8}):
             async with StreamWriter(world.client, STREAM, writer_id="importer") as again:
-                # Once the merged segment has an entry, that is of both.
+                # The entry of the merged segment covers both.
                 assert await again.last_sequence(low) == (4 if known == {4, 6} else 8)
                 results = [await write(again, key, {"n": n}, sequence=n) for n, key in given]
                 assert {n for (n, _), result in zip(given, results, strict=True) if result.deduplicated} == known
@@ -562,7 +562,7 @@ async def test_t11_after_a_merge_each_key_continues_at_its_own_segments_sequence
 # --------------------------------------------------------------------------- T13: moved, sealed and split
 
 
-async def test_t13_transactions_go_to_one_successor_each_through_splits_and_merges(world: StreamWorld) -> None:
+async def test_t13_transactions_go_whole_to_one_successor_through_splits_and_merges(world: StreamWorld) -> None:
     keys = [f"key {number}" for number in range(12)]
     given: dict[str, list[int]] = {key: [] for key in keys}
     stop = False
@@ -616,7 +616,7 @@ async def test_t13_an_open_transaction_goes_to_a_successor_whole(world: StreamWo
 
 @pytest.mark.parametrize("gracefully", [False, True])
 def test_t13_a_transaction_whose_journal_moves_is_committed_once(gracefully: bool) -> None:
-    """While it is open, and others are in flight, another broker becomes the journal's primary."""
+    """Another broker becomes primary while the transaction is open and others are in flight."""
 
     async def primary(world: StreamWorld) -> int:
         (info,) = (await world.client.list(f"name={JOURNAL}")).journals
@@ -640,13 +640,13 @@ def test_t13_a_transaction_whose_journal_moves_is_committed_once(gracefully: boo
             assert await primary(world) != before
             assert numbers(transactions_of(await world.messages())) == [[0], [1, 1], [2, 2], [3, 3], [4, 5]]
 
-    with simulated(seed=1) as loop:  # So that no lease has to be waited for.
+    with simulated(seed=1) as loop:  # So that the test need not wait for a lease.
         loop.run_until_complete(main())
 
 
 @pytest.mark.parametrize("cut", [CutPoint.COMMIT, CutPoint.ANSWER])
-async def test_t13_a_commit_in_doubt_is_settled_by_the_sealed_segment(world: StreamWorld, cut: CutPoint) -> None:
-    """The connection breaks at the commit, and when it is there again the segment is sealed."""
+async def test_t13_a_commit_in_doubt_is_resolved_by_the_sealed_segment(world: StreamWorld, cut: CutPoint) -> None:
+    """The connection breaks at the commit; after the reconnect the segment is sealed."""
     async with StreamWriter(world.client, STREAM) as writer:
         await write(writer, "key", {"n": 0})
         broken = asyncio.Event()
@@ -673,7 +673,7 @@ async def test_t13_a_commit_in_doubt_is_settled_by_the_sealed_segment(world: Str
 # ----------------------------------------------------------------------------- T14: order against plain events
 
 
-async def test_t14_plain_events_and_transactions_are_read_in_the_order_in_which_they_were_written(
+async def test_t14_plain_events_and_transactions_are_read_in_write_order(
     world: StreamWorld,
 ) -> None:
     async with StreamWriter(world.client, STREAM, in_flight=4, batch_bytes=200) as writer:
@@ -684,7 +684,7 @@ async def test_t14_plain_events_and_transactions_are_read_in_the_order_in_which_
                 writer.write_events("key", [{"n": number}, {"n": number, "second": True}])
             if number % 10 == 0:
                 await asyncio.sleep(0)
-        # A transaction that was open all the while comes where it was committed.
+        # A transaction counts at its commit, not at its begin.
         async with writer.transaction("key") as txn:
             txn.write({"n": 61})
             writer.write_event("key", {"n": 60})

@@ -1,4 +1,4 @@
-"""The contract of transactions on one routing key, rows T15 to T28, each in its focused form.
+"""The contract of transactions on one routing key, rows T15 to T28, each in its smallest form.
 
 T16 is in `test_transactions.py`.
 """
@@ -57,7 +57,7 @@ from coranto.testing.sim.loop import simulated
 from coranto.wire import protocol_pb2 as pb
 from tests.platform.streams.stream_world import STREAM, CutPoint, StreamWorld, VirtualClock, lose_records, stream_world
 
-from .full_counts import come_and_go
+from .full_counts import enter_many
 
 JOURNAL = segment_journal(STREAM, 0)
 
@@ -70,7 +70,7 @@ async def write(writer: StreamWriter[Any], key: str, *events: Any, **options: An
 
 
 async def events_of(world: StreamWorld) -> list[Any]:
-    """The numbers of all events that are in the stream, committed, in order."""
+    """Return the numbers of all committed events of the stream in order."""
     async with StreamReader[Any](world.client, STREAM) as reader:
         return [event.data["n"] async for event in reader]
 
@@ -82,7 +82,7 @@ async def registers_of(world: StreamWorld) -> Registers:
 # ------------------------------------------------------------------------------------------- T15: one open at a time
 
 
-async def test_t15_a_second_transaction_of_a_key_is_refused_before_anything_is_sent(
+async def test_t15_a_second_transaction_of_a_key_is_refused_before_any_call(
     world: StreamWorld, virtual_clock: VirtualClock
 ) -> None:
     async with StreamWriter(world.client, STREAM, clock=virtual_clock) as writer:
@@ -107,7 +107,7 @@ async def test_t15_a_second_transaction_of_a_key_is_refused_before_anything_is_s
             commit = asyncio.create_task(txn.commit())
             await asyncio.sleep(0)
             assert txn.state is TransactionState.COMMITTING
-            await write(writer, "key", {"n": 6})  # Pipelined behind it.
+            await write(writer, "key", {"n": 6})  # Pipelined after it.
             await commit
     assert await events_of(world) == [0, 1, 2, 3, 4, 5, 6]
 
@@ -170,7 +170,7 @@ def test_t18_every_error_says_whether_the_write_may_be_durable() -> None:
 
 
 async def test_t18_writes_reported_as_not_applied_are_never_read(world: StreamWorld) -> None:
-    """All that can be refused, with something behind it in the pipeline each time."""
+    """Each refusable condition, with later writes in the pipeline."""
     failed: list[tuple[int, CorantoError]] = []
     async with StreamWriter(world.client, STREAM, batch_bytes=1) as writer:
         stale = await writer.raise_fence("key", "owner")
@@ -187,7 +187,7 @@ async def test_t18_writes_reported_as_not_applied_are_never_read(world: StreamWo
     assert await events_of(world) == [10 * number + n for number in range(3) for n in (0, 2, 3)]
 
 
-async def test_t18_behind_something_that_failed_nothing_is_appended(world: StreamWorld) -> None:
+async def test_t18_after_a_failed_write_nothing_is_appended(world: StreamWorld) -> None:
     writer = StreamWriter(world.client, STREAM, in_flight=2, batch_bytes=1, retry_timeout=0.01)
     await writer.open()
     await writer.write_event("key", {"n": 0})
@@ -201,7 +201,7 @@ async def test_t18_behind_something_that_failed_nothing_is_appended(world: Strea
         assert later.outcome is Outcome.NOT_APPLIED
     with pytest.raises(type(outcomes[0])):
         await writer.flush()
-    await writer.flush()  # It was told, and the writer goes on.
+    await writer.flush()  # The error was reported, and the writer continues.
     await writer.write_event("key", {"n": 5})
     await writer.close()
     found = await events_of(world)
@@ -211,7 +211,7 @@ async def test_t18_behind_something_that_failed_nothing_is_appended(world: Strea
     assert found[-1] == 5
 
 
-# -------------------------------------------------------------------------------------------- T19: nothing, and wrong
+# -------------------------------------------------------------------------------------------- T19: empty or wrong
 
 
 async def test_t19_empty_transactions_make_no_append_and_invalid_ones_are_refused(world: StreamWorld) -> None:
@@ -267,7 +267,7 @@ async def test_t20_a_commit_may_expect_an_offset_and_hold_a_fence(world: StreamW
             await write(writer, "key", {"n": -3}, fence=Fence("nobody", "t"))
         assert raised.value.actual is None
         assert await world.client.head(JOURNAL) > third.end
-        await write(writer, "key", {"n": 4}, fence=new)  # Whoever has the token may use it.
+        await write(writer, "key", {"n": 4}, fence=new)  # Any writer with the token may use it.
     assert await events_of(world) == [0, 1, 2, 3, 4]
 
 
@@ -275,9 +275,9 @@ async def test_t20_a_commit_may_expect_an_offset_and_hold_a_fence(world: StreamW
 
 
 async def lose_everything(world: StreamWorld, *, specs: bool) -> None:
-    """The broker's disk and etcd's record of who was in sync are gone; the fragment store has the content.
+    """Lose the broker's disk and etcd's in-sync record. The fragment store keeps the content.
 
-    With `specs` etcd has lost those, too, and all else; an operator applies them again from a listing.
+    With `specs`, etcd loses everything, and an operator applies the specs again from a listing.
     """
     listing = await world.client.list()
     cluster = world.cluster
@@ -290,12 +290,12 @@ async def lose_everything(world: StreamWorld, *, specs: bool) -> None:
         await world.client.apply([pb.ApplyRequest.Change(upsert=info.spec) for info in listing.journals])
     await cluster.ready(JOURNAL)
     head = await world.client.head(JOURNAL)
-    await world.client.append(JOURNAL, b"", offset=head)  # An operator's word that nobody has more.
+    await world.client.append(JOURNAL, b"", offset=head)  # The operator confirms that no broker has more.
     assert not (await world.client.append(JOURNAL, b"")).registers.labels
 
 
 @pytest.mark.parametrize("specs", [False, True], ids=["brokers", "and all of etcd"])
-async def test_t21_after_the_loss_of_all_brokers_nobody_holds_a_fence_and_no_past_is_made_up(
+async def test_t21_after_losing_all_brokers_no_fence_is_held_and_no_past_invented(
     world: StreamWorld, specs: bool
 ) -> None:
     async with StreamWriter(world.client, STREAM) as holder, StreamWriter(world.client, STREAM) as writer:
@@ -307,7 +307,7 @@ async def test_t21_after_the_loss_of_all_brokers_nobody_holds_a_fence_and_no_pas
         await lose_everything(world, specs=specs)
         with pytest.raises(PreconditionFailed, match="not raised here"):
             await write(holder, "key", {"n": -1}, fence=fence)
-        await write(writer, "key", {"n": 3})  # With nothing in doubt it enters anew.
+        await write(writer, "key", {"n": 3})  # With nothing in doubt it enters again.
         async with StreamWriter(world.client, STREAM, writer_id="importer") as importer:
             with pytest.raises(WriterExpired) as raised:
                 await write(importer, "key", {"n": 0}, sequence=7)
@@ -323,26 +323,26 @@ async def test_t21_after_the_loss_of_all_brokers_nobody_holds_a_fence_and_no_pas
 # ----------------------------------------------------------------------------------- T22: state is bounded
 
 
-async def test_t22_memory_is_flat_however_many_writers_come_and_go() -> None:
-    """The count of the contract is `python -m tests.platform.streams.full_counts t22`.
+async def test_t22_memory_does_not_grow_with_short_lived_writers() -> None:
+    """The contract's count is `python -m tests.platform.streams.full_counts t22`.
 
-    The memory is that of a process of its own: what other tests have left in this one comes and goes, too.
+    This runs in a separate process, because other tests change the memory of this one.
     """
     program = (
-        f"import asyncio; from {come_and_go.__module__} import come_and_go as f; print(asyncio.run(f(600, most=64)))"
+        f"import asyncio; from {enter_many.__module__} import enter_many as f; print(asyncio.run(f(600, most=64)))"
     )
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, cwd=Path(__file__).parents[3], stdout=asyncio.subprocess.PIPE
     )
     output, _ = await child.communicate()
     sizes = json.loads(output.splitlines()[-1])
-    # 1.6 MiB is what the log of the spool takes, whose disk is memory here: 5 KiB each, until it is compacted.
+    # 1.6 MiB is the log of the spool on its in-memory disk: 5 KiB per append, until it is compacted.
     assert sizes[-1] - sizes[len(sizes) // 2] < 3 << 20
     assert len(sizes) == 11
 
 
-def test_t22_the_registers_are_as_large_after_many_writers_as_after_few() -> None:
-    """By the rules of brokers. Entering costs the same however many were there before."""
+def test_t22_registers_do_not_grow_with_the_number_of_writers() -> None:
+    """By the rules of brokers. The cost of entering does not depend on the number of earlier writers."""
     most = 16
     registers, sizes = pb.LabelSet(), []
     decoded = Registers.of(registers)
@@ -361,7 +361,7 @@ def test_t22_the_registers_are_as_large_after_many_writers_as_after_few() -> Non
     assert max(sizes) - min(sizes) <= 3 * most, "numbers have a digit or two more"
 
 
-async def test_t22_entries_of_writers_are_bounded_and_expired_writers_get_an_error() -> None:
+async def test_t22_writer_entries_are_bounded_and_expired_writers_get_an_error() -> None:
     async with stream_world(max_writers=4) as world:
         idle = StreamWriter[Any](world.client, STREAM)
         await idle.open()
@@ -381,7 +381,7 @@ async def test_t22_entries_of_writers_are_bounded_and_expired_writers_get_an_err
                 await again.last_sequence("key")
         await write(idle, "key", {"n": 3})  # It had nothing in doubt.
         await idle.close()
-        # A name that never was cannot be told from one that is forgotten.
+        # A new name cannot be distinguished from a forgotten one.
         async with StreamWriter(world.client, STREAM, writer_id="new") as new:
             with pytest.raises(WriterExpired):
                 await write(new, "key", {"n": 5}, sequence=0)
@@ -394,13 +394,13 @@ async def test_t22_entries_of_writers_are_bounded_and_expired_writers_get_an_err
 
 
 class FastClock(SystemClock):
-    """A clock that is ahead by years."""
+    """A clock that is years ahead."""
 
     def now(self) -> float:
         return super().now() + 10 * 365 * 24 * 3600
 
 
-async def test_t22_a_clock_ahead_does_not_pass_on_to_writers_that_come_later() -> None:
+async def test_t22_a_clock_ahead_does_not_affect_later_writers() -> None:
     async with stream_world(max_writers=2) as world:
         async with StreamWriter(world.client, STREAM, writer_id="fast", clock=FastClock()) as fast:
             await write(fast, "key", {"n": 0}, sequence=0)
@@ -412,7 +412,7 @@ async def test_t22_a_clock_ahead_does_not_pass_on_to_writers_that_come_later() -
         now = SystemClock().now()
         async with StreamReader[Any](world.client, STREAM) as reader:
             events = {event.data["n"]: event.time - now async for event in reader}
-        assert set(events) == set(range(5)), "what goes on with the writer id is no repetition to readers"
+        assert set(events) == set(range(5)), "readers do not take later writes of the writer id for repetitions"
         ahead = 9 * 365 * 24 * 3600
         assert {number for number, off in events.items() if off > ahead} == {0, 4}
 
@@ -448,7 +448,7 @@ async def test_t22_an_expired_writer_in_doubt_gets_an_unknown_outcome() -> None:
         assert await events_of(world) == [0, 1, 2, 3, 4]
 
 
-async def test_t22_a_writer_id_is_one_process_at_a_time(world: StreamWorld) -> None:
+async def test_t22_a_writer_id_belongs_to_one_process_at_a_time(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM, writer_id="w") as zombie:
         await write(zombie, "key", {"n": 0}, sequence=0)
         async with StreamWriter(world.client, STREAM, writer_id="w") as later:
@@ -467,7 +467,7 @@ async def test_t22_a_writer_id_is_one_process_at_a_time(world: StreamWorld) -> N
 
 
 def test_t23_pipelined_transactions_stay_in_order_at_five_times_the_throughput() -> None:
-    """5 ms there and back, in virtual time: so it is latency alone that counts, on however busy a machine."""
+    """The round trip takes 5 ms of virtual time, so only latency counts, on any machine."""
 
     async def main() -> dict[int, float]:
         rates = {}
@@ -488,7 +488,7 @@ def test_t23_pipelined_transactions_stay_in_order_at_five_times_the_throughput()
 
 
 @pytest.mark.parametrize("cut", [point for point in CutPoint if point is not CutPoint.REST])
-async def test_t23_one_that_fails_in_the_pipeline_is_sent_again_in_its_place(world: StreamWorld, cut: CutPoint) -> None:
+async def test_t23_a_failed_transaction_in_the_pipeline_is_retried_in_order(world: StreamWorld, cut: CutPoint) -> None:
     async with StreamWriter(world.client, STREAM, in_flight=8, batch_bytes=1) as writer:
         await write(writer, "key", {"n": 0})
         begun = asyncio.gather(*(writer.write_events("key", [{"n": n}]) for n in range(1, 5)))
@@ -536,7 +536,7 @@ async def test_t24_a_token_that_expires_before_the_commit_is_reported_and_nothin
 
 @pytest.mark.parametrize("renewed", [True, False])
 async def test_t24_a_token_that_expires_within_an_append_leaves_all_or_nothing(renewed: bool) -> None:
-    """Brokers end calls when their tokens do. Keys sign each call anew; who has but the one token is turned away."""
+    """Brokers end calls when their tokens expire. A key signs each new call; a fixed token is refused."""
     async with one_segment_on_a_fake_broker() as broker:
         async with (
             JournalClient(broker.endpoint, auth=BearerToken.parse("expires"), retry_timeout=60) as client,
@@ -549,7 +549,7 @@ async def test_t24_a_token_that_expires_within_an_append_leaves_all_or_nothing(r
             if renewed:
                 await write(writer, "key", {"n": 1}, {"n": 1})
             else:
-                # It may have been at the end of the content, and nobody may ask.
+                # The append may have been applied, and the client may not read.
                 with pytest.raises(CommitUnknown) as raised:
                     await write(writer, "key", {"n": 1}, {"n": 1})
                 assert isinstance(raised.value.__cause__, Unauthenticated)
@@ -587,14 +587,14 @@ async def test_t25_a_cancelled_transaction_is_aborted_and_a_cancelled_commit_con
             commit.cancel()
             await asyncio.gather(commit, return_exceptions=True)
             assert commit.cancelled()
-            assert txn.state is TransactionState.COMMITTING  # Nobody knows, until the writer finds out.
+            assert txn.state is TransactionState.COMMITTING  # The outcome is unknown until the writer finds out.
             behind = await write(writer, "key", {"n": 2})
             result = await txn.commit()
             assert result.end == behind.begin
     assert await events_of(world) == [0, 1, 2]
 
 
-async def test_t25_a_writer_waits_for_room_when_told_to(world: StreamWorld) -> None:
+async def test_t25_drain_waits_until_pending_bytes_are_below_the_limit(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM, format=BytesEvents(), pending_bytes=10_000) as writer:
         for _ in range(50):
             writer.write_event("key", bytes(1000))
@@ -605,7 +605,7 @@ async def test_t25_a_writer_waits_for_room_when_told_to(world: StreamWorld) -> N
         await writer.drain()
         assert writer.pending_bytes <= 10_000
         waiting = writer.write_event("key", b"cancelled")
-        waiting.cancel()  # Nothing is recalled.
+        waiting.cancel()  # Cancelling does not recall the event.
         await writer.flush()
         assert writer.pending_bytes == 0
     assert len(await world.messages(events=BytesEvents())) == 52
@@ -614,7 +614,7 @@ async def test_t25_a_writer_waits_for_room_when_told_to(world: StreamWorld) -> N
 # ---------------------------------------------------------------------------------------- T26: observability
 
 
-async def test_t26_counters_and_one_line_for_each_end_that_is_no_commit(virtual_clock: VirtualClock) -> None:
+async def test_t26_counters_and_one_log_line_for_each_end_without_a_commit(virtual_clock: VirtualClock) -> None:
     async with stream_world(log_level="info") as world:
         await count_all_ends(world, virtual_clock)
 
@@ -658,11 +658,11 @@ async def count_all_ends(world: StreamWorld, virtual_clock: VirtualClock) -> Non
     assert value("coranto_stream_events_total", outcome="committed") == 1
     assert value("coranto_stream_bytes_total") == last.end
     assert result.sequence == 1
-    told = [line for line in lines if line["event"] == "stream_writer.transaction_not_committed"]
-    assert [line["outcome"] for line in told] == ["deduplicated", "aborted", "timed_out", "failed", "empty"]
-    assert {line["writer"] for line in told} == {"w"}
-    assert [line["sequence"] for line in told] == [0, 1, 1, 1, 1]
-    assert {line["key_hash"] for line in told} == {f"{writer.place('key'):013x}"}
+    logged = [line for line in lines if line["event"] == "stream_writer.transaction_not_committed"]
+    assert [line["outcome"] for line in logged] == ["deduplicated", "aborted", "timed_out", "failed", "empty"]
+    assert {line["writer"] for line in logged} == {"w"}
+    assert [line["sequence"] for line in logged] == [0, 1, 1, 1, 1]
+    assert {line["key_hash"] for line in logged} == {f"{writer.place('key'):013x}"}
     assert "payload" not in str(lines)
 
 
@@ -684,7 +684,7 @@ async def test_t27_readers_get_transactions_whole(world: StreamWorld) -> None:
     assert [[(event["n"], event["part"]) for event in events] for events in found] == [
         [(event["n"], event["part"]) for event in events] for events in given
     ]
-    # Wherever a reader stops, its position is between transactions.
+    # At any point, the position of a reader is between transactions.
     for taken in range(1, 10):
         async with StreamReader[Any](world.client, STREAM) as reader:
             iterator = reader.transactions()
@@ -693,7 +693,7 @@ async def test_t27_readers_get_transactions_whole(world: StreamWorld) -> None:
             position = reader.position()
         async with StreamReader[Any](world.client, STREAM, begin=position) as rest:
             assert len([txn async for txn in rest.transactions()]) == 10 - taken
-    # Event by event, too: before a transaction until its last event was handed out.
+    # The same for single events: the position is before a transaction until its last event is delivered.
     flat = [(event["n"], event["part"]) for events in given for event in events]
     for taken in range(1, len(flat)):
         async with StreamReader[Any](world.client, STREAM) as reader:
@@ -709,7 +709,7 @@ async def test_t27_readers_get_transactions_whole(world: StreamWorld) -> None:
 # -------------------------------------------------------------------------------------------------- T28: cost
 
 
-async def test_t28_a_commit_costs_the_same_as_a_plain_append_of_the_same_bytes() -> None:
+async def test_t28_a_commit_costs_as_much_as_a_plain_append_of_the_same_bytes() -> None:
     async with stream_world(3, replication=3) as world:
         plain_journal = "plain/journal"
         await world.cluster.create(plain_journal)
@@ -737,8 +737,8 @@ async def test_t28_a_commit_costs_the_same_as_a_plain_append_of_the_same_bytes()
         assert transaction[0] == {"appends": 1, "List": 0, "Read": 0, "Apply": 0, "ListFragments": 0}
 
 
-def test_t28_its_median_latency_is_that_of_a_plain_append() -> None:
-    """In virtual time, of three replicas that are 2 ms apart; what processors add is in docs/benchmarks.md."""
+def test_t28_a_commit_has_the_median_latency_of_a_plain_append() -> None:
+    """In virtual time, with three replicas 2 ms apart. docs/benchmarks.md has the processor time."""
 
     async def main() -> tuple[float, float]:
         now = asyncio.get_running_loop().time
@@ -764,9 +764,9 @@ def test_t28_its_median_latency_is_that_of_a_plain_append() -> None:
     assert 0 < commit <= 1.15 * append
 
 
-async def test_t28_it_takes_a_tenth_of_the_calls_of_a_transaction_that_spans_the_segments() -> None:
-    """Pravega's, which a controller coordinates, have a shadow segment for each segment of the stream. Of ours on
-    several keys it is known what they cost: two appends for each segment that they write to, and one more."""
+async def test_t28_a_commit_takes_a_tenth_of_the_calls_of_a_multi_segment_one() -> None:
+    """Pravega's transactions have a shadow segment for each segment of the stream. Coranto's on
+    several keys take two appends for each segment that they write to, and one more."""
     async with stream_world(segments=5) as world:
         stream = await world.streams.describe(STREAM)
         keys = {segment.number: "" for segment in stream.active()}
@@ -782,7 +782,7 @@ async def test_t28_it_takes_a_tenth_of_the_calls_of_a_transaction_that_spans_the
                         txn.write(key, {"n": 0})
 
             counts = []
-            for _ in range(2):  # The first time, both look at the segments.
+            for _ in range(2):  # In the first round, both read the registers of the segments.
                 for work in (write(writer, keys[0], {"n": 0}), on_all()):
                     before = world.cluster.appends()
                     await work
@@ -793,7 +793,7 @@ async def test_t28_it_takes_a_tenth_of_the_calls_of_a_transaction_that_spans_the
 # ------------------------------------------------------------------------------------------- the stream itself
 
 
-async def test_a_stream_that_is_sealed_or_not_there_takes_nothing(world: StreamWorld) -> None:
+async def test_a_sealed_or_missing_stream_refuses_writes(world: StreamWorld) -> None:
     with pytest.raises(StreamNotFound, match="no stream shop/other"):
         await StreamWriter(world.client, "shop/other").open()
     async with StreamWriter(world.client, STREAM) as writer:
@@ -806,7 +806,7 @@ async def test_a_stream_that_is_sealed_or_not_there_takes_nothing(world: StreamW
     assert await events_of(world) == [0]
 
 
-async def test_a_segment_that_is_deleted_meanwhile_leaves_an_outcome_unknown(world: StreamWorld) -> None:
+async def test_deleting_a_segment_during_a_commit_leaves_its_outcome_unknown(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM) as writer:
         await write(writer, "key", {"n": 0})
         broken = asyncio.Event()
@@ -828,7 +828,7 @@ async def test_a_segment_that_is_deleted_meanwhile_leaves_an_outcome_unknown(wor
         assert result.segment in (1, 2)
 
 
-async def test_noted_times_come_after_earlier_writes(world: StreamWorld) -> None:
+async def test_noted_times_follow_earlier_writes(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM) as writer:
         await writer.write_event("key", {"n": 0})
         writer.note_time(10)

@@ -1,4 +1,4 @@
-"""The examples of docs/streams.md on reading, as they stand."""
+"""The examples of docs/streams.md on reading, run as they are."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ async def stream(cluster: Cluster, *, sealed: bool) -> None:
         await streams.seal("shop/orders")
 
 
-async def test_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_reading_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     async with Cluster(brokers=1) as cluster:
         await stream(cluster, sealed=False)
         await example("read_orders")["read_orders"](cluster)
     assert capsys.readouterr().out.count("'order'") == 20
 
 
-async def test_groups() -> None:
+async def test_reader_groups() -> None:
     examples = example("bill", "bill_in_batches", "bill_to_checkpoints", "retain")
     async with Cluster(brokers=1) as cluster:
         await stream(cluster, sealed=True)
@@ -66,7 +66,7 @@ async def test_groups() -> None:
         assert all(each.begin == each.sealed_at for each in found.segments.values())
 
 
-async def test_going_back() -> None:
+async def test_reading_again_from_earlier() -> None:
     examples = example("bill_to_checkpoints")
     async with Cluster(brokers=1) as cluster:
         await stream(cluster, sealed=False)

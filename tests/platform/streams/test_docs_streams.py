@@ -1,4 +1,4 @@
-"""The examples of docs/streams.md on streams and on transactions over several keys, as they stand."""
+"""The examples of docs/streams.md on streams and on transactions over several keys, run as they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def example(name: str) -> dict[str, Any]:
     return found
 
 
-async def test_a_stream_from_creation_to_its_end() -> None:
+async def test_the_life_of_a_stream() -> None:
     await example("orders")["orders"]()
 
 

@@ -1,4 +1,4 @@
-"""Streams beside which somebody forges: labels of segments, positions, records of a group."""
+"""Forged labels of segments, positions and records of a group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def client() -> AsyncIterator[JournalClient]:
 
 
 async def forge(client: JournalClient, journal: str, *pairs: tuple[str, str]) -> None:
-    """Forge a journal, as anybody can whose token covers journals of some label under any name."""
+    """Forge a journal, as any client can whose token covers journals of a label under any name."""
     spec = pb.JournalSpec()
     spec.CopyFrom(TEMPLATE)
     spec.name = journal
@@ -40,7 +40,7 @@ async def forge(client: JournalClient, journal: str, *pairs: tuple[str, str]) ->
     await client.apply([pb.ApplyRequest.Change(upsert=spec)])
 
 
-async def test_a_stream_that_contradicts_itself_hides_no_other_one(client: JournalClient) -> None:
+async def test_an_inconsistent_stream_does_not_hide_others(client: JournalClient) -> None:
     streams = Streams(client)
     sound = await streams.create("shop/orders", 2, template=TEMPLATE)
     await forge(client, "red/one", (STREAM_LABEL, "red"), (SEGMENT_LABEL, "-1"))
@@ -53,7 +53,7 @@ async def test_a_stream_that_contradicts_itself_hides_no_other_one(client: Journ
 
 
 class StoppedClock:
-    """Each wait ends at once, the third one for good."""
+    """A clock whose waits end immediately. The third one is cancelled."""
 
     def __init__(self) -> None:
         self.waits = 0
@@ -70,7 +70,7 @@ class StoppedClock:
 
 
 @pytest.mark.parametrize("names", [(), ("red", "shop/orders")], ids=["all", "named"])
-async def test_an_autoscaler_continues_beside_a_stream_that_contradicts_itself(
+async def test_an_autoscaler_continues_despite_an_inconsistent_stream(
     client: JournalClient, names: tuple[str, ...]
 ) -> None:
     await Streams(client).create("shop/orders", 2, template=TEMPLATE, policy=ScalingPolicy.by_bytes(1))
@@ -81,7 +81,7 @@ async def test_an_autoscaler_continues_beside_a_stream_that_contradicts_itself(
     assert {each["stream"] for each in logs if each["event"] == "autoscale.stream_inconsistent"} == {"red"}
 
 
-async def test_an_autoscaler_survives_failures_that_concern_all_streams(client: JournalClient) -> None:
+async def test_an_autoscaler_survives_failures_of_all_streams(client: JournalClient) -> None:
     await Streams(client).create("shop/orders", 2, template=TEMPLATE, policy=ScalingPolicy.by_bytes(1))
 
     class Flaky(Streams):
@@ -90,7 +90,7 @@ async def test_an_autoscaler_survives_failures_that_concern_all_streams(client: 
         async def list(self, unsound: dict[str, CorruptData] | None = None) -> Any:
             if self.failures:
                 self.failures -= 1
-                raise Unavailable("nobody answers")
+                raise Unavailable("no broker answers")
             return await super().list(unsound)
 
     clock = StoppedClock()
@@ -113,14 +113,14 @@ async def test_an_autoscaler_survives_failures_that_concern_all_streams(client: 
     ],
 )
 def test_positions_are_validated(text: str) -> None:
-    """They lie in files, databases and the journals of groups."""
+    """They are stored in files, databases and the journals of groups."""
     with pytest.raises(CorantoError) as raised:
         StreamPosition.from_json(text)
     assert isinstance(raised.value, (CorruptData, InvalidInput))
     assert len(str(raised.value)) < 1000
 
 
-def test_what_writers_write_is_a_position() -> None:
+def test_a_writers_position_round_trips() -> None:
     pending = PendingMessages("010203040506", 7, 1)
     position = StreamPosition({0: SegmentPosition(5, (pending,))})
     assert StreamPosition.from_json(position.to_json()) == position
@@ -129,7 +129,7 @@ def test_what_writers_write_is_a_position() -> None:
 async def test_a_record_without_an_end_is_refused_by_all_members(
     client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each holds what it cannot make sense of yet in its memory."""
+    """Each member keeps an incomplete record in memory."""
     monkeypatch.setattr(state_synchronizer, "MAX_RECORD_BYTES", 1 << 20)
     await Streams(client).create("shop/orders", template=TEMPLATE)
     members = ReaderGroup(client, "shop/orders", "billing")

@@ -1,4 +1,4 @@
-"""`SyncStreams`: streams from code that blocks."""
+"""`SyncStreams`: streams for blocking code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coranto.testing.cluster import STORE_URL
 NAME = "shop/orders"
 
 
-def test_a_stream_from_creation_to_its_end() -> None:
+def test_the_life_of_a_stream() -> None:
     with SyncCluster(brokers=1) as cluster, SyncStreams(client := cluster.client()) as streams:
         created = streams.create(NAME, template=default_template(stores=[STORE_URL]))
         assert streams.list() == (created,)

@@ -1,4 +1,4 @@
-"""Blocking readers, on brokers in this process."""
+"""Blocking readers on in-process brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coranto.testing import SyncCluster
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[SyncJournalClient]:
-    """Of a cluster with a stream `s`: ten events, a split, and five transactions of two events each."""
+    """A client of a cluster with stream `s`: ten events, a split, and five transactions of two events each."""
 
     async def prepare(endpoint: str) -> None:
         async with JournalClient(endpoint) as client:
@@ -63,7 +63,7 @@ def test_scripts_share_a_stream(client: SyncJournalClient) -> None:
         with group.reader("one", on_checkpoint=passed.append, timeout=120) as reader:
             read = [next(reader).data["n"] for _ in range(4)]
             group.begin_checkpoint("c")
-            # It comes to the mark when the next event is asked for, if it has heard of it by then.
+            # The reader passes the checkpoint at its next request for an event, if it has seen the checkpoint.
             with pytest.raises(TimeoutError):
                 group.initiate_checkpoint("d", timeout=0.01)
             while not passed:

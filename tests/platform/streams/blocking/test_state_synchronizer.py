@@ -1,4 +1,4 @@
-"""The blocking state synchronizer, on a broker in this process."""
+"""The blocking state synchronizer on an in-process broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JOURNAL = "team/members"
 
 
 class Members:
-    """A state model: a list of names, which updates extend."""
+    """A state model: a list of names that updates extend."""
 
     states = TypeAdapter(list[str])
     updates = TypeAdapter(str)

@@ -1,4 +1,4 @@
-"""The blocking writer, on a broker in this process."""
+"""The blocking writer on an in-process broker."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_events_and_transactions_from_threads(client: SyncJournalClient) -> None
     }
 
 
-def test_what_is_refused_is_raised_where_it_was_asked_for(client: SyncJournalClient) -> None:
+def test_errors_are_raised_at_the_failed_call(client: SyncJournalClient) -> None:
     with SyncStreamWriter[Any](client, "s") as writer:
         assert isinstance(writer.write_event("key", "no object").exception(), InvalidInput)
         fence = writer.raise_fence("key", "owner")
@@ -78,7 +78,7 @@ def test_what_is_refused_is_raised_where_it_was_asked_for(client: SyncJournalCli
     assert [event["n"] for event in read(client)] == [2]
 
 
-def test_a_transaction_on_several_keys_commits_or_leaves_nothing(client: SyncJournalClient) -> None:
+def test_a_multi_key_transaction_commits_all_events_or_none(client: SyncJournalClient) -> None:
     with SyncMultiKeyWriter[Any](client, "s") as writer:
         with writer.transaction() as txn:
             txn.write("a", {"n": 1})

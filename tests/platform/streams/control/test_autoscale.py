@@ -1,4 +1,4 @@
-"""The autoscaler measures real journals on virtual time, and does what the policy says."""
+"""The autoscaler measures real journals in virtual time and applies the policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPLATE = default_template(stores=[STORE_URL])
 
 
 class MovedClock:
-    """A clock that tests move; waiting moves it as well."""
+    """A clock that tests advance. Waiting advances it, too."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -50,7 +50,7 @@ async def client() -> AsyncIterator[JournalClient]:
 
 
 def events(format: Any, count: int) -> bytes:
-    """So many events of 100 bytes and more."""
+    """Content of `count` events of at least 100 bytes each."""
     event = {"data": "x" * 100} if isinstance(format, JsonEvents) else b"x" * 100
     return b"".join(
         format.marshal(event, build_uuid(ProducerId(b"\x01write"), (1 << 40) + n, Flags.OUTSIDE_TXN))
@@ -61,7 +61,7 @@ def events(format: Any, count: int) -> bytes:
 async def minutes(
     scaler: Autoscaler, clock: MovedClock, count: int, feed: Callable[[], Any]
 ) -> list[tuple[int, tuple[object, ...]]]:
-    """Feed and step every minute. Returns what was scaled, and when."""
+    """Append content and step once a minute. Return the changes with their minutes."""
     found: list[tuple[int, tuple[object, ...]]] = []
     for minute in range(count):
         await feed()
@@ -76,7 +76,7 @@ async def test_a_busy_segment_is_split_and_idle_ones_are_merged(client: JournalC
     policy = ScalingPolicy.by_events(0.25) if unit == "events" else ScalingPolicy.by_bytes(30)
     await streams.create("orders", template=TEMPLATE, content_type=format.content_type, policy=policy)
     await streams.create("quiet", template=TEMPLATE)
-    load = events(format, 24)  # 0.4 a second, which is above the target of ten minutes but not those of less.
+    load = events(format, 24)  # 0.4 per second: above the ten-minute target, below the targets of shorter windows.
 
     async def feed() -> None:
         for each in (await streams.describe("orders")).active()[:1]:
@@ -94,7 +94,7 @@ async def test_a_busy_segment_is_split_and_idle_ones_are_merged(client: JournalC
     assert (await streams.describe("quiet")).epoch == 0
 
 
-async def test_streams_can_be_named_and_given_another_policy(client: JournalClient) -> None:
+async def test_scaling_named_streams_with_another_policy(client: JournalClient) -> None:
     streams, clock = Streams(client), MovedClock()
     for name in ("orders", "returns"):
         await streams.create(name, 2, template=TEMPLATE, policy=ScalingPolicy.fixed(2))
@@ -108,7 +108,7 @@ async def test_streams_can_be_named_and_given_another_policy(client: JournalClie
         await Autoscaler(client, ["gone"], clock=clock).step()
 
 
-async def test_what_fails_for_one_stream_is_tried_again_and_keeps_none_of_the_others(client: JournalClient) -> None:
+async def test_a_failure_of_one_stream_is_retried_and_does_not_block_others(client: JournalClient) -> None:
     clock = MovedClock()
 
     class Contended(Streams):
@@ -117,7 +117,7 @@ async def test_what_fails_for_one_stream_is_tried_again_and_keeps_none_of_the_ot
         async def scale(self, name: str, changes: Any) -> Stream:
             if name == "orders" and not self.refused:
                 self.refused += 1
-                raise StreamChanged("somebody was faster")
+                raise StreamChanged("another process scaled first")
             return await super().scale(name, changes)
 
     streams = Contended(client)
@@ -131,7 +131,7 @@ async def test_what_fails_for_one_stream_is_tried_again_and_keeps_none_of_the_ot
     assert [each.stream.name for each in await scaler.step()] == ["orders"]
 
 
-async def test_it_runs_until_it_is_cancelled_and_takes_up_streams_as_they_come(client: JournalClient) -> None:
+async def test_the_autoscaler_runs_until_cancelled_and_finds_new_streams(client: JournalClient) -> None:
     streams, clock = Streams(client), MovedClock()
     clock.stop_at = 3000
     scaler = Autoscaler(client, ["orders"], clock=clock)

@@ -1,4 +1,4 @@
-"""Content of one batch is appended in order, and commits or fails together."""
+"""Contents of one batch are appended in order, and succeed or fail together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.wire import protocol_pb2 as pb
 
 
 class Journal:
-    """Appends that take until they are let go."""
+    """Appends that wait until the gate opens."""
 
     def __init__(self) -> None:
         self.content = b""
@@ -33,7 +33,7 @@ class Journal:
         return AppendResult("a/journal", begin, len(self.content), b"", pb.LabelSet(), pb.Header())
 
 
-async def test_what_comes_meanwhile_goes_together() -> None:
+async def test_contents_that_arrive_during_an_append_share_the_next_one() -> None:
     journal = Journal()
     batches = Batches(journal.send)
     tasks = [asyncio.create_task(batches.append(b"x" * size, size)) for size in (1, 2, 3)]
@@ -53,7 +53,7 @@ async def test_what_comes_meanwhile_goes_together() -> None:
     assert await batches.append(b"z", 1) == ContentRange(15, 16)
 
 
-async def test_an_append_is_bounded_and_one_that_is_given_up_is_not_recalled() -> None:
+async def test_batches_are_bounded_and_a_cancelled_append_is_still_sent() -> None:
     journal = Journal()
     batches = Batches(journal.send)
     big = [asyncio.create_task(batches.append(b"x" * (MAX_BATCH_BYTES - 1), MAX_BATCH_BYTES - 1)) for _ in range(2)]
@@ -67,7 +67,7 @@ async def test_an_append_is_bounded_and_one_that_is_given_up_is_not_recalled() -
     assert journal.sent == [1, 1, 1]
 
 
-async def test_those_that_go_together_fail_together_and_later_ones_do_not() -> None:
+async def test_a_batch_fails_as_a_whole_and_later_batches_succeed() -> None:
     journal = Journal()
     batches = Batches(journal.send)
     journal.broken = True

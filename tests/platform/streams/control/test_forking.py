@@ -1,4 +1,4 @@
-"""A stream's fork has every transaction as a whole or not at all, and the order of keys, at any moment it is made."""
+"""A fork has each transaction completely or not at all, and keeps the order of keys, whenever it is made."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from coranto.testing import Cluster
 from coranto.testing.cluster import STORE_URL
 
 TEMPLATE = default_template(stores=[STORE_URL])
-KEYS = ("a", "customer-1", "")  # In the last, the first and the first of four quarters of the key space.
+KEYS = ("a", "customer-1", "")  # In the last, first and first of four quarters of the key space.
 
 
 async def committed(client: JournalClient, name: str) -> list[dict[str, Any]]:
-    """All events that readers have, `_meta` left out."""
+    """Return all events that readers get, without `_meta`."""
     async with StreamReader[Any](client, name) as reader:
         return [{k: v for k, v in event.data.items() if k != "_meta"} async for event in reader]
 
@@ -50,7 +50,7 @@ async def write(writer: MultiKeyWriter[Any], number: int) -> None:
 
 
 class Died(Exception):
-    """The process ended here."""
+    """The process died here."""
 
 
 class Mortal:
@@ -71,7 +71,9 @@ class Mortal:
         return await self._client.append(journal, content, **options)
 
 
-async def test_a_fork_has_all_segments_and_goes_its_own_way(streams: Streams, client: JournalClient) -> None:
+async def test_a_fork_has_all_segments_and_is_independent_of_its_source(
+    streams: Streams, client: JournalClient
+) -> None:
     await streams.create("orders", 1, template=TEMPLATE, max_writers=7)
     async with StreamWriter[Any](client, "orders", writer_id="w") as writer:
         for n in range(5):
@@ -115,7 +117,7 @@ async def test_a_fork_has_all_segments_and_goes_its_own_way(streams: Streams, cl
     assert (await client.list()).journals == ()
 
 
-async def test_both_streams_are_truncated_and_the_source_keeps_what_it_must(
+async def test_source_and_fork_are_truncated_and_shared_content_remains(
     streams: Streams, client: JournalClient
 ) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
@@ -130,7 +132,7 @@ async def test_both_streams_are_truncated_and_the_source_keeps_what_it_must(
     source = await streams.describe("orders")
     heads = await streams.heads(source)
     truncated = await streams.truncate("orders", {each.number: heads[each.number] for each in source.active()})
-    assert truncated.segments.keys() == source.segments.keys(), "the fork shares what the first ones have"
+    assert truncated.segments.keys() == source.segments.keys(), "the fork shares the content of the first ones"
     assert all(each.begin == each.sealed_at for each in truncated.segments.values() if each.sealed_at is not None)
     assert await committed(client, "orders") == []
     assert [each["n"] for each in await committed(client, "what-if")] == [0, 1]
@@ -138,7 +140,7 @@ async def test_both_streams_are_truncated_and_the_source_keeps_what_it_must(
     made = await streams.truncate("what-if", {3: 0})
     assert made.segments.keys() == {3}
     listing = await client.list("name:prefix=orders/")
-    assert [info.name for info in listing.journals if holds_of(info.spec)] == [], "nothing is kept for nobody"
+    assert [info.name for info in listing.journals if holds_of(info.spec)] == [], "nothing is held without a fork"
     assert (await streams.truncate("orders", {each.number: 0 for each in source.active()})).segments.keys() == {
         each.number for each in source.active()
     }
@@ -146,7 +148,7 @@ async def test_both_streams_are_truncated_and_the_source_keeps_what_it_must(
     assert await committed(client, "what-if") == []
 
 
-async def test_decisions_of_an_earlier_stream_of_the_name_are_not_taken_for_the_fork_s(
+async def test_decisions_of_a_deleted_stream_are_not_used_by_a_fork_of_its_name(
     cluster: Cluster, streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
@@ -156,10 +158,10 @@ async def test_decisions_of_an_earlier_stream_of_the_name_are_not_taken_for_the_
         patch.setattr(forking, "MAX_SEGMENTS", 1)
         with pytest.raises(InvalidInput, match=r"has 2 segments, and at most 1 can be forked; truncate it first"):
             await fork_stream(client, "orders", "what-if")
-    assert (await client.list("name:prefix=what-if/")).journals == (), "nothing is forked of a stream that is too large"
+    assert (await client.list("name:prefix=what-if/")).journals == (), "a stream that is too large is not forked"
     await fork_stream(client, "orders", "what-if")
-    await streams.scale("what-if", [Merge((0, 1))])  # Its decisions have an end of the gate now.
-    await cluster.stop(0)  # It stores what only it has.
+    await streams.scale("what-if", [Merge((0, 1))])  # Its decisions contain a gate end now.
+    await cluster.stop(0)  # The broker stores its local content.
     await cluster.start(0)
     await streams.delete("what-if")
     with pytest.raises(StreamExists, match=r"content of an earlier stream what-if \(what-if/transactions\)"):
@@ -169,7 +171,7 @@ async def test_decisions_of_an_earlier_stream_of_the_name_are_not_taken_for_the_
     assert (await fork_stream(client, "orders", "what-else")).stream.segments.keys() == {0, 1}
 
 
-async def test_a_writer_id_of_the_source_is_not_known_in_the_fork(streams: Streams, client: JournalClient) -> None:
+async def test_a_fork_does_not_know_writer_ids_of_its_source(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
     async with StreamWriter[Any](client, "orders", writer_id="w") as writer:
         await writer.write_event("a", {"n": 0})
@@ -180,7 +182,7 @@ async def test_a_writer_id_of_the_source_is_not_known_in_the_fork(streams: Strea
     assert [each["n"] for each in await committed(client, "what-if")] == [0]
 
 
-async def test_what_a_dead_writer_has_decided_is_decided_in_the_fork_and_nothing_else(
+async def test_a_fork_commits_exactly_the_transactions_a_dead_writer_decided(
     streams: Streams, client: JournalClient
 ) -> None:
     found: list[int] = []
@@ -206,7 +208,7 @@ async def test_what_a_dead_writer_has_decided_is_decided_in_the_fork_and_nothing
         assert Counter(each["txn"] for each in await committed(client, fork)) == {
             **({0: 3} if events else {}),
             1: 3,
-        }, "a transaction in the fork brings nothing of the source's open ones back"
+        }, "a transaction of the fork commits no open one of the source"
         found.append(len(events))
         if survived:
             break
@@ -214,7 +216,7 @@ async def test_what_a_dead_writer_has_decided_is_decided_in_the_fork_and_nothing
     assert found == sorted(found)
 
 
-async def test_forks_that_are_made_while_all_is_in_motion_tear_nothing(streams: Streams, client: JournalClient) -> None:
+async def test_forks_during_writes_and_scaling_tear_no_transaction(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     done = asyncio.Event()
 
@@ -264,7 +266,7 @@ async def test_forks_that_are_made_while_all_is_in_motion_tear_nothing(streams: 
         assert set(Counter(each["txn"] for each in events if "txn" in each).values()) <= {3}
         for key in ("a", "customer-1"):
             mine = [(each["count"], each["at"]) for each in events if each.get("key") == key]
-            assert mine == [(n // 3, n % 3) for n in range(len(mine))], "each in order, and each whole"
+            assert mine == [(n // 3, n % 3) for n in range(len(mine))], "in order and whole"
             assert len(mine) % 3 == 0
         assert len(events) >= seen, "later forks have more"
         seen = len(events)
@@ -278,7 +280,7 @@ async def uncommitted(client: JournalClient, stream: Stream, number: int) -> lis
 
 
 @pytest.mark.exhaustive
-async def test_a_fork_at_any_offsets_has_whole_transactions_below_them(streams: Streams, client: JournalClient) -> None:
+async def test_a_fork_at_any_offsets_has_only_whole_transactions(streams: Streams, client: JournalClient) -> None:
     stream = await streams.create("orders", 2, template=TEMPLATE)
     async with MultiKeyWriter[Any](client, "orders") as several, StreamWriter[Any](client, "orders") as single:
         for number in range(2):
@@ -309,7 +311,7 @@ async def test_a_fork_at_any_offsets_has_whole_transactions_below_them(streams: 
 
 
 class Retained:
-    """A client of journals from whose beginnings retention has removed content, and removes more at a read."""
+    """A client of journals whose first content was removed by retention, which removes more at each read."""
 
     def __init__(self, client: JournalClient, begins: dict[str, list[int]]) -> None:
         self._client = client
@@ -333,7 +335,7 @@ class Retained:
         return self._client.read(journal, offset, **options)
 
 
-async def test_what_retention_has_removed_tears_nothing_of_a_fork_of_an_earlier_moment(
+async def test_retention_tears_no_transaction_of_a_fork_of_an_earlier_time(
     streams: Streams, client: JournalClient
 ) -> None:
     stream = await streams.create("orders", 2, template=TEMPLATE)
@@ -342,7 +344,7 @@ async def test_what_retention_has_removed_tears_nothing_of_a_fork_of_an_earlier_
             await write(several, number)
     stream, heads = await streams.cut("orders")
     found = {number: await uncommitted(client, stream, number) for number in heads}
-    # The first acknowledgement of each is of no transaction.
+    # The first acknowledgement of each segment belongs to no transaction.
     acks = {
         number: [each.end for each in events if each.flags == Flags.ACK_TXN][1:] for number, events in found.items()
     }
@@ -356,12 +358,14 @@ async def test_what_retention_has_removed_tears_nothing_of_a_fork_of_an_earlier_
     whole = await cut({})
     assert all(ends[1] == whole[number] < ends[2] for number, ends in acks.items())
     assert await cut({0: [acks[0][0]]}) == whole
-    assert await cut({0: [0, acks[0][0]], 1: [acks[1][0], acks[1][1]]}) == whole, "also if it removes it meanwhile"
+    assert await cut({0: [0, acks[0][0]], 1: [acks[1][0], acks[1][1]]}) == whole, (
+        "also if it removes content during the cut"
+    )
     with pytest.raises(OffsetJump):
         await cut({0: list(range(0, acks[0][0], 5))})
 
 
-async def test_an_interrupted_fork_goes_on_at_its_cut(
+async def test_an_interrupted_fork_continues_at_its_cut(
     streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
@@ -384,7 +388,7 @@ async def test_an_interrupted_fork_goes_on_at_its_cut(
     await fork_stream(client, "orders", "what-if")
     assert Counter(each["txn"] for each in await committed(client, "what-if")) == {0: 3}
     assert len((await streams.describe("what-if")).active()) == 2
-    # A call that is late does not take decisions of the fork for those of an earlier stream.
+    # A late call does not mistake decisions of the fork for decisions of an earlier stream.
     infos = [info for info in (await client.list("name:prefix=what-if/segment/")).journals if fork_of(info.spec)]
     part = (await client.list("name=what-if/transactions")).journals[0].spec
     late = [replace(info, mod_revision=info.mod_revision - 1) for info in infos]

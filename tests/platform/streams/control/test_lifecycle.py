@@ -1,4 +1,4 @@
-"""Streams are created, scaled, sealed, truncated and deleted, by several processes at once and by ones that die."""
+"""Streams are created, scaled, sealed, truncated and deleted, by concurrent processes and by processes that die."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HELD = labels.label_set({HELD_LABEL: "1"})
 
 
 async def fill(client: JournalClient, stream: Stream) -> dict[int, int]:
-    """Append to each active segment, as a writer does; the more, the higher its number. Returns where they end."""
+    """Append to each active segment, as a writer does: more to segments of higher numbers. Return the ends."""
     ends = {}
     for segment in stream.active():
         result = await client.append(segment.journal, b"event\n" * (segment.number + 1), union_registers=HELD)
@@ -60,7 +60,7 @@ async def gate(client: JournalClient, name: str) -> Gate:
 # ------------------------------------------------------------------------------------------------------------ creating
 
 
-async def test_a_stream_is_created_with_all_that_belongs_to_it(streams: Streams, client: JournalClient) -> None:
+async def test_creating_a_stream_creates_all_its_parts(streams: Streams, client: JournalClient) -> None:
     created = await streams.create(
         "shop/orders", 3, template=TEMPLATE, policy=ScalingPolicy.by_events(10), max_writers=5
     )
@@ -70,16 +70,16 @@ async def test_a_stream_is_created_with_all_that_belongs_to_it(streams: Streams,
     assert created.scaling == "events/10/2/1/64"
     assert created == await streams.describe("shop/orders")
     assert await streams.heads(created) == {0: 0, 1: 0, 2: 0}
-    beside = {info.name: info.spec for info in (await client.list(f"{STREAM_PART_LABEL}=shop/orders")).journals}
-    assert set(beside) == {transactions_journal("shop/orders"), marks_journal("shop/orders")}
-    for spec in beside.values():
+    others = {info.name: info.spec for info in (await client.list(f"{STREAM_PART_LABEL}=shop/orders")).journals}
+    assert set(others) == {transactions_journal("shop/orders"), marks_journal("shop/orders")}
+    for spec in others.values():
         assert not any(label.name == "coranto.dev/scaling" for label in spec.labels.labels)
     assert await streams.list() == (created,)
     with pytest.raises(StreamExists, match="choose another name"):
         await streams.create("shop/orders", template=TEMPLATE)
 
 
-async def test_streams_are_distinguished_by_whole_names(streams: Streams) -> None:
+async def test_streams_are_distinguished_by_full_names(streams: Streams) -> None:
     outer = await streams.create("orders", 2, template=TEMPLATE)
     inner = await streams.create("orders/late", template=TEMPLATE)
     await streams.scale("orders", [Split(0)])
@@ -90,7 +90,7 @@ async def test_streams_are_distinguished_by_whole_names(streams: Streams) -> Non
         await streams.describe(outer.name)
 
 
-async def test_names_that_nest_with_another_journals_are_refused(streams: Streams, client: JournalClient) -> None:
+async def test_stream_names_that_nest_with_journals_are_refused(streams: Streams, client: JournalClient) -> None:
     await streams.create("shop/orders", template=TEMPLATE)
 
     async def journal(name: str) -> None:
@@ -110,7 +110,7 @@ async def test_names_that_nest_with_another_journals_are_refused(streams: Stream
     assert [stream.name for stream in await streams.list()] == ["shop/orders"]
 
 
-async def test_reader_groups_whose_names_nest_are_refused(streams: Streams, client: JournalClient) -> None:
+async def test_nested_reader_group_names_are_refused(streams: Streams, client: JournalClient) -> None:
     await streams.create("shop/orders", template=TEMPLATE)
     assert await ReaderGroup(client, "shop/orders", "billing").create()
     for group in ("billing/eu", "billing/eu/1"):
@@ -134,7 +134,7 @@ async def test_reader_groups_whose_names_nest_are_refused(streams: Streams, clie
         ("orders", {"template": pb.JournalSpec(replication=0)}, "replication"),
     ],
 )
-async def test_what_cannot_be_created_is_refused(
+async def test_invalid_creations_are_refused(
     streams: Streams, name: str, options: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(InvalidInput, match=problem):
@@ -142,11 +142,11 @@ async def test_what_cannot_be_created_is_refused(
     assert await streams.list() == ()
 
 
-async def test_content_of_an_earlier_stream_of_the_name_is_not_taken_for_this_one_s(
+async def test_content_of_a_deleted_stream_is_not_used_by_a_new_one(
     cluster: Cluster, streams: Streams, client: JournalClient
 ) -> None:
     await fill(client, await streams.create("orders", 2, template=TEMPLATE))
-    await cluster.stop(0)  # It stores what only it has.
+    await cluster.stop(0)  # The broker stores its local content.
     await cluster.start(0)
     await streams.delete("orders")
     with pytest.raises(StreamExists, match="content of an earlier stream orders"):
@@ -165,7 +165,7 @@ async def test_parts_are_created_once(streams: Streams, client: JournalClient) -
     (info,) = (await client.list(f"name={journal}")).journals
     assert labels.as_pairs(info.spec.labels) == (
         (labels.CONTENT_TYPE, labels.JSON_LINES),
-        (FSYNC, "commit"),  # A part must survive what segments do.
+        (FSYNC, "commit"),  # Parts are as durable as segments.
         ("coranto.dev/mark", "0"),
         (STREAM_PART_LABEL, "orders"),
     )
@@ -175,7 +175,7 @@ async def test_parts_are_created_once(streams: Streams, client: JournalClient) -
 # ------------------------------------------------------------------------------------------------------------- scaling
 
 
-async def test_predecessors_end_where_their_last_event_does(streams: Streams, client: JournalClient) -> None:
+async def test_predecessors_end_at_their_last_event(streams: Streams, client: JournalClient) -> None:
     ends = await fill(client, await streams.create("orders", 2, template=TEMPLATE))
     scaled = await streams.scale("orders", [Split(1, 3)])
     assert (scaled.epoch, [each.number for each in scaled.active()]) == (1, [0, 2, 3, 4])
@@ -192,7 +192,7 @@ async def test_predecessors_end_where_their_last_event_does(streams: Streams, cl
     assert merged.unfinished() == ()
 
 
-async def test_appends_under_way_end_up_before_the_final_offset_or_nowhere(
+async def test_appends_during_sealing_are_below_the_final_offset_or_refused(
     streams: Streams, client: JournalClient
 ) -> None:
     stream = await streams.create("orders", 1, template=TEMPLATE)
@@ -217,7 +217,7 @@ async def test_appends_under_way_end_up_before_the_final_offset_or_nowhere(
     assert scaled.segments[0].sealed_at == max(committed) == await client.head(journal)
 
 
-async def test_of_two_that_scale_at_once_one_wins(streams: Streams, client: JournalClient) -> None:
+async def test_one_of_two_concurrent_scalings_wins(streams: Streams, client: JournalClient) -> None:
     stream = await streams.create("orders", 2, template=TEMPLATE)
     await fill(client, stream)
     both = await asyncio.gather(
@@ -234,11 +234,11 @@ async def test_of_two_that_scale_at_once_one_wins(streams: Streams, client: Jour
 
 
 class Died(Exception):
-    """The process ended."""
+    """The process died."""
 
 
 class Mortal:
-    """A client whose process dies just before its call number `last`, or which loses the answer of an Apply then."""
+    """A client whose process dies just before call number `last`, or that loses the answer of an Apply at that call."""
 
     def __init__(self, client: JournalClient, last: int, *, dies: bool = True) -> None:
         self._client = client
@@ -263,10 +263,10 @@ class Mortal:
         return counted
 
 
-async def test_whatever_a_scaling_process_died_at_another_finishes_or_undoes(
+async def test_another_process_completes_or_undoes_an_interrupted_scaling(
     streams: Streams, client: JournalClient
 ) -> None:
-    """It dies before each of its calls; after one is before the next."""
+    """The process dies before each of its calls; the point after a call is the point before the next one."""
     outcomes = set()
     last, survived = 1, False
     while not survived:
@@ -285,7 +285,7 @@ async def test_whatever_a_scaling_process_died_at_another_finishes_or_undoes(
         if found.epoch == 1:
             assert found.segments[1].sealed_at == ends[1]
             assert [each.number for each in found.active()] == [0, 2, 3]
-        again = await streams.scale(name, [Split(0)])  # What is left can be scaled.
+        again = await streams.scale(name, [Split(0)])  # The stream can be scaled again.
         assert again.epoch == found.epoch + 1
         assert again.segments[0].sealed_at == ends[0]
         assert (await gate(client, name)).is_open
@@ -295,7 +295,7 @@ async def test_whatever_a_scaling_process_died_at_another_finishes_or_undoes(
     assert last > 6
 
 
-async def test_an_answer_that_is_lost_is_looked_for(streams: Streams, client: JournalClient) -> None:
+async def test_a_lost_apply_answer_is_recovered(streams: Streams, client: JournalClient) -> None:
     for last in range(1, 8):
         name = f"orders-{last}"
         await fill(client, await streams.create(name, 2, template=TEMPLATE))
@@ -308,7 +308,7 @@ async def test_an_answer_that_is_lost_is_looked_for(streams: Streams, client: Jo
     assert len(created.active()) == 2
 
 
-async def test_the_gate_tells_the_revision_of_a_change_whose_answers_are_all_lost(
+async def test_the_gate_has_the_revision_of_a_change_whose_answers_were_lost(
     streams: Streams, client: JournalClient
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
@@ -331,10 +331,8 @@ async def test_the_gate_tells_the_revision_of_a_change_whose_answers_are_all_los
     assert found.revision == max(each.mod_revision for each in scaled.segments.values())
 
 
-async def test_one_that_was_overtaken_while_it_was_away_changes_nothing(
-    streams: Streams, client: JournalClient
-) -> None:
-    """Its gate was opened by another who took it for dead, and its Apply arrives later."""
+async def test_a_delayed_process_that_was_overtaken_changes_nothing(streams: Streams, client: JournalClient) -> None:
+    """Another process takes it for dead and opens its gate, and its Apply arrives later."""
     await fill(client, await streams.create("orders", 2, template=TEMPLATE))
     away, back = asyncio.Event(), asyncio.Event()
 
@@ -366,10 +364,10 @@ async def test_one_that_was_overtaken_while_it_was_away_changes_nothing(
 
 
 @pytest.mark.parametrize("held", [True, False])
-async def test_a_segment_whose_brokers_are_lost_is_not_sealed_at_a_guess(
+async def test_a_segment_whose_brokers_are_lost_is_not_sealed_at_a_guessed_offset(
     held: bool, streams: Streams, client: JournalClient
 ) -> None:
-    """The brokers' tests cover their answer for such a journal. This test covers its consequences."""
+    """Tests of brokers cover their answer for such a journal. This test covers the consequences."""
     stream = await streams.create("orders", 2, template=TEMPLATE)
     journal = stream.segments[1].journal
     await client.append(journal, b"event\n", union_registers=HELD if held else None)
@@ -398,7 +396,7 @@ async def test_a_segment_whose_brokers_are_lost_is_not_sealed_at_a_guess(
 # ------------------------------------------------------------------------------------------------- sealing and deleting
 
 
-async def test_a_sealed_stream_takes_nothing_any_more(streams: Streams, client: JournalClient) -> None:
+async def test_a_sealed_stream_refuses_changes(streams: Streams, client: JournalClient) -> None:
     ends = await fill(client, await streams.create("orders", 2, template=TEMPLATE))
     sealed = await streams.seal("orders")
     assert sealed.is_sealed
@@ -411,7 +409,7 @@ async def test_a_sealed_stream_takes_nothing_any_more(streams: Streams, client: 
         await client.append(sealed.segments[0].journal, b"late\n")
 
 
-async def test_deleting_leaves_nothing_and_is_said_where_there_was_nothing(
+async def test_deleting_removes_everything_and_a_missing_stream_is_an_error(
     streams: Streams, client: JournalClient
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
@@ -426,8 +424,8 @@ async def test_deleting_leaves_nothing_and_is_said_where_there_was_nothing(
         await streams.ensure_part("orders", "orders/readers/group")
 
 
-async def test_no_retention_removes_decisions(streams: Streams, client: JournalClient) -> None:
-    """Whoever recovers the stream may come later than that; of marks it is as with events."""
+async def test_retention_never_removes_decisions(streams: Streams, client: JournalClient) -> None:
+    """A recovery may come later than the retention. Marks have the retention of events."""
 
     async def retention(journal: str) -> int:
         (info,) = (await client.list(f"name={journal}")).journals
@@ -440,7 +438,7 @@ async def test_no_retention_removes_decisions(streams: Streams, client: JournalC
     decisions = transactions_journal("orders")
     assert await retention(decisions) == 0
     assert [await retention(name) for name in (stream.segments[0].journal, marks_journal("orders"))] == [3600, 3600]
-    # Streams that were created with one lose it when they are scaled.
+    # Scaling removes the retention of decisions from streams that were created with one.
     (info,) = (await client.list(f"name={decisions}")).journals
     info.spec.fragment.retention.seconds = 3600
     await client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
@@ -466,13 +464,13 @@ async def test_a_cut_removes_content_before_it(streams: Streams, client: Journal
     assert (await client.list("name=orders/segment/00000001")).journals == ()
     assert await streams.truncate("orders", cut) == truncated
     back = await streams.truncate("orders", {0: 1, 2: 0, 3: 2})
-    assert {n: each.begin for n, each in back.segments.items()} == {0: 3, 2: ends[2], 3: 2}, "it only moves on"
+    assert {n: each.begin for n, each in back.segments.items()} == {0: 3, 2: ends[2], 3: 2}, "it only moves forward"
     scaled = await streams.scale("orders", [Merge((0, 2))])
     assert scaled.segments[0].begin == 3
     assert scaled.segments[4].begin == 0, "successors begin at their beginning"
 
 
-async def test_what_is_no_cut_is_refused(streams: Streams, client: JournalClient) -> None:
+async def test_invalid_cuts_are_refused(streams: Streams, client: JournalClient) -> None:
     await fill(client, await streams.create("orders", 2, template=TEMPLATE))
     await streams.scale("orders", [Merge((0, 1))])
     stream = await streams.scale("orders", [Split(2)])

@@ -1,4 +1,4 @@
-"""Results of splits and merges, and the policies that ask for them, in virtual time."""
+"""Results of splits and merges, and the policies that request them, in virtual time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stream_of(segments: int) -> Stream:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.data())
-def test_a_transition_shares_out_the_same_keys_anew(segments: int, data: st.DataObject) -> None:
+def test_a_transition_covers_the_same_keys(segments: int, data: st.DataObject) -> None:
     stream = stream_of(segments)
     changes: list[Change] = []
     at = 0
@@ -81,7 +81,7 @@ def test_a_transition_shares_out_the_same_keys_anew(segments: int, data: st.Data
         ([Split(1), Merge((1, 2))], "segment 1 is in more than one change"),
     ],
 )
-def test_what_cannot_be_done_is_refused(changes: list[Change], problem: str) -> None:
+def test_impossible_changes_are_refused(changes: list[Change], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         transition(stream_of(3), changes)
 
@@ -114,7 +114,7 @@ def test_policies_are_labels(policy: ScalingPolicy) -> None:
     assert parse_policy(format_policy(policy)) == policy
 
 
-def test_what_is_left_out_of_a_policy_takes_its_default() -> None:
+def test_omitted_fields_of_a_policy_have_defaults() -> None:
     assert parse_policy("bytes/1000") == ScalingPolicy.by_bytes(1000)
     assert parse_policy("events/10/3") == ScalingPolicy.by_events(10, 3)
 
@@ -126,7 +126,7 @@ def test_what_is_left_out_of_a_policy_takes_its_default() -> None:
         *("bytes/1/2/3/4/5", "fixed", "fixed/0", "fixed/1/2", "calls/1"),
     ],
 )
-def test_what_is_no_policy_is_refused(text: str) -> None:
+def test_invalid_policies_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_policy(text)
 
@@ -135,7 +135,7 @@ def test_what_is_no_policy_is_refused(text: str) -> None:
 
 
 def measured(*loads: tuple[float, float], step: float = 10.0) -> Rates:
-    """A segment that took in so much per second for so many seconds, one load after the other."""
+    """Rates of a segment after one load after another, each of them seconds and a rate per second."""
     meter, now, total = Meter(), 0.0, 0.0
     meter.sample(now, {0: total})
     for seconds, rate in loads:
@@ -145,7 +145,7 @@ def measured(*loads: tuple[float, float], step: float = 10.0) -> Rates:
     return meter.rates()[0]
 
 
-def test_rates_are_of_windows_and_unknown_until_those_are_full() -> None:
+def test_rates_are_per_window_and_unknown_until_it_is_full() -> None:
     assert measured((110, 5)) == Rates(observed=110)
     assert measured((120, 5)) == Rates(short=pytest.approx(5), observed=120)
     found = measured((2000, 1), (120, 7))
@@ -161,7 +161,7 @@ def test_windows_may_begin_between_samples() -> None:
     assert found.middle == pytest.approx((140 * 8 + 160) / 300)
 
 
-def test_segments_that_are_gone_are_forgotten_and_memory_is_bounded() -> None:
+def test_deleted_segments_are_forgotten_and_memory_is_bounded() -> None:
     meter = Meter(RateWindows(1, 2, 3, 4, 5))
     for now in range(1000):
         meter.sample(now, {0: now, 1: now} if now < 500 else {1: now})
@@ -177,20 +177,20 @@ def rates(short: float, middle: float, long: float, idle: float | None = 0, obse
     return Rates(short, middle, long, idle, observed)
 
 
-BUSY = rates(90, 90, 90, 90)  # Neither hot nor cold by a target of 100.
+BUSY = rates(90, 90, 90, 90)  # Neither hot nor cold for a target of 100.
 COLD = rates(1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("load", "parts"),
     [
-        (rates(500, 200, 100), None),  # At each limit, none exceeded.
+        (rates(500, 200, 100), None),  # At each limit, and above none.
         (rates(501, 0, 0), 5),
         (rates(0, 201, 0), 2),
         (rates(0, 390, 0), 3),
         (rates(0, 0, 101), 2),
-        (rates(900, 0, 0), 6),  # The factor.
-        (rates(900, 900, 900, observed=599), None),  # The cool-down.
+        (rates(900, 0, 0), 6),  # Limited by the factor.
+        (rates(900, 900, 900, observed=599), None),  # In the cool-down.
         (Rates(None, None, None, None, 600), None),
         (Rates(501, None, None, None, 600), 5),
     ],
@@ -210,7 +210,7 @@ def test_a_segment_is_split_by_the_load_of_three_windows(load: Rates, parts: int
         (rates(1, 100, 1, 1), False),
         (rates(1, 1, 100, 1), False),
         (rates(1, 1, 1, None), False),
-        (rates(1, 1, 99, 1), False),  # Both together would be at the target.
+        (rates(1, 1, 99, 1), False),  # The merged segment would be at the target.
         (rates(1, 1, 1, 1, observed=599), False),
     ],
 )
@@ -219,7 +219,7 @@ def test_adjacent_segments_are_merged_when_both_are_cold(load: Rates, merges: bo
     assert found == ([Merge((0, 1))] if merges else [])
 
 
-def test_only_neighbours_are_merged_and_none_twice() -> None:
+def test_only_adjacent_segments_are_merged_and_each_once() -> None:
     stream = stream_of(6)
     loads = {0: COLD, 1: BUSY, 2: COLD, 3: COLD, 4: COLD, 5: COLD}
     assert decide(stream, loads, ScalingPolicy.by_bytes(100), WINDOWS) == [Merge((2, 3)), Merge((4, 5))]
@@ -227,14 +227,14 @@ def test_only_neighbours_are_merged_and_none_twice() -> None:
     assert decide(stream, loads, ScalingPolicy.by_bytes(100, min_segments=6), WINDOWS) == []
 
 
-def test_there_is_an_upper_bound_and_the_hottest_come_first() -> None:
+def test_the_number_of_segments_is_bounded_and_the_hottest_are_split_first() -> None:
     stream = stream_of(3)
     loads = {0: rates(600, 0, 0), 1: rates(900, 0, 0), 2: rates(700, 0, 0)}
     assert decide(stream, loads, ScalingPolicy.by_bytes(100, 4, max_segments=7), WINDOWS) == [Split(1, 4), Split(2, 2)]
     assert decide(stream, loads, ScalingPolicy.by_bytes(100, 4, max_segments=3), WINDOWS) == []
 
 
-def test_what_is_decided_fits_into_one_transition() -> None:
+def test_decided_changes_fit_into_one_transition() -> None:
     stream = stream_of(60)
     loads = dict.fromkeys(range(60), rates(900, 900, 900, 900))
     decided = decide(stream, loads, ScalingPolicy.by_bytes(1, 50, max_segments=5000), WINDOWS)
@@ -242,13 +242,13 @@ def test_what_is_decided_fits_into_one_transition() -> None:
     assert len(transition(stream, decided).successors) == 100
 
 
-def test_a_fixed_number_stays() -> None:
+def test_a_fixed_number_of_segments_does_not_change() -> None:
     loads = {0: rates(10**9, 10**9, 10**9), 1: COLD}
     assert decide(stream_of(2), loads, ScalingPolicy.fixed(2), WINDOWS) == []
 
 
-def test_a_load_that_comes_and_goes_is_followed_and_does_not_make_it_flap() -> None:
-    """Two hours of a stream by the minute: idle, busy, idle; every decision is carried out."""
+def test_scaling_follows_a_varying_load_without_flapping() -> None:
+    """Four hours of a stream by the minute, idle, busy and idle. Every decision is applied."""
     stream, meter, policy = stream_of(1), Meter(), ScalingPolicy.by_bytes(1000, factor=4)
     totals: dict[int, float] = {0: 0.0}
     history: list[tuple[int, int]] = []

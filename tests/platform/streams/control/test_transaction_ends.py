@@ -1,4 +1,4 @@
-"""The ends of multi-key transactions: each is applied once, and never ends another transaction of its producer id."""
+"""The ends of multi-key transactions: each is applied once, and ends no other transaction of its producer id."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ SEGMENT = segment_journal("orders", 0)
 
 
 class Watched:
-    """A client that calls `meanwhile` before each append of a decision."""
+    """A client that calls `before_decision` before each append of a decision."""
 
-    def __init__(self, client: JournalClient, meanwhile: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, client: JournalClient, before_decision: Callable[[], Awaitable[None]]) -> None:
         self._client = client
-        self._meanwhile = meanwhile
+        self._before_decision = before_decision
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     async def append(self, journal: str, content: Any, **options: Any) -> Any:
         if b'"decided"' in (content if isinstance(content, bytes) else b"".join(content)):
-            await self._meanwhile()
+            await self._before_decision()
         return await self._client.append(journal, content, **options)
 
 
@@ -58,10 +58,10 @@ async def committed(client: JournalClient) -> Counter[int]:
         return Counter([event.data["txn"] async for event in reader])
 
 
-async def test_ends_that_come_hours_later_end_no_other_transaction(streams: Streams, client: JournalClient) -> None:
+async def test_late_ends_end_no_other_transaction(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
 
-    async def late() -> None:  # As a process that recovers the stream, and stood still since it read the decisions.
+    async def late() -> None:  # A process that recovers the stream and stalled after reading the decisions.
         for each in await decided(client):
             assert each.use is not None
             await end_transactions(client, SEGMENT, [LaneEnd(each.use, each.acks[SEGMENT])])
@@ -72,13 +72,15 @@ async def test_ends_that_come_hours_later_end_no_other_transaction(streams: Stre
             await write(writer, number)
     found = await decided(client)
     producers = Counter(each.use.producer for each in found if each.use is not None)
-    assert max(producers.values()) > 2, "lanes are used again"
+    assert max(producers.values()) > 2, "lanes are reused"
     assert await committed(client) == dict.fromkeys(range(8), 2)
     content = await client.read_all(SEGMENT, 0, await client.head(SEGMENT))
-    assert content.count(b"\n") == 8 * 3 + 1, "no end is there twice; one no-op holds the registers"
+    assert content.count(b"\n") == 8 * 3 + 1, "each end appears once; one no-op holds the registers"
 
 
-async def test_what_readers_remember_does_not_grow_with_transactions(streams: Streams, client: JournalClient) -> None:
+async def test_reader_state_does_not_grow_with_the_number_of_transactions(
+    streams: Streams, client: JournalClient
+) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     async with MultiKeyWriter[Any](client, "orders") as writer:
         for number in range(60):
@@ -96,7 +98,7 @@ async def test_what_readers_remember_does_not_grow_with_transactions(streams: St
         assert lanes_in(barrier.registers) == (), "all have ended"
 
 
-async def test_who_drops_lanes_leaves_transactions_that_began_meanwhile(
+async def test_dropping_lanes_keeps_transactions_that_began_since_the_check(
     streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
@@ -109,7 +111,7 @@ async def test_who_drops_lanes_leaves_transactions_that_began_meanwhile(
     async def finish(self: Decisions, gate: Gate) -> int:
         monkeypatch.setattr(Decisions, "finish", right)
         done = await right(self, gate)
-        # This process stands still for so long that another opens the gate.
+        # This process stalls so long that another one opens the gate.
         await Streams(client).resume("orders")
 
         async def other() -> None:
@@ -131,11 +133,11 @@ async def test_who_drops_lanes_leaves_transactions_that_began_meanwhile(
     assert await committed(client) == {0: 2, 1: 2}
 
 
-async def test_a_commit_does_not_fail_because_earlier_ones_cannot_be_recorded_as_done(
+async def test_a_commit_succeeds_if_earlier_ones_cannot_be_recorded_as_done(
     streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: Any) -> None:
-        raise Unavailable("nobody answers")
+        raise Unavailable("no broker answers")
 
     await streams.create("orders", 1, template=TEMPLATE)
     monkeypatch.setattr("coranto.streams.writer.multi_key.writer._FINISH_EVERY", 1)
@@ -146,7 +148,7 @@ async def test_a_commit_does_not_fail_because_earlier_ones_cannot_be_recorded_as
     assert await committed(client) == {0: 2}
 
 
-async def test_after_a_loss_of_registers_only_what_is_not_done_is_ended_again(
+async def test_after_a_loss_of_registers_only_unfinished_transactions_are_ended_again(
     streams: Streams, client: JournalClient
 ) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
@@ -165,32 +167,32 @@ async def test_after_a_loss_of_registers_only_what_is_not_done_is_ended_again(
 
     async def not_done(txn: str) -> bool:
         asked.append(txn)
-        if len(asked) == 2:  # Something comes between the question and the end.
+        if len(asked) == 2:  # An append between the query and the end.
             await client.append(SEGMENT, noop)
         return False
 
     await end_transactions(client, SEGMENT, [end], is_done=done)
-    assert await client.head(SEGMENT) == lost, "its lane may have gone on"
+    assert await client.head(SEGMENT) == lost, "its lane may have been reused"
     await end_transactions(client, SEGMENT, [end], is_done=not_done)
     assert await client.head(SEGMENT) == lost + len(noop) + len(end.ack)
     assert asked == [each.txn] * 3
 
 
 @pytest.mark.parametrize("restored", [False, True])
-async def test_decided_transactions_end_although_all_registers_were_lost(
+async def test_decided_transactions_end_after_a_loss_of_all_registers(
     restored: bool, streams: Streams, client: JournalClient, cluster: Cluster
 ) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
 
     class Dying:
-        """A client of a process that reaches nobody any more when it is about to end a transaction."""
+        """A client that loses its connection just before it ends a transaction."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(client, name)
 
         async def append(self, journal: str, content: Any, **options: Any) -> Any:
             if journal == SEGMENT and options.get("subtract_registers") is not None:
-                raise Unavailable("nobody answers")
+                raise Unavailable("no broker answers")
             return await client.append(journal, content, **options)
 
     dying: Any = Dying()
@@ -211,7 +213,7 @@ async def test_decided_transactions_end_although_all_registers_were_lost(
     assert Registers.of((await client.append(SEGMENT, b"")).registers).held
 
 
-async def test_lanes_of_dead_writers_are_dropped_when_a_segment_has_many(
+async def test_lanes_of_dead_writers_are_dropped_above_a_limit_per_segment(
     streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
@@ -223,7 +225,7 @@ async def test_lanes_of_dead_writers_are_dropped_when_a_segment_has_many(
 
     class Deserted(MultiKeyWriter[Any]):
         async def _roll_back(self, parts: Any) -> None:
-            """Do nothing, as a process does that is gone."""
+            """Do nothing, like a dead process."""
 
     for number in range(3):
         async with Deserted(killed, "orders", retry_timeout=0.1) as writer:
@@ -236,7 +238,7 @@ async def test_lanes_of_dead_writers_are_dropped_when_a_segment_has_many(
     monkeypatch.setattr("coranto.streams.writer.multi_key.writer.CROWDED_LANES", 3)
     async with MultiKeyWriter[Any](client, "orders") as writer:
         await write(writer, 12)
-    assert len(await open_lanes(client, SEGMENT)) == 3, "their writers may still be at work"
+    assert len(await open_lanes(client, SEGMENT)) == 3, "their writers may still be active"
     monkeypatch.setattr("coranto.streams.model.lanes._ABANDONED", 0)
     async with MultiKeyWriter[Any](client, "orders") as writer:
         await write(writer, 11)

@@ -1,4 +1,4 @@
-"""Watching the metadata of a stream: the newest state that any broker has told."""
+"""Watching the metadata of a stream: the newest state reported by any broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coranto.streams.control.watching import StreamWatch, beginning
 from coranto.testing.cluster import STORE_URL
 
 
-async def test_a_watch_tells_of_changes_until_the_stream_is_deleted(streams: Streams, client: JournalClient) -> None:
+async def test_a_watch_reports_changes_until_the_stream_is_deleted(streams: Streams, client: JournalClient) -> None:
     changed = asyncio.Event()
     watch = StreamWatch(client, "watched", SystemClock(), changed.set)
     with pytest.raises(InvalidInput, match="refresh"):

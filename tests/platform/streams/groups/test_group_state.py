@@ -1,4 +1,4 @@
-"""Reader groups as values: any order of updates by readers that come, go, die and come back as zombies."""
+"""Reader groups as values: any order of updates by readers that join, leave, die and return as zombies."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ STATES = TypeAdapter(GroupState)
 
 @dataclass
 class Reader:
-    """A process that reads, as the group does not see it."""
+    """The actual state of a reading process, which the group does not see."""
 
     id: str
     token: str
-    at: dict[int, int] = field(default_factory=dict)  # Where it really is in the segments that it takes for its own.
+    at: dict[int, int] = field(default_factory=dict)  # Its actual offsets in the segments that it believes it owns.
     delivered: list[tuple[int, int]] = field(default_factory=list)
-    marks: dict[str, int] = field(default_factory=dict)  # Checkpoints passed: how much was delivered before.
+    marks: dict[str, int] = field(default_factory=dict)  # Events delivered before each passed checkpoint.
     dead: bool = False
 
 
@@ -56,11 +56,11 @@ class Simulation:
         self.rng = rng
         self.state = GroupState(frontier_at(stream))
         self.readers: list[Reader] = []
-        self.begun: dict[str, int] = {}  # Checkpoints, and how many readers there had been.
+        self.begun: dict[str, int] = {}  # The number of readers so far at each checkpoint.
         self.refused = 0
 
     def apply(self, update: GroupUpdate) -> None:
-        """Through the log, and held against what must always be so."""
+        """Apply an update as the log does, and check all invariants."""
         decoded = UPDATES.validate_json(UPDATES.dump_json(update))
         assert decoded == update
         before, after = self.state, decoded.apply(self.state)
@@ -93,7 +93,7 @@ class Simulation:
             return
         reader = self.rng.choice(self.readers)
         if kind == "expire":
-            # Anybody may be taken for dead, whether it is or not.
+            # Any reader may be taken for dead, dead or not.
             member = self.state.members.get(reader.id)
             if member is not None:
                 self.apply(Left(reader.id, member.token))
@@ -111,7 +111,7 @@ class Simulation:
             try:
                 getattr(self, f"_{kind}")(reader)
             except ReaderOffline:
-                # A zombie. It goes on until it looks.
+                # A zombie. It continues until it reads the state.
                 assert not self.state.is_member(reader.id, reader.token)
                 self.refused += 1
                 reader.dead = True
@@ -161,7 +161,7 @@ class Simulation:
             reader.marks[name] = len(reader.delivered)
 
     def finish(self) -> None:
-        """Everybody else is dead; one reader reads the rest."""
+        """All other readers are dead; one reader reads the rest."""
         for id_, member in list(self.state.members.items()):
             self.apply(Left(id_, member.token))
         last = Reader("last", "last")
@@ -181,7 +181,7 @@ class Simulation:
 
 
 def events(stream: Stream, frontier: Frontier) -> Iterator[tuple[int, int]]:
-    """Return everything from a frontier on, in some order that is allowed."""
+    """Yield all events from a frontier, in one valid order."""
     while frontier.open:
         number, position = next(iter(frontier.open.items()))
         end = stream.segments[number].sealed_at
@@ -193,7 +193,7 @@ def events(stream: Stream, frontier: Frontier) -> Iterator[tuple[int, int]]:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32))
-def test_any_order_of_updates_reads_everything_in_order_and_checkpoints_are_consistent_cuts(seed: int) -> None:
+def test_any_order_of_updates_reads_all_in_order_with_consistent_checkpoints(seed: int) -> None:
     rng = random.Random(seed)
     stream = random_stream(rng)
     simulation = Simulation(stream, rng)
@@ -217,7 +217,7 @@ def test_any_order_of_updates_reads_everything_in_order_and_checkpoints_are_cons
                 assert set(reader.delivered[mark:]) <= after
                 counted |= set(reader.delivered[:mark])
             elif index < simulation.begun[checkpoint.name]:
-                # Out before it passed, so what it did counts as far as it had told.
+                # It was removed before it passed, so its events count up to its last reported position.
                 counted |= set(reader.delivered)
             else:
                 assert set(reader.delivered) <= after
@@ -238,7 +238,7 @@ def test_each_key_is_read_in_order_from_any_frontier(seed: int) -> None:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
-def test_balancing_ends_with_fair_shares_and_nobody_without(seed: int) -> None:
+def test_balancing_ends_with_fair_shares_and_all_segments_owned(seed: int) -> None:
     rng = random.Random(seed)
     simulation = Simulation(random_stream(rng, scalings=0), rng)
     simulation.state = GroupState(Frontier({n: SegmentPosition(0) for n in range(rng.randint(0, 20))}))
@@ -246,7 +246,7 @@ def test_balancing_ends_with_fair_shares_and_nobody_without(seed: int) -> None:
     for index in range(rng.randint(1, 6)):
         simulation.readers.append(Reader(f"r{index}", "t"))
         simulation.state = Joined(f"r{index}", "t").apply(simulation.state)
-    if rng.random() < 0.5:  # From any shares at all.
+    if rng.random() < 0.5:  # Start from arbitrary shares.
         for number in simulation.state.frontier.open:
             reader = rng.choice(simulation.readers)
             reader.at[number] = 0
@@ -267,14 +267,14 @@ def test_balancing_ends_with_fair_shares_and_nobody_without(seed: int) -> None:
         rounds += 1
         if simulation.state == before:
             break
-        assert rounds < 10, "it goes on for ever"
+        assert rounds < 10, "balancing does not end"
     shares = [len(reader.at) for reader in simulation.readers]
     assert not simulation.state.unowned()
     assert max(shares) - min(shares) <= 1
 
 
 def two_readers() -> GroupState:
-    """r0 owns segment 0 and r1 segment 1, of two."""
+    """A state of two segments: r0 owns segment 0, r1 owns segment 1."""
     state = GroupState(Frontier({0: SegmentPosition(0), 1: SegmentPosition(0)}))
     for update in (Joined("r0", "a"), Joined("r1", "b"), Acquired("r0", "a", (0,)), Acquired("r1", "b", (1,))):
         state = update.apply(state)
@@ -291,7 +291,7 @@ def two_readers() -> GroupState:
         Acquired("r0", "a", (0,)),
     ],
 )
-def test_a_zombie_is_refused_whatever_it_wants(late: GroupUpdate) -> None:
+def test_every_update_of_a_zombie_is_refused(late: GroupUpdate) -> None:
     state = Left("r0", "a").apply(CheckpointBegun("c").apply(two_readers()))
     with pytest.raises(ReaderOffline):
         late.apply(state)
@@ -307,7 +307,7 @@ def test_a_reader_cannot_advance_segments_of_others() -> None:
         Beat("r0", "a", {0: SegmentPosition(8)}).apply(forward)
 
 
-def test_a_reader_of_the_same_id_takes_its_predecessors_place() -> None:
+def test_a_reader_replaces_its_predecessor_of_the_same_id() -> None:
     state = CheckpointBegun("c").apply(Beat("r0", "a", {0: SegmentPosition(5)}).apply(two_readers()))
     state = Joined("r0", "anew").apply(state)
     assert state.unowned() == [0]
@@ -318,21 +318,21 @@ def test_a_reader_of_the_same_id_takes_its_predecessors_place() -> None:
     assert checkpoint.positions == {0: SegmentPosition(5)}
 
 
-def test_a_checkpoint_without_readers_is_complete_at_once() -> None:
+def test_a_checkpoint_without_readers_completes_immediately() -> None:
     state = CheckpointBegun("c").apply(GroupState(Frontier({3: SegmentPosition(7)})))
     assert state.last_checkpoint is not None
     assert dict(state.last_checkpoint.position) == {3: 7}
     assert state.released_cut == {3: 7}
 
 
-def test_a_reset_puts_all_readers_out() -> None:
+def test_a_reset_removes_all_readers() -> None:
     state = Reset(Frontier({0: SegmentPosition(1)})).apply(CheckpointBegun("c").apply(two_readers()))
     assert (state.generation, state.members, state.checkpoints) == (1, {}, ())
     with pytest.raises(ReaderOffline):
         state.require("r0", "a")
 
 
-def test_silence_is_judged_by_the_observers_own_clock() -> None:
+def test_silence_is_measured_by_the_observers_own_clock() -> None:
     liveness, state = Liveness(), two_readers()
     assert liveness.silent(state, 100.0, 10) == []
     assert liveness.silent(state, 109.9, 10) == []
@@ -343,7 +343,7 @@ def test_silence_is_judged_by_the_observers_own_clock() -> None:
     assert liveness.silent(state, 120.0, 10) == [("r1", "b")]
 
 
-def test_the_earliest_cut_is_behind_nobody() -> None:
+def test_the_earliest_cut_is_at_or_before_every_position() -> None:
     left, right = KeyRange.FULL.split(2)
     stream = Stream(
         "s",
@@ -361,7 +361,7 @@ def test_the_earliest_cut_is_behind_nobody() -> None:
         earliest(stream, [])
 
 
-def test_a_position_is_a_cut_before_everything_still_needed() -> None:
+def test_a_position_is_a_cut_before_everything_that_is_still_needed() -> None:
     text = '{"1":{"offset":90,"pending":[{"producer":"010203040506","last_ack":7,"begin":40}]},"2":{"offset":5}}'
     position = StreamPosition.from_json(text)
     assert dict(position) == {1: 40, 2: 5}

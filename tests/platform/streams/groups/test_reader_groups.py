@@ -1,4 +1,4 @@
-"""Reader groups of several clients on brokers in this process, in virtual time."""
+"""Reader groups of several clients on in-process brokers, in virtual time."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class World:
         return group
 
     def group(self, client: str) -> ReaderGroup:
-        """The group as another process sees it."""
+        """Return the group as another process sees it."""
         return ReaderGroup(
             self.cluster.client(name=client), "s", "g", clock=self.clock, entropy=self.loop.rng.randbytes
         )
 
     async def write(self, numbers: Iterable[int], *, transactions: int = 0) -> None:
-        """Number n goes to key n modulo their count; with `transactions`, so many events each."""
+        """Write number n to key n modulo their count; with `transactions`, as a transaction of that many events."""
         async with StreamWriter(self.client, "s", clock=self.clock, entropy=self.loop.rng.randbytes) as writer:
             if not transactions:
                 await asyncio.gather(*(writer.write_event(KEYS[n % len(KEYS)], {"n": n}) for n in numbers))
@@ -71,7 +71,7 @@ class World:
 
 
 class Process:
-    """Reads with a reader of its own. What it read, and what of that its checkpoints hold, outlives it."""
+    """A process with a reader. Its list of read events and the state at its checkpoints survive it."""
 
     def __init__(self, world: World, name: str, **options: Any) -> None:
         self.name = name
@@ -94,7 +94,7 @@ class Process:
         return [n for n, _ in self.read]
 
     async def kill(self) -> None:
-        """End it at once: not even a farewell."""
+        """End the process immediately, without leaving the group."""
         for task in (self.task, *self.reader._tasks):
             task.cancel()
         self.reader._presence, self.reader._tasks = None, []
@@ -129,7 +129,7 @@ async def shares(group: ReaderGroup) -> dict[str, int]:
 
 
 async def balanced(group: ReaderGroup, readers: int) -> None:
-    """Wait until the group has so many readers, with fair shares and nothing left over."""
+    """Wait until the group has `readers` readers with fair shares, and all segments are owned."""
     async with asyncio.timeout(120):
         while True:
             state = await group.state()
@@ -146,7 +146,7 @@ def in_order(numbers: list[int]) -> bool:
     return all(found == sorted(found) for found in of_keys.values())
 
 
-def test_readers_that_come_and_go_share_and_each_event_is_read_once() -> None:
+def test_readers_that_join_and_leave_share_segments_and_read_each_event_once() -> None:
     async def main(world: World) -> None:
         group = await world.create(5)
         first = Process(world, "r0")
@@ -157,14 +157,14 @@ def test_readers_that_come_and_go_share_and_each_event_is_read_once() -> None:
         await balanced(group, 3)
         assert sorted((await shares(group)).values()) == [1, 2, 2]
         await world.write(range(40, 80))
-        everybody = [first, *others]
-        await until(lambda: sum(len(each.read) for each in everybody) == 80)
+        all_readers = [first, *others]
+        await until(lambda: sum(len(each.read) for each in all_readers) == 80)
         await first.stop()
         await balanced(group, 2)
         await world.write(range(80, 120))
-        await until(lambda: sum(len(each.read) for each in everybody) == 120)
-        assert sorted(n for each in everybody for n in each.numbers) == list(range(120))
-        assert all(in_order(each.numbers) for each in everybody)
+        await until(lambda: sum(len(each.read) for each in all_readers) == 120)
+        assert sorted(n for each in all_readers for n in each.numbers) == list(range(120))
+        assert all(in_order(each.numbers) for each in all_readers)
         for each in others:
             await each.stop()
         assert await shares(group) == {}
@@ -211,28 +211,30 @@ def test_unrecorded_events_of_a_dead_reader_are_read_again() -> None:
         await balanced(group, 1)
         await world.write(range(20))
         await until(lambda: len(dying.read) == 20)
-        await asyncio.sleep(6)  # It has told of these, but for the last one, of which nobody knows if it is consumed.
-        told = (await group.state()).frontier.position
+        await asyncio.sleep(6)  # It has reported all of these but the last, whose consumption is not known yet.
+        reported = (await group.state()).frontier.position
         await world.write(range(20, 40))
         await until(lambda: len(dying.read) == 40)
         await dying.kill()
         heir = Process(world, "r1", beat=5, timeout=20)
         begun = world.loop.time()
         await until(lambda: len(heir.read) >= 20)
-        assert 15 <= world.loop.time() - begun <= 30, "it is missed for the timeout first"
+        assert 15 <= world.loop.time() - begun <= 30, "it is presumed dead after the timeout"
         await asyncio.sleep(30)
-        # The transaction that was last delivered from somewhere counts as consumed when the next is asked for.
+        # The last delivered transaction of a segment counts as consumed at the next request.
         assert set(heir.numbers) | set(dying.numbers) == set(range(40))
         assert set(range(20, 40)) <= set(heir.numbers)
         assert len(heir.numbers) == len(set(heir.numbers)) <= 21
-        async with StreamReader[JsonObject](world.client, "s", begin=told, clock=world.clock) as reader:
-            assert {event.data["n"] async for event in reader} == set(heir.numbers), "just what was behind its word"
+        async with StreamReader[JsonObject](world.client, "s", begin=reported, clock=world.clock) as reader:
+            assert {event.data["n"] async for event in reader} == set(heir.numbers), (
+                "exactly the events after its reported position"
+            )
         await heir.stop()
 
     run(main)
 
 
-def test_a_zombie_hears_of_its_end_and_records_nothing() -> None:
+def test_a_zombie_gets_an_error_and_records_nothing() -> None:
     async def main(world: World) -> None:
         group = await world.create(1)
         reader: GroupReader[JsonObject] = world.group("zombie").reader("r0", auto_commit=False)
@@ -254,7 +256,7 @@ def test_a_zombie_hears_of_its_end_and_records_nothing() -> None:
     run(main)
 
 
-def test_a_reader_that_was_cut_off_delivers_nothing_before_it_knows_where_it_stands() -> None:
+def test_a_disconnected_reader_delivers_nothing_until_it_knows_its_state() -> None:
     async def main(world: World) -> None:
         group = await world.create(2)
         cut_off = Process(world, "r0", beat=5, timeout=20)
@@ -274,7 +276,7 @@ def test_a_reader_that_was_cut_off_delivers_nothing_before_it_knows_where_it_sta
     run(main)
 
 
-def test_what_was_read_ahead_is_not_delivered_by_one_that_may_be_taken_for_dead() -> None:
+def test_content_read_ahead_is_not_delivered_by_a_reader_presumed_dead() -> None:
     async def main(world: World) -> None:
         await world.create(1)
         await world.write(range(8))
@@ -297,7 +299,7 @@ def test_what_was_read_ahead_is_not_delivered_by_one_that_may_be_taken_for_dead(
     run(main)
 
 
-def test_what_a_block_ends_with_is_consumed_unless_it_fails() -> None:
+def test_leaving_the_context_consumes_the_last_event_unless_it_fails() -> None:
     async def main(world: World) -> None:
         group = await world.create(1)
         await world.write(range(4))
@@ -316,14 +318,14 @@ def test_what_a_block_ends_with_is_consumed_unless_it_fails() -> None:
                 read.append(event.data["n"])
                 if event.data["n"] == 2:
                     break
-        assert read == [0, 1, 1, 2], "the one that failed may not have been done with its last event"
+        assert read == [0, 1, 1, 2], "the failed reader may not have consumed its last event"
         async with group.reader() as reader:
             assert (await anext(reader)).data["n"] == 3
 
     run(main)
 
 
-def test_a_reader_that_restarts_under_its_id_continues_at_once() -> None:
+def test_a_reader_that_restarts_with_its_id_continues_immediately() -> None:
     async def main(world: World) -> None:
         group = await world.create(2)
         first = Process(world, "r0")
@@ -339,13 +341,13 @@ def test_a_reader_that_restarts_under_its_id_continues_at_once() -> None:
         third = Process(world, "r0")
         await world.write([10])
         await until(lambda: bool(third.read))
-        assert third.numbers == [10], "what was delivered to one that leaves is consumed"
+        assert third.numbers == [10], "events delivered to a reader that leaves are consumed"
         await third.stop()
 
     run(main)
 
 
-def test_a_position_that_is_told_for_a_reader_counts() -> None:
+def test_a_position_reported_for_an_offline_reader_counts() -> None:
     async def main(world: World) -> None:
         group = await world.create(1)
         first = Process(world, "r0")
@@ -353,7 +355,7 @@ def test_a_position_that_is_told_for_a_reader_counts() -> None:
         await world.write(range(10))
         await until(lambda: len(first.read) == 10)
         position = first.reader.position()
-        await asyncio.sleep(6)  # It tells of all but the last.
+        await asyncio.sleep(6)  # It reports all but the last.
         await first.kill()
         with pytest.raises(InvalidInput):
             await group.reader_offline("r0", _before(position))
@@ -370,7 +372,7 @@ def test_a_position_that_is_told_for_a_reader_counts() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_checkpoint_holds_whole_transactions_and_restores_exactly(seed: int) -> None:
-    """T27: what readers keep at a checkpoint, and what is read after a reset to it, is everything, once."""
+    """T27: the events before a checkpoint and those read after a reset to it are all events, each once."""
 
     async def main(world: World) -> None:
         rng = random.Random(seed)
@@ -383,12 +385,12 @@ def test_a_checkpoint_holds_whole_transactions_and_restores_exactly(seed: int) -
         late = Process(world, "r3")
         position = await group.initiate_checkpoint("c")
         await asyncio.gather(writing, scaling)
-        everybody = [*processes, late]
-        await until(lambda: sum(len(each.read) for each in everybody) == 180)
-        for each in everybody:
+        all_readers = [*processes, late]
+        await until(lambda: sum(len(each.read) for each in all_readers) == 180)
+        for each in all_readers:
             await each.stop()
 
-        kept = [event for each in everybody for event in each.read[: each.kept.get("c", 0)]]
+        kept = [event for each in all_readers for event in each.read[: each.kept.get("c", 0)]]
         assert len(kept) == len(set(kept))
         assert len(kept) % 3 == 0
         assert {(n, part) for n, _ in kept for part in range(3)} == set(kept), "whole transactions only"
@@ -406,7 +408,7 @@ def test_a_checkpoint_holds_whole_transactions_and_restores_exactly(seed: int) -
     run(main, seed=seed)
 
 
-def test_a_checkpoint_waits_for_whoever_is_consuming_and_for_no_dead_reader() -> None:
+def test_a_checkpoint_waits_for_consuming_readers_but_not_for_dead_ones() -> None:
     async def main(world: World) -> None:
         group = await world.create(2)
         slow: GroupReader[JsonObject] = world.group("slow").reader("slow")
@@ -438,7 +440,7 @@ def test_a_checkpoint_waits_for_whoever_is_consuming_and_for_no_dead_reader() ->
     run(main)
 
 
-def test_without_auto_commit_nothing_is_consumed_but_by_commit() -> None:
+def test_without_auto_commit_only_commit_consumes_events() -> None:
     async def main(world: World) -> None:
         group = await world.create(1)
         reader: GroupReader[JsonObject] = world.group("reader").reader("r0", auto_commit=False)
@@ -450,7 +452,7 @@ def test_without_auto_commit_nothing_is_consumed_but_by_commit() -> None:
             for _ in range(3):
                 await anext(reader)
             await asyncio.sleep(30)
-            assert (await group.state()).frontier.position == committed, "signs of life say nothing more"
+            assert (await group.state()).frontier.position == committed, "heartbeats report no position"
         heir = Process(world, "r1")
         await until(lambda: len(heir.read) == 6)
         assert heir.read[0] == (1, 0), "a transaction is never committed in part"
@@ -459,7 +461,7 @@ def test_without_auto_commit_nothing_is_consumed_but_by_commit() -> None:
     run(main)
 
 
-def test_without_auto_commit_segments_pass_on_and_end_at_commits() -> None:
+def test_without_auto_commit_segments_are_released_and_completed_at_commits() -> None:
     async def main(world: World) -> None:
         group = await world.create(2)
         reader: GroupReader[JsonObject] = world.group("reader").reader("r0", auto_commit=False)
@@ -498,14 +500,14 @@ def test_without_auto_commit_segments_pass_on_and_end_at_commits() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_nothing_is_left_out_in_a_storm(seed: int) -> None:
-    """Readers are killed and join, brokers are killed, segments split and merge, all at once."""
+def test_no_event_is_lost_under_concurrent_failures(seed: int) -> None:
+    """Readers are killed and join, brokers are killed, and segments are split and merged, concurrently."""
 
     async def main(world: World) -> None:
         rng = random.Random(seed)
         group = await world.create(2, replication=2)
         living = [Process(world, f"r{n}") for n in range(2)]
-        everybody = list(living)
+        all_readers = list(living)
         for turn in range(4):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(world.write(range(turn * 16, turn * 16 + 16), transactions=2))
@@ -514,9 +516,9 @@ def test_nothing_is_left_out_in_a_storm(seed: int) -> None:
                 await asyncio.sleep(rng.random())
                 victim = living.pop(rng.randrange(len(living)))
                 await (victim.kill() if rng.random() < 0.7 else victim.stop())
-                new = [Process(world, f"r{len(everybody) + n}") for n in range(rng.randint(1, 2))]
+                new = [Process(world, f"r{len(all_readers) + n}") for n in range(rng.randint(1, 2))]
                 living += new
-                everybody += new
+                all_readers += new
                 await world.cluster.start(broker)
                 await world.cluster.ready(*(each.journal for each in (await world.streams.describe("s")).active()))
                 active = (await world.streams.describe("s")).active()
@@ -527,22 +529,22 @@ def test_nothing_is_left_out_in_a_storm(seed: int) -> None:
         async with asyncio.timeout(300):
             await asyncio.gather(*(each.task for each in living))
         assert not (await group.state()).frontier.open
-        assert {event for each in everybody for event in each.read} == {(n, p) for n in range(64) for p in range(2)}
-        for each in everybody:
+        assert {event for each in all_readers for event in each.read} == {(n, p) for n in range(64) for p in range(2)}
+        for each in all_readers:
             assert in_order(each.numbers)
-            assert len(each.read) == len(set(each.read)), "no reader meets an event twice"
+            assert len(each.read) == len(set(each.read)), "no reader gets an event twice"
 
     run(main, brokers=3, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_wherever_calls_are_cancelled_each_event_is_read_once(seed: int) -> None:
+def test_each_event_is_read_once_wherever_calls_are_cancelled(seed: int) -> None:
     async def main(world: World) -> None:
         rng = random.Random(seed)
         group = await world.create(2)
         read: list[int] = []
 
-        async def impatient(name: str) -> None:
+        async def cancel_calls(name: str) -> None:
             async with world.group(name).reader(name) as reader:
                 while not reader.is_finished:
                     call = asyncio.ensure_future(anext(reader))
@@ -556,7 +558,7 @@ def test_wherever_calls_are_cancelled_each_event_is_read_once(seed: int) -> None
                     with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
                         read.append(call.result().data["n"])
 
-        readers = [asyncio.ensure_future(impatient(f"r{n}")) for n in range(3)]
+        readers = [asyncio.ensure_future(cancel_calls(f"r{n}")) for n in range(3)]
         for turn in range(3):
             await world.write(range(turn * 40, turn * 40 + 40))
             position = await group.initiate_checkpoint(f"c{turn}")
@@ -580,7 +582,7 @@ def test_a_group_skips_truncated_content_on_request() -> None:
             events = [event async for event in reader]
         await group.reset({0: events[1].end})
         await world.streams.truncate("s", {0: events[4].begin})
-        # The content below is there still; only a truncated journal would tell. A deleted segment does, too.
+        # The content below still exists, so only a truncated journal would report it. A deleted segment does, too.
         await world.streams.scale("s", [Split(0)])
         await world.write(range(8, 16))
         stream = await world.streams.describe("s")
@@ -603,7 +605,7 @@ def test_a_group_skips_truncated_content_on_request() -> None:
     run(main)
 
 
-def test_groups_that_are_not_there_and_values_that_make_no_sense() -> None:
+def test_missing_groups_and_invalid_values_are_refused() -> None:
     async def main(world: World) -> None:
         with pytest.raises(StreamNotFound):
             await world.group("early").create()
@@ -625,7 +627,7 @@ def _before(position: StreamPosition) -> StreamPosition:
     return StreamPosition.of(dict.fromkeys(position, 0))
 
 
-def test_a_group_of_a_stream_that_was_created_again_has_to_be_reset() -> None:
+def test_a_group_of_a_recreated_stream_has_to_be_reset() -> None:
     async def main(world: World) -> None:
         template = default_template(replication=1, stores=[])
         await world.streams.create("s", 1, template=template)

@@ -1,4 +1,4 @@
-"""State that processes share by compare-and-append: against each other, lost answers, lost registers, lost history."""
+"""State shared by compare-and-append, under concurrency, lost answers, lost registers and lost history."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Model:
 
 
 class Faulty:
-    """A client some of whose appends are lost, before or after they are applied."""
+    """A client that loses some of its appends, before or after they are applied."""
 
     def __init__(self, client: JournalClient, faults: Callable[[], str]) -> None:
         self._client = client
@@ -68,7 +68,7 @@ def synchronizer(loop: SimLoop, client: Any, *, snapshot_every: int = 1000) -> S
 
 
 def run(main: Callable[[SimLoop, Cluster], Coroutine[Any, Any, None]], *, brokers: int = 1, seed: int = 0) -> None:
-    """In virtual time, with a journal for the state."""
+    """Run in virtual time, with a journal for the state."""
 
     async def whole(loop: SimLoop) -> None:
         async with Cluster(brokers=brokers) as cluster:
@@ -85,7 +85,7 @@ def add(word: str) -> Callable[[Words], str | None]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_many_at_once_begin_and_change_it_and_all_agree(seed: int) -> None:
+def test_concurrent_initializations_and_updates_agree(seed: int) -> None:
     async def main(loop: SimLoop, cluster: Cluster) -> None:
         rng = random.Random(seed)
         faulty = [
@@ -93,7 +93,7 @@ def test_many_at_once_begin_and_change_it_and_all_agree(seed: int) -> None:
         ]
         each = [synchronizer(loop, client, snapshot_every=7) for client in faulty]
         begun = await asyncio.gather(*(one.initialize(Words((f"begin{n}",))) for n, one in enumerate(each)))
-        assert len(set(begun)) == 1, "each must have found the same beginning"
+        assert len(set(begun)) == 1, "all must find the same initial state"
 
         async def change(number: int) -> None:
             for turn in range(6):
@@ -114,7 +114,7 @@ def test_many_at_once_begin_and_change_it_and_all_agree(seed: int) -> None:
     run(main, seed=seed)
 
 
-def test_an_update_is_decided_on_the_newest_state_and_refused_by_it() -> None:
+def test_an_update_sees_the_newest_state_and_may_be_refused_by_it() -> None:
     async def main(loop: SimLoop, cluster: Cluster) -> None:
         one, other = (synchronizer(loop, cluster.client()) for _ in range(2))
         await one.initialize(Words())
@@ -134,7 +134,7 @@ def test_an_update_is_decided_on_the_newest_state_and_refused_by_it() -> None:
     run(main)
 
 
-def test_who_follows_sees_each_state() -> None:
+def test_states_yields_each_state() -> None:
     async def main(loop: SimLoop, cluster: Cluster) -> None:
         one, other = (synchronizer(loop, cluster.client()) for _ in range(2))
         await one.initialize(Words())
@@ -178,7 +178,7 @@ def test_a_snapshot_replaces_earlier_content() -> None:
     run(main)
 
 
-def test_what_is_older_than_the_snapshot_may_be_gone() -> None:
+def test_content_older_than_the_snapshot_may_be_removed() -> None:
     async def main(loop: SimLoop, cluster: Cluster) -> None:
         client = cluster.client()
         one, behind = synchronizer(loop, client), synchronizer(loop, client)
@@ -192,7 +192,7 @@ def test_what_is_older_than_the_snapshot_may_be_gone() -> None:
         real = client.read
 
         def truncated(journal: str, offset: int = 0, **options: Any) -> Any:
-            # As if all fragments below the snapshot had been removed.
+            # Simulates that all fragments below the snapshot are removed.
             if offset < mark:
                 raise OffsetJump(journal, offset, mark)
             return real(journal, offset, **options)
@@ -204,7 +204,7 @@ def test_what_is_older_than_the_snapshot_may_be_gone() -> None:
     run(main)
 
 
-def test_after_the_registers_are_lost_nothing_decided_before_is_applied() -> None:
+def test_after_a_loss_of_registers_no_earlier_decision_is_applied() -> None:
     async def main(loop: SimLoop, cluster: Cluster) -> None:
         client = cluster.client()
         one, other = synchronizer(loop, client), synchronizer(loop, client)
@@ -214,7 +214,7 @@ def test_after_the_registers_are_lost_nothing_decided_before_is_applied() -> Non
         outdated = (await client.append(JOURNAL, b"")).registers
         for number in range(2):
             await cluster.stop(number)
-        # They stored everything, and noted the registers in etcd, which is lost, too.
+        # They stored everything and noted the registers in etcd, which is lost, too.
         lose_records(cluster, JOURNAL)
         for number in range(2):
             await cluster.start(number)
@@ -226,14 +226,14 @@ def test_after_the_registers_are_lost_nothing_decided_before_is_applied() -> Non
         registers = (await client.append(JOURNAL, b"")).registers
         assert labels.value_of(registers, HELD_LABEL) == "true"
         assert labels.value_of(registers, REVISION_LABEL) != labels.value_of(outdated, REVISION_LABEL)
-        # The other one still goes by the old register.
+        # The other one still uses the old register.
         assert (await other.update(add("other"))).words == ("before", "after", "other")
         assert await synchronizer(loop, client).load() == other.state
 
     run(main, brokers=2)
 
 
-def test_content_that_is_no_record_is_corrupt() -> None:
+def test_content_that_is_not_a_record_is_corrupt() -> None:
     async def main(loop: SimLoop, cluster: Cluster) -> None:
         client = cluster.client()
         one = synchronizer(loop, client)

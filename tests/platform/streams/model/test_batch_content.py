@@ -1,4 +1,4 @@
-"""Digests of batches in registers: the same content, other content, and records of earlier versions."""
+"""Digests of batches in registers: equal and different contents, and records of earlier versions."""
 
 import pytest
 
@@ -23,12 +23,12 @@ def test_another_digest_of_the_same_batch_is_an_error():
 @pytest.mark.parametrize(
     ("writer", "batch", "digest"), [("query-1", 4, "9-cd"), ("query-2", 3, "9-cd"), ("query-1", 3, "")]
 )
-def test_what_is_unknown_counts_as_the_same(writer, batch, digest):
+def test_unknown_digests_count_as_equal(writer, batch, digest):
     require_same_content(label_set(content_register("query-1", 3, "7-ab")), writer, batch, digest)
     assert content_register("query-1", 3, "") == {}
 
 
-def test_registers_tell_the_last_batch_of_each_writer():
+def test_registers_contain_the_last_batch_of_each_writer():
     registers = {"coranto.dev/batch/q": "12.400.done", "coranto.dev/batch/r": "0.ab", "coranto.dev/batch/s": "nonsense"}
     assert last_batches(label_set({**registers, **content_register("q", 12, "7-ab"), "other": "1.2"})) == {
         "q": 12,
@@ -37,13 +37,13 @@ def test_registers_tell_the_last_batch_of_each_writer():
 
 
 @pytest.mark.parametrize("planned_behind", [None, 1, 2])
-def test_a_batch_that_was_overtaken_after_it_was_planned_is_fenced(planned_behind):
+def test_a_batch_overtaken_after_it_was_planned_is_fenced(planned_behind):
     error = old_batch("query-1", 2, 4, planned_behind)
     assert isinstance(error, Fenced)
     assert "batch 2 of query-1 is old: batch 4 is written already. Another process" in str(error)
 
 
-def test_a_batch_that_was_planned_behind_later_ones_tells_how_old_the_checkpoint_is():
+def test_a_batch_planned_after_later_ones_reports_the_age_of_the_checkpoint():
     error = old_batch("query-1", 2, 4, 3)
     assert isinstance(error, BatchChanged)
     assert error.batches == 3
@@ -52,7 +52,7 @@ def test_a_batch_that_was_planned_behind_later_ones_tells_how_old_the_checkpoint
     assert "in batch 5 or later" in str(error)
 
 
-def test_names_of_writers_are_checked() -> None:
+def test_names_of_writers_are_validated() -> None:
     assert validate_batch_writer("orders-1") == "orders-1"
     for name in ("", "a/b", "x" * 41, "a b"):
         with pytest.raises(InvalidInput, match="cannot name a writer of batches"):

@@ -1,4 +1,4 @@
-"""Columns of routing keys have the places that their keys have."""
+"""Columns of routing keys hash to the same places as single keys."""
 
 import random
 
@@ -8,7 +8,7 @@ from coranto.streams.model.columnar_keys import key_hashes, text_hashes
 from coranto.streams.model.keys import key_hash
 
 
-def test_columns_of_keys_have_the_places_of_their_keys() -> None:
+def test_columns_of_keys_hash_as_single_keys() -> None:
     chosen = random.Random(7)
     keys = ["".join(chosen.choices("abcXYZ019-_/ ", k=length)) for length in range(200)]
     keys += ["", "ä", "a" * 7 + "ä", "🙂 smile", "日本", "x", "a" * 127, "a" * 128, "k\0"]
@@ -20,7 +20,7 @@ def test_columns_of_keys_have_the_places_of_their_keys() -> None:
     assert key_hashes(column.slice(0, 0)).tolist() == []
 
 
-def test_texts_that_are_not_unicode_have_the_places_of_their_keys() -> None:
+def test_texts_that_are_not_unicode_hash_as_single_keys() -> None:
     chosen = random.Random(11)
     characters = ["a", "7", "/", "é", "日", "🙂", "\ud83d", "\ude42", "\udcff", "\0"]
     keys = ["".join(chosen.choices(characters, k=chosen.randrange(20))) for _ in range(2000)]

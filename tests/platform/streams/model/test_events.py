@@ -41,7 +41,7 @@ def decoded(events: JsonEvents | BytesEvents, content: bytes) -> list[Envelope]:
 
 
 @given(JSON_EVENTS, st.integers(1, (1 << 64) - 1))
-def test_a_stamped_json_event_is_as_one_that_is_marshalled_with_its_uuid(event: dict[str, object], clock: int) -> None:
+def test_a_stamped_json_event_equals_one_marshalled_with_its_uuid(event: dict[str, object], clock: int) -> None:
     events, uuid = JsonEvents(), uuid_of(clock, Flags.CONTINUE_TXN)
     blank = events.encode(event)
     stamped = events.stamp(blank, uuid)
@@ -53,12 +53,12 @@ def test_a_stamped_json_event_is_as_one_that_is_marshalled_with_its_uuid(event: 
 
 @given(st.binary(max_size=100), st.integers(1, (1 << 64) - 1))
 @example(MAGIC, 1)
-def test_a_stamped_bytes_event_is_read_as_it_was_written(event: bytes, clock: int) -> None:
+def test_a_stamped_bytes_event_reads_as_written(event: bytes, clock: int) -> None:
     events = BytesEvents()
     blank = events.encode(event)
     stamped = events.stamp(blank, uuid_of(clock, Flags.OUTSIDE_TXN))
     assert len(stamped) == len(blank) == len(event) + 24
-    # An event that ends as a torn frame would is read once the next frame has arrived.
+    # An event that ends like a torn frame is read once the next frame has arrived.
     envelope, _ = decoded(events, stamped + events.marshal(b"next", uuid_of(clock, Flags.OUTSIDE_TXN)))
     assert (envelope.message, envelope.clock, events.end_of(envelope)) == (event, clock, None)
 
@@ -70,7 +70,7 @@ def test_a_stamped_bytes_event_is_read_as_it_was_written(event: bytes, clock: in
     WRITERS,
     SEQUENCES,
 )
-def test_a_stamper_makes_the_bytes_that_the_format_does(
+def test_a_stamper_makes_the_same_bytes_as_the_format(
     event: dict[str, object], clock: int, flags: Flags, writer: str, sequence: int
 ) -> None:
     for events, blank in ((JsonEvents(), JsonEvents().encode(event)), (BytesEvents(), BytesEvents().encode(b"event"))):
@@ -90,7 +90,7 @@ def test_a_stamper_makes_the_bytes_that_the_format_does(
 
 @pytest.mark.parametrize("events", [JsonEvents(), BytesEvents()])
 @given(writer=WRITERS, sequence=SEQUENCES, other=SEQUENCES)
-def test_a_transaction_end_names_writer_and_sequence_in_a_length_of_its_own(
+def test_a_transaction_end_has_writer_and_sequence_in_a_fixed_length(
     events: JsonEvents | BytesEvents, writer: str, sequence: int, other: int
 ) -> None:
     end = events.transaction_end(uuid_of(5, Flags.ACK_TXN), writer, sequence)
@@ -100,14 +100,14 @@ def test_a_transaction_end_names_writer_and_sequence_in_a_length_of_its_own(
 
 
 @pytest.mark.parametrize("events", [JsonEvents(), BytesEvents()])
-def test_other_messages_are_no_transaction_ends(events: JsonEvents | BytesEvents) -> None:
+def test_other_messages_are_not_transaction_ends(events: JsonEvents | BytesEvents) -> None:
     plain = events.transaction_end(uuid_of(5, Flags.OUTSIDE_TXN), "writer", 7)
     acknowledgement = events.acknowledgement(uuid_of(6, Flags.ACK_TXN))
     for envelope in decoded(events, plain + acknowledgement):
         assert events.end_of(envelope) is None
 
 
-def test_what_is_no_event_is_refused() -> None:
+def test_invalid_events_are_refused() -> None:
     with pytest.raises(InvalidInput, match="JSON object"):
         JsonEvents().encode([1])  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="must be bytes, not str"):
@@ -116,14 +116,14 @@ def test_what_is_no_event_is_refused() -> None:
         BytesEvents(max_payload_bytes=100).encode(bytes(100))
 
 
-def test_writer_ids_are_of_1_to_256_bytes() -> None:
+def test_writer_ids_have_1_to_256_bytes() -> None:
     assert validate_writer_id("ž" * 128) == "ž" * 128
     for wrong in ("", "x" * 257, "\ud800"):
         with pytest.raises(InvalidInput, match="writer_id"):
             validate_writer_id(wrong)
 
 
-def test_a_content_type_tells_the_format() -> None:
+def test_a_content_type_determines_the_format() -> None:
     assert isinstance(format_of("application/x-ndjson"), JsonEvents)
     assert isinstance(format_of("application/x-protobuf-fixed"), BytesEvents)
     with pytest.raises(InvalidInput, match="text/csv is not the content type"):
@@ -131,7 +131,7 @@ def test_a_content_type_tells_the_format() -> None:
 
 
 @pytest.mark.parametrize("events", [JsonEvents(), BytesEvents()])
-def test_many_events_are_stamped_as_one_by_one(events: JsonEvents | BytesEvents) -> None:
+def test_stamping_many_events_equals_stamping_each(events: JsonEvents | BytesEvents) -> None:
     given_events = [{"n": n} if isinstance(events, JsonEvents) else b"%d" % n for n in range(5)]
     encoded = [events.encode(each) for each in given_events]  # type: ignore[arg-type]
     first = (7 << 32 | 0xFFFFFFF0) << 4

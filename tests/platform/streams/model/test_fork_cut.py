@@ -1,4 +1,4 @@
-"""The cut of a stream's fork: the largest one that tears no transaction and keeps the order of keys."""
+"""The cut of a fork: the largest one that tears no transaction and keeps the order of keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END = 4
 
 
 def stream_of(segments: int, *changes: Change, end_of_stream: bool = False) -> Stream:
-    """A stream after changes that were made one after the other. Each sealed segment ends at END."""
+    """Return a stream after successive changes. Each sealed segment ends at END."""
     ranges = KeyRange.FULL.split(segments)
     found = {n: Segment(n, 0, segment_journal("s", n), keys) for n, keys in enumerate(ranges)}
     for change in changes:
@@ -64,7 +64,7 @@ def cases(draw: st.DrawFn) -> tuple[Stream, dict[int, int], list[Unit]]:
 
 
 def is_consistent(stream: Stream, cut: Mapping[int, int], units: Sequence[Unit]) -> bool:
-    """The two promises of the module, word by word."""
+    """Check the two promises of the module literally."""
     for unit in units:
         below = [number in cut and cut[number] >= span.end for number, span in unit.items()]
         none = [number not in cut or cut[number] <= span.begin for number, span in unit.items()]
@@ -87,7 +87,7 @@ def cuts_below(stream: Stream, wanted: Mapping[int, int]) -> Iterator[dict[int, 
 
 @settings(max_examples=150)
 @given(cases())
-def test_it_is_the_largest_consistent_cut(case: tuple[Stream, dict[int, int], list[Unit]]) -> None:
+def test_the_cut_is_the_largest_consistent_one(case: tuple[Stream, dict[int, int], list[Unit]]) -> None:
     stream, wanted, units = case
     cut = consistent_cut(stream, wanted, units)
     assert is_consistent(stream, cut, units)
@@ -98,13 +98,13 @@ def test_it_is_the_largest_consistent_cut(case: tuple[Stream, dict[int, int], li
 
 
 @given(cases())
-def test_the_fork_of_a_cut_is_a_sound_stream(case: tuple[Stream, dict[int, int], list[Unit]]) -> None:
+def test_the_fork_of_a_cut_is_a_consistent_stream(case: tuple[Stream, dict[int, int], list[Unit]]) -> None:
     stream, wanted, units = case
     cut = consistent_cut(stream, wanted, units)
     segments = fork_segments(stream, "what-if", cut)
     template = pb.JournalSpec(name="a", replication=1, labels=labels.label_set([("content-type", "x")]))
     infos = [JournalInfo(spec_of("what-if", each, template), 0, 0, pb.Route()) for each in segments.values()]
-    decoded = decode(Listing(pb.Header(), tuple(infos)))  # It raises for segments that contradict each other.
+    decoded = decode(Listing(pb.Header(), tuple(infos)))  # Raises for segments that contradict each other.
     assert decoded.segments == segments
     assert {number: each.range for number, each in segments.items()} == {n: stream.segments[n].range for n in cut}
     whole = all(cut.get(number) == END for number in stream.segments)
@@ -112,19 +112,19 @@ def test_the_fork_of_a_cut_is_a_sound_stream(case: tuple[Stream, dict[int, int],
     assert not decoded.is_sealed or stream.is_sealed
 
 
-def test_a_transaction_on_several_keys_takes_others_with_it() -> None:
+def test_omitting_a_multi_key_transaction_omits_others_it_overlaps() -> None:
     stream = stream_of(2)
     units = [
         {0: SegmentSpan(1, 2), 1: SegmentSpan(3, 4)},
         {1: SegmentSpan(1, 2), 0: SegmentSpan(3, 4)},
         {1: SegmentSpan(2, 3)},
     ]
-    # The first is torn at 3 in segment 1. That leaves all others whole.
+    # The first is torn at 3 in segment 1. So the others are omitted, too.
     assert consistent_cut(stream, {0: 4, 1: 3}, units) == {0: 1, 1: 1}
     assert consistent_cut(stream, {0: 4, 1: 4}, units) == {0: 4, 1: 4}
 
 
-def test_segments_that_were_cut_off_leave_their_predecessor_active() -> None:
+def test_omitted_successors_leave_their_predecessor_active() -> None:
     stream = stream_of(1, Split(0, 2))
     cut = consistent_cut(stream, {0: 3, 1: 4, 2: 4})
     assert cut == {0: 3}
@@ -132,7 +132,7 @@ def test_segments_that_were_cut_off_leave_their_predecessor_active() -> None:
     assert (segment.journal, segment.sealing, segment.sealed_at) == ("what-if/segment/00000000", False, None)
 
 
-def test_transactions_below_the_truncation_hold_nothing_up() -> None:
+def test_transactions_below_the_truncation_do_not_limit_the_cut() -> None:
     stream = Stream("s", {0: Segment(0, 0, segment_journal("s", 0), KeyRange.FULL, begin=3)})
     assert consistent_cut(stream, {0: 4}, [{0: SegmentSpan(2, 9)}, {7: SegmentSpan(0, 1)}]) == {0: 4}
     with pytest.raises(InvalidInput, match=r"segment 0 of stream s would end at 2, and its events before 3 are trunc"):

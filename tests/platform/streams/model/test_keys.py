@@ -1,4 +1,4 @@
-"""Routing keys hash as in Pravega, and ranges of keys cover exactly what they say."""
+"""Routing keys hash as in Pravega, and ranges of keys cover exactly their keys."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_text_that_is_not_unicode_is_a_key() -> None:
 
 
 def test_every_length_of_the_last_block_counts() -> None:
-    # Blocks are of 8 code units: each of these differs from the others in what is padded.
+    # Blocks have 8 code units. These texts differ in the padding of the last one.
     assert len({key_hash("x" * length) for length in range(40)}) == 40
 
 
 @pytest.mark.parametrize("has_numpy", [True, False])
-def test_many_keys_have_the_places_of_each(monkeypatch: pytest.MonkeyPatch, has_numpy: bool) -> None:
+def test_hashing_many_keys_equals_hashing_each(monkeypatch: pytest.MonkeyPatch, has_numpy: bool) -> None:
     if not has_numpy:
         monkeypatch.setitem(sys.modules, "coranto.streams.model.columnar_keys", None)
     chosen = random.Random(3)
@@ -64,7 +64,7 @@ def test_keys_spread_over_the_space() -> None:
     places = [key_hash(f"customer-{number}") for number in range(1000)]
     counts = [sum(place in part for place in places) for part in KeyRange.FULL.split(10)]
     assert sum(counts) == 1000
-    assert 60 < min(counts) <= max(counts) < 140  # 100 each, give or take four standard deviations.
+    assert 60 < min(counts) <= max(counts) < 140  # 100 each, within four standard deviations.
 
 
 @settings(max_examples=50, deadline=None)
@@ -89,7 +89,7 @@ def test_parts_of_a_split_cover_the_range_exactly(keys: KeyRange, parts: int, pl
 
 @settings(max_examples=50, deadline=None)
 @given(ranges(), ranges())
-def test_overlap_is_a_common_place(one: KeyRange, other: KeyRange) -> None:
+def test_ranges_overlap_if_they_share_a_place(one: KeyRange, other: KeyRange) -> None:
     assert one.overlaps(other) == (max(one.begin, other.begin) < min(one.end, other.end)) == other.overlaps(one)
 
 

@@ -1,7 +1,6 @@
-"""Writers' state in registers, as values: entries, how a writer stands, and what appends change on which condition.
+"""Writers' state in registers, as values: entries, statuses of writers, and conditional changes by appends.
 
-The registers are changed here exactly as brokers change them (`coranto.labels`), so what the conditions let through is
-what brokers let through.
+The registers change here exactly as in brokers (`coranto.labels`), so the conditions allow the same appends.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ENTRIES = st.builds(WriterEntry, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 
 
 class Journal:
-    """A journal's registers and head, under the rules of brokers."""
+    """A journal's registers and head, changed by the rules of brokers."""
 
     def __init__(self) -> None:
         self.found = pb.LabelSet()
@@ -51,7 +50,7 @@ class Journal:
         return Registers.of(self.found)
 
     def append(self, conditions: Conditions) -> bool:
-        """Append a byte. False on a register mismatch."""
+        """Append a byte. Return False on a register mismatch."""
         labels.validate_selector(conditions.check)
         labels.validate_label_set(conditions.union)
         strict = any(label.name == labels.HELD for label in conditions.check.include.labels)
@@ -77,20 +76,20 @@ def entered(journal: Journal, who: WriterIdentity, entry: WriterEntry, max_write
 
 
 @given(ENTRIES)
-def test_an_entry_survives_its_label(entry: WriterEntry) -> None:
+def test_an_entry_round_trips_through_its_label(entry: WriterEntry) -> None:
     found = labels.label_set({"coranto.dev/writer-01": entry.encode()})
     assert Registers.of(found).entries == {"coranto.dev/writer-01": entry}
 
 
 @pytest.mark.parametrize("value", ["", "1.2.3.4", "1.2.3.4.5.6", "1.2.3.4.x", "1.2.3.4.-5", "1.2.3.4.1_0", "1.2.3.4."])
-def test_what_is_no_entry_is_corrupt(value: str) -> None:
+def test_an_invalid_entry_is_corrupt(value: str) -> None:
     with pytest.raises(CorruptData, match="not a register"):
         WriterEntry.decode(value)
 
 
 @given(st.lists(ENTRIES, min_size=2, max_size=5, unique=True), st.data())
-def test_an_append_is_applied_only_upon_the_one_before_it(chain: list[WriterEntry], data: st.DataObject) -> None:
-    """However often attempts are repeated and in whatever order they come, each is applied once, and in order."""
+def test_an_append_is_applied_only_after_its_predecessor(chain: list[WriterEntry], data: st.DataObject) -> None:
+    """Each attempt is applied once and in order, for any repetitions and order of arrival."""
     journal, who = Journal(), identity(1)
     assert entered(journal, who, chain[0])
     attempts = list(range(1, len(chain)))
@@ -103,7 +102,7 @@ def test_an_append_is_applied_only_upon_the_one_before_it(chain: list[WriterEntr
     assert journal.registers.entries[who.label] == chain[-1]
 
 
-def test_the_first_append_to_a_journal_is_one_only() -> None:
+def test_only_one_first_append_to_a_journal_is_applied() -> None:
     journal = Journal()
     first, second = identity(1), identity(2)
     seen = journal.registers
@@ -112,14 +111,14 @@ def test_the_first_append_to_a_journal_is_one_only() -> None:
         for who in (first, second)
     ]
     assert journal.append(attempts[0])
-    assert not journal.append(attempts[1])  # It has to look again.
+    assert not journal.append(attempts[1])  # It has to read the registers again.
     assert entered(journal, second, WriterEntry(1, 1, 1, 0, 1))
     assert set(journal.registers.entries) == {first.label, second.label}
     assert not journal.append(hold())
 
 
 def test_an_outdated_attempt_to_enter_is_never_applied() -> None:
-    """Not even when the writer's entry is absent again, as it was when the attempt was made."""
+    """Not even if the writer's entry is absent again, as at the time of the attempt."""
     journal = Journal()
     assert entered(journal, identity(0), WriterEntry(1, 1, 1, 0, 0))
     who = identity(1)
@@ -132,7 +131,7 @@ def test_an_outdated_attempt_to_enter_is_never_applied() -> None:
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 20), max_size=60), st.randoms(use_true_random=False))
-def test_entries_are_bounded_and_the_least_recently_used_go_first(
+def test_entries_are_bounded_and_the_least_recently_used_is_removed_first(
     most: int, writers: list[int], rng: random.Random
 ) -> None:
     journal = Journal()
@@ -155,8 +154,8 @@ def test_entries_are_bounded_and_the_least_recently_used_go_first(
         assert (journal.registers.expired or Expired(0, 0)) == removed
 
 
-def test_an_entry_used_in_the_future_goes_first() -> None:
-    """Else the entries of a machine whose clock is ahead would stay, and every other writer's go."""
+def test_an_entry_used_in_the_future_is_removed_first() -> None:
+    """Otherwise the entries of a machine whose clock is ahead would replace all others."""
     year, now = 365 * 24 * 3600, 1_900_000_000
     journal = Journal()
     for number in range(3):
@@ -168,12 +167,12 @@ def test_an_entry_used_in_the_future_goes_first() -> None:
         assert entered(journal, identity(number), WriterEntry(1, 1, 1, 200, now + number), 4)
         assert identity(gone).label not in journal.registers.entries
     assert right.label in journal.registers.entries
-    # A writer whose own clock is behind believes nobody's, and goes by offsets.
+    # A writer whose own clock is behind trusts no clock and compares offsets.
     assert entered(journal, identity(13), WriterEntry(1, 1, 1, 300, now - year), 4)
     assert right.label not in journal.registers.entries
 
 
-def test_a_writer_is_not_removed_that_was_used_meanwhile() -> None:
+def test_a_writer_used_in_the_meantime_is_not_removed() -> None:
     journal = Journal()
     old, young, new = identity(1), identity(2), identity(3)
     assert entered(journal, old, WriterEntry(1, 1, 1, 0, 1))
@@ -186,34 +185,34 @@ def test_a_writer_is_not_removed_that_was_used_meanwhile() -> None:
     assert set(journal.registers.entries) == {old.label, new.label}
 
 
-def test_how_a_writer_stands() -> None:
+def test_the_status_of_a_writer() -> None:
     journal = Journal()
     plain, stable = identity(1, 7), identity(1, 7, stable=True)
 
-    def stands(who: WriterIdentity, taken_from: int | None = None) -> WriterStatus:
+    def status(who: WriterIdentity, taken_from: int | None = None) -> WriterStatus:
         return writer_status(journal.registers, journal.head, who, taken_from)
 
-    assert stands(plain) is WriterStatus.NEW
+    assert status(plain) is WriterStatus.NEW
     assert entered(journal, identity(2), WriterEntry(1, 1, 1, 0, 1))
-    assert stands(plain) is WriterStatus.NEW
+    assert status(plain) is WriterStatus.NEW
     assert entered(journal, identity(1), WriterEntry(3, 1, 1, 0, 2))
-    assert stands(plain) is WriterStatus.FOREIGN
-    assert stands(stable) is WriterStatus.FOREIGN
-    assert stands(stable, taken_from=3) is WriterStatus.TAKEN_OVER
-    assert stands(plain, taken_from=3) is WriterStatus.FOREIGN  # Nobody else can have had its id.
+    assert status(plain) is WriterStatus.FOREIGN
+    assert status(stable) is WriterStatus.FOREIGN
+    assert status(stable, taken_from=3) is WriterStatus.TAKEN_OVER
+    assert status(plain, taken_from=3) is WriterStatus.FOREIGN  # No other process can have had its id.
     taken = WriterEntry(7, 2, 2, 0, 3)
     assert journal.append(advance(plain.label, WriterEntry(3, 1, 1, 0, 2).encode(), taken.encode()))
-    assert stands(stable, taken_from=3) is WriterStatus.OURS
+    assert status(stable, taken_from=3) is WriterStatus.OURS
     assert entered(journal, identity(4), WriterEntry(1, 1, 1, 0, 4), 1)
-    assert stands(stable, taken_from=3) is WriterStatus.FORGOTTEN
+    assert status(stable, taken_from=3) is WriterStatus.FORGOTTEN
     journal.lose()
-    assert stands(stable) is WriterStatus.LOST
+    assert status(stable) is WriterStatus.LOST
     assert journal.append(restore(journal.head))
-    assert stands(stable) is WriterStatus.FORGOTTEN
+    assert status(stable) is WriterStatus.FORGOTTEN
     assert journal.registers.restored == 4
 
 
-def test_after_a_loss_nothing_that_was_under_way_is_applied_and_one_restores() -> None:
+def test_after_a_loss_no_earlier_attempt_is_applied_and_one_restore_is() -> None:
     journal, who = Journal(), identity(1)
     fence = Fence("shard-0", "token")
     before, after = WriterEntry(1, 1, 1, 0, 1).encode(), WriterEntry(1, 2, 2, 0, 1).encode()
@@ -230,7 +229,7 @@ def test_after_a_loss_nothing_that_was_under_way_is_applied_and_one_restores() -
     assert journal.registers.token_of("shard-0") is None
 
 
-def test_a_fence_holds_off_whoever_has_another_token() -> None:
+def test_a_fence_refuses_writers_with_another_token() -> None:
     journal, who = Journal(), identity(1)
     chain = [WriterEntry(1, number, number, 0, 1).encode() for number in range(1, 5)]
     assert entered(journal, who, WriterEntry.decode(chain[0]))
@@ -240,13 +239,13 @@ def test_a_fence_holds_off_whoever_has_another_token() -> None:
     assert journal.append(raise_fence(journal.registers, new))
     assert not journal.append(advance(who.label, chain[1], chain[2], old))
     assert journal.append(advance(who.label, chain[1], chain[2], new))
-    assert journal.append(advance(who.label, chain[2], chain[3]))  # Who asks for none is not held off.
+    assert journal.append(advance(who.label, chain[2], chain[3]))  # A write without a fence is allowed.
     assert journal.registers.token_of("f") == "new"
     newcomer = enter(journal.registers, "coranto.dev/writer-02", chain[0], nonce="n", max_writers=64, fence=old)
     assert not journal.append(newcomer)
 
 
-def test_an_attempt_at_raising_a_fence_that_comes_late_does_not_bring_an_earlier_token_back() -> None:
+def test_a_late_attempt_to_raise_a_fence_does_not_restore_its_token() -> None:
     journal = Journal()
     assert journal.append(hold())
     first, second = Fence("f", "first"), Fence("f", "second")
@@ -259,7 +258,7 @@ def test_an_attempt_at_raising_a_fence_that_comes_late_does_not_bring_an_earlier
     assert journal.registers.token_of("f") == "second"
 
 
-def test_fences_are_few_and_short() -> None:
+def test_fences_are_limited_in_number_and_length() -> None:
     journal = Journal()
     assert journal.append(hold())
     for number in range(MAX_FENCES):
@@ -273,12 +272,12 @@ def test_fences_are_few_and_short() -> None:
             validate_fence_name(wrong)
 
 
-def test_a_writer_id_has_one_producer_id() -> None:
+def test_a_writer_id_has_a_stable_producer_id() -> None:
     assert stable_producer("orders") == stable_producer("orders") != stable_producer("order")
-    assert stable_producer("orders")[0] & 1  # As every producer id.
+    assert stable_producer("orders")[0] & 1  # Like every producer id.
 
 
-def test_registers_of_others_are_passed_over() -> None:
+def test_foreign_registers_are_ignored() -> None:
     registers = Registers.of(labels.label_set({"author": "x", "epoch": "3", "coranto.dev/held": "1"}))
     assert registers.held
     assert not registers.entries

@@ -1,4 +1,4 @@
-"""A stream, encoded as labels and decoded from them, and labels that contradict each other."""
+"""Encoding a stream as labels and decoding it, and inconsistent labels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def replaced(stream: Stream, segment: Segment, **fields: object) -> Stream:
 
 
 def scaled(stream: Stream, changes: list[Change], sealed_at: int | None = None) -> Stream:
-    """The stream as one Apply makes it."""
+    """Return the stream as one Apply makes it."""
     planned = transition(stream, changes)
     for segment in planned.predecessors:
         stream = replaced(stream, segment, sealing=True, sealed_at=sealed_at)
@@ -54,7 +54,7 @@ def listing(stream: Stream, *more: pb.JournalSpec, **fields: str) -> Listing:
 
 @st.composite
 def streams(draw: st.DrawFn) -> Stream:
-    """A stream after some splits and merges, perhaps truncated, perhaps sealed."""
+    """Draw a stream after some splits and merges, perhaps truncated, perhaps sealed."""
     stream = created(draw(st.integers(1, 4)))
     for _ in range(draw(st.integers(0, 4))):
         active = stream.active()
@@ -64,7 +64,7 @@ def streams(draw: st.DrawFn) -> Stream:
         else:
             change = Split(active[at].number, draw(st.integers(2, 3)))
         stream = scaled(stream, [change], draw(st.one_of(st.none(), st.integers(0, 1 << 40))))
-    if draw(st.booleans()):  # What comes first is gone, as far as it has been sealed.
+    if draw(st.booleans()):  # The first segments are removed, as far as they are sealed.
         oldest = [each for each in stream.heads() if each.sealed_at is not None]
         for segment in oldest[: draw(st.integers(0, 2))]:
             stream = Stream(NAME, {n: each for n, each in stream.segments.items() if n != segment.number})
@@ -82,7 +82,7 @@ def test_labels_define_a_stream(stream: Stream, place: int, begin: int) -> None:
         spec = m.spec_of(NAME, segment, template())
         validate(spec)
         assert labels.value_of(spec.labels, "content-type") == "text/x"
-        assert m.spec_of(NAME, segment, spec) == spec, "what it was before is no part of what it is"
+        assert m.spec_of(NAME, segment, spec) == spec, "encoding it again changes nothing"
     found = decode(listing(stream))
     assert found == stream
     assert (found.name, found.revision, found.content_type) == (NAME, 7, "text/x")
@@ -119,14 +119,14 @@ def test_lineage() -> None:
     assert low.journal == "orders/segment/00000004"
 
 
-def test_settings_of_the_whole_stream_are_those_of_its_newest_segment() -> None:
+def test_the_newest_segment_has_the_settings_of_its_stream() -> None:
     fields = {m.MAX_WRITERS_LABEL: "9", m.SCALING_LABEL: "fixed/2"}
     found = decode(listing(created(2), **fields))
     assert (found.max_writers, found.scaling) == (9, "fixed/2")
     assert (decode(listing(created())).max_writers, decode(listing(created())).scaling) == (None, "")
 
 
-def test_journals_beside_the_segments_are_passed_over() -> None:
+def test_other_journals_of_a_stream_are_ignored() -> None:
     part = template()
     part.name = m.transactions_journal(NAME)
     part.labels.CopyFrom(labels.with_value(part.labels, m.STREAM_PART_LABEL, NAME))
@@ -135,7 +135,7 @@ def test_journals_beside_the_segments_are_passed_over() -> None:
         decode(Listing(pb.Header(), (JournalInfo(part, 0, 0, pb.Route()),)))
 
 
-def test_the_selector_of_segments_finds_no_other_journals_of_a_stream() -> None:
+def test_the_selector_of_segments_matches_no_other_journals_of_a_stream() -> None:
     segment = m.spec_of(NAME, created().segments[0], template())
     other = m.spec_of("orders/other", Segment(0, 0, m.segment_journal("orders/other", 0), KeyRange.FULL), template())
     part = labels.label_set({m.STREAM_PART_LABEL: NAME})
@@ -153,12 +153,12 @@ def test_several_streams_are_distinguished() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/orders", "orders/", "a//b", "a b", "o" * 433])
-def test_invalid_names_of_streams(name: str) -> None:
+def test_invalid_stream_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="stream"):
         m.validate_stream(name)
 
 
-def test_the_longest_name_leaves_room_for_its_journals() -> None:
+def test_journals_of_the_longest_stream_name_are_valid() -> None:
     name = m.validate_stream("o" * 432)
     for journal in (m.segment_journal(name, 10**8 - 1), m.transactions_journal(name), m.marks_journal(name)):
         validate(m.spec_of(name, Segment(0, 0, journal, KeyRange.FULL), template()))
@@ -191,14 +191,14 @@ def with_label(spec: pb.JournalSpec, name: str, *values: str) -> None:
         (m.MAX_WRITERS_LABEL, ("many",), "is not a number"),
     ],
 )
-def test_labels_that_contradict_themselves(name: str, values: tuple[str, ...], problem: str) -> None:
+def test_inconsistent_labels_of_a_segment_are_corrupt(name: str, values: tuple[str, ...], problem: str) -> None:
     found = listing(created())
     with_label(found.journals[0].spec, name, *values)
     with pytest.raises(CorruptData, match=problem):
         decode(found)
 
 
-def test_segments_that_contradict_each_other() -> None:
+def test_segments_that_contradict_each_other_are_corrupt() -> None:
     split = scaled(created(), [Split(0)])
     with pytest.raises(CorruptData, match="which is not read-only"):
         decode(listing(replaced(split, split.segments[0], sealing=False)))
@@ -216,7 +216,7 @@ def test_segments_that_contradict_each_other() -> None:
         decode(listing(replaced(scaled(split, [Split(1)]), other, predecessors=frozenset({0, 1}), epoch=9)))
 
 
-def test_part_of_a_stream_may_be_sealed_while_it_is_being_sealed() -> None:
+def test_a_stream_may_be_partly_sealed_during_sealing() -> None:
     stream = created(2)
     stream = replaced(stream, stream.segments[0], sealing=True, end_of_stream=True)
     found = decode(listing(stream))

@@ -1,4 +1,4 @@
-"""Times that writers note, and the windows that readers find."""
+"""Times noted by writers, and the time windows of readers."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from tests.sampling import examples
 ONE = graph_of(Stream("s", {0: segment(0, KeyRange.FULL)}))
 
 
-def test_time_is_where_the_slowest_writer_is() -> None:
+def test_time_follows_the_slowest_writer() -> None:
     marks = Watermarks(timeout=100)
     assert marks.add(TimeMark("a", 10, {0: 5}), 1) == Watermark(10, 10, {0: 5})
-    assert marks.add(TimeMark("b", 8, {1: 7}), 2) is None, "time does not go back for one who comes later"
+    assert marks.add(TimeMark("b", 8, {1: 7}), 2) is None, "a new writer does not move time back"
     assert marks.add(TimeMark("a", 30, {0: 9}), 3) is None
     assert marks.add(TimeMark("b", 20, {1: 8}), 4) == Watermark(20, 30, {0: 9, 1: 8})
     assert marks.add(TimeMark("a", 29, {0: 10}), 5) is None, "a writer's own time does not go back either"
 
 
-def test_a_silent_writer_does_not_hold_up_time_for_ever() -> None:
+def test_a_silent_writer_delays_time_only_until_the_timeout() -> None:
     marks = Watermarks(timeout=100)
     marks.add(TimeMark("a", 10, {0: 5}), 0)
     marks.add(TimeMark("b", 11, {0: 6}), 0)
     assert marks.add(TimeMark("a", 50, {0: 7}), 50) == Watermark(11, 50, {0: 7})
     assert marks.add(TimeMark("a", 55, {0: 7}), 100) is None
     assert marks.add(TimeMark("a", 60, {0: 8}), 100.5) == Watermark(60, 60, {0: 8})
-    assert marks.add(TimeMark("b", 12, {0: 9}), 101) is None, "it may come back, and time does not go back"
-    assert marks.add(TimeMark("a", 70, {0: 10}), 102) is None, "it holds up time again"
+    assert marks.add(TimeMark("b", 12, {0: 9}), 101) is None, "it may return, and time does not go back"
+    assert marks.add(TimeMark("a", 70, {0: 10}), 102) is None, "it delays time again"
 
 
 @given(
@@ -49,10 +49,10 @@ def test_a_silent_writer_does_not_hold_up_time_for_ever() -> None:
     st.fixed_dictionaries({name: st.sampled_from([0.0, 86_400.0, 10.0**9, -(10.0**9)]) for name in "abc"}),
     st.fixed_dictionaries({name: st.none() | st.integers(0, 40) for name in "abc"}),
 )
-def test_no_clock_that_is_ahead_or_is_set_drops_a_writer_that_lives(
+def test_wrong_or_adjusted_clocks_do_not_drop_an_active_writer(
     notes: list[tuple[str, float]], ahead: dict[str, float], steps: dict[str, int | None]
 ) -> None:
-    """Each of the writers notes something at least every 40 s of true time; the timeout is 120 s."""
+    """Each writer notes a time at least every 40 s of true time; the timeout is 120 s."""
     marks, now, times = Watermarks(120), 0.0, dict.fromkeys("abc", 0.0)
     for number, (writer, pause) in enumerate([(name, 0.0) for name in "abc"] + notes):
         if steps[writer] == number:
@@ -62,17 +62,17 @@ def test_no_clock_that_is_ahead_or_is_set_drops_a_writer_that_lives(
             times[name] = now
             marks.add(TimeMark(name, now, {0: number}), now + ahead[name])
         lower = marks.found[-1].lower if marks.found else 0
-        assert lower <= min(times.values()), "time is where the slowest is"
+        assert lower <= min(times.values()), "time follows the slowest writer"
 
 
-def test_one_writer_whose_clock_is_ahead_does_not_end_the_time_of_others() -> None:
-    """By a day: before, each of its marks made all other writers silent for longer than the timeout."""
+def test_a_writer_whose_clock_is_ahead_does_not_drop_other_writers() -> None:
+    """Its clock is a day ahead. Formerly each of its marks exceeded the timeout of all other writers."""
     marks = Watermarks(timeout=120)
     marks.add(TimeMark("slow", 10, {0: 5}), 1000)
     assert marks.add(TimeMark("ahead", 50, {1: 5}), 1001 + 86_400) is None
     assert marks.add(TimeMark("ahead", 60, {1: 6}), 1002 + 86_400) is None
     assert marks.add(TimeMark("slow", 20, {0: 6}), 1003) == Watermark(20, 60, {0: 6, 1: 6})
-    # The same for one that is set forward meanwhile, or back.
+    # The same if its clock is set forward or back.
     for step in (3600, -7200):
         assert marks.add(TimeMark("ahead", 70, {1: 7}), 1004 + 86_400 + step) is None
     assert marks.add(TimeMark("slow", 30, {0: 7}), 1005) == Watermark(30, 70, {0: 7, 1: 7})
@@ -80,19 +80,19 @@ def test_one_writer_whose_clock_is_ahead_does_not_end_the_time_of_others() -> No
 
 @pytest.mark.parametrize("off", [1000.0, -1000.0, 10.0**9])
 def test_a_writer_whose_clock_is_off_does_not_make_others_silent(off: float) -> None:
-    """Time would go on without them, and readers be told that their events are all read."""
+    """Otherwise time would continue without them, and readers would assume that all events are read."""
     marks = Watermarks(timeout=100)
     for second in range(0, 1000, 40):
         marks.add(TimeMark("right", second, {0: second}), second)
         marks.add(TimeMark("off", second + 20, {0: second}), second + 20 + off)
         assert marks.found[-1].lower <= second + 1
-    # It is the only one that is left, and its clock counts as well as any.
+    # It is the only writer left, so its clock counts.
     for second in range(1000, 1200, 40):
         marks.add(TimeMark("off", second, {0: second}), second + off)
     assert marks.found[-1].lower > 1000
 
 
-def test_a_clock_that_is_stepped_or_stands_still_does_not_make_others_silent() -> None:
+def test_a_stepped_or_frozen_clock_does_not_make_others_silent() -> None:
     marks = Watermarks(timeout=100)
     for second in range(0, 1000, 40):
         stepped = {0: 0.0, 400: 10.0**6, 480: -(10.0**6)}
@@ -106,7 +106,7 @@ def test_a_clock_that_is_stepped_or_stands_still_does_not_make_others_silent() -
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([0.0, 500.0, -500.0, 10.0**9]), min_size=3, max_size=3))
 @settings(max_examples=examples(60), deadline=None)
 def test_writers_that_keep_noting_times_are_never_skipped(seed: int, skews: list[float]) -> None:
-    """With marks at most half of the timeout apart, whatever their clocks are off by: no watermark is above a note."""
+    """With marks at most half the timeout apart and any clock offset, no watermark exceeds a noted time."""
     rng = random.Random(seed)
     marks, noted, last = Watermarks(timeout=100), [0.0] * 3, [0.0] * 3
     for writer in range(3):
@@ -131,7 +131,7 @@ def test_a_writer_that_left_does_not_count() -> None:
     assert marks.add(TimeMark("b", 30, left=True), 2) is None
 
 
-def test_the_window_of_a_reader_moves_with_it() -> None:
+def test_the_window_of_a_reader_advances_with_it() -> None:
     marks = Watermarks()
     for time in (10, 20, 30):
         marks.add(TimeMark("a", time, {0: time}), time)
@@ -149,7 +149,7 @@ def test_the_window_of_a_reader_moves_with_it() -> None:
     assert len(marks.found) <= 2
 
 
-def test_a_cut_is_passed_across_splits_in_segments_of_ones_own() -> None:
+def test_a_cut_is_compared_in_the_segments_of_the_reader_across_splits() -> None:
     left, right = KeyRange.FULL.split(2)
     graph = graph_of(
         Stream(
@@ -170,7 +170,7 @@ def test_a_cut_is_passed_across_splits_in_segments_of_ones_own() -> None:
 @given(st.integers(0, 2**32))
 @settings(max_examples=examples(60), deadline=None)
 def test_a_reader_past_a_watermark_has_read_all_earlier_times(seed: int) -> None:
-    """Against its definition: writers, segments that are full one after the other, and a reader of everything."""
+    """Compare with the definition: writers, segments that fill one after another, and a reader of everything."""
     rng = random.Random(seed)
     stream = random_stream(rng, scalings=2, longest=6)
     graph = graph_of(stream)
@@ -178,7 +178,7 @@ def test_a_reader_past_a_watermark_has_read_all_earlier_times(seed: int) -> None
     written: dict[str, dict[int, int]] = {"a": {}, "b": {}}
     journal: list[tuple[int, int, float]] = []
     for writer in "ab":
-        # Both have said something before anybody reads: time does not wait for who is not known.
+        # Both note a time before reading starts, because time does not wait for unknown writers.
         marks.add(TimeMark(writer, 0, {}), 0)
     for number in sorted(stream.segments):
         for offset in range(stream.segments[number].sealed_at or 0):
@@ -196,7 +196,7 @@ def test_a_reader_past_a_watermark_has_read_all_earlier_times(seed: int) -> None
         assert all(time >= (lower or 0) for _, _, time in journal[read:])
 
 
-def test_marks_are_messages() -> None:
+def test_marks_round_trip_as_messages() -> None:
     mark = TimeMark("w", 12.5, {3: 4}, left=True)
     assert TimeMark.of(mark.to_message()) == mark
     for broken in (
@@ -213,7 +213,7 @@ def test_marks_are_messages() -> None:
         Watermarks(0)
 
 
-async def test_windows_begin_with_the_marks_that_retention_has_left(world: StreamWorld) -> None:
+async def test_windows_begin_with_the_marks_that_retention_kept(world: StreamWorld) -> None:
     journal = marks_journal(STREAM)
     ends = []
     async with StreamWriter[Any](world.client, STREAM) as writer:
@@ -231,6 +231,6 @@ async def test_windows_begin_with_the_marks_that_retention_has_left(world: Strea
         world.client.read = left  # type: ignore[method-assign]
         async with StreamReader[Any](world.client, STREAM) as reader:
             assert (await anext(reader)).data["n"] == 10
-            assert await reader.time_window() == TimeWindow(None, 30), "what was before is not known any more"
+            assert await reader.time_window() == TimeWindow(None, 30), "earlier marks are removed"
             assert [event.data["n"] async for event in reader] == [20, 30, 31]
             assert await reader.time_window() == TimeWindow(30, None)

@@ -1,4 +1,4 @@
-"""Segments as sources of whole transactions, and the merging of them, on journals in memory."""
+"""Segments as sources of whole transactions, and their merging, on in-memory journals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMAT = JsonEvents()
 
 
 class Journal:
-    """A segment in memory, and what is written to it."""
+    """A segment in memory, and its written content."""
 
     def __init__(self, number: int = 0) -> None:
         self.segment: Segment = segment(number, KeyRange.FULL)
@@ -58,7 +58,7 @@ def numbers(transaction: StreamTransaction[JsonObject]) -> list[int]:
 
 
 async def taken(source: SegmentSource[JsonObject], rng: random.Random | None = None) -> list[list[int]]:
-    """All up to the end; with `rng`, calls are cancelled now and then wherever they wait."""
+    """Take all transactions up to the end. With `rng`, cancel some calls at any wait."""
     found = []
     while not source.is_finished:
         call = asyncio.ensure_future(source.take())
@@ -74,7 +74,7 @@ async def taken(source: SegmentSource[JsonObject], rng: random.Random | None = N
 
 
 def interleaved(journal: Journal, rng: random.Random) -> list[list[int]]:
-    """Transactions of five producers, all mixed, some rolled back and some open in the end."""
+    """Write interleaved transactions of five producers, some rolled back and some still open at the end."""
     open_: dict[int, list[int]] = {}
     last_ack: dict[int, int] = {}
     committed, n = [], 0
@@ -95,7 +95,7 @@ def interleaved(journal: Journal, rng: random.Random) -> list[list[int]]:
             if events := open_.pop(producer, None):
                 committed.append(events)
         elif producer in last_ack:
-            # Its last acknowledgement again: what came since is rolled back.
+            # Its last acknowledgement again rolls back later events.
             clock, journal.clock = journal.clock, last_ack[producer] - CLOCK_TICK
             journal.write(producer, Flags.ACK_TXN)
             journal.clock = clock
@@ -104,7 +104,7 @@ def interleaved(journal: Journal, rng: random.Random) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_whole_transactions_whatever_memory_holds_and_wherever_calls_are_cancelled(seed: int) -> None:
+async def test_transactions_stay_whole_for_any_ring_size_and_cancellation(seed: int) -> None:
     rng = random.Random(seed)
     journal = Journal()
     committed = interleaved(journal, rng)
@@ -117,10 +117,8 @@ async def test_whole_transactions_whatever_memory_holds_and_wherever_calls_are_c
 
 
 @pytest.mark.parametrize("off", [25 * 3600, -25 * 3600, 10**9])
-async def test_a_writer_whose_clock_is_off_costs_nobody_a_transaction(
-    monkeypatch: pytest.MonkeyPatch, off: int
-) -> None:
-    """Producers are forgotten, where they may be, behind each message."""
+async def test_a_writer_whose_clock_is_off_loses_no_transaction(monkeypatch: pytest.MonkeyPatch, off: int) -> None:
+    """Producers are pruned after each message, where possible."""
     monkeypatch.setattr("coranto.streams.reader.delivery._FIRST_PRUNE", 1)
     monkeypatch.setattr("coranto.streams.reader.delivery._PRUNE_EVERY", 1)
     journal, now = Journal(), 1_900_000_000
@@ -134,7 +132,7 @@ async def test_a_writer_whose_clock_is_off_costs_nobody_a_transaction(
     journal.write(3, Flags.ACK_TXN)
     journal.write(3, Flags.CONTINUE_TXN, 3)
     wrong, journal.clock = journal.clock, right + CLOCK_TICK
-    journal.write(2, Flags.OUTSIDE_TXN, 1)  # Repeated.
+    journal.write(2, Flags.OUTSIDE_TXN, 1)  # A repetition.
     journal.clock = right + 10 * CLOCK_TICK
     journal.write(1, Flags.ACK_TXN)
     journal.clock = wrong
@@ -166,7 +164,7 @@ async def test_reading_continues_exactly_from_any_position(seed: int) -> None:
     assert found == committed
 
 
-async def test_content_is_read_ahead_but_not_without_end() -> None:
+async def test_read_ahead_is_bounded() -> None:
     journal = Journal()
     for n in range(1000):
         journal.write(1, Flags.OUTSIDE_TXN, n)
@@ -191,7 +189,7 @@ async def test_content_is_read_ahead_but_not_without_end() -> None:
     await asyncio.wait([source.close()])
 
 
-async def test_reading_continues_after_content_that_is_no_message() -> None:
+async def test_reading_continues_after_an_invalid_message() -> None:
     journal = Journal()
     journal.write(1, Flags.OUTSIDE_TXN, 0)
     journal.journals.journals[journal.segment.journal].write(b"no message\n")
@@ -209,7 +207,7 @@ async def test_reading_continues_after_content_that_is_no_message() -> None:
     await asyncio.wait([source.close()])
 
 
-async def test_an_event_behind_a_torn_line_is_delivered() -> None:
+async def test_an_event_after_a_torn_line_is_delivered() -> None:
     journal = Journal()
     journal.write(1, Flags.CONTINUE_TXN, 0)
     content = journal.journals.journals[journal.segment.journal]
@@ -251,7 +249,7 @@ async def test_segments_take_turns_and_positions_exclude_the_current_transaction
         assert pool.position(transaction.segment).offset == transaction.begin
         pool.consume()
         assert pool.position(transaction.segment).offset == transaction.end
-    assert order[:300].count(0) in range(100, 201), "neither waits for the other"
+    assert order[:300].count(0) in range(100, 201), "segments do not wait for each other"
     assert await pool.take() is None
     await asyncio.wait([source._fetching for source in pool.sources.values()])
     assert await pool.take() is None

@@ -1,4 +1,4 @@
-"""`StreamReader` on brokers in this process, in virtual time: order, wholeness, and going on."""
+"""`StreamReader` on in-process brokers, in virtual time: order, whole transactions, and continuation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS = [f"key{n}" for n in range(8)]
 
 
 class World:
-    """A cluster, a stream `s` and those who use it."""
+    """A cluster, a stream `s` and its clients."""
 
     def __init__(self, loop: SimLoop, cluster: Cluster) -> None:
         self.loop = loop
@@ -53,7 +53,7 @@ class World:
         return StreamReader(client or self.client, "s", clock=self.clock, **options)
 
     async def lose_disk(self) -> None:
-        """Lose the broker's disk, and let its journals continue where their stores end."""
+        """Lose the broker's disk and continue its journals at the ends of their stored content."""
         machine = self.cluster._machine(0)
         await self.cluster.kill(0, expire=True)
         disk = machine.disk.for_process(Process(self.cluster._world.timeline, "wiper"))
@@ -66,7 +66,7 @@ class World:
             await reset_head(self.client, name)
 
     async def write(self, numbers: Iterable[int], *, transactions: int = 0) -> None:
-        """Number n goes to key n modulo their count; with `transactions`, so many in a row make up one."""
+        """Write number n to key n modulo their count; with `transactions`, as a transaction of that many events."""
         async with self.writer() as writer:
             if not transactions:
                 await asyncio.gather(*(writer.write_event(KEYS[n % len(KEYS)], {"n": n}) for n in numbers))
@@ -87,7 +87,7 @@ def run(main: Callable[[World], Coroutine[Any, Any, None]], *, brokers: int = 1,
 
 
 def in_order(numbers: list[int]) -> bool:
-    """Return whether each key's numbers are in the order in which they were written."""
+    """Return True if the numbers of each key are in the order of writing."""
     of_keys: dict[int, list[int]] = {}
     for n in numbers:
         of_keys.setdefault(n % len(KEYS), []).append(n)
@@ -139,7 +139,7 @@ def test_each_key_is_in_order_across_splits_and_merges_while_reading(seed: int) 
     run(main, seed=seed, brokers=3)
 
 
-def test_what_was_committed_before_is_read_without_waiting_also_behind_a_split() -> None:
+def test_events_committed_earlier_are_read_without_waiting_across_splits() -> None:
     async def main(world: World) -> None:
         await world.create()
         for n in range(6):
@@ -154,7 +154,7 @@ def test_what_was_committed_before_is_read_without_waiting_also_behind_a_split()
 
 
 def test_a_committed_transaction_is_readable_at_its_reported_place() -> None:
-    """T4 and T5, by a reader of its own for each commit, at whatever broker, with segments that come and go."""
+    """T4 and T5, with a new reader for each commit at any broker, while segments are split."""
 
     async def main(world: World) -> None:
         await world.create(2)
@@ -178,7 +178,7 @@ def test_a_committed_transaction_is_readable_at_its_reported_place() -> None:
     run(main, brokers=3)
 
 
-def test_time_moves_on_with_the_slowest_writer_across_a_split() -> None:
+def test_time_advances_with_the_slowest_writer_across_a_split() -> None:
     async def main(world: World) -> None:
         await world.create()
         async with world.writer() as one, world.writer() as other:
@@ -188,13 +188,13 @@ def test_time_moves_on_with_the_slowest_writer_across_a_split() -> None:
             await one.write_event("a", {"n": 0})
             await other.write_event("b", {"n": 1})
             async with world.reader(block=True) as reader:
-                assert await reader.time_window() == TimeWindow(10, None), "nothing is before the first marks"
+                assert await reader.time_window() == TimeWindow(10, None), "no mark is before the first ones"
                 assert {(await anext(reader)).data["n"] for _ in range(2)} == {0, 1}
                 await world.streams.scale("s", [Split(0)])
                 await one.write_event("a", {"n": 2})
                 one.note_time(20)
                 await one.flush()
-                assert await reader.time_window() == TimeWindow(10, 20), "what is before that is not read yet"
+                assert await reader.time_window() == TimeWindow(10, 20), "earlier events are not read yet"
                 await other.write_event("b", {"n": 3})
                 other.note_time(21)
                 await other.flush()
@@ -207,7 +207,7 @@ def test_time_moves_on_with_the_slowest_writer_across_a_split() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_reading_continues_from_a_position_after_every_delivery(whole: bool) -> None:
-    """T27: neither a delivery nor a position is ever within a transaction."""
+    """T27: no delivery and no position is ever within a transaction."""
 
     async def main(world: World) -> None:
         await world.create()
@@ -234,7 +234,7 @@ def test_reading_continues_from_a_position_after_every_delivery(whole: bool) -> 
                 else:
                     events = parts([event async for event in _first(aiter(reader), 4)])
                     taken = len(events)
-                    # Four events are a transaction, and the first of the next one, which the position leaves out.
+                    # Four events are a transaction and the first event of the next one, which the position excludes.
                     while events and events[-1][1] in (0, 1):
                         events.pop()
                     read += events
@@ -254,7 +254,7 @@ async def _first(items: Any, count: int) -> Any:
             return
 
 
-def test_an_open_transaction_of_another_writer_is_kept_with_the_position() -> None:
+def test_a_position_includes_open_transactions_of_other_writers() -> None:
     async def main(world: World) -> None:
         await world.create()
         journal = segment_journal("s", 0)
@@ -272,7 +272,7 @@ def test_an_open_transaction_of_another_writer_is_kept_with_the_position() -> No
             assert [event.data["n"] async for event in reader] == [1, 2]
             position = StreamPosition.from_json(reader.position().to_json())
         assert position.segments[0].offset == begun
-        assert dict(position) == {0: 0}, "what is open is still needed"
+        assert dict(position) == {0: 0}, "open transactions are still needed"
         await world.write([3])
         builder.add(journal, {"n": 102})
         await world.client.append(journal, builder.take(journal, 1 << 20))
@@ -290,7 +290,7 @@ def test_an_open_transaction_of_another_writer_is_kept_with_the_position() -> No
     run(main)
 
 
-def test_reading_ends_at_a_cut_and_begins_at_one() -> None:
+def test_reading_from_and_to_a_cut() -> None:
     async def main(world: World) -> None:
         await world.create()
         await world.write(range(8))
@@ -325,7 +325,7 @@ def test_a_cancelled_call_takes_nothing() -> None:
         await world.create(3)
         read: list[int] = []
         async with world.reader(block=True) as reader:
-            # The first calls are cancelled wherever they may wait.
+            # The first calls are cancelled at each possible wait.
             for steps in range(1, 60):
                 call = asyncio.ensure_future(anext(reader))
                 for _ in range(steps):
@@ -382,7 +382,7 @@ def test_truncated_content_is_reported_or_skipped() -> None:
     run(main)
 
 
-def test_content_that_is_gone_while_reading_is_reported_or_skipped() -> None:
+def test_content_removed_while_reading_is_reported_or_skipped() -> None:
     async def main(world: World) -> None:
         await world.create()
         await world.write(range(4))
@@ -405,13 +405,13 @@ def test_content_that_is_gone_while_reading_is_reported_or_skipped() -> None:
             async with world.reader(begin={0: begin}, skip_truncated=True) as reader:
                 assert [event.data["n"] async for event in reader] == [2, 3]
         async with world.reader() as reader:
-            # The stream begins where retention has left off.
+            # The stream begins at the first retained content.
             assert [event.data["n"] async for event in reader] == [2, 3]
 
     run(main)
 
 
-def test_a_stream_that_is_not_there_or_goes_away() -> None:
+def test_a_missing_or_deleted_stream_is_reported() -> None:
     async def main(world: World) -> None:
         async with world.reader() as reader:
             with pytest.raises(StreamNotFound):
@@ -431,7 +431,7 @@ def test_a_stream_that_is_not_there_or_goes_away() -> None:
 
 
 @pytest.mark.parametrize("later", [range(10, 30), range(10, 12)], ids=["longer", "shorter"])
-def test_a_position_of_a_stream_that_was_deleted_and_created_again(later: range) -> None:
+def test_a_position_in_a_recreated_stream_is_refused_or_skipped(later: range) -> None:
     async def main(world: World) -> None:
         template = default_template(stores=[])
         await world.streams.create("s", template=template)
@@ -454,17 +454,17 @@ def test_a_position_of_a_stream_that_was_deleted_and_created_again(later: range)
             async with world.reader(begin=position, skip_truncated=True) as reader:
                 assert [event.data["n"] async for event in reader] == list(later)
                 assert reader.position().segments[0].journal_id == error.value.found
-        (told,) = [each for each in logs if each["event"] == "stream_reader.stream_recreated"]
-        assert (told["begin"], told["journal_id_before"]) == (at.offset, at.journal_id)
+        (logged,) = [each for each in logs if each["event"] == "stream_reader.stream_recreated"]
+        assert (logged["begin"], logged["journal_id_before"]) == (at.offset, at.journal_id)
 
     run(main)
 
 
-def test_a_position_in_content_that_was_lost_and_written_again() -> None:
+def test_a_position_in_content_that_was_lost_and_rewritten() -> None:
     async def main(world: World) -> None:
         await world.create()
         await world.write(range(10))
-        await world.cluster.stop(0)  # It stores everything.
+        await world.cluster.stop(0)  # The broker stores everything.
         await world.cluster.start(0)
         async with world.reader() as reader:
             assert [event.data["n"] async for event in reader] == list(range(10))
@@ -492,7 +492,7 @@ def test_a_position_in_content_that_was_lost_and_written_again() -> None:
     run(main)
 
 
-def test_a_running_reader_notices_that_its_stream_was_created_again() -> None:
+def test_a_running_reader_detects_that_its_stream_was_recreated() -> None:
     async def main(world: World) -> None:
         template = default_template(stores=[])
         await world.streams.create("s", template=template)

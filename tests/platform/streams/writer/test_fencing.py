@@ -1,4 +1,4 @@
-"""Appends that only change registers do not hide from readers what the same writer has in flight."""
+"""Appends that only change registers do not hide the same writer's appends in flight from readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences without gaps: after a write failed, nothing with a higher sequence is applied before it is given again."""
+"""Sequences without gaps: after a failed write, nothing with a higher sequence is applied before it is repeated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOW, HIGH = KeyRange.FULL.split(2)
 
 
 class Fragile(JsonEvents):
-    """Cannot stamp events that say so."""
+    """A format that fails to stamp events that contain `fragile`."""
 
     def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
         if b"fragile" in encoded:
@@ -40,7 +40,7 @@ async def numbers(world: StreamWorld, segment: int = 0) -> list[int]:
     return [each.message["n"] for each in await world.messages(segment) if "n" in each.message]
 
 
-async def test_a_transaction_that_was_open_when_an_earlier_write_failed_is_not_applied() -> None:
+async def test_an_open_transaction_is_not_applied_after_an_earlier_write_failed() -> None:
     async with stream_world() as world, importer(world) as writer:
         await writer.write_event("a", {"n": 17}, sequence=17)
         async with writer.transaction("b", sequence=20) as txn:
@@ -59,12 +59,12 @@ async def test_a_transaction_that_was_open_when_an_earlier_write_failed_is_not_a
         assert await numbers(world) == [17, 18, 19, 20]
 
 
-async def test_a_later_write_waits_for_each_write_that_failed_in_its_segment() -> None:
+async def test_a_later_write_waits_for_each_failed_write_of_its_segment() -> None:
     async with stream_world(segments=2) as world, importer(world) as writer:
         low, high = key_in(LOW), key_in(HIGH)
         failing = [writer.write_event(low, {"fragile": n}, sequence=n) for n in (1, 2)]
         await asyncio.wait(failing)
-        assert (await writer.write_event(high, {"n": 3}, sequence=3)).segment == 1  # It has no part in their order.
+        assert (await writer.write_event(high, {"n": 3}, sequence=3)).segment == 1  # The other segment is not affected.
         await writer.write_event(low, {"n": 1}, sequence=1)
         with pytest.raises(EarlierWriteFailed, match="sequence 2"):
             await writer.write_event(low, {"n": 4}, sequence=4)
@@ -73,7 +73,7 @@ async def test_a_later_write_waits_for_each_write_that_failed_in_its_segment() -
         assert (await numbers(world, 0), await numbers(world, 1)) == ([1, 2, 4], [3])
 
 
-async def test_a_gap_goes_to_the_successor_when_its_segment_is_left() -> None:
+async def test_a_gap_moves_to_the_successor_of_its_segment() -> None:
     async with stream_world(segments=2) as world, importer(world) as writer:
         low, high = key_in(LOW), key_in(HIGH)
         with pytest.raises(WriteError, match="stamp"):
@@ -98,7 +98,7 @@ async def test_a_write_that_fails_by_its_own_condition_leaves_no_gap() -> None:
 
 @pytest.mark.parametrize("transaction", [True, False])
 @pytest.mark.parametrize("entered", [True, False], ids=["a later append", "the first append"])
-async def test_a_write_of_unknown_outcome_that_is_given_again_is_stored_once(transaction: bool, entered: bool) -> None:
+async def test_a_repeated_write_of_unknown_outcome_is_stored_once(transaction: bool, entered: bool) -> None:
     async with stream_world() as world, importer(world, retry_timeout=0.2) as writer:
 
         def give(n: int) -> Any:
@@ -131,7 +131,7 @@ def unit(order: int, sequence: int, place: int = 0) -> WriteUnit:
     return WriteUnit(order, place, (b"",), 0, done, sequence=sequence)
 
 
-async def test_a_write_that_is_given_again_takes_the_place_of_the_one_that_failed() -> None:
+async def test_a_repeated_write_takes_the_place_of_the_failed_one() -> None:
     gaps, queue = Gaps(), AttemptQueue()
     queue.append(unit(4, 22))
     gaps.failed(unit(2, 18), WriteError("…"))
@@ -143,7 +143,7 @@ async def test_a_write_that_is_given_again_takes_the_place_of_the_one_that_faile
     assert gaps.before(30, KeyRange.FULL) is None
 
 
-async def test_gaps_are_of_a_range_of_keys() -> None:
+async def test_gaps_apply_to_their_range_of_keys() -> None:
     gaps = Gaps()
     for sequence, place in ((5, HIGH.begin), (3, LOW.begin), (5, LOW.begin)):
         gaps.failed(unit(sequence, sequence, place), WriteError("…"))

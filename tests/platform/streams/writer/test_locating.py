@@ -1,4 +1,4 @@
-"""Finding the place of an append whose answer was lost, with brokers that do not show all of the journal."""
+"""Locating an append whose answer was lost, at brokers that do not show all of the journal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTENT = b"".join(LINES)
 
 
 class StaleClient:
-    """A client of a broker that shows a journal's beginning, and after a while all of it."""
+    """A client of a broker that first shows only the beginning of a journal."""
 
     def __init__(self, shown: int, *, failure: Exception | None = None) -> None:
         self.content = CONTENT
@@ -48,7 +48,7 @@ async def place(client: StaleClient, clock: int, within: range) -> int | None:
     return await find_append(cast(JournalClient, client), "a/journal", EVENTS, ME, clock, within, 0.0)
 
 
-async def test_a_broker_that_shows_an_older_head_is_not_believed() -> None:
+async def test_an_outdated_head_of_a_broker_is_not_trusted() -> None:
     client, first, second = StaleClient(len(LINES[0])), len(LINES[0]), len(LINES[0] + LINES[1])
     asyncio.get_running_loop().call_later(0.01, client.caught_up.set)
     assert await place(client, 48, range(0, len(CONTENT))) == second
@@ -63,7 +63,7 @@ async def test_the_search_ends_when_the_journal_cannot_be_read(monkeypatch: pyte
     assert await place(StaleClient(10, failure=Unavailable("away")), 48, range(0, len(CONTENT))) is None
 
 
-async def test_a_durable_transaction_is_found_although_a_broker_shows_an_older_head() -> None:
+async def test_a_durable_transaction_is_found_despite_an_outdated_head() -> None:
     client, end = StaleClient(len(LINES[0])), TransactionEnd("importer", 7)
     asyncio.get_running_loop().call_later(0.01, client.caught_up.set)
     event = EVENTS.stamp(EVENTS.encode({"number": 3}), build_uuid(ME, 64, Flags.CONTINUE_TXN))
@@ -76,4 +76,4 @@ async def test_a_durable_transaction_is_found_although_a_broker_shows_an_older_h
 
     assert await place_of(range(0, len(content))) == (len(CONTENT), len(content))
     client.caught_up.clear()
-    assert await place_of(range(0)) is None, "without an end, the head that the broker tells ends the search"
+    assert await place_of(range(0)) is None, "without an end, the head of the broker ends the search"

@@ -1,4 +1,4 @@
-"""Numbers and sequences of what a writer is given."""
+"""Numbers and sequences of a writer's units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coranto.streams.model.events import MAX_SEQUENCE
 from coranto.streams.writer.numbering import Numbering
 
 
-def test_all_is_numbered_one_after_the_other() -> None:
+def test_units_are_numbered_consecutively() -> None:
     numbering = Numbering(stable=False)
     assert numbering.last == 0
     assert [numbering.next(None) for _ in range(3)] == [1, 2, 3]
@@ -17,16 +17,16 @@ def test_all_is_numbered_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("first", [None, 7])
-def test_either_all_has_a_sequence_or_nothing(first: int | None) -> None:
+def test_either_all_units_have_a_sequence_or_none(first: int | None) -> None:
     numbering = Numbering(stable=True)
     numbering.next(first)
     with pytest.raises(InvalidInput, match="either all that a writer is given has a sequence, or nothing"):
         numbering.next(8 if first is None else None)
-    assert numbering.next(first) == 2  # What was refused has no number.
+    assert numbering.next(first) == 2  # Refused units have no number.
 
 
 @pytest.mark.parametrize("wrong", [-1, MAX_SEQUENCE + 1])
-def test_sequences_are_of_63_bits_and_for_writers_with_an_id(wrong: int) -> None:
+def test_sequences_have_63_bits_and_need_a_writer_id(wrong: int) -> None:
     with pytest.raises(InvalidInput, match=f"{wrong} is not a sequence"):
         Numbering(stable=True).next(wrong)
     Numbering(stable=True).check(MAX_SEQUENCE)

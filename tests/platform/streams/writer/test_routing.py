@@ -12,7 +12,7 @@ from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.testing.cluster import STORE_URL
 
 
-async def test_writers_keep_nothing_of_segments_that_are_gone(streams: Streams, client: JournalClient) -> None:
+async def test_writers_keep_no_state_of_removed_segments(streams: Streams, client: JournalClient) -> None:
     stream = await streams.create("orders", 1, template=default_template(stores=[STORE_URL]))
     writer, multi = StreamWriter[Any](client, "orders"), MultiKeyWriter[Any](client, "orders")
     async with writer, multi:

@@ -1,4 +1,4 @@
-"""Writers whose first contact with a segment ends them, while others of their writes wait for contact."""
+"""Writers that end at their first contact with a segment, while other writes wait for contact."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.platform.streams.stream_world import STREAM, StreamWorld, stream_worl
 
 
 class SlowContact:
-    """Holds back the answer to the first contact with a segment."""
+    """Delays the answer to the first contact with a segment."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, journal_end: str = "") -> None:
         self.answered, self.released = asyncio.Event(), asyncio.Event()
@@ -33,14 +33,14 @@ class SlowContact:
 
 
 async def forget(world: StreamWorld, key: str, writer_id: str) -> None:
-    """Have the key's segment forget a writer, in a stream that has room for one in each segment."""
+    """Make the key's segment forget a writer, in a stream with one entry per segment."""
     async with StreamWriter[Any](world.client, STREAM, writer_id=writer_id) as writer:
         await writer.write_event(key, {"n": 0}, sequence=0)
     async with StreamWriter[Any](world.client, STREAM) as other:
         await other.write_event(key, {"n": 1})
 
 
-async def test_an_expired_writer_confirms_nothing_by_what_a_later_process_has_written(
+async def test_an_expired_writer_confirms_nothing_from_writes_of_a_later_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with stream_world(max_writers=1) as world:
@@ -51,18 +51,18 @@ async def test_an_expired_writer_confirms_nothing_by_what_a_later_process_has_wr
             await contact.answered.wait()
             event = writer.write_event("key", {"n": 2}, sequence=2)
             transaction = writer.write_events("key", [{"n": 3}], sequence=3)
-            asked = asyncio.ensure_future(writer.last_sequence("key"))
-            # The program continues without all of these.
+            queried = asyncio.ensure_future(writer.last_sequence("key"))
+            # The program continues without these calls.
             async with StreamWriter[Any](world.client, STREAM, writer_id="importer", fresh=True) as later:
                 await later.write_event("key", {"n": 4}, sequence=4)
             contact.released.set()
-            for each in (opening, event, transaction, asked):
+            for each in (opening, event, transaction, queried):
                 with pytest.raises(WriterExpired):
                     await each
         assert [each.message["n"] for each in await world.messages() if "n" in each.message] == [0, 1, 4]
 
 
-async def test_a_writer_that_expired_in_one_segment_begins_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_writer_that_expired_in_one_segment_enters_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stream_world(segments=2, max_writers=1) as world:
         keys: dict[int, str] = {}
         writer = StreamWriter[Any](world.client, STREAM, writer_id="importer")

@@ -1,4 +1,4 @@
-"""Appends that a segment's writer sends while all is well, and the conditions that hold them back."""
+"""Appends of a segment's writer without failures, and the conditions that delay them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENTRIES = st.builds(WriterEntry, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 
 
 class Fragile(JsonEvents):
-    """Cannot stamp events that say so."""
+    """A format that fails to stamp events that contain `fragile`."""
 
     def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
         if b"fragile" in encoded:
@@ -49,7 +49,7 @@ async def test_events_that_cannot_be_stamped_are_not_applied_and_the_writer_cont
         assert [each.message["n"] for each in await world.messages() if "n" in each.message] == [0, 2, 2]
 
 
-async def test_what_is_written_is_traced_to_its_append_without_content() -> None:
+async def test_writes_are_traced_to_their_appends_without_content() -> None:
     with recorded_spans() as spans:
         async with stream_world() as world, StreamWriter(world.client, STREAM, format=Fragile()) as writer:
             with trace.get_tracer("user").start_as_current_span("user"):
@@ -72,7 +72,7 @@ async def test_what_is_written_is_traced_to_its_append_without_content() -> None
     assert refused.attributes["coranto.status"] == "rolled back"
 
 
-async def test_a_writer_that_is_cancelled_at_once_leaves_no_call_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelling_a_writer_immediately_leaves_no_open_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     open_call = Appender._open
 
@@ -86,7 +86,7 @@ async def test_a_writer_that_is_cancelled_at_once_leaves_no_call_open(monkeypatc
         await writer.write_events("key", [{"n": 0}])
         monkeypatch.setattr(Appender, "_open", opened)
         begun = writer.write_events("key", [{"n": 1}])
-        assert [call.done() for call in calls] == [False]  # It is opened, and nothing was sent yet.
+        assert [call.done() for call in calls] == [False]  # The call is open, and nothing is sent yet.
         await writer._ready_routing.route(writer.place("key")).cancel(WriterClosed("in the same turn of the loop"))
         with pytest.raises(CommitUnknown):
             await begun
@@ -95,7 +95,7 @@ async def test_a_writer_that_is_cancelled_at_once_leaves_no_call_open(monkeypatc
         assert [each.message["n"] for each in await world.messages() if "n" in each.message] == [0]
 
 
-async def test_what_waits_fails_when_the_writer_is_fenced_while_another_segment_makes_contact() -> None:
+async def test_waiting_writes_fail_when_another_segment_fences_the_writer() -> None:
     async with stream_world() as world, StreamWriter[Any](world.client, STREAM, in_flight=1, batch_bytes=1) as writer:
         hear = world.wire.hear
 
@@ -115,16 +115,16 @@ async def test_what_waits_fails_when_the_writer_is_fenced_while_another_segment_
 
 
 @given(ENTRIES, ENTRIES)
-def test_the_parameters_of_appends_are_those_of_an_advance(before: WriterEntry, after: WriterEntry) -> None:
+def test_append_parameters_equal_an_advances_parameters(before: WriterEntry, after: WriterEntry) -> None:
     advances = Advances("some/journal", LABEL)
-    for first, second in ((before, after), (after, before)):  # Nothing is left of the one before.
+    for first, second in ((before, after), (after, before)):  # The second has nothing left of the first.
         found = advances.parameters(first.encode(), second.encode())
         assert found == advance(LABEL, first.encode(), second.encode()).parameters("some/journal")
         validate(found)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["it had content before", "its first append"])
-async def test_what_is_in_doubt_stays_so_when_nobody_knows_a_sealed_segment_any_more(known: bool) -> None:
+async def test_a_write_stays_in_doubt_if_the_state_of_a_sealed_segment_is_lost(known: bool) -> None:
     async with stream_world(2) as world, StreamWriter[Any](world.client, STREAM) as writer:
         (segment,) = (await world.streams.describe(STREAM)).active()
         listing = await world.client.list(label_selector(include={"name": segment.journal}))
@@ -138,15 +138,15 @@ async def test_what_is_in_doubt_stays_so_when_nobody_knows_a_sealed_segment_any_
         doubtful = writer.write_events("key", [{"n": 1}])
         await applied.wait()
         await world.cluster.kill(int(route.members[route.primary].suffix.rpartition("-")[2]), expire=True)
-        with contextlib.suppress(IndexHasGreaterOffset):  # Where it ends nobody knows, but it takes no more.
+        with contextlib.suppress(IndexHasGreaterOffset):  # Its end is unknown, but it accepts no more appends.
             await world.streams.scale(STREAM, [Split(segment.number, 2)])
         with pytest.raises(CommitUnknown):
             await doubtful
 
 
 @pytest.mark.parametrize("opened", ["before it is sealed", "later"])
-async def test_nothing_is_written_again_behind_a_sealed_segment_whose_broker_is_away(opened: str) -> None:
-    """Only that broker knows that the segment has content: nothing of it is stored."""
+async def test_nothing_is_rewritten_after_a_sealed_segment_whose_broker_is_down(opened: str) -> None:
+    """Only that broker has the segment's content. Nothing of it is stored."""
     async with stream_world(2) as world:
         async with StreamWriter[Any](world.client, STREAM, writer_id="importer") as earlier:
             first = await earlier.write_events("key", [{"n": 0}], sequence=7)
@@ -168,7 +168,7 @@ async def test_nothing_is_written_again_behind_a_sealed_segment_whose_broker_is_
         await world.cluster.start(holder)
         async with asyncio.timeout(60.0):
             while True:
-                with contextlib.suppress(IndexHasGreaterOffset):  # Until that broker has rescued the segment.
+                with contextlib.suppress(IndexHasGreaterOffset):  # Until that broker has recovered the segment.
                     again = await writer.write_events("key", [{"n": 0}], sequence=7)
                     break
         assert (again.deduplicated, again.begin, again.end) == (True, first.begin, first.end)

@@ -1,4 +1,4 @@
-"""Promises: waiting that can be cancelled, and nothing else with it."""
+"""Shielded futures: cancelling a wait cancels nothing else."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ async def promised() -> tuple[ShieldedFuture[int], list[asyncio.Task[int]]]:
     return promise, waiting
 
 
-async def test_all_who_wait_get_the_result_and_later_ones_too() -> None:
+async def test_all_waiters_get_the_result_even_late_ones() -> None:
     promise, waiting = await promised()
     promise.set_result(7)
     assert await asyncio.gather(*waiting) == [7, 7]
     assert await promise.outcome() == await promise == 7
 
 
-async def test_all_who_wait_get_the_error() -> None:
+async def test_all_waiters_get_the_error() -> None:
     promise, waiting = await promised()
     promise.set_exception(ValueError("no"))
     for each in [*waiting, promise.outcome()]:
@@ -31,7 +31,7 @@ async def test_all_who_wait_get_the_error() -> None:
             await each
 
 
-async def test_waiting_is_cancelled_alone() -> None:
+async def test_cancelling_a_wait_affects_no_other_waiter() -> None:
     promise, (first, second) = await promised()
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -50,7 +50,7 @@ async def test_cancelling_the_future_cancels_its_waiters() -> None:
             await each
 
 
-async def test_callbacks_come_before_those_who_wait_and_these_in_the_next_turn() -> None:
+async def test_callbacks_run_before_waiters_which_run_in_the_next_iteration() -> None:
     promise, waiting = await promised()
     seen: list[str] = []
     promise.add_done_callback(lambda _: seen.append("callback"))

@@ -1,4 +1,4 @@
-"""T16: what every call does in every state of a transaction, by the table and by a transaction that is driven there."""
+"""T16: each call in each state of a transaction, by the table and by a real transaction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USERS_CALLS = (
 
 
 class Writer:
-    """The part of a writer that a transaction needs. The test sets the time and ends the commits."""
+    """The parts of a writer that a transaction needs. The test sets the time and completes the commits."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -56,7 +56,7 @@ class Writer:
 
 
 async def in_state(state: TransactionState) -> tuple[Writer, Transaction[Any]]:
-    """A transaction with one event that came to this state."""
+    """Return a transaction with one event in this state."""
     writer = Writer()
     txn: Transaction[Any] = Transaction(writer, "key", 7, 10.0, 3, None, None, None)
     await txn.__aenter__()
@@ -149,7 +149,7 @@ async def test_t16_a_second_commit_has_the_same_result() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_commit_that_has_ended_at_once_ends_the_transaction_once(fails: bool) -> None:
+async def test_an_immediately_completed_commit_ends_the_transaction_once(fails: bool) -> None:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     writer = Writer()

@@ -1,4 +1,4 @@
-"""Numbered batches: each is decided once, with its progress, whatever answers are lost and whoever else decides."""
+"""Numbered batches: each is decided once, with its progress, despite lost answers and other processes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LETTERS = dead_letters_journal("orders")
 
 
 def events(numbers: Sequence[int]) -> tuple[list[str], list[bytes]]:
-    """Events of two keys in different segments, behind their keys."""
+    """Return the keys and contents of events of two keys in different segments."""
     return ["a" if n % 2 else "customer-1" for n in numbers], [JsonEvents().encode({"n": n}) for n in numbers]
 
 
-def batch(behind: LastBatch, to: int, *letters: int, complete: bool = False) -> NumberedBatch:
-    return NumberedBatch(NAME, behind, {"to": to}, complete, [{"letter": each} for each in letters])
+def batch(previous: LastBatch, to: int, *letters: int, complete: bool = False) -> NumberedBatch:
+    return NumberedBatch(NAME, previous, {"to": to}, complete, [{"letter": each} for each in letters])
 
 
 async def committed(client: JournalClient) -> list[int]:
@@ -57,7 +57,7 @@ async def recorded(writer: BatchWriter[Any]) -> list[int]:
 
 
 class Lossy:
-    """A client that loses the answers to decisions, which were applied or not, up to a number of times."""
+    """A client that loses the answers to decisions, applied or not, a number of times."""
 
     def __init__(self, client: JournalClient, *, applied: bool, times: int = 1) -> None:
         self._client = client
@@ -78,7 +78,7 @@ class Lossy:
         raise AppendOutcomeUnknown("the answer is lost")
 
 
-async def test_batches_follow_one_another_and_progress_is_read_from_the_last_complete_record(
+async def test_progress_is_read_from_the_last_complete_record_of_successive_batches(
     streams: Streams, client: JournalClient
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
@@ -94,19 +94,19 @@ async def test_batches_follow_one_another_and_progress_is_read_from_the_last_com
     assert await committed(client) == list(range(8))
 
 
-async def test_of_two_processes_one_decides_a_batch(streams: Streams, client: JournalClient) -> None:
+async def test_only_one_of_two_processes_decides_a_batch(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     await streams.ensure_part("orders", LETTERS)
     async with BatchWriter[Any](client, "orders") as one, BatchWriter[Any](client, "orders") as other:
-        behind = await other.last_batch(NAME)
-        await one.commit_batch(batch(behind, 1, 10, complete=True), *events([0, 1]))
+        previous = await other.last_batch(NAME)
+        await one.commit_batch(batch(previous, 1, 10, complete=True), *events([0, 1]))
         with pytest.raises(Fenced, match="batch 1 of loads on stream orders was decided by another process"):
-            await other.commit_batch(batch(behind, 1, 10, complete=True), *events([0, 1]))
-        behind = await other.last_batch(NAME)
+            await other.commit_batch(batch(previous, 1, 10, complete=True), *events([0, 1]))
+        previous = await other.last_batch(NAME)
         assert await recorded(other) == [1]
-        await other.commit_batch(batch(behind, 2, 11), *events([2]))
+        await other.commit_batch(batch(previous, 2, 11), *events([2]))
         with pytest.raises(Fenced):
-            await one.commit_batch(batch(behind, 2, 11), *events([2]))
+            await one.commit_batch(batch(previous, 2, 11), *events([2]))
     assert await committed(client) == [0, 1, 2]
     assert await letters(client) == [10, 11]
 
@@ -130,15 +130,15 @@ async def test_a_decision_whose_answer_is_lost_counts_once(
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_an_unknown_outcome_is_told_by_the_standing(
+async def test_the_last_batch_resolves_an_unknown_outcome(
     streams: Streams, client: JournalClient, applied: bool
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     lossy: Any = Lossy(client, applied=applied, times=2)
     async with BatchWriter[Any](lossy, "orders") as writer:
-        behind = await writer.last_batch(NAME)
+        previous = await writer.last_batch(NAME)
         with pytest.raises(CommitUnknown):
-            await writer.commit_batch(batch(behind, 1, complete=True), *events([0, 1]))
+            await writer.commit_batch(batch(previous, 1, complete=True), *events([0, 1]))
         lossy.left = 0
         last = await writer.last_batch(NAME)
         assert last.number == int(applied)
@@ -148,7 +148,7 @@ async def test_an_unknown_outcome_is_told_by_the_standing(
     assert await committed(client) == [0, 1]
 
 
-async def test_a_batch_starts_again_when_its_segments_are_split(streams: Streams, client: JournalClient) -> None:
+async def test_a_batch_is_restarted_when_its_segments_are_split(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
     async with BatchWriter[Any](client, "orders") as writer:
         last = await writer.commit_batch(batch(await writer.last_batch(NAME), 1, complete=True), *events([0, 1]))
@@ -165,7 +165,7 @@ async def test_a_batch_without_events_is_decided(streams: Streams, client: Journ
         assert await recorded(writer) == [7]
 
 
-async def test_what_a_dead_process_left_in_the_journal_of_dead_letters_is_dropped(
+async def test_dead_letters_of_a_dead_process_are_dropped(
     cluster: Cluster, streams: Streams, client: JournalClient
 ) -> None:
     await streams.create("orders", 1, template=TEMPLATE)

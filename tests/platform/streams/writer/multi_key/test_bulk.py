@@ -1,4 +1,4 @@
-"""Bulk transactions: events that several processes append are committed together and once, whatever is lost."""
+"""Bulk transactions: events appended by several processes are committed together and once, despite losses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEMPLATE = default_template(stores=[STORE_URL])
 
 
 async def appended(client: JournalClient, journal: str, numbers: range, key: str = "customer-1") -> BulkPart:
-    """Append pending events of one key, and tell what a process would tell of them."""
+    """Append pending events of one key, and return the part that a process would report."""
     producer, first = new_producer_id(os.urandom), ProducerClock(time.time_ns).tick()
     clocks = [first + at * CLOCK_TICK for at in range(len(numbers))]
     events = [EVENTS.encode({"n": n}) for n in numbers]
@@ -52,7 +52,7 @@ async def numbers(client: JournalClient) -> list[int]:
 
 
 class Lossy:
-    """A client that loses the answers to appends which contain a word, once applied or not at all."""
+    """A client that loses the answer to one append that contains a word, applied or not."""
 
     def __init__(self, client: JournalClient, word: bytes, *, applied: bool) -> None:
         self._client = client
@@ -93,7 +93,7 @@ async def test_a_decision_whose_answer_is_lost_is_made_once(
 
 
 @pytest.mark.parametrize("writer", ["", "query-1"])
-async def test_what_may_be_decided_is_not_rolled_back(
+async def test_a_possibly_decided_transaction_is_not_rolled_back(
     streams: Streams, client: JournalClient, writer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [segment] = (await streams.create("orders", 1, template=TEMPLATE)).active()
@@ -111,7 +111,7 @@ async def test_what_may_be_decided_is_not_rolled_back(
     with pytest.raises(CommitUnknown, match="may be committed or not: the answer is lost"):
         await committer.commit([part], writer=writer)
 
-    if writer:  # The same parts are given again, and the register cannot be read.
+    if writer:  # Commit the same parts again while the register cannot be read.
 
         async def silent_decisions(journal: str, content: Any, **options: Any) -> Any:
             if journal == transactions_journal("orders"):
@@ -129,9 +129,7 @@ async def test_what_may_be_decided_is_not_rolled_back(
         assert await numbers(client) == list(range(5))
 
 
-async def test_acknowledgements_that_fail_are_appended_before_those_of_the_next_batch(
-    streams: Streams, client: JournalClient
-) -> None:
+async def test_failed_acknowledgements_are_appended_before_later_ones(streams: Streams, client: JournalClient) -> None:
     [segment] = (await streams.create("orders", 1, template=TEMPLATE)).active()
     first = await appended(client, segment.journal, range(5))
     lossy: Any = Lossy(client, first.acknowledgement, applied=False)
@@ -151,7 +149,7 @@ async def test_acknowledgements_that_fail_are_appended_before_those_of_the_next_
 async def test_parts_keep_their_order_when_they_are_moved(streams: Streams, client: JournalClient) -> None:
     [segment] = (await streams.create("orders", 1, template=TEMPLATE)).active()
     parts = [await appended(client, segment.journal, range(at, at + 3)) for at in (0, 3)]
-    # An append whose answer was lost, and that comes late.
+    # A late append whose answer was lost.
     await client.append(segment.journal, await client.read_all(segment.journal, parts[0].begin, parts[1].begin))
     stream = await streams.scale("orders", [Split(0)])
     own = stream.segment_of("customer-1")
@@ -163,9 +161,7 @@ async def test_parts_keep_their_order_when_they_are_moved(streams: Streams, clie
     assert await numbers(client) == list(range(9))
 
 
-async def test_events_that_are_missing_in_a_sealed_segment_end_the_transaction(
-    streams: Streams, client: JournalClient
-) -> None:
+async def test_missing_events_in_a_sealed_segment_fail_the_transaction(streams: Streams, client: JournalClient) -> None:
     [segment] = (await streams.create("orders", 1, template=TEMPLATE)).active()
     part = await appended(client, segment.journal, range(5))
     lacking = replace(part, events=6, last_clock=part.last_clock + CLOCK_TICK, places=(part.places or b"") + bytes(8))
@@ -176,26 +172,26 @@ async def test_events_that_are_missing_in_a_sealed_segment_end_the_transaction(
     assert await numbers(client) == []
 
 
-async def test_a_listing_from_before_the_last_change_is_not_taken_for_the_segments(
+async def test_an_outdated_listing_is_not_used(
     streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = await streams.create("orders", 1, template=TEMPLATE)
     part = await appended(client, before.active()[0].journal, range(5))
     await streams.scale("orders", [Split(0)])
-    real, told = Streams.describe, [before, before]
+    real, outdated = Streams.describe, [before, before]
 
     async def describe(self: Streams, name: str) -> Any:
-        return told.pop() if told else await real(self, name)
+        return outdated.pop() if outdated else await real(self, name)
 
     monkeypatch.setattr(Streams, "describe", describe)
     assert await BulkCommitter(client, "orders").commit([part])
 
-    assert not told
+    assert not outdated
     assert await numbers(client) == list(range(5))
 
 
 @pytest.mark.parametrize("register", ["1.9999999", "9999999", "{own:x}.9999999"])
-async def test_a_listing_of_a_restored_etcd_need_not_have_the_revision_of_another(
+async def test_a_listing_of_a_restored_etcd_need_not_reach_a_revision_of_another_etcd(
     streams: Streams, client: JournalClient, monkeypatch: pytest.MonkeyPatch, register: str
 ) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
@@ -217,7 +213,7 @@ async def test_a_listing_of_a_restored_etcd_need_not_have_the_revision_of_anothe
             await log.snapshot()
 
 
-async def test_what_is_no_batch_of_a_writer_is_refused(streams: Streams, client: JournalClient) -> None:
+async def test_invalid_batches_of_a_writer_are_refused(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
     with pytest.raises(InvalidInput, match="'a b' cannot name a writer of batches"):
         await BulkCommitter(client, "orders").commit([], writer="a b")

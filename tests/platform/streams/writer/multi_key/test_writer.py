@@ -1,4 +1,4 @@
-"""Transactions on several keys: everyone meets all of their events or none, whatever dies and whatever scales."""
+"""Transactions on several keys: readers get all of their events or none, whatever dies or scales."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from coranto.testing.clocks import HurriedClock
 from coranto.testing.cluster import STORE_URL, Cluster
 
 TEMPLATE = default_template(stores=[STORE_URL])
-KEYS = ("a", "customer-1", "")  # In the last, the first and the first of four quarters of the key space.
+KEYS = ("a", "customer-1", "")  # In the last, first and first of four quarters of the key space.
 
 
 async def committed(client: JournalClient, name: str = "orders") -> list[Any]:
-    """All events that readers have, `_meta` left out."""
+    """Return all events that readers get, without `_meta`."""
     reader: StreamReader[Any] = StreamReader(client, name)
     async with reader:
         return [{k: v for k, v in event.data.items() if k != "_meta"} async for event in reader]
@@ -62,7 +62,7 @@ async def test_events_of_several_segments_are_committed_together(
         txn = writer.transaction()
         for at in range(20):
             txn.write(KEYS[at % 2], {"txn": 1, "at": at})
-        assert {each["txn"] for each in await committed(client)} == {0}, "nothing of it before it is committed"
+        assert {each["txn"] for each in await committed(client)} == {0}, "none of it before its commit"
         before = cluster.appends()
         result = await txn.commit()
         assert cluster.appends() - before == 2 * 2 + 1, "twice for each segment, and once for the decision"
@@ -79,7 +79,7 @@ async def test_events_of_several_segments_are_committed_together(
         assert content.count(b"\n") == 10
 
 
-async def test_transactions_at_once_share_appends(cluster: Cluster, streams: Streams, client: JournalClient) -> None:
+async def test_concurrent_transactions_share_appends(cluster: Cluster, streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     async with MultiKeyWriter[Any](client, "orders") as writer:
         await write(writer, 0)
@@ -93,13 +93,13 @@ async def test_transactions_at_once_share_appends(cluster: Cluster, streams: Str
             results.append(await txn.commit())
 
         await asyncio.gather(*map(one, range(1, 21)))
-        assert cluster.appends() - before < 20, "20 transactions by themselves would take 100"
+        assert cluster.appends() - before < 20, "20 separate transactions would take 100"
     assert Counter(each["txn"] for each in await committed(client)) == dict.fromkeys(range(21), 3)
     spans = sorted((each.segment, each.begin, each.end) for result in results for each in result.positions)
     assert all(one[2] <= other[1] for one, other in pairwise(spans) if one[0] == other[0])
 
 
-async def test_what_is_not_committed_is_nowhere(streams: Streams, client: JournalClient) -> None:
+async def test_uncommitted_events_are_never_written(streams: Streams, client: JournalClient) -> None:
     stream = await streams.create("orders", 2, template=TEMPLATE)
     clock = HurriedClock()
     async with MultiKeyWriter(client, "orders", clock=clock, max_transaction_bytes=500) as writer:
@@ -141,7 +141,7 @@ async def test_what_is_not_committed_is_nowhere(streams: Streams, client: Journa
         MultiKeyWriter[Any](client, "orders").transaction().write("a", {})
 
 
-async def test_a_sealed_stream_takes_no_transaction(streams: Streams, client: JournalClient) -> None:
+async def test_a_sealed_stream_refuses_transactions(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     async with MultiKeyWriter[Any](client, "orders") as writer:
         await write(writer, 0)
@@ -151,7 +151,7 @@ async def test_a_sealed_stream_takes_no_transaction(streams: Streams, client: Jo
     assert len(await committed(client)) == 3
 
 
-async def test_bytes_and_other_writers_beside(streams: Streams, client: JournalClient) -> None:
+async def test_bytes_and_other_writers_of_the_stream(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE, content_type=BytesEvents().content_type)
     async with (
         MultiKeyWriter[Any](client, "orders") as writer,
@@ -180,11 +180,11 @@ def joined(content: bytes | Sequence[bytes]) -> bytes:
 
 
 class Died(Exception):
-    """The process ended."""
+    """The process died."""
 
 
 class Mortal:
-    """A client whose process dies just before its append number `last`."""
+    """A client whose process dies just before append number `last`."""
 
     def __init__(self, client: JournalClient, last: int) -> None:
         self._client = client
@@ -206,7 +206,7 @@ class Mortal:
 
 
 class Mute:
-    """A client whose appends of certain content fail, without having been made."""
+    """A client whose appends of certain content fail without being applied."""
 
     def __init__(self, client: JournalClient, failures: Mapping[bytes, Exception]) -> None:
         self._client = client
@@ -223,11 +223,11 @@ class Mute:
 
 
 class Deaf:
-    """A client that loses the answer to its first append of certain content, whether it was applied or not."""
+    """A client that loses the answer to its first append of certain content, applied or not."""
 
     def __init__(self, client: JournalClient, part: bytes, *, applied: bool) -> None:
         self.contents: list[bytes] = []
-        """Such content, in the order in which it was appended."""
+        """Such contents, in append order."""
         self._client = client
         self._part = part
         self._applied = applied
@@ -247,9 +247,7 @@ class Deaf:
         return result
 
 
-async def test_whatever_a_writer_died_at_the_transaction_is_there_wholly_or_not_at_all(
-    streams: Streams, client: JournalClient
-) -> None:
+async def test_a_transaction_of_a_dead_writer_is_complete_or_absent(streams: Streams, client: JournalClient) -> None:
     found: list[int] = []
     last, survived = 1, False
     while not survived:
@@ -265,7 +263,7 @@ async def test_whatever_a_writer_died_at_the_transaction_is_there_wholly_or_not_
             last += 1
         if last % 2:
             await streams.resume(name)
-        else:  # Scaling finishes what was decided, too.
+        else:  # Scaling finishes decided transactions, too.
             await streams.scale(name, [Merge((0, 1))])
         events = await committed(client, name)
         assert sorted(each["at"] for each in events) in ([], [0, 1, 2])
@@ -279,23 +277,23 @@ async def test_whatever_a_writer_died_at_the_transaction_is_there_wholly_or_not_
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_events_whose_answer_is_lost_are_given_up_and_all_is_begun_anew(
+async def test_events_whose_answer_is_lost_are_abandoned_and_written_again(
     applied: bool, streams: Streams, client: JournalClient
 ) -> None:
-    """They are not appended again, lest they come late, behind where a reader goes on, before their end comes again."""
+    """They are not retried: a late copy could arrive after a reader's position and before its end is repeated."""
     await streams.create("orders", 2, template=TEMPLATE)
 
     deaf: Any = Deaf(client, b'"txn":0', applied=applied)
     async with MultiKeyWriter[Any](deaf, "orders") as writer:
         await write(writer, 0)
         contents = deaf.contents
-        assert len(contents) == len(set(contents)) == 4, "of two segments, both times with UUIDs of their own"
+        assert len(contents) == len(set(contents)) == 4, "of two segments, each time with new UUIDs"
         position = None
         async with StreamReader[Any](client, "orders") as reader:
             assert sorted([event.data["at"] async for event in reader]) == [0, 1, 2]
             position = reader.position()
-        await streams.resume("orders")  # The acknowledgements come once more.
-        # And the events that were given up.
+        await streams.resume("orders")  # The acknowledgements are appended again,
+        # and the abandoned events, too.
         await client.append(segment_journal("orders", 1 if b'"at":0' in contents[0] else 0), contents[0])
         await streams.resume("orders")
         async with StreamReader[Any](client, "orders", begin=position) as reader:
@@ -317,9 +315,7 @@ async def test_events_that_are_never_answered_are_not_committed(streams: Streams
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_a_decision_whose_answer_is_lost_is_looked_for(
-    applied: bool, streams: Streams, client: JournalClient
-) -> None:
+async def test_a_lost_answer_to_a_decision_is_recovered(applied: bool, streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
 
     deaf: Any = Deaf(client, b'"decided"', applied=applied)
@@ -330,11 +326,11 @@ async def test_a_decision_whose_answer_is_lost_is_looked_for(
     journal = transactions_journal("orders")
     content = await client.read_all(journal, 0, await client.head(journal))
     assert content.count(b'"decided"') == 1
-    assert (content.find(b'"decided"') < content.find(b'"void"')) is applied, "the first word counts"
+    assert (content.find(b'"decided"') < content.find(b'"void"')) is applied, "the first decision counts"
     assert content.count(b'"void"') == 1
 
 
-async def test_when_nothing_tells_any_more_the_outcome_is_unknown(streams: Streams, client: JournalClient) -> None:
+async def test_without_any_answer_the_outcome_is_unknown(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
 
     failures = {b'"decided"': AppendOutcomeUnknown("lost"), b'"void"': Unavailable("nothing answers")}
@@ -353,7 +349,7 @@ async def test_when_nothing_tells_any_more_the_outcome_is_unknown(streams: Strea
 
 
 async def test_scaling_splits_no_transaction(streams: Streams, client: JournalClient) -> None:
-    """Writers go on while segments are split and merged under them by several processes."""
+    """Writers continue while several processes split and merge segments."""
     await streams.create("orders", 2, template=TEMPLATE)
     written: list[int] = []
     over = asyncio.Event()
@@ -376,7 +372,7 @@ async def test_scaling_splits_no_transaction(streams: Streams, client: JournalCl
     over.set()
     await asyncio.gather(*workers)
     found = await committed(client)
-    assert Counter(each["txn"] for each in found) == dict.fromkeys(written, 3), "each wholly, and once"
+    assert Counter(each["txn"] for each in found) == dict.fromkeys(written, 3), "each completely and once"
     assert len(written) >= 20
     by_key: dict[int, list[int]] = {}
     for each in found:
@@ -384,10 +380,10 @@ async def test_scaling_splits_no_transaction(streams: Streams, client: JournalCl
     for order in by_key.values():
         for first in range(4):
             mine = [number for number in order if number % 100 == first]
-            assert mine == sorted(mine), "those of one writer one after the other, for each key"
+            assert mine == sorted(mine), "in the order of each writer, for each key"
 
 
-async def test_a_gate_that_is_left_closed_is_opened_by_who_needs_it(streams: Streams, client: JournalClient) -> None:
+async def test_a_writer_opens_a_gate_that_was_left_closed(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
     await Decisions(client, "orders", lambda size: bytes(size)).close()
     clock = HurriedClock()
@@ -397,7 +393,7 @@ async def test_a_gate_that_is_left_closed_is_opened_by_who_needs_it(streams: Str
     assert len(await committed(client)) == 3
 
 
-async def test_what_is_carried_out_is_noted_now_and_then(streams: Streams, client: JournalClient) -> None:
+async def test_completed_transactions_are_recorded_periodically(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 1, template=TEMPLATE)
     decisions = Decisions(client, "orders", lambda size: bytes(size))
     async with MultiKeyWriter[Any](client, "orders") as writer:
@@ -416,7 +412,7 @@ async def test_what_is_carried_out_is_noted_now_and_then(streams: Streams, clien
 # ------------------------------------------------------------------------------------------------------------- recovery
 
 
-def test_the_first_word_on_a_transaction_counts() -> None:
+def test_the_first_decision_on_a_transaction_counts() -> None:
     acks = {"orders/segment/00000000": "YWNr"}
     found = replay(
         [
@@ -439,12 +435,12 @@ def test_the_first_word_on_a_transaction_counts() -> None:
 @pytest.mark.parametrize(
     "record", [{"decided": "a"}, {"decided": "a", "acks": [1]}, {"decided": "a", "acks": {"b": "not base64"}}]
 )
-def test_what_is_no_decision_is_corrupt(record: dict[str, object]) -> None:
+def test_an_invalid_decision_is_corrupt(record: dict[str, object]) -> None:
     with pytest.raises(CorruptData, match="the record at offset 7"):
         replay([(7, record)])
 
 
-async def test_a_journal_of_something_else_is_corrupt(streams: Streams, client: JournalClient) -> None:
+async def test_a_journal_with_other_content_is_corrupt(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", template=TEMPLATE)
     decisions = Decisions(client, "orders", lambda size: bytes(size))
     for content, problem in [(b"no json\n", "is not JSON"), (b"[1]\n", "list, not an object")]:
