@@ -1,4 +1,4 @@
-"""Batches of messages of any framing, for tests of what takes batches of lines."""
+"""Batches of messages of any framing, for tests of consumers of line batches."""
 
 from __future__ import annotations
 

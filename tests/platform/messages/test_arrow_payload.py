@@ -1,4 +1,4 @@
-"""Payloads that are batches of Arrow."""
+"""Payloads that are Arrow batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coranto.messages.arrow_payload import UUID_KEY, ArrowPayload, uuid_of
 from tests.platform.messages.typed import BATCHES, UUID_1, UUID_2
 
 
-def test_batches_are_streams_that_any_arrow_reads() -> None:
+def test_batches_are_readable_arrow_streams() -> None:
     batch = BATCHES[0].replace_schema_metadata({"origin": "here"})
     payload = ArrowPayload().encode(batch, UUID_1)
     assert pa.ipc.open_stream(payload).read_all().to_pydict() == batch.to_pydict()
@@ -22,7 +22,7 @@ def test_batches_are_streams_that_any_arrow_reads() -> None:
     assert uuid_of(again) == UUID_2
 
 
-def test_payloads_that_are_no_single_batch_are_refused() -> None:
+def test_payloads_without_exactly_one_batch_are_refused() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, BATCHES[0].schema) as writer:
         writer.write_batch(BATCHES[0])

@@ -1,4 +1,4 @@
-"""The buffers of Arrow arrays are found whatever part of them a slice has."""
+"""The buffers of Arrow arrays, also of slices."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ TEXTS = ["one", "", "twó", "x" * 100, "end"]
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
 @pytest.mark.parametrize(("begin", "count"), [(0, 5), (1, 3), (2, 1), (5, 0), (0, 0)])
-def test_borders_and_data_are_those_of_the_values_of_a_slice(kind, begin, count):
+def test_borders_and_data_of_a_slice_match_its_values(kind, begin, count):
     values = pa.array(TEXTS).cast(kind).slice(begin, count)
     borders, data = borders_of(values), data_of(values)
     wanted = [text.encode() for text in TEXTS[begin : begin + count]]
@@ -26,7 +26,7 @@ def test_lists_and_maps_have_borders():
     assert borders_of(pa.array([[("a", 1)], [("b", 2), ("c", 3)]], kind)).tolist() == [0, 1, 3]
 
 
-def test_texts_without_any_character_have_no_data():
+def test_empty_texts_have_no_data():
     for values in (pa.array(["", ""]), pa.nulls(2, pa.string())):
         assert borders_of(values).tolist() == [0, 0, 0]
         assert joined(values).tobytes() == b""

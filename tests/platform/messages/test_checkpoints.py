@@ -1,4 +1,4 @@
-"""Checkpoints on the wire."""
+"""The wire format of checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.wire import consumer_pb2
 A = ProducerId(bytes.fromhex("010203040506"))
 B = ProducerId(bytes.fromhex("aabbccddeeff"))
 
-# Bytes that another Gazette implementation wrote, with producers in its former form, a map keyed by text.
+# Bytes written by another Gazette implementation, with producers in the former form, a map keyed by text.
 UPSTREAM = bytes.fromhex(
     "0a210a03626172121a08de0112150a06aabbccddeeff120b091503000000000000"
     "10650a210a03666f6f121a086f12160a06010203040506120c09c801000000000000"
@@ -27,7 +27,7 @@ FIXTURE = Checkpoint(
 )
 
 
-def test_the_upstream_fixture_is_read_and_written_alike() -> None:
+def test_the_upstream_fixture_round_trips() -> None:
     assert Checkpoint.from_bytes(UPSTREAM) == FIXTURE
     assert Checkpoint.from_bytes(FIXTURE.to_bytes()) == FIXTURE
     assert len(FIXTURE.to_bytes()) == len(UPSTREAM)
@@ -40,7 +40,7 @@ sources = st.builds(
 
 
 @given(st.dictionaries(st.text(), sources, max_size=3), st.dictionaries(st.text(), st.binary(), max_size=3))
-def test_checkpoints_survive_the_wire(journals: dict[str, Source], intents: dict[str, bytes]) -> None:
+def test_checkpoints_round_trip(journals: dict[str, Source], intents: dict[str, bytes]) -> None:
     checkpoint = Checkpoint(journals, intents)
     assert Checkpoint.from_bytes(checkpoint.to_bytes()) == checkpoint
     assert Checkpoint.from_bytes(checkpoint.to_bytes()).to_bytes() == checkpoint.to_bytes()
@@ -48,7 +48,7 @@ def test_checkpoints_survive_the_wire(journals: dict[str, Source], intents: dict
     assert reordered.to_bytes() == checkpoint.to_bytes()
 
 
-def test_an_empty_checkpoint_is_a_new_consumer() -> None:
+def test_an_empty_checkpoint_means_a_new_consumer() -> None:
     assert Checkpoint.from_bytes(b"") == Checkpoint()
 
 
@@ -69,7 +69,7 @@ def test_invalid_checkpoints_are_corrupt() -> None:
         Checkpoint.from_wire(wire)
 
 
-def test_resets_survive_the_wire_and_say_what_they_do() -> None:
+def test_resets_round_trip_and_describe_themselves() -> None:
     back, forward = SourceReset("a", 20, 5, 3, 1_795_845_600.0), SourceReset("b", 5, 20, 3, 1_795_845_600.0)
     made = Checkpoint(identity=Identity(resets=(back, forward)))
     assert Checkpoint.from_bytes(made.to_bytes()) == made
@@ -98,16 +98,16 @@ def test_replay_begins_at_the_earliest_pending_message() -> None:
     assert Source(100, {A: ProducerState(1), B: ProducerState(1, 70)}).replay_from == 70
 
 
-def test_offsets_of_producers_are_stored_beside_gazettes_fields() -> None:
+def test_offsets_of_producers_are_stored_next_to_gazettes_fields() -> None:
     state = ProducerState(7, 40, seen_through=60)
     wire = Checkpoint({"j": Source(100, {A: state})}).to_wire()
     assert Checkpoint.from_wire(wire).sources["j"].producers[A].seen_through == 60
-    # Gazette passes over fields that it does not know; a checkpoint that it wrote has none of them.
+    # Gazette ignores unknown fields. Its own checkpoints have none of them.
     wire.sources["j"].producers[0].state.ClearField("seen_through")
     restored = Checkpoint.from_wire(wire).sources["j"]
     assert restored.producers[A] == state
     assert restored.producers[A].seen_through == 0
-    assert restored.seen_producers[A].seen_through == 100, "no message that was read ends behind what was read through"
+    assert restored.seen_producers[A].seen_through == 100, "no message read so far ends after the position"
     wire.sources["j"].producers[0].state.seen_through = -1
     with pytest.raises(CorruptData, match="seen through -1"):
         Checkpoint.from_wire(wire)

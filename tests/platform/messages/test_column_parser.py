@@ -1,4 +1,4 @@
-"""Lines are parsed into columns as if each were alone: a line in doubt spoils no other."""
+"""Lines are parsed into columns independently: a doubtful line does not affect others."""
 
 from __future__ import annotations
 
@@ -66,23 +66,23 @@ def lines_with(misfits: dict[int, bytes]) -> pa.Array:
 
 @given(st.dictionaries(st.integers(0, 599), st.sampled_from([b'{"n":"x"}', b'{"n":[]}', b'{"n":1.5}', b'{"n":1'])))
 @example({200: b'{"n":"x"}', 201: b'{"n":"x"}', 400: b'{"n":1.5}', 550: b'{"n":1'})
-def test_values_are_in_their_places_between_misfits(misfits):
+def test_values_between_misfits_stay_in_their_rows(misfits):
     parser = LineParser(SCHEMA)
     table, doubtful = parser.parse(lines_with(misfits))
     assert doubtful[list(misfits)].all()
     assert table.column("n").to_pylist() == [None if doubtful[n] else n for n in range(600)]
 
 
-def test_few_misfits_leave_few_lines_to_be_looked_at_one_by_one():
+def test_only_misfits_are_doubtful_among_many_lines():
     misfits = {99: b'{"n":"x"}', 200: b"{,}", 333: b'{"n":{}}', 599: b'{"n":true}'}
     _, doubtful = LineParser(SCHEMA).parse(lines_with(misfits))
     assert np.flatnonzero(doubtful).tolist() == list(misfits)
 
 
-@pytest.mark.parametrize("told", [b"0", b"17", b"400", b"598", b"9999"])
-def test_a_misfit_that_pyarrow_tells_in_another_place_takes_only_time(told, monkeypatch):
+@pytest.mark.parametrize("reported", [b"0", b"17", b"400", b"598", b"9999"])
+def test_a_wrong_row_number_from_pyarrow_does_not_change_the_result(reported, monkeypatch):
     wrong = re.compile("(.*)")
-    monkeypatch.setattr(column_parser, "_AT_ROW", SimpleNamespace(search=lambda _: wrong.match(told.decode())))
+    monkeypatch.setattr(column_parser, "_AT_ROW", SimpleNamespace(search=lambda _: wrong.match(reported.decode())))
     misfits = {120: b'{"n":"x"}', 130: b'{"n":"x"}', 500: b'{"n":{}}'}
     table, doubtful = LineParser(SCHEMA).parse(lines_with(misfits))
     assert doubtful[list(misfits)].all()
@@ -107,7 +107,7 @@ TAILS = (b'"n":1}', b'"n":1,"s":"x"}', b'"_meta":{"uuid":7},"f":0.5}', b'"n":}',
 @given(
     st.lists(st.builds(bytes.__add__, st.sampled_from(HEADS), st.sampled_from(TAILS)), max_size=100), st.integers(0, 9)
 )
-def test_lines_have_the_same_values_without_the_field_of_the_uuid(lines, skipped):
+def test_lines_have_the_same_values_without_the_uuid_field(lines, skipped):
     content = pa.array([line + b"\n" for line in lines], pa.binary()).slice(skipped)
     whole = b"".join(content.to_pylist())
     found = read_json_lines(JsonLines(tolerant=True), "j", whole, 0)
@@ -121,7 +121,7 @@ def test_lines_have_the_same_values_without_the_field_of_the_uuid(lines, skipped
     assert table.equals(expected)
 
 
-def test_words_for_numbers_are_doubtful_behind_any_whitespace():
+def test_non_numeric_number_words_are_doubtful_after_any_whitespace():
     parser = LineParser(SCHEMA)
     for line in (b'{"f":NaN}', b'{"f":\rNaN}', b'{"f":\r-Inf}', b'{"f": \t\r Inf}'):
         assert parser.parse_one(line) is not None, "pyarrow takes it for a number"
@@ -133,7 +133,7 @@ def test_words_for_numbers_are_doubtful_behind_any_whitespace():
     ["1e-3000000", '"1E-3000000"', "0e-0039", "1e-2147483648", "0." + "0" * 30 + "e-9", '"-.5e-100"', " 1e-99"],
 )
 @pytest.mark.parametrize("nested", ["{}", "[[{}]]", '[{{"x":{}}}]'])
-def test_a_decimal_with_a_small_exponent_is_doubtful_as_it_would_end_the_process(number, nested):
+def test_a_decimal_with_a_small_exponent_is_doubtful_because_it_aborts_arrow(number, nested):
     kind = pa.decimal128(6, 2)
     types = {"{}": kind, "[[{}]]": pa.list_(pa.list_(kind)), '[{{"x":{}}}]': pa.list_(pa.struct([("x", kind)]))}
     parser = LineParser(pa.schema([("c", types[nested]), ("s", pa.string())]))
@@ -152,7 +152,7 @@ def test_decimals_with_common_exponents_are_parsed():
     assert table.column("c").to_pylist() == [Decimal("0.0001250000"), Decimal("1e-10")]
 
 
-def test_a_line_that_does_not_fit_has_no_values_alone():
+def test_a_line_that_does_not_fit_the_schema_has_no_values():
     parser = LineParser(SCHEMA)
     assert parser.parse_one(b'{"n":"1"}') is None
     assert parser.parse_one(b'{"n":1,"other":[]}').to_pylist() == [{"n": 1, "s": None, "f": None}]

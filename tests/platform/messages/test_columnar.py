@@ -1,4 +1,4 @@
-"""Columns by example, and the reading of UUIDs from many lines against reading them one by one."""
+"""Columnar sequencing by example, and reading UUIDs from many lines compared with reading them line by line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINES = JsonLines()
 
 
 def scan(*rows: tuple[ProducerId, int, int], begin: int = 0) -> columnar.RangeScan:
-    """A scan of messages of ten bytes each."""
+    """Return a scan of messages of ten bytes each."""
     return columnar.scan(
         np.array([columnar.producer_number(producer) for producer, _, _ in rows], dtype=np.uint64),
         np.array([clock for _, clock, _ in rows], dtype=np.uint64),
@@ -34,7 +34,7 @@ def scan(*rows: tuple[ProducerId, int, int], begin: int = 0) -> columnar.RangeSc
     )
 
 
-def test_segments_are_growing_runs_and_single_acknowledgements() -> None:
+def test_segments_are_increasing_runs_and_single_acknowledgements() -> None:
     segments, rows = scan(
         (B, 1, CONTINUE),
         (A, 5, CONTINUE),
@@ -77,7 +77,7 @@ def test_an_acknowledgement_in_a_later_range_commits_an_earlier_one() -> None:
     assert resolution.states == {A: ProducerState(6)}
 
 
-def test_replay_is_asked_for_only_when_an_acknowledgement_needs_it() -> None:
+def test_replay_is_requested_only_when_an_acknowledgement_needs_it() -> None:
     entry = {A: ProducerState(4, 70), B: ProducerState(1, 50)}
     more = scan((A, 9, CONTINUE), begin=100).segments
     resolution = columnar.resolve([more], entry, replayed=())
@@ -98,7 +98,7 @@ def test_replay_is_asked_for_only_when_an_acknowledgement_needs_it() -> None:
     assert resolution.states == {A: ProducerState(10), B: entry[B]}
 
 
-def test_replayed_content_that_is_gone_leaves_nothing_pending() -> None:
+def test_replayed_content_that_was_removed_leaves_nothing_pending() -> None:
     resolution = columnar.resolve([], {A: ProducerState(4, 70)}, replayed={A})
     assert resolution.states == {A: ProducerState(4)}
 
@@ -120,7 +120,7 @@ def test_an_outdated_producer_is_reported() -> None:
     assert resolution.windows == (CommittedWindows((8, 0, 5), (9, 0, 6)),)
 
 
-def test_states_know_through_which_offset_producers_were_seen() -> None:
+def test_states_contain_the_offset_through_which_producers_were_seen() -> None:
     def seen(*rows: tuple[ProducerId, int, int], replayed: tuple[ProducerId, ...] = ()) -> int:
         entry = {A: ProducerState(4, 70, 80)}
         resolution = columnar.resolve([scan(*rows).segments], entry, replayed=replayed, through=200)
@@ -139,7 +139,7 @@ def test_clocks_use_all_64_bits() -> None:
     assert columnar.committed_mask(rows, windows, clocks).tolist() == [True, True, True, False]
 
 
-def test_a_run_that_begins_with_duplicates_counts_from_where_it_is_new() -> None:
+def test_a_run_that_begins_with_duplicates_counts_from_its_first_new_message() -> None:
     entry = {A: ProducerState(6), B: ProducerState(6)}
     rows = [(A, 5, OUTSIDE), (A, 6, OUTSIDE), (A, 7, OUTSIDE), (B, 6, CONTINUE), (B, 8, CONTINUE), (B, 9, ACK)]
     segments, row_segment = scan(*rows)
@@ -184,7 +184,7 @@ def parts_of(lines: LineColumns, begin: int) -> list[tuple[int, bytes, int, int]
 
 
 @given(st.lists(any_lines, max_size=10), st.integers(0, 2**40), st.integers(0, 30))
-def test_content_is_read_like_line_by_line(lines: list[bytes], begin: int, tail: int) -> None:
+def test_content_is_read_as_line_by_line(lines: list[bytes], begin: int, tail: int) -> None:
     whole = b"".join(lines)
     content = whole + LINES.uuid_prefix[:tail]
     read = read_json_lines(LINES, "j", content, begin)
@@ -201,7 +201,7 @@ def test_content_is_read_like_line_by_line(lines: list[bytes], begin: int, tail:
         | usual_lines.map(lambda line: line[5:])
     )
 )
-def test_corrupt_content_is_named_like_line_by_line(lines: list[bytes]) -> None:
+def test_corrupt_content_has_the_same_offset_as_line_by_line(lines: list[bytes]) -> None:
     content = b"".join(lines)
 
     def offset_of_failure(framing: JsonLines, columns: bool) -> int | None:
@@ -228,7 +228,7 @@ def test_corrupt_content_is_named_like_line_by_line(lines: list[bytes]) -> None:
         "83fc2f8-1cc5f-11e9-8002-010203040506",
     ],
 )
-def test_a_malformed_uuid_at_the_usual_place_is_named(text: str) -> None:
+def test_a_malformed_uuid_at_the_usual_place_is_reported(text: str) -> None:
     good = LINES.marshal({}, format_uuid(A, 160, 1))
     bad = good.replace(format_uuid(A, 160, 1).encode(), text.encode())
     with pytest.raises(CorruptMessage, match=text) as caught:
@@ -236,7 +236,7 @@ def test_a_malformed_uuid_at_the_usual_place_is_named(text: str) -> None:
     assert caught.value.offset == 50 + len(good)
 
 
-def test_more_lines_than_are_parsed_together() -> None:
+def test_blocks_of_more_lines_than_are_parsed_together() -> None:
     count = 40_000
     content = b"".join(LINES.marshal({"n": n}, format_uuid(A, 160 * (n + 1), n % 3)) for n in range(count))
     lines = read_json_lines(LINES, "j", content, 0)

@@ -1,4 +1,4 @@
-"""Rows of tables become the messages that they are, with UUIDs of their own, however they are published."""
+"""Rows of tables become messages with their own UUIDs, by every way of publishing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def expected(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=8), st.integers(0, 3))
-def test_rows_are_messages_with_their_values_and_uuids_in_order(rows, skipped):
+def test_rows_become_messages_with_values_and_uuids_in_order(rows, skipped):
     table = pa.Table.from_pylist(rows, SCHEMA).slice(skipped)
     lines = []
     for part in parts_of(table_of(table)):
@@ -91,13 +91,13 @@ WHOLE = st.integers(-(1 << 54), 1 << 54).map(float) | st.sampled_from([0.0, -0.0
 @given(values=st.lists(st.none() | WHOLE | st.integers(-20_000_000, 20_000_000).map(float), min_size=1, max_size=5))
 @example(values=[16777216.0])
 @example(values=[16777217.0, None])
-def test_floats_that_are_all_whole_have_the_text_that_they_have_among_others(kind, values):
+def test_whole_floats_are_written_the_same_with_and_without_fractions(kind, values):
     alone = object_texts(["f"], [pa.array(values, kind)], len(values)).to_pylist()
     among = object_texts(["f"], [pa.array([*values, 0.5], kind)], len(values) + 1).to_pylist()
     assert alone == among[:-1]
 
 
-def test_other_types_have_their_forms():
+def test_the_text_form_of_other_types():
     table = pa.table(
         {
             "at": pa.array([dt.datetime(2024, 2, 29, 1, 2, 3)], pa.timestamp("us", "Europe/Berlin")),
@@ -136,7 +136,7 @@ def test_other_types_have_their_forms():
         (pa.table({"_meta": [1]}), "column '_meta' is where UUIDs come"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_anything_is(table, reason):
+def test_unsupported_tables_are_refused_before_anything_is_appended(table, reason):
     appended: list[bytes] = []
     publisher = SyncPublisher(
         lambda journal, content: appended.append(content),
@@ -150,7 +150,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(table, reason):
     assert appended == []
 
 
-def test_only_json_lines_take_rows():
+def test_only_json_lines_accept_tables():
     publisher = SyncPublisher(
         lambda journal, content: None, producer=PRODUCER, clock=ProducerClock(lambda: 0), framing=TypedLines(dict)
     )
@@ -165,7 +165,7 @@ def committed(content: bytes) -> list[int]:
 
 @pytest.mark.parametrize("kind", [pa.table, pd.DataFrame, pl.DataFrame])
 async def test_tables_and_single_messages_are_published_in_order(kind):
-    """In batches of a bounded size, in transactions and outside of them, in both publishers."""
+    """In bounded batches, within and outside transactions, with both publishers."""
     tables = [kind({"n": list(range(begin, begin + 500))}) for begin in (1, 502)]
     batches: list[bytes] = []
 
@@ -205,7 +205,7 @@ async def test_tables_and_single_messages_are_published_in_order(kind):
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-async def test_a_transaction_ends_after_the_tables_that_another_task_adds(end, monkeypatch):
+async def test_a_transaction_ends_after_tables_that_another_task_adds(end, monkeypatch):
     monkeypatch.setattr(columnar_json, "ROWS_AT_ONCE", 1)
     batches: list[bytes] = []
     begun = asyncio.Event()
@@ -226,7 +226,7 @@ async def test_a_transaction_ends_after_the_tables_that_another_task_adds(end, m
     assert committed(b"".join(batches)) == (list(range(100)) if end == "commit" else [])
 
 
-def test_large_rows_are_encoded_in_parts_of_few(monkeypatch):
+def test_large_rows_are_encoded_in_small_parts(monkeypatch):
     monkeypatch.setattr(columnar_json, "BYTES_AT_ONCE", 1000)
     table = pa.table({"n": range(100), "s": ["x" * 100] * 100})
     parts = list(parts_of(table))
@@ -235,7 +235,7 @@ def test_large_rows_are_encoded_in_parts_of_few(monkeypatch):
     assert len(list(parts_of(table.select(["n"])))) == 1
 
 
-def test_a_part_encodes_the_elements_of_its_own_rows_only(monkeypatch):
+def test_a_part_encodes_only_the_elements_of_its_rows(monkeypatch):
     monkeypatch.setattr(columnar_json, "ROWS_AT_ONCE", 2)
     encoded: list[int] = []
     elements = columnar_json._elements
@@ -252,7 +252,7 @@ def test_a_part_encodes_the_elements_of_its_own_rows_only(monkeypatch):
     assert encoded == [1, 2, 4, 2, 5, 2, 4, 2, 9, 2, 4, 2]
 
 
-def test_rows_that_no_array_of_lines_can_hold_are_bad_input(monkeypatch):
+def test_rows_too_large_for_an_array_of_lines_are_invalid_input(monkeypatch):
     def full(pieces: Any) -> Any:
         raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
 
@@ -262,6 +262,6 @@ def test_rows_that_no_array_of_lines_can_hold_are_bad_input(monkeypatch):
         stamped_rows(part, JsonLines(), PRODUCER, 1600, Flags.OUTSIDE_TXN)
 
 
-def test_a_line_longer_than_a_piece_comes_alone():
+def test_a_line_longer_than_a_piece_is_a_separate_piece():
     lines = pa.array([b"a" * 5, b"b" * 50, b"c" * 5, b"d" * 5], pa.binary())
     assert list(line_pieces(lines.slice(1), 12)) == [b"b" * 50, b"c" * 5 + b"d" * 5]

@@ -1,4 +1,4 @@
-"""Mapping columns of keys gives each key the journal that mapping it alone gives."""
+"""Mapping columns of keys gives each key the same journal as mapping it alone."""
 
 import pyarrow as pa
 import pytest
@@ -13,7 +13,7 @@ NAMES = ["a/one", "a/two", "b/three", "c/four"]
 
 
 @given(keys=st.lists(st.binary(max_size=20), max_size=30), begin=st.integers(0, 5), count=st.integers(1, 4))
-def test_columns_are_mapped_as_keys_one_by_one(keys, begin, count):
+def test_columns_are_mapped_like_single_keys(keys, begin, count):
     journals, column = NAMES[:count], pa.array(keys, pa.binary()).slice(begin)
     keys = keys[begin:]
 
@@ -22,6 +22,6 @@ def test_columns_are_mapped_as_keys_one_by_one(keys, begin, count):
     assert [journals[n] for n in mapped(column, journals, "modulo")] == [modulo(key, journals) for key in keys]
 
 
-def test_there_must_be_a_journal_to_map_to():
+def test_mapping_without_journals_is_refused():
     with pytest.raises(InvalidInput, match="no journal"):
         mapped(pa.array([b"a"]), [], "modulo")

@@ -1,4 +1,4 @@
-"""The rows that an acknowledgement commits are those that the sequencer of messages replays, one by one."""
+"""The rows that an acknowledgement commits are those that the message sequencer replays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACES = st.tuples(st.integers(0, 1), st.integers(0, 12), st.sampled_from(list(F
 
 
 @given(st.lists(PLACES, min_size=1, max_size=25), st.integers(1, 12), st.integers(0, 5), st.integers(1, 25))
-def test_the_rows_are_those_that_are_replayed_one_by_one(history, clock, last_ack, piece):
+def test_committed_rows_are_those_the_message_sequencer_replays(history, clock, last_ack, piece):
     messages = [
         Envelope("j", at * 10, at * 10 + 10, PRODUCERS[producer], number, flags, b"{}", JsonLines())
         for at, (producer, number, flags) in enumerate(history)
@@ -36,7 +36,7 @@ def test_the_rows_are_those_that_are_replayed_one_by_one(history, clock, last_ac
     assert found == expected
 
 
-def test_rows_of_elsewhere_are_refused():
+def test_rows_outside_the_replay_are_refused():
     replayed = ReplayedRows(ReplayRange("j", 0, 10), PRODUCERS[0], ProducerState(1, 0), 5)
     beyond = Envelope("j", 10, 20, PRODUCERS[0], 3, Flags.CONTINUE_TXN, b"{}", JsonLines())
     with pytest.raises(InvalidInput, match="not part of the replay of j"):

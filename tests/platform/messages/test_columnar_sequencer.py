@@ -1,4 +1,4 @@
-"""The columnar sequencer against the message-at-a-time one, over random histories of several journals."""
+"""The columnar sequencer compared with the message sequencer, over random histories of several journals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Row = Envelope[JsonObject]
 
 
 def history(rows: Iterable[tuple[ProducerId, int, int]], journal: str = "j") -> list[Row]:
-    """Messages of different lengths, with nothing between some of them."""
+    """Return messages of different lengths, some with gaps between them."""
     made, begin = [], 0
     for number, (producer, clock, flags) in enumerate(rows):
         end = begin + 10 + number % 3
@@ -42,7 +42,7 @@ def history(rows: Iterable[tuple[ProducerId, int, int]], journal: str = "j") -> 
 
 
 class Journals:
-    """Histories, and what was replayed of them."""
+    """Histories, and the replayed ranges."""
 
     def __init__(self, *histories: list[Row]) -> None:
         self.rows = {rows[0].journal: rows for rows in histories if rows}
@@ -83,7 +83,7 @@ dense = st.lists(
 
 @st.composite
 def transactions(draw: st.DrawFn) -> list[tuple[ProducerId, int, int]]:
-    """Producers that keep to the rules, with appends repeated and transactions rolled back."""
+    """Draw rows of well-behaved producers, with repeated appends and rolled-back transactions."""
     clock = 100
     last = {A: 100, B: 100, C: 100}
     rows: list[tuple[ProducerId, int, int]] = [(producer, 100, OUTSIDE) for producer in last]
@@ -114,10 +114,10 @@ histories = anything | dense | transactions()
     st.sampled_from([0, 2, 5, 100]),
     st.lists(st.booleans(), max_size=4),
 )
-def test_columns_have_the_same_answers_as_messages(
+def test_the_columnar_sequencer_agrees_with_the_message_sequencer(
     rows: list[tuple[ProducerId, int, int]], sizes: list[int], ring_rows: int, restores: list[bool]
 ) -> None:
-    """Committed rows in the same order, and equal states after each batch, restored in between or not."""
+    """Both commit the same rows in order and have equal states after each batch, with or without restores."""
     journals = Journals(history(rows))
     by_message: Sequencer[JsonObject] = Sequencer()
     by_column = ColumnarSequencer(journals.replay, ring_rows=ring_rows)
@@ -157,7 +157,7 @@ def test_batches_may_hold_several_journals(
 
 
 @given(histories, st.integers(1, 20), st.integers(0, 12))
-def test_a_sequencer_of_messages_continues_from_columns_and_back(
+def test_message_and_columnar_sequencers_continue_each_others_checkpoints(
     rows: list[tuple[ProducerId, int, int]], size: int, ring_rows: int
 ) -> None:
     journals = Journals(history(rows))
@@ -183,10 +183,10 @@ def test_a_sequencer_of_messages_continues_from_columns_and_back(
     st.lists(st.integers(0, 60), max_size=5),
     st.booleans(),
 )
-def test_ranges_may_be_sequenced_at_once(
+def test_ranges_may_be_sequenced_concurrently(
     rows: list[tuple[ProducerId, int, int]], stops: list[int], cuts: list[int], in_threads: bool
 ) -> None:
-    """Consumer transactions that each take several ranges commit what a reader of messages does."""
+    """Consumer transactions of several ranges commit the same messages as a message reader."""
     journals = Journals(history(rows))
     by_message: Sequencer[JsonObject] = Sequencer()
     source = Source()
@@ -211,7 +211,7 @@ def feed(sequencer: ColumnarSequencer, rows: list[Row]) -> list[int]:
     return [offset for _, offset in offsets(sequencer.feed(envelope_batch(rows)))]
 
 
-def test_rows_are_held_and_replayed_only_when_they_no_longer_are() -> None:
+def test_rows_are_replayed_only_if_they_are_no_longer_held() -> None:
     rows = history([(A, 1, CONTINUE), (B, 2, CONTINUE), (A, 3, CONTINUE), (B, 4, CONTINUE), (A, 5, ACK), (B, 6, ACK)])
     journals = Journals(rows)
     sequencer = ColumnarSequencer(journals.replay, ring_rows=2)
@@ -238,7 +238,7 @@ def test_a_partly_decided_batch_keeps_its_other_rows() -> None:
     assert journals.replays == []
 
 
-def test_pending_messages_of_a_checkpoint_are_read_again_with_later_ones() -> None:
+def test_pending_messages_of_a_checkpoint_are_replayed_with_later_ones() -> None:
     rows = history([(A, 1, CONTINUE), (A, 2, CONTINUE), (B, 3, OUTSIDE), (A, 4, ACK)])
     journals = Journals(rows)
     first = ColumnarSequencer(journals.replay)
@@ -250,7 +250,7 @@ def test_pending_messages_of_a_checkpoint_are_read_again_with_later_ones() -> No
     assert feed(sequencer, rows[3:]) == [rows[0].begin, rows[1].begin]
 
 
-def test_pending_messages_begin_behind_duplicates() -> None:
+def test_pending_messages_begin_after_duplicates() -> None:
     rows = history([(A, 5, OUTSIDE), (A, 3, CONTINUE), (A, 6, CONTINUE), (A, 7, CONTINUE)])
     sequencer = ColumnarSequencer(Journals(rows).replay)
     assert feed(sequencer, rows) == [rows[0].begin]
@@ -258,7 +258,7 @@ def test_pending_messages_begin_behind_duplicates() -> None:
     assert sequencer.held_rows == 2
 
 
-def test_other_columns_come_along() -> None:
+def test_other_columns_are_kept() -> None:
     rows = history([(A, 1, CONTINUE), (A, 2, CONTINUE), (A, 3, ACK)])
     batch = envelope_batch(rows).append_column("extra", pa.array(["x", None, "z"]))
     sequencer = ColumnarSequencer(Journals(rows).replay)
@@ -283,7 +283,7 @@ def test_journals_may_be_dictionary_encoded() -> None:
     assert offsets(committed) == [("b", 0), ("a", 0)]
 
 
-def test_a_failed_replay_takes_nothing_in() -> None:
+def test_a_failed_replay_changes_no_state() -> None:
     rows = history([(A, 1, CONTINUE), (A, 2, ACK)])
 
     def broken(wanted: ReplayRange) -> Iterator[pa.RecordBatch]:
@@ -298,7 +298,7 @@ def test_a_failed_replay_takes_nothing_in() -> None:
     assert sequencer.read_through("j") == rows[0].end
 
 
-def test_wrong_use_is_refused() -> None:
+def test_invalid_calls_are_refused() -> None:
     rows = history([(A, 1, CONTINUE), (A, 2, CONTINUE), (A, 3, ACK)])
     sequencer = ColumnarSequencer(lambda _: [envelope_batch(rows[2:])], ring_rows=0)
     feed(sequencer, rows[:2])
@@ -321,7 +321,7 @@ def test_an_empty_batch_changes_nothing() -> None:
     assert sequencer.read_through("other") == 0
 
 
-def test_a_producer_that_goes_back_is_reported() -> None:
+def test_a_producer_whose_clock_goes_back_is_reported() -> None:
     rows = history([(A, 10, OUTSIDE), (A, 5, ACK), (A, 10, OUTSIDE)])
     with capture_logs() as logs:
         assert feed(ColumnarSequencer(lambda _: []), rows) == [rows[0].begin, rows[2].begin]
@@ -344,11 +344,11 @@ def test_silent_producers_are_pruned_with_their_rows() -> None:
     assert feed(sequencer, rows[3:]) == [rows[1].begin]
 
 
-def test_open_transactions_that_are_gone_from_the_journal_are_forgotten_with_their_rows() -> None:
+def test_open_transactions_removed_from_the_journal_are_forgotten() -> None:
     rows = history([(A, hours(0), CONTINUE), (B, hours(30), OUTSIDE), (B, hours(30) + 1, OUTSIDE)])
     sequencer = ColumnarSequencer(Journals(rows).replay)
     feed(sequencer, rows[:1])
-    # While its rows are in memory a producer counts as seen: from here on they are not.
+    # While its rows are in memory, a producer counts as seen. From here on they are not.
     sequencer = ColumnarSequencer(Journals(rows).replay, sequencer.checkpoint())
     feed(sequencer, rows[1:])
     now = clock_to_ns(hours(30)) / 1e9
@@ -366,7 +366,7 @@ def content_of(count: int, flags: int = OUTSIDE) -> bytes:
     )
 
 
-def test_lines_become_batches_without_being_copied() -> None:
+def test_lines_become_batches_without_copying() -> None:
     content = content_of(3)
     batch, consumed = line_batch(JSON, "j", content + b'{"cut', 1000)
     assert consumed == len(content)
@@ -396,14 +396,14 @@ def test_committed_lines_are_parsed_as_a_table() -> None:
     assert parse_lines(batch).column("text").to_pylist() == [long["text"]]
 
 
-def test_lines_that_do_not_fit_together_are_refused() -> None:
+def test_lines_of_conflicting_types_are_refused() -> None:
     batch, _ = line_batch(JSON, "j", b'{"a":1}\n{"a":"text"}\n', 0)
     with pytest.raises(InvalidInput, match="not lines of JSON that fit together"):
         parse_lines(batch)
 
 
 def test_many_rows_of_many_producers() -> None:
-    """Ten producers in turn, each acknowledging after a thousand messages; batches that end anywhere."""
+    """Ten producers in turn, each acknowledging after a thousand messages, in batches with arbitrary ends."""
     rows: list[tuple[ProducerId, int, int]] = []
     for number in range(20_000):
         producer = ProducerId(bytes([1, 0, 0, 0, 0, number % 10]))

@@ -1,4 +1,4 @@
-"""Stamping columns yields the lines that stamping one by one does."""
+"""Stamping columns yields the same lines as stamping each."""
 
 import json
 
@@ -29,7 +29,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("pointer", ["/_meta/uuid", "/uuid", "/deep/er/id"])
-def test_lines_are_those_of_stamping_one_by_one(pointer):
+def test_stamped_columns_equal_stamped_lines(pointer):
     framing = JsonLines(pointer)
     texts = [text for text in TEXTS if "deep" not in text or pointer != "/deep/er/id"]
 
@@ -47,19 +47,19 @@ def test_lines_are_those_of_stamping_one_by_one(pointer):
     flags=st.sampled_from(list(Flags)),
     producer=st.binary(min_size=6, max_size=6),
 )
-def test_texts_of_uuids_are_those_of_one_by_one(clocks, flags, producer):
+def test_uuid_columns_equal_single_uuids(clocks, flags, producer):
     texts = uuid_texts(ProducerId(producer), np.array(clocks, dtype=np.uint64), flags).to_pylist()
 
     assert [text.decode() for text in texts] == [format_uuid(ProducerId(producer), clock, flags) for clock in clocks]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"a":NaN}', '{"a":1} x', "{'a':1}"])
-def test_what_is_no_object_is_refused(text):
+def test_texts_that_are_not_objects_are_refused(text):
     with pytest.raises(InvalidInput, match="is not"):
         stamped_lines(pa.array(['{"a":1}', text]), JsonLines(), PRODUCER, 1, Flags.CONTINUE_TXN)
 
 
-def test_known_objects_are_not_checked_and_no_texts_are_no_lines():
+def test_known_objects_are_not_checked_and_no_texts_yield_no_lines():
     framing = JsonLines()
     texts = pa.array(['{"a":1}', "{}"])
 

@@ -1,4 +1,4 @@
-"""Texts of whole columns are found plain, odd or no JSON as one by one."""
+"""Texts of columns are classified as plain, odd or invalid JSON, like single texts."""
 
 import pyarrow as pa
 import pytest
@@ -31,7 +31,7 @@ TEXTS = st.lists(OBJECTS | st.lists(PARTS, max_size=8).map("".join) | st.lists(P
 @example(["{}{}", ""])
 @example(['{"a":1}', '{"a":"}', '{"b":"}'])
 @example(['{"a":' + "[" * 5000 + "]" * 5000 + "}"])
-def test_texts_are_plain_odd_or_refused_as_one_by_one(texts):
+def test_columns_of_texts_are_classified_like_single_texts(texts):
     try:
         expected = [not is_plain(text, "_meta") for text in texts]
     except InvalidInput:
@@ -44,14 +44,14 @@ def test_texts_are_plain_odd_or_refused_as_one_by_one(texts):
 
 
 def test_most_texts_are_not_decoded_one_by_one(monkeypatch):
-    looked: list[str] = []
+    decoded: list[str] = []
     monkeypatch.setattr(
         "coranto.messages.columnar_texts.is_plain",
-        lambda text, reserved: looked.append(text) or is_plain(text, reserved),
+        lambda text, reserved: decoded.append(text) or is_plain(text, reserved),
     )
     texts = pa.array(['{"a":1}', "{}", ' {"a":1}', '{"_meta":{"uuid":1}}', '{"a":{"_meta":1}}'])
     assert odd_texts(texts, "_meta").tolist() == [False, False, True, True, False]
-    assert looked == [' {"a":1}']
+    assert decoded == [' {"a":1}']
 
 
 def test_texts_that_are_not_utf_8_are_refused():

@@ -1,4 +1,4 @@
-"""CSV: rows that come back from any chunks, what is corrupt, and the fixtures of Gazette's own framing."""
+"""CSV: rows from arbitrary chunks, corrupt rows, and the fixtures of Gazette's own framing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cut(content: bytes, cuts: list[int]) -> list[bytes]:
     return [content[begin:end] for begin, end in itertools.pairwise(marks)]
 
 
-def test_rows_are_quoted_where_they_must_be() -> None:
+def test_rows_are_quoted_where_necessary() -> None:
     assert ROWS.marshal(["123", 'qu"ote'], UUID_TEXT) == f'{UUID_TEXT},123,"qu""ote"\n'.encode()
     assert CsvRows(TextRows(1)).marshal(["567,891"], UUID_TEXT) == f'{UUID_TEXT},"567,891"\n'.encode()
     assert ROWS.acknowledgement(UUID_TEXT) == f"{UUID_TEXT},,\n".encode()
@@ -38,7 +38,7 @@ def test_rows_are_quoted_where_they_must_be() -> None:
 
 
 @given(st.lists(st.lists(texts, min_size=2, max_size=2), max_size=5), st.lists(st.integers(0, 500)), st.integers(0, 2))
-def test_rows_come_back_from_any_chunks_and_other_readers_agree(
+def test_rows_round_trip_in_any_chunks_and_for_other_readers(
     rows: list[list[str]], cuts: list[int], column: int
 ) -> None:
     framing = CsvRows(TextRows(2), uuid_column=column)
@@ -54,7 +54,7 @@ def test_rows_come_back_from_any_chunks_and_other_readers_agree(
     assert [[*row[:column], *row[column + 1 :]] for row in by_others] == rows
 
 
-def test_lines_may_end_like_windows_lines_and_empty_ones_are_no_rows() -> None:
+def test_windows_line_ends_are_accepted_and_empty_lines_are_not_rows() -> None:
     content = f'{UUID_TEXT},a,b\r\n\n\r\n{UUID_TEXT},"c",""\r\n'.encode()
     read = list(iter_messages(ROWS, "j", [content], 0))
     assert [list(envelope.message) for envelope in read] == [["a", "b"], ["c", ""]]
@@ -75,7 +75,7 @@ def test_lines_may_end_like_windows_lines_and_empty_ones_are_no_rows() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_corrupt_rows_are_named_by_offset_and_passed_over(row: str, problem: str, size: int) -> None:
+def test_corrupt_rows_are_reported_by_offset_and_skipped(row: str, problem: str, size: int) -> None:
     good = ROWS.marshal(["a", "b"], UUID_TEXT)
     content = good + row.encode() + b"\n" + good
     decoder = ROWS.decoder("a/b", 100)
@@ -96,7 +96,7 @@ def test_corrupt_rows_are_named_by_offset_and_passed_over(row: str, problem: str
     assert problem in str(error)
 
 
-def test_a_quote_that_is_never_closed_does_not_swallow_the_journal() -> None:
+def test_an_unclosed_quote_does_not_hide_later_rows() -> None:
     framing = CsvRows(TextRows(2), max_row_bytes=200)
     good = framing.marshal(["a", "b"], UUID_TEXT)
     decoder = framing.decoder("j", 0)
@@ -107,7 +107,7 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_journal() -> None:
     assert len(list(decoder.feed(b""))) == 4
 
 
-def test_a_row_cut_off_is_reported() -> None:
+def test_an_incomplete_row_is_reported() -> None:
     content = ROWS.marshal(["a", "b"], UUID_TEXT)
     tails: list[IncompleteTail] = []
     assert list(iter_messages(ROWS, "j", [content[:-1]], 10, tails.append)) == []
@@ -155,7 +155,7 @@ def test_values_that_a_row_cannot_hold_are_refused(message: Sequence[str], probl
         ROWS.marshal(message, UUID_TEXT)
 
 
-def test_framings_that_cannot_be_are_refused() -> None:
+def test_invalid_framings_are_refused() -> None:
     with pytest.raises(InvalidInput, match="column 3 among 2 others"):
         CsvRows(TextRows(2), uuid_column=3)
     with pytest.raises(InvalidInput, match="a row needs a column"):
@@ -166,7 +166,7 @@ def test_framings_that_cannot_be_are_refused() -> None:
         CsvRows(NamedRows(["a", "b"])).marshal({"a": "", "c": ""}, UUID_TEXT)
 
 
-def test_payloads_that_are_no_text_are_corrupt_when_decoded() -> None:
+def test_payloads_that_are_not_text_are_corrupt_when_decoded() -> None:
     [row] = iter_messages(ROWS, "j", [UUID_TEXT.encode() + b",\xff,b\n"], 0)
     with pytest.raises(CorruptMessage, match="not a row of UTF-8"):
         _ = row.message
@@ -175,7 +175,7 @@ def test_payloads_that_are_no_text_are_corrupt_when_decoded() -> None:
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("torn", [f"{UUID_TEXT},fo", f"{UUID_TEXT},foo,ba", UUID_TEXT, "x", f'{UUID_TEXT},"a",b', ","])
 @pytest.mark.parametrize("texts", [["a", "b"], ['say "hi"', "two\nlines"], ["", ""], [OTHER_TEXT, OTHER_TEXT]])
-def test_the_row_behind_a_torn_one_is_read(torn: str, texts: list[str], size: int) -> None:
+def test_the_row_after_a_torn_one_is_read(torn: str, texts: list[str], size: int) -> None:
     good, after = ROWS.marshal(["a", "b"], UUID_TEXT), ROWS.marshal(texts, OTHER_TEXT)
     content = good + torn.encode() + after + good
     begin = len(good) + len(torn.encode())
@@ -195,7 +195,7 @@ def test_the_row_behind_a_torn_one_is_read(torn: str, texts: list[str], size: in
 
 @pytest.mark.parametrize("ends_with", ["quote", "length"])
 @pytest.mark.parametrize("torn", [f'{UUID_TEXT},"a "" b', '"'])
-def test_rows_behind_a_torn_quote_are_read_once_it_is_known_to_be_torn(torn: str, ends_with: str) -> None:
+def test_rows_after_a_torn_quote_are_read_once_it_is_detected(torn: str, ends_with: str) -> None:
     framing = CsvRows(TextRows(2), max_row_bytes=2000)
     rows = [framing.marshal(["a", f"{n}"], OTHER_TEXT) for n in range(10 if ends_with == "quote" else 100)]
     if ends_with == "quote":
@@ -208,7 +208,7 @@ def test_rows_behind_a_torn_quote_are_read_once_it_is_known_to_be_torn(torn: str
     assert (error.offset, read[0].begin) == (0, len(torn))
 
 
-def test_where_nothing_tells_the_next_row_the_whole_line_is_reported() -> None:
+def test_without_proof_of_a_next_row_the_whole_line_is_corrupt() -> None:
     framing = CsvRows(TextRows(2), uuid_column=1)
     row = framing.marshal(["a", "b"], UUID_TEXT)
     errors: list[CorruptMessage] = []

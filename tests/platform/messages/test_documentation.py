@@ -1,4 +1,4 @@
-"""The examples of docs/messages.md, run one after the other as they stand."""
+"""The examples of docs/messages.md, run in their order."""
 
 from __future__ import annotations
 

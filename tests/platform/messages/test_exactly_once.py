@@ -1,4 +1,4 @@
-"""Publishers that fail, repeat and roll back at one end, readers of every kind at the other."""
+"""Publishers that fail, repeat and roll back, and readers of each kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOURNALS = ("a", "b")
 
 
 class UnreliableJournals:
-    """Appends that are applied once or twice, with or without telling, or only much later."""
+    """Appends that are applied once or twice, answered or not, or applied much later."""
 
     def __init__(self, faults: list[str]) -> None:
         self.content: dict[str, bytearray] = defaultdict(bytearray)
@@ -45,14 +45,14 @@ class UnreliableJournals:
         if fault == "unknown":
             raise Unavailable("connection lost")
 
-    def let_late_ones_land(self) -> None:
+    def apply_late_appends(self) -> None:
         for journal, content in self.late:
             self.content[journal] += content
         self.late.clear()
 
 
 class Application:
-    """Publishes numbered messages and keeps account of those that must be read."""
+    """Publishes numbered messages and records those that must be read."""
 
     def __init__(self, number: int, journals: UnreliableJournals, max_batch_bytes: int = 150) -> None:
         self.journals = journals
@@ -68,10 +68,10 @@ class Application:
         self.number = number
         self.open: dict[str, list[str]] = defaultdict(list)
         self.committed: dict[str, list[list[str]]] = defaultdict(list)
-        """For each journal, the messages of each transaction."""
+        """The messages of each transaction, by journal."""
 
     def wrote(self, producer: ProducerId) -> bool:
-        """Return True for any of the producers that the publisher may have had."""
+        """Return True for each producer that the publisher may have had."""
         mine = ProducerId(bytes([1, 0, 0, 0, 0, self.number]))
         return producer in accumulate(range(100), lambda each, _: successor(each), initial=mine)
 
@@ -82,20 +82,20 @@ class Application:
         try:
             self.publisher.add(journal, {"name": name})
         except Unavailable:
-            return  # It is queued all the same, and appended later.
+            return  # It is queued and appended later.
 
     def commit(self) -> None:
-        self._insist(lambda: self.publisher.prepare())
+        self._retry(lambda: self.publisher.prepare())
         for journal, names in self.open.items():
             self.committed[journal].append(names)
         self.open.clear()
-        self._insist(lambda: self.publisher.acknowledge())
+        self._retry(lambda: self.publisher.acknowledge())
 
     def roll_back(self) -> None:
-        self._insist(lambda: self.publisher.rollback())
+        self._retry(lambda: self.publisher.rollback())
         self.open.clear()
 
-    def _insist(self, action: object) -> None:
+    def _retry(self, action: object) -> None:
         assert callable(action)
         while True:
             try:
@@ -113,7 +113,7 @@ scripts = st.lists(
 
 
 LATE = [(0, "add", False), (0, "commit", False), *[(0, "add", False)] * 5, (0, "land", False), (0, "commit", False)]
-"""A script in which, if the second append is late, an acknowledgement arrives during the next transaction."""
+"""A script whose late second append is an acknowledgement that arrives during the next transaction."""
 
 
 @given(scripts, faults, st.integers(1, 10))
@@ -131,10 +131,10 @@ def test_each_committed_message_is_read_once_and_in_order(
         elif action == "roll back":
             applications[number].roll_back()
         else:
-            journals.let_late_ones_land()
+            journals.apply_late_appends()
     applications[0].commit()
     applications[1].roll_back()
-    journals.let_late_ones_land()
+    journals.apply_late_appends()
     for application in applications:
         application.add("a")
         application.commit()
@@ -150,7 +150,7 @@ def test_each_committed_message_is_read_once_and_in_order(
 
         sequencer: Sequencer[JsonObject] = Sequencer(ring_size=ring_size)
         messages = list(read_committed(read(0, len(content)), sequencer, lambda wanted: read(wanted.begin, wanted.end)))
-        # Each transaction whole and once, those of one publisher in order.
+        # Each transaction is complete and read once, in the order of its publisher.
         transactions: dict[Application, list[list[str]]] = defaultdict(list)
         for one in ReadCommitted(lambda begin, end, read=read: read(begin, end or 2**40), journal).transactions():
             [writer] = [application for application in applications if application.wrote(one.producer)]
@@ -172,7 +172,7 @@ def test_each_committed_message_is_read_once_and_in_order(
 
 
 def test_a_rollback_after_one_that_reached_no_journal_resets_no_clocks() -> None:
-    """The first message was dropped before it was appended. Readers first meet a later one."""
+    """The first message was dropped before it was appended. Readers see only later ones."""
     for dropped in (1, 3):
         for outside in (False, True):
             builder = TransactionBuilder(ProducerId(b"\x01adaad"), ProducerClock(lambda: 0), LINES)

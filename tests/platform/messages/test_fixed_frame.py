@@ -1,4 +1,4 @@
-"""Frames of fixed headers, whole, cut off and desynchronised."""
+"""Fixed-header frames: complete, cut off and desynchronised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.platform.messages.texts import cut, uuid_text
 
 
 class Prefixed:
-    """Payloads that are a UUID of sixteen bytes and then text."""
+    """Payloads of a UUID in sixteen bytes, followed by text."""
 
     def encode(self, message: str | None, uuid: UUID) -> bytes:
         return uuid.bytes + (message or "").encode()
@@ -37,7 +37,7 @@ def test_the_fixed_frame_vector() -> None:
 
 
 @given(st.lists(st.text(), max_size=5), st.lists(st.integers(0, 500), max_size=6), st.booleans())
-def test_frames_come_back_from_any_chunks(texts: list[str], cuts: list[int], newline: bool) -> None:
+def test_frames_round_trip_in_any_chunks(texts: list[str], cuts: list[int], newline: bool) -> None:
     frames = [FRAMES.marshal(text, uuid_text(16 * (n + 1))) for n, text in enumerate(texts)]
     content = b"".join(frames)
     tails: list[IncompleteTail] = []
@@ -49,7 +49,7 @@ def test_frames_come_back_from_any_chunks(texts: list[str], cuts: list[int], new
     assert tails == []
 
 
-def test_frames_that_are_cut_off_desynchronised_or_without_uuid() -> None:
+def test_frames_that_are_cut_off_desynchronised_or_without_a_uuid() -> None:
     frame = FRAMES.marshal("x", uuid_text(16))
     decoder = FRAMES.decoder("j", 0)
     assert list(decoder.feed(frame[:-1])) == []
@@ -68,7 +68,7 @@ def test_frames_that_are_cut_off_desynchronised_or_without_uuid() -> None:
     assert [e.message for e in decoder.feed(FRAMES.acknowledgement(uuid_text(32, 2)))] == [""]
 
 
-def test_a_frame_of_absurd_length_is_passed_over() -> None:
+def test_a_frame_of_invalid_length_is_skipped() -> None:
     small = FixedFrame(Prefixed(), max_payload_bytes=30)
     frame = small.marshal("x", uuid_text(16))
     broken = MAGIC + b"\xff\xff\xff\xff" + b"content"
@@ -104,7 +104,7 @@ def test_frames_across_holes() -> None:
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 @pytest.mark.parametrize("kept", [1, 3, 4, 5, 6, 7, 8, 9, 100, 990])
 @pytest.mark.parametrize("behind", [3, 10, 2000])
-def test_frames_behind_a_torn_one_are_read(behind: int, kept: int, size: int) -> None:
+def test_frames_after_a_torn_one_are_read(behind: int, kept: int, size: int) -> None:
     before = FRAMES.marshal("before", uuid_text(16))
     torn = FRAMES.marshal("t" * 1000, uuid_text(32))
     length, torn = len(torn), torn[:kept]
@@ -114,7 +114,7 @@ def test_frames_behind_a_torn_one_are_read(behind: int, kept: int, size: int) ->
     errors: list[CorruptMessage] = []
     reader = ReadUncommitted(FRAMES, "j", chunks, 50, on_corrupt=errors.append)
     read = list(reader)
-    if kept >= 8 and kept + len(b"".join(after)) < length + 4:  # Content of the torn frame's length has not come.
+    if kept >= 8 and kept + len(b"".join(after)) < length + 4:  # The content has not reached the torn frame's length.
         assert (len(read), reader.tail) == (1, IncompleteTail("j", 50 + len(before), len(content) - len(before)))
         return
     assert [each.clock for each in read] == [16, *(16 * (n + 3) for n in range(behind))]
@@ -126,7 +126,7 @@ def test_frames_behind_a_torn_one_are_read(behind: int, kept: int, size: int) ->
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_a_frame_may_hold_frames(size: int) -> None:
+def test_a_frame_may_contain_frames(size: int) -> None:
     inner = [FRAMES.marshal("x" * n, uuid_text(16)) for n in range(20)]
     held = [b"".join(inner), MAGIC, MAGIC * 50, b"".join(inner)[:-5], inner[0] + MAGIC + b"\xff\xff\xff\xff"]
     outer = [OPAQUE.marshal(each, uuid_text(16)) for each in [*held, b"last"]]
@@ -154,7 +154,7 @@ OPAQUE = FixedFrame(_Bytes())
 
 
 @pytest.mark.parametrize("kept", [16, 25])
-def test_a_torn_frame_that_seems_to_end_with_another_one_is_no_message(kept: int) -> None:
+def test_a_torn_frame_that_seems_to_end_with_another_one_is_not_a_message(kept: int) -> None:
     torn = ORDERED.marshal(b"t" * 80, uuid_text(16))
     after = [ORDERED.marshal(b"a", uuid_text(16)) for _ in range(20)]
     assert (len(torn) - kept) % len(after[0]) == 0
@@ -165,7 +165,7 @@ def test_a_torn_frame_that_seems_to_end_with_another_one_is_no_message(kept: int
 
 
 class _Repeated(_Bytes):
-    """Payloads of one byte, any number of times."""
+    """Payloads of one repeated byte."""
 
     def decode(self, payload: bytes) -> bytes:
         if len(set(payload)) > 1:

@@ -1,4 +1,4 @@
-"""JSON lines and fixed frames: what is written, and what is read back from any chunks."""
+"""JSON lines and fixed frames: written content, and messages read from arbitrary chunks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_values_that_json_cannot_hold_are_refused(message: Any, problem: str) ->
 
 
 @pytest.mark.parametrize("pointer", ["", "/", "uuid", "_meta/uuid"])
-def test_pointers_that_lead_nowhere_are_refused(pointer: str) -> None:
+def test_pointers_to_impossible_places_are_refused(pointer: str) -> None:
     with pytest.raises(InvalidInput, match="JSON pointer"):
         JsonLines(pointer)
 
@@ -90,7 +90,7 @@ def test_any_pointer_round_trips(pointer: str, message: dict[str, Any]) -> None:
 
 
 @given(st.lists(json_messages, max_size=6), st.lists(st.integers(0, 5000), max_size=8), st.integers(0, 2**40))
-def test_messages_come_back_from_any_chunks_with_their_offsets(
+def test_messages_round_trip_in_any_chunks_with_their_offsets(
     messages: list[dict[str, Any]], cuts: list[int], begin: int
 ) -> None:
     lines = [LINES.marshal(message, uuid_text(160 * (n + 1), n % 3)) for n, message in enumerate(messages)]
@@ -107,7 +107,7 @@ def test_messages_come_back_from_any_chunks_with_their_offsets(
     assert tails == []
 
 
-def test_a_cut_off_line_is_reported_not_delivered() -> None:
+def test_a_cut_off_line_is_reported_and_not_delivered() -> None:
     line = LINES.marshal({"a": 1}, uuid_text(16))
     tails: list[IncompleteTail] = []
     read = list(iter_messages(LINES, "j", [line, line[:20], line[20:30]], 100, tails.append))
@@ -130,7 +130,7 @@ def test_lines_of_other_writers_are_read_by_parsing(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ['{"a":1}', "{}", '{"_meta":{}}', '{"_meta":null}', '{"_meta":{"uuid":null}}'])
-def test_a_line_without_a_uuid_counts_as_zero_clock_unless_one_is_required(line: str) -> None:
+def test_a_line_without_a_uuid_has_clock_zero_unless_one_is_required(line: str) -> None:
     content = line.encode() + b"\n"
     (read,) = iter_messages(LINES, "j", [content], 0)
     assert (read.producer, read.clock, read.flags) == (bytes(6), 0, 0)
@@ -153,7 +153,7 @@ def test_a_line_without_a_uuid_counts_as_zero_clock_unless_one_is_required(line:
         "[" * 100_000,
     ],
 )
-def test_corrupt_lines_are_named_by_offset_and_can_be_passed_over(line: str) -> None:
+def test_corrupt_lines_are_reported_by_offset_and_can_be_skipped(line: str) -> None:
     good = LINES.marshal({"a": 1}, uuid_text(16))
     bad = line.encode("utf-8", "surrogateescape") + b"\n"
     decoder = LINES.decoder("j", 1000)
@@ -213,7 +213,7 @@ def test_messages_can_be_imported_without_numpy_and_pyarrow() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_mappings_that_are_not_dicts_are_refused_not_misread() -> None:
+def test_mappings_that_are_not_dicts_are_refused() -> None:
     class Frozen(Mapping[str, Any]):
         def __getitem__(self, key: str) -> Any:
             raise KeyError(key)

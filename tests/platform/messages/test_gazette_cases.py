@@ -1,6 +1,6 @@
-"""The cases that Gazette holds its own sequencer to, told again: the same histories, and what a reader makes of them.
+"""The cases of Gazette's own sequencer tests: the same histories, and their results for a reader.
 
-Where replays begin and end differs a little, because this ring holds pending messages only, never acknowledgements.
+The ranges of replays differ slightly, because this ring holds only pending messages and never acknowledgements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Message = Envelope[JsonObject]
 
 
 class Journal:
-    """Messages of a hundred bytes each with two bytes of nothing between them, as one journal has them."""
+    """A journal of messages of a hundred bytes, with gaps of two bytes."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -79,7 +79,7 @@ def test_messages_enter_the_ring_and_are_evicted_from_it(journal: Journal) -> No
     rows = [journal.write(producer, 100 * (n + 1), CONTINUE) for n, producer in enumerate([A, B, A, A, *[B] * 7])]
     ack_a, ack_b = journal.write(A, 1200, ACK), journal.write(B, 1300, ACK)
 
-    # The ring holds the last five messages. What A needs of the journal grows as the ring forgets its messages.
+    # The ring holds the last five messages. A's replay grows as the ring evicts its messages.
     for seen, wanted in [(4, None), (5, None), (6, (0, rows[2].begin)), (8, (0, rows[3].begin)), (9, (0, ack_a.begin))]:
         reader = Reader(journal, 5)
         reader.queue(*rows[:seen], ack_a)
@@ -100,7 +100,7 @@ def test_messages_enter_the_ring_and_are_evicted_from_it(journal: Journal) -> No
     assert reader.take() == [rows[1], *rows[4:], ack_b]
 
 
-def test_transactions_one_after_the_other(journal: Journal) -> None:
+def test_successive_transactions(journal: Journal) -> None:
     reader, write = Reader(journal, 3), journal.write
     sequencer = reader.sequencer
 
@@ -117,7 +117,7 @@ def test_transactions_one_after_the_other(journal: Journal) -> None:
     assert reader.take() == [a1, a2, a3]
     assert not sequencer.has_pending
 
-    # An acknowledgement of nothing.
+    # An acknowledgement without messages.
     a4 = write(A, 4, ACK)
     assert reader.queue(a4) == [QueueOutcome.ACK_EMPTY]
     assert reader.take() == [a4]
@@ -128,7 +128,7 @@ def test_transactions_one_after_the_other(journal: Journal) -> None:
     assert reader.take() == [a5, a6]
     assert not sequencer.has_pending
 
-    # A roll-back amid messages of another producer.
+    # A rollback between messages of another producer.
     write(A, 7, CONTINUE)
     b1 = write(B, 1, CONTINUE)
     write(A, 7, CONTINUE)
@@ -146,12 +146,12 @@ def test_transactions_one_after_the_other(journal: Journal) -> None:
     assert sequencer.has_pending
     assert reader.source() == Source(a6_again.end, {A: ProducerState(6), B: ProducerState(0, b1.begin)})
 
-    # That producer's acknowledgement finds both messages in the ring still.
+    # That producer's acknowledgement still finds both messages in the ring.
     b3 = write(B, 3, ACK)
     assert reader.queue(b3) == [QueueOutcome.ACK_COMMIT_RING]
     assert reader.take() == [b1, b2, b3]
 
-    # A replay, with duplicates of this and of earlier transactions in the ring and in the journal.
+    # A replay with duplicates of this and earlier transactions in the ring and in the journal.
     b4, _, _, b5, b6, _, b7 = [write(B, clock, CONTINUE) for clock in (4, 1, 4, 5, 6, 2, 7)]
     b8 = write(B, 8, ACK)
     assert reader.queue(*journal.messages[-8:]) == [
@@ -167,14 +167,14 @@ def test_transactions_one_after_the_other(journal: Journal) -> None:
     assert reader.wanted() == (b4.begin, b5.begin)
     assert reader.take() == [b4, b5, b6, b7, b8]
 
-    # All that is in the ring is rolled back, and what has to be replayed in part.
+    # All messages of the ring are rolled back, and some of the replay.
     b9, _, b12, _, _ = [write(B, clock, CONTINUE) for clock in (9, 11, 12, 13, 14)]
     b10 = write(B, 10, ACK)
     assert reader.queue(*journal.messages[-6:])[-1] is QueueOutcome.ACK_COMMIT_REPLAY
     assert reader.wanted() == (b9.begin, b12.begin)
     assert reader.take() == [b9, b10]
 
-    # Two transactions interleaved, each to be replayed.
+    # Two interleaved transactions that both need a replay.
     b11, a7, a8, a9 = write(B, 11, CONTINUE), *(write(A, clock, CONTINUE) for clock in (7, 8, 9))
     b12, a10, b13 = write(B, 12, CONTINUE), write(A, 10, ACK), write(B, 13, ACK)
     assert reader.queue(b11, a7, a8, a9, b12, a10)[-1] is QueueOutcome.ACK_COMMIT_REPLAY
@@ -185,7 +185,7 @@ def test_transactions_one_after_the_other(journal: Journal) -> None:
     assert reader.wanted() == (b11.begin, b12.begin)
     assert reader.take() == [b11, b12, b13]
 
-    # A reset to an earlier acknowledgement, from which clocks are used again.
+    # A reset to an earlier acknowledgement, after which clocks are reused.
     b8_again, b9_again, b10_again = write(B, 8, ACK), write(B, 9, CONTINUE), write(B, 10, ACK)
     assert reader.queue(b8_again, b9_again, b10_again) == [
         QueueOutcome.ACK_RESET,
@@ -211,7 +211,7 @@ def test_the_smallest_ring(journal: Journal) -> None:
     assert not reader.sequencer.has_pending
 
 
-def test_messages_outside_of_transactions(journal: Journal) -> None:
+def test_messages_outside_transactions(journal: Journal) -> None:
     reader, write = Reader(journal, 1), journal.write
 
     def one(producer: ProducerId, clock: int, flags: int, outcome: QueueOutcome, is_taken: bool) -> None:
@@ -226,7 +226,7 @@ def test_messages_outside_of_transactions(journal: Journal) -> None:
     one(A, 2, OUTSIDE, QueueOutcome.OUTSIDE_DUPLICATE, False)
     assert not reader.sequencer.has_pending
 
-    # They drop what is pending, also when their flags are unknown.
+    # They drop pending messages, even if their flags are unknown.
     one(A, 3, CONTINUE, QueueOutcome.CONTINUE_BEGIN, False)
     one(A, 4, CONTINUE, QueueOutcome.CONTINUE_EXTEND, False)
     one(A, 5, OUTSIDE, QueueOutcome.OUTSIDE_COMMIT, True)
@@ -241,7 +241,7 @@ def test_messages_outside_of_transactions(journal: Journal) -> None:
     assert reader.source().producers == {A: ProducerState(7)}
 
 
-def test_states_pass_to_another_sequencer(journal: Journal) -> None:
+def test_states_are_passed_to_another_sequencer(journal: Journal) -> None:
     first, write = Reader(journal, 12), journal.write
     a1, a2, b1, b2 = (write(producer, clock, CONTINUE) for producer, clock in ((A, 1), (A, 2), (B, 1), (B, 2)))
     c1, zero = write(C, 1, ACK), write(ZERO_PRODUCER, 0, 0)
@@ -257,7 +257,7 @@ def test_states_pass_to_another_sequencer(journal: Journal) -> None:
     expected = {A: ProducerState(0, a1.begin), B: ProducerState(0, b1.begin), C: ProducerState(1)}
     assert second.sequencer.checkpoint() == sources == {JOURNAL: Source(zero.end, expected)}
 
-    # From here both deliver the same; the second one has to read again what the first one holds.
+    # From here both deliver the same messages; the second replays those that the first holds.
     b3 = write(B, 3, ACK)
     assert first.queue(b3) == [QueueOutcome.ACK_COMMIT_RING]
     assert second.queue(b3) == [QueueOutcome.ACK_COMMIT_REPLAY]
@@ -274,12 +274,12 @@ def test_states_pass_to_another_sequencer(journal: Journal) -> None:
     assert first.take() == second.take() == [a1, a2, a3]
 
 
-def test_states_pass_on_amid_a_delivery(journal: Journal) -> None:
+def test_states_are_passed_on_during_a_delivery(journal: Journal) -> None:
     first, write = Reader(journal, 12), journal.write
     a1, a2, a3 = write(A, 1, CONTINUE), write(A, 2, CONTINUE), write(A, 3, ACK)
     assert first.queue(a1, a2, a3)[-1] is QueueOutcome.ACK_COMMIT_RING
 
-    # Nothing is consumed yet. States that are restored and not used stay what they are.
+    # Nothing is consumed yet. States that are restored and not used do not change.
     sources = Sequencer[JsonObject](first.sequencer.checkpoint()).checkpoint()
     assert sources == {JOURNAL: Source(a2.end, {A: ProducerState(0, a1.begin)})}
     second = Reader(journal, 12, sources)
@@ -287,7 +287,7 @@ def test_states_pass_on_amid_a_delivery(journal: Journal) -> None:
     assert second.wanted() == (a1.begin, a3.begin)
     assert first.take() == second.take() == [a1, a2, a3]
 
-    # The first of two is consumed, the second one was handed out and is put back.
+    # The first of two is consumed; the second was delivered and is put back.
     a4, a5, a6 = write(A, 4, CONTINUE), write(A, 5, CONTINUE), write(A, 6, ACK)
     first.queue(a4, a5, a6)
     assert [first.sequencer.step(), first.sequencer.step()] == [a4, a5]
@@ -313,7 +313,7 @@ def test_duplicates_on_both_sides_of_a_checkpoint(journal: Journal) -> None:
 
 
 def test_pruning_by_horizon(journal: Journal) -> None:
-    """Gazette prunes against the newest clock of any producer, which loses messages when that one is ahead."""
+    """Gazette compares with the newest clock of any producer, and loses messages if that clock is ahead."""
 
     def second(number: int) -> int:
         return number * 10_000_000 << 4
@@ -327,7 +327,7 @@ def test_pruning_by_horizon(journal: Journal) -> None:
     assert reader.take() == [c]
     state_a, state_b = ProducerState(second(10) - 1, a.begin), ProducerState(second(20))
 
-    # B is decided, and judged by its own clock against the reader's. A's transaction is open, and may yet commit.
+    # B is decided and judged by its own clock against the reader's. A's transaction is open and may still commit.
     everything = {A: state_a, B: state_b, C: ProducerState(second(30))}
     for horizon, kept in [(11, everything), (9, {A: state_a, C: everything[C]})]:
         pruning = Pruning(clock_to_ns(second(30)) / 1e9, horizon, distance=1)
@@ -347,7 +347,7 @@ def _fails(_: Message) -> Message:
         (lambda row: row._replace(end=row.end + 110), r"at \[102, 312\) is not part of .* \[102, 306\)"),
     ],
 )
-def test_replays_that_go_wrong(journal: Journal, change: Callable[[Message], Message], problem: str) -> None:
+def test_failed_replays(journal: Journal, change: Callable[[Message], Message], problem: str) -> None:
     rows = [journal.write(producer, clock, CONTINUE) for producer, clock in ((B, 1), (A, 2), (B, 3))]
     ack = journal.write(A, 4, ACK)
     sequencer: Sequencer[JsonObject] = Sequencer(ring_size=1)
@@ -360,7 +360,7 @@ def test_replays_that_go_wrong(journal: Journal, change: Callable[[Message], Mes
 
     with pytest.raises((InvalidInput, Unavailable), match=problem):
         list(read_committed([ack], sequencer, replay))
-    # Nothing was delivered: a good replay still can be.
+    # Nothing was delivered, so a correct replay is still possible.
     reader = Reader(journal, 1)
     reader.sequencer = sequencer
     assert reader.take() == [rows[1], ack]

@@ -1,4 +1,4 @@
-"""Journals whose content was made to harm their readers: endless lines, deep nesting, what looks like frames."""
+"""Content made to harm readers: endless lines, deep nesting, and fake frames."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOUNDED: list[Framing[Any]] = [
 
 
 def taken(decoder: Decoder[Any], chunk: bytes) -> tuple[list[bytes], list[int]]:
-    """Return the messages that a reader takes from a chunk if it skips corrupt ones, and the corrupt ones' offsets."""
+    """Return the messages of a chunk, skipping corrupt ones, and the offsets of the corrupt ones."""
     found: list[bytes] = []
     corrupt: list[int] = []
     while True:
@@ -39,7 +39,7 @@ def taken(decoder: Decoder[Any], chunk: bytes) -> tuple[list[bytes], list[int]]:
 
 @pytest.mark.parametrize("framing", BOUNDED, ids=["json", "csv"])
 @pytest.mark.parametrize("start", [b"x", b'"'], ids=["plain", "quoted"])
-def test_a_line_without_an_end_is_corrupt_and_its_memory_is_given_back(framing: Framing[Any], start: bytes) -> None:
+def test_a_line_without_an_end_is_corrupt_and_its_memory_is_freed(framing: Framing[Any], start: bytes) -> None:
     decoder = framing.decoder("a/journal", 100)
     held = 0
     found, corrupt = taken(decoder, b"1\n" + start)
@@ -50,7 +50,7 @@ def test_a_line_without_an_end_is_corrupt_and_its_memory_is_given_back(framing: 
         held = max(held, tail.length if tail is not None else 0)
     assert held <= LIMIT + 100
     assert corrupt == [102]
-    assert decoder.offset == 100 + 2 + 1 + 5000, "it stands behind what it has passed over"
+    assert decoder.offset == 100 + 2 + 1 + 5000, "the offset is after the skipped content"
     more, bad = taken(decoder, b"xx\n2\n3\n")
     assert (found + more, bad) == ([b"1", b"2", b"3"], [])
     assert decoder.offset == 100 + 2 + 1 + 5000 + 7
@@ -59,9 +59,7 @@ def test_a_line_without_an_end_is_corrupt_and_its_memory_is_given_back(framing: 
 @given(
     st.lists(st.integers(0, 3 * LIMIT), max_size=6), st.lists(st.integers(0, 20 * LIMIT), max_size=12), st.booleans()
 )
-def test_lines_within_the_limit_are_read_whatever_stands_between_them(
-    lengths: list[int], cuts: list[int], is_csv: bool
-) -> None:
+def test_lines_within_the_limit_are_read_between_longer_ones(lengths: list[int], cuts: list[int], is_csv: bool) -> None:
     lines = [bytes([ord("a") + number]) * (length + 1) for number, length in enumerate(lengths)]
     content = b"".join(line + b"\n" for line in lines)
     marks = sorted({0, len(content), *(at % (len(content) + 1) for at in cuts)})
@@ -95,8 +93,8 @@ def message(clock: int, size: int, at: int) -> Any:
     return found
 
 
-def test_the_ring_holds_no_more_bytes_than_it_may() -> None:
-    """A transaction that never ends, of messages as large as its producer likes."""
+def test_the_ring_does_not_exceed_its_byte_limit() -> None:
+    """A transaction without an end, of large messages."""
     sequencer: Sequencer[Any] = Sequencer(ring_bytes=10_000)
     at, first = 0, None
     for clock in range(100, 200):
@@ -111,10 +109,10 @@ def test_the_ring_holds_no_more_bytes_than_it_may() -> None:
     wanted = sequencer.replay_range
     assert wanted is not None
     assert wanted.begin == 0
-    assert at - 10_000 <= wanted.end < at, "what is not to be replayed is in the ring"
+    assert at - 10_000 <= wanted.end < at, "the ring holds the rest"
 
 
-def test_a_message_larger_than_the_ring_is_held_alone() -> None:
+def test_a_single_message_larger_than_the_ring_is_held() -> None:
     sequencer: Sequencer[Any] = Sequencer(ring_bytes=10)
     first = message(100, 900, 0)
     sequencer.queue(first)

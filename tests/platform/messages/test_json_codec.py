@@ -1,4 +1,4 @@
-"""JSON is read and written as Python's own module does it, whatever is given."""
+"""JSON is read and written as by Python's own module, for any value."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ OWN = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=Fals
 
 
 def outcome(work: Any, *arguments: Any) -> Any:
-    """Return the exact result, or the word for a failure."""
+    """Return the exact result, or "refused" after a failure."""
     try:
         return repr(work(*arguments))
     except (TypeError, ValueError, RecursionError):
@@ -75,7 +75,7 @@ def outcome(work: Any, *arguments: Any) -> Any:
 
 @given(st.dictionaries(KEYS, VALUES, max_size=4) | VALUES)
 @example({"a": [{"b": 1e16, "c": 1e-7, "d": -0.0, "e": 10**30}]})
-def test_what_is_written_reads_the_same_as_that_of_the_standard_module(value):
+def test_written_json_reads_the_same_as_the_standard_modules(value):
     expected = outcome(lambda: json.loads(OWN.encode(value).encode()))
     assert outcome(lambda: json.loads(encode_json(value))) == expected
     if not any(mark in expected for mark in ("e+", "e-")):
@@ -103,7 +103,7 @@ TEXTS = (
 @example(b"\xef\xbb\xbf{}")
 @example(b'{"a":1.7976931348623159e308}')
 @example(b"[" * 100_000)
-def test_what_is_read_is_what_the_standard_module_reads(content):
+def test_json_is_read_as_by_the_standard_module(content):
     assert outcome(decode_json, content) == outcome(_standard, content)
 
 

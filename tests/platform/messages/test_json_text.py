@@ -1,4 +1,4 @@
-"""Messages that are given as texts keep every value as it is written."""
+"""Messages given as texts keep every value as written."""
 
 import json
 from decimal import Decimal
@@ -31,7 +31,7 @@ def exact(line: bytes) -> object:
         '{"a": null, "_meta": null, "n": 0.1000}',
     ],
 )
-def test_a_message_is_one_line_with_its_uuid_and_its_values_as_they_are_written(text, pointer):
+def test_a_text_becomes_one_line_with_its_uuid_and_unchanged_values(text, pointer):
     lines = JsonLines(pointer)
     line = JsonTexts(lines).marshal(text, UUID)
 
@@ -70,7 +70,7 @@ def test_other_texts_are_refused(text, problem):
         JsonTexts().marshal(text, UUID)
 
 
-def test_texts_are_read_as_they_are_written():
+def test_texts_are_read_as_written():
     framing = JsonTexts()
     content = framing.marshal(f'{{"n": {PRECISE}}}', UUID) + framing.acknowledgement(UUID)
     first, ack = iter_messages(framing, "j", [content], 0)

@@ -1,4 +1,4 @@
-"""Lines in chunks of any size make the batches that they make together, and nothing is passed over in silence."""
+"""Lines in chunks of any size make the same batches as together, and nothing is skipped silently."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_chunks_may_be_cut_anywhere(cuts):
     assert decoder.offset == 1000 + len(CONTENT)
 
 
-def test_a_gap_is_passed_between_lines_and_refused_within_one():
+def test_a_gap_is_allowed_between_lines_and_refused_within_one():
     decoder = LineBatchDecoder(JsonLines(), "a/journal", 0)
     assert decoder.feed(LINES[0], 0).num_rows == 1
     with pytest.raises(InvalidInput, match="was fed before, up to"):
@@ -53,7 +53,7 @@ def test_a_line_without_end_is_corrupt():
         decoder.feed(b"{", 10)
 
 
-def test_a_tolerant_framing_marks_lines_whose_uuid_cannot_be_read():
+def test_a_tolerant_framing_marks_lines_with_unreadable_uuids():
     decoder = LineBatchDecoder(JsonLines(tolerant=True), "a/journal", 0)
     batch = decoder.feed(LINES[0] + b"no JSON\n" + LINES[1], 0)
     assert batch.column(UNREADABLE).to_pylist() == [False, True, False]

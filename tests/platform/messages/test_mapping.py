@@ -1,4 +1,4 @@
-"""Mappings agree with the fixtures that other Gazette clients are held to."""
+"""Mappings agree with the fixtures of other Gazette clients."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_random_mapping_reaches_every_journal() -> None:
         lambda: mapping.modulo(b"key", []),
     ],
 )
-def test_no_journals_is_a_clear_error(make: object) -> None:
+def test_mapping_to_no_journals_is_a_clear_error(make: object) -> None:
     assert callable(make)
     with pytest.raises(InvalidInput, match="no journal to map to"):
         make()
@@ -85,6 +85,6 @@ def test_a_live_mapping_follows_its_journals() -> None:
     assert made == [tuple(partitions(3)), (*partitions(3), "another")]
 
 
-def test_a_key_of_a_message_names_its_journal() -> None:
+def test_the_key_of_a_message_determines_its_journal() -> None:
     destination = mapping.by_key(lambda message: str(message["id"]).encode(), mapping.ModuloMapping(partitions(5)))
     assert destination({"id": "seems"}) == mapping.modulo(b"seems", partitions(5))

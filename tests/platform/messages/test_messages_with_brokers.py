@@ -1,4 +1,4 @@
-"""Messages over real brokers, of which one is killed: every reader comes to the same, and to what was committed."""
+"""Messages on real brokers while one is killed: all readers get the committed messages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_all_readers_agree_on_committed_messages(cluster: EmbeddedCluster)
                 transactions = [one async for one in reader.transactions()]
             read = [[envelope.message["number"] for envelope in one.messages] for one in transactions]
             assert [n for numbers in read for n in numbers] == expected[name]
-            # Each is whole: all that a transaction published to this journal.
+            # Each is complete: all messages of a transaction in this journal.
             assert [Counter(n // PER_TRANSACTION for n in numbers).keys() for numbers in read] == [
                 {transaction} for transaction in range(TRANSACTIONS * 2 // 3)
             ]

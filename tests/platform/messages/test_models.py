@@ -1,4 +1,4 @@
-"""Messages of many types: each takes a UUID, is framed, read back, and takes part in transactions."""
+"""Messages of many types: each gets a UUID, is framed, read back, and used in transactions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Meta(BaseModel):
 
 
 class Order(BaseModel):
-    """Holds its UUID."""
+    """Has a field for its UUID."""
 
     number: int
     price: Decimal = Decimal(0)
@@ -43,7 +43,7 @@ class Order(BaseModel):
 
 
 class Strict(BaseModel):
-    """Has no place for a UUID, and refuses keys that it does not know."""
+    """Has no field for a UUID, and refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
     number: int
@@ -51,7 +51,7 @@ class Strict(BaseModel):
 
 
 class Item(BaseModel):
-    """Flat, as rows are."""
+    """Flat, like rows."""
 
     number: int
     name: str | None = None
@@ -103,7 +103,7 @@ TYPES: dict[str, tuple[Framing[Any], list[Any]]] = {
 
 
 def without_uuid(message: Any) -> Any:
-    """Return a message that was read as the application wrote it."""
+    """Return a read message as the application wrote it."""
     match message:
         case Order():
             return message.model_copy(update={"meta": None})
@@ -119,7 +119,7 @@ def without_uuid(message: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_every_type_takes_part_in_transactions(name: str) -> None:
+def test_every_type_works_in_transactions(name: str) -> None:
     framing, messages = TYPES[name]
     builder = TransactionBuilder(A, ProducerClock(lambda: 0), framing)
     content = b""
@@ -135,17 +135,17 @@ def test_every_type_takes_part_in_transactions(name: str) -> None:
     content += builder.take("j", 1 << 20)
     content += builder.rollback_intents().get("j", b"")
 
-    # Cut anywhere, and all of it twice.
+    # In arbitrary chunks, and all content twice.
     chunks = [content[at : at + 11] for at in range(0, len(content), 11)]
     read = list(iter_messages(framing, "j", chunks, 0))
-    assert [envelope.flags for envelope in read] == [1, 1, 2, 2, 1, 2]  # The intents twice.
+    assert [envelope.flags for envelope in read] == [1, 1, 2, 2, 1, 2]  # The intents appear twice.
     again = list(iter_messages(framing, "j", [content], len(content)))
     committed = list(read_committed([*read, *again], Sequencer(), lambda _: ()))
     assert [without_uuid(envelope.message) for envelope in committed] == [without_uuid(m) for m in messages[:2]]
     assert {envelope.flags for envelope in committed} == {1}
 
 
-def test_a_model_that_declares_the_pointers_place_is_given_its_uuid() -> None:
+def test_a_model_with_a_field_at_the_pointer_gets_its_uuid() -> None:
     framing = TypedLines(Order)
     order = Order(number=1, at=dt.datetime(2024, 2, 29, tzinfo=dt.UTC), _meta=Meta(uuid=UUID_2))
     line = framing.marshal(order, UUID_1)
@@ -155,7 +155,7 @@ def test_a_model_that_declares_the_pointers_place_is_given_its_uuid() -> None:
         "price": "0",
         "at": "2024-02-29T00:00:00Z",
     }
-    assert order.meta == Meta(uuid=UUID_2)  # The caller's own is left alone.
+    assert order.meta == Meta(uuid=UUID_2)  # The caller's own UUID is unchanged.
     [envelope] = iter_messages(framing, "j", [line], 0)
     assert envelope.message.meta == Meta(uuid=UUID_1)
     assert envelope.uuid == str(UUID_1)
@@ -165,7 +165,7 @@ def test_a_model_that_declares_the_pointers_place_is_given_its_uuid() -> None:
     assert point.message == Point(1, 2, uuid=UUID_1)
 
 
-def test_lines_of_models_are_lines_to_everybody() -> None:
+def test_lines_of_models_are_readable_as_plain_lines() -> None:
     line = TypedLines(Strict).marshal(Strict(number=3, tags=frozenset({"a"})), UUID_1)
     [as_dict] = iter_messages(JsonLines(), "j", [line], 0)
     assert as_dict.message == {"_meta": {"uuid": str(UUID_1)}, "number": 3, "tags": ["a"]}
@@ -215,7 +215,7 @@ OPTED_OUT: list[tuple[Framing[Any], Any]] = [
 
 @pytest.mark.parametrize(("framing", "message"), OPTED_OUT)
 def test_types_without_uuid_fall_back_to_at_least_once(framing: Framing[Any], message: Any) -> None:
-    """Each append is delivered, repeated ones too; there is nothing to acknowledge and nothing can be rolled back."""
+    """Each append is delivered, including repetitions. There is nothing to acknowledge or roll back."""
     assert framing.acknowledgement(UUID_2) == b""
     builder = TransactionBuilder(A, ProducerClock(lambda: 0), framing)
     builder.add("j", message)
@@ -234,7 +234,7 @@ def test_types_without_uuid_fall_back_to_at_least_once(framing: Framing[Any], me
     assert sequencer.checkpoint()["j"].producers == {}
 
 
-def test_an_empty_field_is_none_where_that_is_the_default() -> None:
+def test_an_empty_field_is_none_if_that_is_the_default() -> None:
     framing = CsvRows(ModelRows(Point))
     line = framing.marshal(Point(1.5, 2), UUID_1)
     assert line == f"{UUID_1},1.5,2.0,,\n".encode()
@@ -245,7 +245,7 @@ def test_an_empty_field_is_none_where_that_is_the_default() -> None:
         _ = row.message
 
 
-def test_models_can_be_used_by_themselves() -> None:
+def test_models_can_be_used_without_a_framing() -> None:
     models = Models(Row)
     assert models.to_json(Row(a=1)) == {"a": 1}
     assert models.from_json(b'{"a":1}', JsonLines()) == {"a": 1}

@@ -1,4 +1,4 @@
-"""Outlines of ranges give the same answers as all of their segments do, and stay small."""
+"""Outlines of ranges give the same results as all of their segments, and stay small."""
 
 import itertools
 
@@ -35,7 +35,7 @@ def scan(rows, begin=0):
     replays=st.booleans(),
 )
 @settings(max_examples=600, deadline=None)
-def test_outlines_of_any_ranges_decide_as_all_segments_do(rows, cuts, entry, replays):
+def test_outlines_of_any_ranges_decide_like_all_segments(rows, cuts, entry, replays):
     marks = sorted({0, len(rows), *(min(cut, len(rows)) for cut in cuts)})
     parts = [rows[begin:end] for begin, end in itertools.pairwise(marks)]
     scans = [scan(part, begin) for part, begin in zip(parts, marks, strict=False)]
@@ -63,8 +63,8 @@ def test_many_committed_transactions_leave_a_border_and_no_limits():
     assert found.limits == ()
 
 
-def test_what_was_rolled_back_within_a_range_has_a_limit():
-    # One transaction, one that is rolled back, one whose acknowledgement leaves out its last message.
+def test_messages_rolled_back_within_a_range_have_a_limit():
+    # A transaction, a rolled-back one, and one whose acknowledgement excludes its last message.
     first = [(A, 1, CONTINUE), (A, 1, ACK), (A, 2, CONTINUE), (A, 1, ACK)]
     second = [(A, 3, CONTINUE), (A, 4, CONTINUE), (A, 3, ACK), (A, 9, CONTINUE)]
 

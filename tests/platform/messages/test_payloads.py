@@ -1,4 +1,4 @@
-"""Payloads that are protobuf messages or classes of their own."""
+"""Payloads that are protobuf messages or custom classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto.wire import protocol_pb2 as pb
 from tests.platform.messages.typed import UUID_1, Opaque
 
 
-def test_the_uuid_of_a_protobuf_message_may_be_bytes_and_lie_deeper() -> None:
+def test_the_uuid_of_a_protobuf_message_may_be_nested_bytes() -> None:
     codec = ProtobufPayload(consumer_pb2.Checkpoint.Source.ProducerEntry, "id")
     payload = codec.encode(None, UUID_1)
     assert codec.decode(payload).id == UUID_1.bytes
@@ -38,7 +38,7 @@ def test_a_nested_field_holds_the_uuid() -> None:
     assert codec.uuid_parts(request.SerializeToString()) == UuidParts(ProducerId(bytes(6)), 0, 0)
 
 
-def test_own_classes_take_the_uuid_themselves() -> None:
+def test_custom_classes_store_the_uuid_themselves() -> None:
     codec = OwnPayload(Opaque)
     message = Opaque("text")
     payload = codec.encode(message, UUID_1)

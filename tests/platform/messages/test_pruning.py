@@ -1,6 +1,6 @@
-"""Pruning: no clock of a producer decides about another's state, whatever clocks say.
+"""Pruning: no clock of a producer affects another one's state.
 
-Readers that prune at every checkpoint are compared with one that never does.
+Readers that prune at every checkpoint are compared with one that never prunes.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ def clock_at(seconds: float) -> int:
 # The rule.
 
 
-def test_a_silent_producer_is_forgotten_by_its_clock_and_by_the_bytes_read_since() -> None:
+def test_a_silent_producer_is_forgotten_by_its_clock_and_the_bytes_read_since() -> None:
     pruning = Pruning(NOW, horizon_s=24 * HOUR, distance=1000)
     old, recent, ahead = (ProducerState(clock_at(NOW + hours * HOUR), -1, 500) for hours in (-25, -23, 25))
     assert pruning.forgets(old, 1500)
     assert not pruning.forgets(old, 1499)
     assert not pruning.forgets(recent, 10**9)
-    assert pruning.forgets(ahead, 1500), "a clock far ahead would be remembered for ever, and checkpoints would grow"
+    assert pruning.forgets(ahead, 1500), "otherwise a clock far ahead would be kept forever, and checkpoints would grow"
     assert not pruning.forgets(ahead, 1499)
-    assert not pruning.forgets(ProducerState(old.last_ack), 10**9), "where it was seen is not known"
+    assert not pruning.forgets(ProducerState(old.last_ack), 10**9), "its last seen offset is unknown"
     assert pruning.prune("j", {A: old, B: recent}, 1500) == {B: recent}
     for wrong in ({"horizon_s": -1}, {"distance": -1}):
         with pytest.raises(InvalidInput, match="negative"):
             Pruning(NOW, **wrong)  # type: ignore[arg-type]
 
 
-def test_an_open_transaction_is_forgotten_only_once_it_is_gone_from_the_journal() -> None:
+def test_an_open_transaction_is_forgotten_only_after_its_removal() -> None:
     open_state = ProducerState(clock_at(0), 400, 500)
     assert not Pruning(NOW, distance=1).forgets(open_state, 10**12)
     assert not Pruning(NOW, distance=1).forgets(open_state, 10**12, first_offset=499), "its last message is there"
     assert Pruning(NOW, distance=1).forgets(open_state, 10**12, first_offset=500)
-    assert not Pruning(NOW).forgets(open_state, 600, first_offset=500), "what was listed may be wrong for a moment"
+    assert not Pruning(NOW).forgets(open_state, 600, first_offset=500), "the listing may be briefly outdated"
 
 
-def test_memory_of_producers_is_bounded_for_any_clocks() -> None:
-    """A client that makes up producers with clocks of any time costs what stands in the journal within the distance."""
+def test_the_number_of_known_producers_is_bounded_for_any_clocks() -> None:
+    """Invented producers with any clocks cost at most the producers within the distance."""
     sequencer: Sequencer[JsonObject] = Sequencer()
     for number in range(2000):
         clock = clock_at(NOW + (number % 7 - 3) * 1000 * HOUR + 30 * HOUR)
@@ -78,7 +78,7 @@ def test_memory_of_producers_is_bounded_for_any_clocks() -> None:
 
 
 class Write(NamedTuple):
-    """A writer's next step: `count` messages, at a time by its machine's clock."""
+    """A writer's next step: `count` messages at a time of its machine's clock."""
 
     writer: int
     action: str
@@ -88,7 +88,7 @@ class Write(NamedTuple):
 
 @dataclass
 class Writer:
-    """A producer that keeps to the rules: it repeats appends, recovers its acknowledgements, and never mixes."""
+    """A well-behaved producer: it repeats appends, recovers its acknowledgements, and never mixes."""
 
     producer: ProducerId
     wall: float = 0.0
@@ -120,7 +120,7 @@ class Writer:
         return self.block
 
 
-# Right, skewed by more than the horizon, years off, frozen; and any of them in one writer, as when a clock is stepped.
+# Correct, skewed by more than the horizon, years off, frozen. A writer may use several, like a stepped clock.
 TIMES = [NOW, NOW + 60, NOW + 26 * HOUR, NOW - 26 * HOUR, NOW + 90_000 * HOUR, NOW - 90_000 * HOUR, 0.0]
 times = st.sampled_from(TIMES)
 writes = st.builds(
@@ -141,7 +141,7 @@ class History:
 
 
 def history_of(script: Iterable[Write], repeat_within: int) -> History:
-    """Return the writers' messages. A writer repeats an append only while at most so many bytes follow it."""
+    """Return the writers' messages. A writer repeats an append only while at most `repeat_within` bytes follow it."""
     writers = [Writer(ProducerId(bytes([1, 0, 0, 0, 0, number]))) for number in range(4)]
     rows: list[Envelope[JsonObject]] = []
     ends: dict[int, int] = {}
@@ -153,22 +153,22 @@ def history_of(script: Iterable[Write], repeat_within: int) -> History:
         for producer, clock, flags in block:
             rows.append(Envelope("j", end, end + 10, producer, clock, flags, b"{}", LINES))
             end += 10
-        if block:  # One that wrote nothing has its last bytes where they were.
+        if block:  # A writer that wrote nothing keeps its end.
             ends[write.writer] = end
     return History(tuple(rows))
 
 
 def oracle(history: History) -> list[int]:
-    """Offsets of what is committed, by a reader that forgets nothing."""
+    """Return the offsets of committed messages, from a reader that never prunes."""
     sequencer: Sequencer[JsonObject] = Sequencer(ring_size=1000)
     return [each.begin for each in read_committed(history.rows, sequencer, history.replay)]
 
 
 @given(st.lists(writes, max_size=30), st.lists(times, min_size=1), st.booleans(), st.sampled_from([60, 200, None]))
-def test_a_pruning_reader_delivers_the_same_as_one_that_forgets_nothing(
+def test_a_pruning_reader_delivers_the_same_as_one_that_never_prunes(
     script: list[Write], reader_times: list[float], restores: bool, distance: int | None
 ) -> None:
-    """Clocks are skewed, stepped and frozen, the reader's too. It takes a checkpoint behind each message."""
+    """Clocks are skewed, stepped and frozen, including the reader's. It takes a checkpoint after each message."""
     distance = distance or DEFAULT_PRUNE_DISTANCE
     history = history_of(script, distance)
     sequencer: Sequencer[JsonObject] = Sequencer(ring_size=2)
@@ -183,7 +183,7 @@ def test_a_pruning_reader_delivers_the_same_as_one_that_forgets_nothing(
 
 
 @given(st.lists(writes, max_size=30), st.lists(times, min_size=1), st.booleans(), st.integers(1, 5))
-def test_a_columnar_reader_that_prunes_does_too(
+def test_a_pruning_columnar_reader_delivers_the_same(
     script: list[Write], reader_times: list[float], restores: bool, size: int
 ) -> None:
     distance = 60
@@ -203,8 +203,8 @@ def test_a_columnar_reader_that_prunes_does_too(
     assert delivered == oracle(history)
 
 
-def test_a_writer_a_day_ahead_costs_others_nothing() -> None:
-    """The failure as it was found: a transaction over a checkpoint was lost, and a repeated append read twice."""
+def test_a_writer_a_day_ahead_does_not_affect_others() -> None:
+    """Formerly a transaction across a checkpoint was lost, and a repeated append was read twice."""
     b = clock_at(NOW + 25 * HOUR)
     rows = [(A, 1, CONTINUE), (A, 2, CONTINUE), (B, b, OUTSIDE), (A, 3, ACK), (A, 4, OUTSIDE), (A, 4, OUTSIDE)]
     base = clock_at(NOW)

@@ -32,7 +32,7 @@ def make_builder() -> TransactionBuilder[JsonObject]:
 
 
 class Journals:
-    """Journals in memory, with appends that can be made to fail before or after they are applied."""
+    """In-memory journals whose appends can fail before or after they are applied."""
 
     def __init__(self) -> None:
         self.content: dict[str, bytearray] = defaultdict(bytearray)
@@ -119,7 +119,7 @@ def test_an_empty_transaction_has_no_intents() -> None:
     assert builder.phase is Phase.OPEN
 
 
-def test_publishing_outside_of_a_transaction_is_refused_within_one() -> None:
+def test_publishing_outside_a_transaction_is_refused_within_one() -> None:
     builder = make_builder()
     builder.outside("a", {"n": 1})
     builder.add("b", {"n": 1})
@@ -137,7 +137,7 @@ def clocks_of(content: bytes) -> list[int]:
     return [e.clock for e in iter_messages(LINES, "j", [content], 0)]
 
 
-def test_rollback_uses_the_last_acknowledged_clock_or_the_one_below_the_first_message() -> None:
+def test_rollback_uses_the_last_acknowledged_clock_or_the_first_one_minus_one() -> None:
     builder = make_builder()
     builder.add("a", {"n": 1})
     first = clocks_of(builder.take("a", 1000))[0]
@@ -168,7 +168,7 @@ def test_rollback_uses_the_last_acknowledged_clock_or_the_one_below_the_first_me
     assert clocks_of(builder.rollback_intents()["a"]) == outside
 
 
-def test_rollback_keeps_messages_that_are_outside_of_the_transaction() -> None:
+def test_rollback_keeps_messages_outside_the_transaction() -> None:
     builder = make_builder()
     builder.outside("a", {"n": 1})
     builder.add("b", {"n": 2})
@@ -213,7 +213,7 @@ def test_a_sync_publisher_appends_full_batches_and_the_rest_on_commit() -> None:
         assert bytes(journals.content[journal]).endswith(intents[journal])
 
 
-def test_sync_publishing_outside_of_transactions() -> None:
+def test_sync_publishing_outside_transactions() -> None:
     journals = Journals()
     publisher = make_sync(journals)
     for n in range(5):
@@ -224,7 +224,7 @@ def test_sync_publishing_outside_of_transactions() -> None:
     assert publisher.producer == PRODUCER
 
 
-def test_a_failed_sync_append_is_appended_again_in_order() -> None:
+def test_a_failed_sync_append_is_retried_in_order() -> None:
     journals = Journals()
     publisher = make_sync(journals, max_batch_bytes=1)
     journals.fail_after = {"a"}
@@ -236,7 +236,7 @@ def test_a_failed_sync_append_is_appended_again_in_order() -> None:
     assert journals.values("a") == [1, 1, 2, None]
 
 
-def test_when_intents_cannot_be_kept_nothing_is_acknowledged() -> None:
+def test_nothing_is_acknowledged_if_intents_cannot_be_stored() -> None:
     journals = Journals()
     publisher = make_sync(journals)
     publisher.add("a", {"n": 1})
@@ -272,7 +272,7 @@ def test_acknowledging_can_be_repeated_after_a_failure() -> None:
 
 
 class LateJournals(Journals):
-    """The first attempt of the first acknowledgement is not answered, and arrives when a test says so."""
+    """The first acknowledgement's first attempt is unanswered, and arrives when a test calls `arrive`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ class LateJournals(Journals):
         return [each.message["n"] for each in found]
 
 
-def test_an_acknowledgement_that_arrives_once_more_costs_the_next_transaction_nothing() -> None:
+def test_a_late_repeated_acknowledgement_does_not_affect_the_next_transaction() -> None:
     journals = LateJournals()
     publisher = make_sync(journals)
     publisher.add("a", {"n": 1})
@@ -312,7 +312,7 @@ def test_an_acknowledgement_that_arrives_once_more_costs_the_next_transaction_no
     assert journals.committed("a") == [1, 2]
 
 
-async def test_the_same_holds_for_an_asynchronous_publisher() -> None:
+async def test_a_late_repeated_acknowledgement_does_not_affect_an_async_publisher() -> None:
     journals = LateJournals()
 
     async def append(journal: str, content: bytes) -> SimpleNamespace:
@@ -328,7 +328,7 @@ async def test_the_same_holds_for_an_asynchronous_publisher() -> None:
     assert journals.committed("a") == [1, 2]
 
 
-def test_a_rollback_by_the_next_producer_drops_its_messages_alone() -> None:
+def test_a_rollback_by_the_next_producer_drops_only_its_own_messages() -> None:
     journals = LateJournals()
     publisher = make_sync(journals)
     publisher.add("a", {"n": 1})
@@ -342,7 +342,7 @@ def test_a_rollback_by_the_next_producer_drops_its_messages_alone() -> None:
     assert journals.committed("a") == [1, 3]
 
 
-def test_acknowledgements_that_arrive_once_have_one_producer_from_first_to_last() -> None:
+def test_without_repeated_acknowledgements_the_producer_does_not_change() -> None:
     journals = Journals()
     publisher = make_sync(journals)
     for n in range(3):
@@ -351,7 +351,7 @@ def test_acknowledgements_that_arrive_once_have_one_producer_from_first_to_last(
     assert publisher.producer == PRODUCER
 
 
-def test_one_journal_that_refuses_costs_no_other_its_acknowledgement() -> None:
+def test_a_journal_that_refuses_does_not_delay_other_acknowledgements() -> None:
     journals = Journals()
     publisher = make_sync(journals)
     for journal in ("a", "b", "c"):
@@ -366,7 +366,7 @@ def test_one_journal_that_refuses_costs_no_other_its_acknowledgement() -> None:
 
 
 class SlowJournals(Journals):
-    """Appends that wait until they are let go, and count how many of a journal are under way at once."""
+    """Appends that wait until the gate opens, and record the concurrent ones of each journal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -416,7 +416,7 @@ async def test_an_async_publisher_appends_to_journals_in_parallel_and_in_order()
         assert bytes(journals.content[journal]).endswith(intents[journal])
 
 
-async def test_adding_waits_while_too_much_is_pending() -> None:
+async def test_adding_waits_while_too_many_bytes_are_pending() -> None:
     journals = SlowJournals()
     publisher = make_async(journals, batch=10_000, pending=300)
 
@@ -434,7 +434,7 @@ async def test_adding_waits_while_too_much_is_pending() -> None:
     await publisher.aclose()
 
 
-async def test_a_background_failure_surfaces_and_the_batch_is_kept() -> None:
+async def test_a_background_failure_is_raised_and_the_batch_is_kept() -> None:
     journals = SlowJournals()
     journals.gate.set()
     journals.fail_before = {"a"}
@@ -450,7 +450,7 @@ async def test_a_background_failure_surfaces_and_the_batch_is_kept() -> None:
     assert publisher.producer == PRODUCER
 
 
-async def test_async_commit_keeps_the_intents_first() -> None:
+async def test_async_commit_stores_the_intents_first() -> None:
     journals = SlowJournals()
     journals.gate.set()
     publisher = make_async(journals)
@@ -489,7 +489,7 @@ async def test_leaving_with_an_error_ends_appends_and_a_rollback_seals_them_off(
     assert journals.flags("a") == [ACK, ACK]
 
 
-async def test_a_rollback_follows_the_appends_under_way() -> None:
+async def test_a_rollback_follows_appends_in_progress() -> None:
     journals = SlowJournals()
     publisher = make_async(journals, batch=1)
     await publisher.add("a", {"n": 1})
@@ -500,7 +500,7 @@ async def test_a_rollback_follows_the_appends_under_way() -> None:
     assert journals.flags("a") == [CONTINUE, ACK]
 
 
-def test_a_publisher_names_the_journal_and_returns_the_uuid() -> None:
+def test_a_publisher_chooses_the_journal_and_returns_the_uuid() -> None:
     journals = Journals()
     publisher = make_sync(journals)
     destination = by_key(lambda message: str(message["n"]).encode(), ModuloMapping(["a", "b"]))
@@ -519,7 +519,7 @@ def test_a_publisher_names_the_journal_and_returns_the_uuid() -> None:
     assert all(envelope.journal == destination(envelope.message) for envelope in read if envelope.message["n"] != 9)
 
 
-async def test_an_async_publisher_names_the_journal_and_returns_the_uuid() -> None:
+async def test_an_async_publisher_chooses_the_journal_and_returns_the_uuid() -> None:
     journals = SlowJournals()
     journals.gate.set()
     async with make_async(journals) as publisher:
@@ -530,7 +530,7 @@ async def test_an_async_publisher_names_the_journal_and_returns_the_uuid() -> No
 
 
 def test_threads_may_share_a_publisher() -> None:
-    """Clocks grow in each journal, whoever publishes."""
+    """Clocks increase in each journal, for any publishing thread."""
     journals = Journals()
     publisher = make_sync(journals, max_batch_bytes=300)
     with ThreadPoolExecutor(4) as threads:
@@ -545,7 +545,7 @@ def test_threads_may_share_a_publisher() -> None:
     assert sorted(numbers) == list(range(400))
 
 
-def test_a_blocking_publisher_keeps_no_more_than_it_may_for_all_journals_together() -> None:
+def test_a_sync_publisher_bounds_pending_bytes_of_all_journals_together() -> None:
     journals = Journals()
     publisher: SyncPublisher[JsonObject] = SyncPublisher(
         journals.append, producer=PRODUCER, clock=make_clock(), framing=LINES, max_pending_bytes=10_000

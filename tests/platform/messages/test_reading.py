@@ -1,4 +1,4 @@
-"""Readers over plain content: what they return, where they go on, and what becomes of what they read from."""
+"""Readers over plain content: returned messages, positions, and the lifetime of sources."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lines(*rows: tuple[ProducerId, int, int]) -> bytes:
 
 
 class Content:
-    """A journal's content, and what was read of it."""
+    """A journal's content and its replayed ranges."""
 
     def __init__(self, content: bytes, size: int = 7) -> None:
         self.content = content
@@ -93,7 +93,7 @@ HISTORY = lines(
 )
 
 
-def test_uncommitted_messages_are_all_there_with_their_offsets() -> None:
+def test_uncommitted_reading_returns_all_messages_with_their_offsets() -> None:
     reader = ReadUncommitted(LINES, "j", Content(HISTORY + b"{").chunks(0, None))
     read = list(reader)
     assert clocks(read) == [10, 20, 30, 35, 10, 40, 50, 60, 70, 80]
@@ -102,14 +102,14 @@ def test_uncommitted_messages_are_all_there_with_their_offsets() -> None:
     assert reader.tail == IncompleteTail("j", len(HISTORY), 1)
 
 
-def test_committed_messages_come_once_in_the_order_of_their_acknowledgements() -> None:
+def test_committed_messages_are_read_once_in_acknowledgement_order() -> None:
     reader = ReadCommitted(Content(HISTORY).read, "j")
     assert clocks(list(reader)) == [35, 10, 30, 40]
     assert reader.offset == len(HISTORY)
     assert set(reader.source().producers) == {A, B}
 
 
-def test_transactions_are_whole_sets() -> None:
+def test_transactions_contain_all_their_messages() -> None:
     content = Content(HISTORY)
     reader = ReadCommitted(content.read, "j", ring_size=1)
     read = list(reader.transactions())
@@ -123,7 +123,7 @@ def test_transactions_are_whole_sets() -> None:
 
 
 @pytest.mark.parametrize("ring_size", [1, 2, 100])
-def test_a_small_ring_reads_again_and_returns_the_same(ring_size: int) -> None:
+def test_a_small_ring_replays_and_returns_the_same(ring_size: int) -> None:
     content = Content(HISTORY)
     assert clocks(list(ReadCommitted(content.read, "j", ring_size=ring_size))) == [35, 10, 30, 40]
     assert bool(content.replays) == (ring_size < 3)
@@ -131,7 +131,7 @@ def test_a_small_ring_reads_again_and_returns_the_same(ring_size: int) -> None:
 
 
 def in_parts(content: Content, counts: list[int], ring_size: int) -> Iterator[ReadTransaction[JsonObject]]:
-    """Transactions by readers that stop after some and pass on where they stopped."""
+    """Yield transactions from readers that each stop after some and hand their position to the next."""
     source = None
     for count in [*counts, None]:
         reader = ReadCommitted(content.read, "j", source, ring_size=ring_size)
@@ -141,7 +141,7 @@ def in_parts(content: Content, counts: list[int], ring_size: int) -> Iterator[Re
 
 
 @given(st.lists(st.integers(0, 2), max_size=4), st.integers(1, 5))
-def test_readers_continue_where_others_stopped(counts: list[int], ring_size: int) -> None:
+def test_readers_continue_from_each_others_positions(counts: list[int], ring_size: int) -> None:
     read = list(in_parts(Content(HISTORY), counts, ring_size))
     assert [clocks(one.messages) for one in read] == [[35], [10, 30], [40]]
 
@@ -154,7 +154,7 @@ def test_a_reader_stopped_within_a_transaction_continues_within_it() -> None:
     assert [clocks(one.messages) for one in rest.transactions()] == [[30], [40]]
 
 
-def test_corrupt_messages_are_raised_or_reported_and_passed_over() -> None:
+def test_corrupt_messages_are_raised_or_reported_and_skipped() -> None:
     content = line(A, 10, OUTSIDE) + b"oops\n" + line(A, 20, OUTSIDE)
     errors: list[CorruptMessage] = []
     reader = ReadUncommitted(LINES, "j", [content], 100, on_corrupt=errors.append)
@@ -172,7 +172,7 @@ def test_corrupt_messages_are_raised_or_reported_and_passed_over() -> None:
         next(committed)
 
 
-def test_a_producer_that_goes_back_is_reported() -> None:
+def test_a_producer_whose_clock_goes_back_is_reported() -> None:
     content = Content(lines((A, 10, OUTSIDE), (A, 5, ACK), (A, 10, OUTSIDE)))
     with capture_logs() as logs:
         assert clocks(list(ReadCommitted(content.read, "j"))) == [10, 10]
@@ -194,7 +194,7 @@ def test_leaving_a_reader_closes_its_source() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 40))
-def test_asynchronous_readers_do_the_same(ring_size: int, size: int) -> None:
+def test_asynchronous_readers_return_the_same(ring_size: int, size: int) -> None:
     async def run() -> None:
         content = Content(HISTORY, size)
         everything = [message async for message in content.aread(0, None)]
@@ -225,7 +225,7 @@ def test_offsets_jump_over_holes() -> None:
     assert [message.begin for message in reader] == [0, 500]
 
 
-def test_a_source_covers_messages_that_were_read_and_are_not_committed() -> None:
+def test_a_source_includes_messages_that_are_not_committed_yet() -> None:
     content = Content(lines((A, 10, CONTINUE)))
     reader: ReadCommitted[JsonObject] = ReadCommitted(content.read, "j", Source())
     assert list(reader) == []
@@ -235,7 +235,7 @@ def test_a_source_covers_messages_that_were_read_and_are_not_committed() -> None
     assert [clocks(one.messages) for one in more.transactions()] == [[10]]
 
 
-def test_a_reader_that_has_ended_is_behind_blank_lines() -> None:
+def test_a_finished_reader_is_positioned_after_blank_lines() -> None:
     whole = lines((A, 100, OUTSIDE)) + b"\n  \n\xef\xbb\xbf\n"
     unfinished = whole + b'{"clo'
 

@@ -1,4 +1,4 @@
-"""The sequencer by example: messages that are put back, journals over one ring, wrong use, pruning.
+"""The sequencer by example: returned messages, several journals, invalid calls, pruning.
 
 `test_gazette_cases.py` has its outcomes and replays, and `test_sequencing_rules.py` its rules over random histories.
 """
@@ -39,7 +39,7 @@ class Feed:
         return [row for row in self.rows if wanted.begin <= row.begin and row.end <= wanted.end]
 
     def drain(self) -> list[int]:
-        """The clocks of what is delivered, replays included."""
+        """Return the clocks of delivered messages, including replays."""
         read = []
         wanted = self.sequencer.replay_range
         if wanted is not None:
@@ -54,18 +54,18 @@ class Feed:
 
 
 @pytest.mark.parametrize("ring_size", [1, 2, 8])
-def test_a_repeated_message_is_dropped_whether_it_is_replayed_or_in_the_ring(ring_size: int) -> None:
+def test_a_repeated_message_is_dropped_in_the_ring_and_in_a_replay(ring_size: int) -> None:
     feed = Feed(ring_size=ring_size)
     feed.queue(A, 8, OUTSIDE)
     feed.drain()
     assert feed.queue(A, 4, ACK) is QueueOutcome.ACK_RESET
-    for clock in (5, 9, 6, 10):  # 6 was decided before the reset, and comes after 9: it is a duplicate.
+    for clock in (5, 9, 6, 10):  # 6 was decided before the reset and comes after 9, so it is a duplicate.
         feed.queue(A, clock, CONTINUE)
     feed.queue(A, 7, ACK)
     assert feed.drain() == [5, 7]
 
 
-def test_a_repeated_message_behind_a_restored_checkpoint_is_dropped() -> None:
+def test_a_repeated_message_after_a_restored_checkpoint_is_dropped() -> None:
     feed = Feed()
     feed.queue(A, 5, CONTINUE)
     feed.queue(A, 9, CONTINUE)
@@ -76,7 +76,7 @@ def test_a_repeated_message_behind_a_restored_checkpoint_is_dropped() -> None:
     assert feed.drain() == [5, 7]
 
 
-def test_is_delivering_says_where_a_consumer_transaction_may_end() -> None:
+def test_is_delivering_is_false_where_a_consumer_transaction_may_end() -> None:
     feed = Feed()
     feed.queue(A, 1, CONTINUE)
     assert not feed.sequencer.is_delivering
@@ -88,7 +88,7 @@ def test_is_delivering_says_where_a_consumer_transaction_may_end() -> None:
     assert not feed.sequencer.is_delivering
 
 
-def test_only_the_message_handed_out_last_can_be_put_back() -> None:
+def test_only_the_last_delivered_message_can_be_put_back() -> None:
     feed = Feed()
     with pytest.raises(InvalidInput, match="nothing to put back"):
         feed.sequencer.put_back()
@@ -110,7 +110,7 @@ def test_only_the_message_handed_out_last_can_be_put_back() -> None:
         feed.sequencer.put_back()
 
 
-def test_the_last_replayed_message_can_be_put_back_also_when_the_replay_has_ended() -> None:
+def test_the_last_replayed_message_can_be_put_back_after_the_replay() -> None:
     feed = Feed(ring_size=1)
     for clock in (1, 2, 3):
         feed.queue(A, clock, CONTINUE)
@@ -122,7 +122,7 @@ def test_the_last_replayed_message_can_be_put_back_also_when_the_replay_has_ende
     assert feed.drain() == [2, 3, 4]
 
 
-def test_a_checkpoint_amid_a_delivery_keeps_its_producer_however_old() -> None:
+def test_a_checkpoint_during_a_delivery_keeps_its_producer_at_any_age() -> None:
     feed = Feed()
     feed.queue(B, hours(30), OUTSIDE)
     feed.drain()
@@ -136,7 +136,7 @@ def test_a_checkpoint_amid_a_delivery_keeps_its_producer_however_old() -> None:
     assert [message.clock for message in rest] == [hours(1) + 1]
 
 
-def test_wrong_use_is_refused() -> None:
+def test_invalid_calls_are_refused() -> None:
     feed = Feed(ring_size=1)
     feed.queue(A, 1, CONTINUE)
     with pytest.raises(InvalidInput, match="no replay is asked for"):
@@ -158,7 +158,7 @@ def test_wrong_use_is_refused() -> None:
         Sequencer(ring_size=0)
 
 
-def test_journals_are_sequenced_apart_over_one_ring() -> None:
+def test_journals_are_sequenced_separately_with_a_shared_ring() -> None:
     shared = Sequencer[JsonObject](ring_size=2)
     left, right = Feed("left", shared), Feed("right", shared)
     left.queue(A, 1, CONTINUE)
@@ -224,7 +224,7 @@ def test_open_transactions_are_not_pruned_while_they_may_commit() -> None:
     assert restored.drain() == [hours(0), hours(31)]
 
 
-def test_read_committed_leaves_acknowledgements_out() -> None:
+def test_read_committed_omits_acknowledgements() -> None:
     feed = Feed()
     feed.rows = [
         Envelope("j", 10 * number, 10 * number + 10, A, clock, flags, b"{}", LINES)
@@ -234,11 +234,11 @@ def test_read_committed_leaves_acknowledgements_out() -> None:
     assert [message.begin for message in read_committed(feed.rows, sequencer, feed.replay)] == [0, 20, 30]
 
 
-def test_a_producer_that_has_nothing_pending_takes_little_memory() -> None:
-    """Transactions over several keys have a producer each, and one is known for a day."""
+def test_a_producer_without_pending_messages_takes_little_memory() -> None:
+    """Transactions over several keys have a producer each, and producers are kept for a day."""
 
-    def known(count: int) -> int:
-        """Bytes of a sequencer that has seen so many."""
+    def memory_of(count: int) -> int:
+        """Return the memory in bytes of a sequencer that has seen `count` producers."""
         tracemalloc.start()
         try:
             sequencer = Sequencer[JsonObject]()
@@ -249,9 +249,9 @@ def test_a_producer_that_has_nothing_pending_takes_little_memory() -> None:
                     sequencer.queue(Envelope("j", begin, begin + 10, producer, 100 + row, flags, b"{}", LINES))
                 while sequencer.step() is not None:
                     pass
-            del sequencer._ring  # It is bounded by itself.
+            del sequencer._ring  # The ring has a separate bound.
             return tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
 
-    assert (known(2000) - known(1000)) / 1000 < 500
+    assert (memory_of(2000) - memory_of(1000)) / 1000 < 500

@@ -1,7 +1,6 @@
-"""Both sequencers against the rules written down plainly, over histories of well and badly behaved producers.
+"""Both sequencers compared with a plain model of the rules, over histories of well-formed and invalid producers.
 
-The message-at-a-time sequencer runs with rings far too small, and both are stopped and restored from checkpoints at any
-message.
+The message sequencer runs with rings that are far too small. Both are restored from checkpoints at any message.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ LINES = JsonLines()
 
 @dataclass
 class Known:
-    """One producer, as the rules have it."""
+    """A producer's state in the model."""
 
     last_ack: int
     pending: list[Envelope[JsonObject]] = field(default_factory=list)
 
 
 class Model:
-    """The rules of sequencing, one message at a time, with everything pending in memory."""
+    """The rules of sequencing, one message at a time, with all pending messages in memory."""
 
     def __init__(self) -> None:
         self.known: dict[ProducerId, Known] = {}
 
     def take(self, row: Envelope[JsonObject]) -> list[Envelope[JsonObject]]:
-        """The content messages that a message commits, in order."""
+        """Return the messages that a message commits, in order."""
         if row.clock == 0:
             return [row]
         known = self.known.setdefault(row.producer, Known(row.clock - 1))
@@ -71,7 +70,7 @@ class Model:
 
 @dataclass(frozen=True)
 class History:
-    """The messages of a journal from offset 0, and whether producers kept to the rules of publishing."""
+    """The messages of a journal from offset 0, and whether producers followed the rules of publishing."""
 
     rows: tuple[Envelope[JsonObject], ...]
     is_well_formed: bool
@@ -85,7 +84,7 @@ class History:
         return f"<{'well' if self.is_well_formed else 'ill'}-formed: {rows}>"
 
     def content(self, begin: int, end: int) -> Iterator[Envelope[JsonObject]]:
-        """The messages that lie in [begin, end)."""
+        """Return the messages within [begin, end)."""
         return (row for row in self.rows if begin <= row.begin and row.end <= end)
 
     def replay(self, wanted: ReplayRange) -> Iterable[Envelope[JsonObject]]:
@@ -104,7 +103,7 @@ def make_history(rows: Iterable[tuple[ProducerId, int, int]], is_well_formed: bo
 
 
 class Writer:
-    """A producer that keeps to the rules: appends at least once, acknowledges or rolls back, never mixes."""
+    """A well-behaved producer: appends at least once, acknowledges or rolls back, never mixes."""
 
     def __init__(self, producer: ProducerId) -> None:
         self.producer = producer
@@ -123,7 +122,7 @@ class Writer:
             self.last_ack = self.clock
             return self.block
         if action == "same again":
-            return self.block  # The append was repeated; nothing else was appended in between.
+            return self.block  # The append was repeated, with nothing of this producer in between.
         if action == "acknowledge":
             row = self._next(Flags.ACK_TXN)
             self.last_ack, self.is_open, self.block = self.clock, False, []
@@ -162,7 +161,7 @@ ill_formed = st.lists(
     ),
     max_size=40,
 ).map(lambda rows: make_history(rows, False))
-# Few producers and clocks: messages of one transaction are met again in every order, also before restored checkpoints.
+# Few producers and clocks, so that a transaction's messages repeat in any order, also before restored checkpoints.
 dense = st.lists(
     st.tuples(st.sampled_from(PRODUCERS[:2]), st.integers(1, 8), st.sampled_from([1, 1, 1, 1, 2, 0])), max_size=16
 ).map(lambda rows: make_history(rows, False))
@@ -170,7 +169,7 @@ histories = well_formed | ill_formed | dense
 
 
 def deliveries(history: History) -> list[list[Envelope[JsonObject]]]:
-    """For each message of a history, what it commits by the rules."""
+    """Return the messages that each message of a history commits by the rules."""
     model = Model()
     return [model.take(row) for row in history.rows]
 
@@ -187,7 +186,7 @@ def through_the_wire(sources: Mapping[str, Source]) -> dict[str, Source]:
 
 
 @given(histories, st.integers(1, 8), st.integers(1, 500))
-def test_the_sequencer_keeps_to_the_rules(history: History, ring_size: int, ring_bytes: int) -> None:
+def test_the_sequencer_follows_the_rules(history: History, ring_size: int, ring_bytes: int) -> None:
     sequencer: Sequencer[JsonObject] = Sequencer(ring_size=ring_size, ring_bytes=ring_bytes)
     model = Model()
     for row in history.rows:
@@ -201,7 +200,7 @@ def test_the_sequencer_keeps_to_the_rules(history: History, ring_size: int, ring
 def test_a_restored_sequencer_delivers_the_rest_once(
     history: History, ring_size: int, retry_timeout: list[int]
 ) -> None:
-    """Consumers stop after some messages, also in the middle of a transaction's, and others go on from there."""
+    """Each consumer stops after some messages, even within a transaction, and the next continues there."""
     delivered: list[int] = []
     sources: dict[str, Source] = {}
     for count in [*retry_timeout, len(history.rows) + 1]:
@@ -214,7 +213,7 @@ def test_a_restored_sequencer_delivers_the_rest_once(
 
 
 class DeferringConsumer:
-    """Consumes a history, puts messages back when told to, and then goes on or is restored from its checkpoint."""
+    """Consumes a history, puts some messages back, and then continues or is restored from its checkpoint."""
 
     def __init__(self, history: History, ring_size: int, decisions: list[tuple[bool, bool]]) -> None:
         self.history = history
@@ -228,7 +227,7 @@ class DeferringConsumer:
             self.sequencer = Sequencer(through_the_wire(self.sequencer.checkpoint()), self.ring_size)
 
     def _take(self, row: Envelope[JsonObject]) -> bool:
-        """Queue and consume; False to be restored."""
+        """Queue and consume. Return False to be restored."""
         sequencer = self.sequencer
         sequencer.queue(row)
         for replayed in self.history.replay(sequencer.replay_range) if sequencer.replay_range else ():
@@ -255,7 +254,7 @@ class DeferringConsumer:
 
 
 @given(histories, st.integers(1, 6), st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12))
-def test_a_message_put_back_is_delivered_again_now_or_after_restoring(
+def test_a_message_put_back_is_delivered_again_directly_or_after_a_restore(
     history: History, ring_size: int, decisions: list[tuple[bool, bool]]
 ) -> None:
     consumer = DeferringConsumer(history, ring_size, decisions)
@@ -264,7 +263,7 @@ def test_a_message_put_back_is_delivered_again_now_or_after_restoring(
 
 
 @given(well_formed, st.integers(1, 5), st.integers(0, 40))
-def test_restoring_between_messages_forgets_nothing(history: History, ring_size: int, cut: int) -> None:
+def test_restoring_between_messages_loses_nothing(history: History, ring_size: int, cut: int) -> None:
     rows, model = history.rows, Model()
     before: Sequencer[JsonObject] = Sequencer(ring_size=ring_size)
     list(read_committed(rows[:cut], before, history.replay))
@@ -294,7 +293,7 @@ def test_asynchronous_reading_delivers_the_same(history: History) -> None:
 
 
 class Columns(NamedTuple):
-    """Rows as the columnar functions take them."""
+    """Rows in the form of the columnar functions."""
 
     producers: columnar.UInt64s
     clocks: columnar.UInt64s
@@ -316,7 +315,7 @@ def columns_of(rows: Iterable[Envelope[JsonObject]]) -> Columns:
 
 
 def split(columns: Columns, cuts: list[int]) -> list[Columns]:
-    """Adjacent pieces, some of them empty."""
+    """Return adjacent pieces, some of them empty."""
     count = len(columns.clocks)
     marks = sorted([0, count, *(cut % (count + 1) for cut in cuts)])
     return [columns.rows(slice(begin, end)) for begin, end in itertools.pairwise(marks)]
@@ -328,7 +327,7 @@ class Transaction(NamedTuple):
 
 
 def sequence(history: History, source: Source, end: int, cuts: list[int], replay_first: bool) -> Transaction:
-    """One consumer transaction over columns: messages from `source` on that end by `end`, in ranges made by `cuts`."""
+    """Run a consumer transaction over columns: messages from `source` that end by `end`, in ranges by `cuts`."""
     ranges = split(columns_of(history.content(source.read_through, end)), cuts)
     pending = {producer: state for producer, state in source.producers.items() if state.is_pending}
     needed = pending if replay_first else {}
@@ -359,7 +358,7 @@ def sequence(history: History, source: Source, end: int, cuts: list[int], replay
 
 
 @given(histories, st.lists(st.integers(0, 600), max_size=6), st.lists(st.integers(0, 50), max_size=5), st.booleans())
-def test_columns_keep_to_the_rules_in_any_ranges_and_transactions(
+def test_columns_follow_the_rules_in_any_ranges_and_transactions(
     history: History, ends: list[int], cuts: list[int], replay_first: bool
 ) -> None:
     model = Model()
@@ -385,7 +384,7 @@ def test_columns_keep_to_the_rules_in_any_ranges_and_transactions(
 
 
 @given(histories, st.integers(1, 4), st.integers(1, 12), st.lists(st.integers(0, 50), max_size=3), st.booleans())
-def test_columns_continue_where_a_sequencer_stopped_and_back(
+def test_columns_continue_from_a_sequencers_position_and_back(
     history: History, ring_size: int, count: int, cuts: list[int], replay_first: bool
 ) -> None:
     sequencer: Sequencer[JsonObject] = Sequencer(ring_size=ring_size)

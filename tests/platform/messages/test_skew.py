@@ -1,4 +1,4 @@
-"""Clocks of producers that are far off."""
+"""Producers with clocks that are far off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def clock_at(seconds: float) -> int:
     return clock_from_ns(int(seconds * 10**9))
 
 
-# Telling.
+# Reporting.
 
 
 def test_clocks_far_off_are_reported() -> None:
@@ -26,14 +26,14 @@ def test_clocks_far_off_are_reported() -> None:
     assert skewed_clocks(before, Source(200, {A: fast}), NOW) == [SkewedClock(A, 2 * HOUR)]
     assert skewed_clocks(before, Source(200, {B: slow}), NOW + 5) == [SkewedClock(B, -2 * HOUR)]
     assert skewed_clocks(before, Source(200, {B: ProducerState(clock_at(NOW - 0.5 * HOUR), -1, 150)}), NOW) == []
-    # It is long ago that B wrote; and that the journal was written is long ago.
+    # B wrote long ago, and the journal was also written long ago.
     assert skewed_clocks(before, Source(200, {B: ProducerState(slow.last_ack, -1, 100)}), NOW) == []
     assert skewed_clocks(Source(), Source(200, {B: slow}), NOW) == []
-    # Nobody is behind a clock that is itself ahead.
+    # No clock counts as slow compared with a clock that is itself ahead.
     assert skewed_clocks(before, Source(200, {B: slow}), NOW - 2.5 * HOUR) == []
 
 
-def test_a_warning_is_given_once_of_each_producer() -> None:
+def test_each_producer_is_warned_about_once() -> None:
     watch = SkewWatch("j", Source())
     sources = [Source(100 * n, {A: ProducerState(clock_at(NOW + 30 * HOUR) + n, -1, 100 * n)}) for n in (1, 2)]
     with capture_logs() as logs:

@@ -1,4 +1,4 @@
-"""Blank lines are no messages and marks are left out, whether lines are read one by one, in blocks or as batches."""
+"""Blank lines are skipped and marks removed, whether lines are read one by one, in blocks or as batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCK = b"".join(line + b"\n" for line in LINES)
 
 @pytest.mark.parametrize("tolerant", [False, True])
 @pytest.mark.parametrize("pointer", ["/_meta/uuid", None])
-def test_blank_lines_are_no_messages_and_marks_are_left_out(pointer: str | None, tolerant: bool) -> None:
+def test_blank_lines_are_skipped_and_marks_removed(pointer: str | None, tolerant: bool) -> None:
     found = read_block(JsonLines(pointer, tolerant=tolerant), "a/b", BLOCK, 100)
     assert found.blank is not None
     assert np.flatnonzero(found.blank).tolist() == [0, 2, 4]
@@ -41,7 +41,7 @@ def test_blank_lines_are_no_messages_and_marks_are_left_out(pointer: str | None,
         assert found.lines.uuids.clocks.tolist() == [0, 1 << 30, 0, 1 << 30, 0, 0, 0]
 
 
-def test_other_lines_that_are_no_messages_are_errors_or_unreadable_as_before() -> None:
+def test_other_invalid_lines_are_still_errors_or_unreadable() -> None:
     block = b"\n" + MARK + b"nonsense\n" + b"nonsense\n"
     with pytest.raises(CorruptMessage, match="offset 11"):
         read_block(JsonLines(), "a/b", block, 10)
@@ -52,7 +52,7 @@ def test_other_lines_that_are_no_messages_are_errors_or_unreadable_as_before() -
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("pointer", ["/_meta/uuid", None])
-def test_lines_one_by_one_and_as_batches_are_those_of_blocks(pointer: str | None, size: int) -> None:
+def test_single_lines_and_batches_agree_with_blocks(pointer: str | None, size: int) -> None:
     framing = JsonLines(pointer)
     block = read_block(framing, "a/b", BLOCK, 100)
     assert block.blank is not None
@@ -78,7 +78,7 @@ def test_lines_one_by_one_and_as_batches_are_those_of_blocks(pointer: str | None
     assert decoder.offset == batches.offset == 100 + len(BLOCK)
 
 
-def test_corrupt_and_torn_lines_behind_a_mark_are_named_by_their_offsets() -> None:
+def test_corrupt_and_torn_lines_after_a_mark_are_reported_by_offset() -> None:
     good = LINES[1] + b"\n"
     content = b" \n" + MARK + b"nonsense\n" + MARK + b'{"torn":' + good + good
     decoder = JsonLines(tolerant=True).decoder("a/b", 10)

@@ -1,4 +1,4 @@
-"""Lines that an append without a newline at its end left: how readers divide them, and that all of them agree."""
+"""Lines left by an append without a final newline: how readers divide them, and that all readers agree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def line(clock: int, flags: Flags = Flags.OUTSIDE_TXN, **fields: Any) -> bytes:
 def read(
     content: bytes, framing: Any = LINES, piece: int = 1 << 20
 ) -> tuple[list[Envelope[Any]], list[CorruptMessage]]:
-    """All messages, and what is corrupt, as the decoder of single messages reads them."""
+    """Return all messages and errors of the decoder of single messages."""
     corrupt: list[CorruptMessage] = []
     chunks = [content[at : at + piece] for at in range(0, len(content), piece)]
     found = list(ReadUncommitted(framing, "j", chunks, 100, on_corrupt=corrupt.append))
@@ -77,7 +77,7 @@ TORN: list[bytes] = [
     ],
     ids=repr,
 )
-def test_the_message_behind_a_torn_piece_is_read(torn: bytes, after: bytes) -> None:
+def test_the_message_after_a_torn_piece_is_read(torn: bytes, after: bytes) -> None:
     content = line(1) + torn + after + line(10)
     for piece in (1 << 20, 7, 1):
         found, corrupt = read(content, piece=piece)
@@ -87,7 +87,7 @@ def test_the_message_behind_a_torn_piece_is_read(torn: bytes, after: bytes) -> N
         [error] = corrupt
         assert error.offset == 100 + len(line(1))
         assert f"the next one begins at offset {found[1].begin}" in str(error)
-    # Reading that begins at the message finds it, too.
+    # Reading from the message's offset finds it, too.
     [again, _], none = read(content[found[1].begin - 100 :])
     assert (again.clock, none) == (found[1].clock, [])
     with pytest.raises(CorruptMessage) as raised:
@@ -96,24 +96,24 @@ def test_the_message_behind_a_torn_piece_is_read(torn: bytes, after: bytes) -> N
 
 
 @pytest.mark.parametrize("torn", [each for each in TORN if b"uuid" not in each], ids=repr)
-def test_the_message_may_be_written_in_any_way(torn: bytes) -> None:
+def test_the_message_may_have_any_format(torn: bytes) -> None:
     spaced = b' {"n": 9,\t"_meta": {"x": 1, "uuid": "%s"} } \r\n' % uuid_at(9).encode()
     found, [error] = read(torn + spaced + line(10))
     assert [each.clock >> 4 for each in found] == [9, 10]
     assert error.offset == 100
 
 
-def test_whole_objects_are_messages_each() -> None:
+def test_whole_objects_on_a_line_are_separate_messages() -> None:
     plain = b'{"customer":"torn"}'
     content = plain + line(1)[:-1] + b" " + plain + line(2)
     found, corrupt = read(content)
     assert not corrupt
     assert [each.clock >> 4 for each in found] == [0, 1, 0, 2]
     assert found[0].message == {"customer": "torn"}
-    # Typed messages are divided as their lines are.
+    # Typed messages are divided in the same way.
     typed, corrupt = read(content, TypedLines(dict))
     assert [each.message for each in typed] == [each.message for each in found]
-    # Where each message must have a UUID, those without are corrupt, and the others are not.
+    # If UUIDs are required, only the messages without one are corrupt.
     found, corrupt = read(content, JsonLines(require_uuid=True))
     assert [each.clock >> 4 for each in found] == [1, 2]
     assert [each.offset for each in corrupt] == [100, 100 + content.index(b" ") + 1]
@@ -122,7 +122,7 @@ def test_whole_objects_are_messages_each() -> None:
 @pytest.mark.parametrize(
     "whole",
     [
-        # An object may hold a message as a value or as a text.
+        # An object may contain a message as a value or as a text.
         LINES.marshal({"original": json.loads(line(3))}, uuid_at(5)),
         LINES.marshal({"original": line(3).decode()}, uuid_at(5)),
         LINES.marshal({"all": [json.loads(line(3)), {"_meta": {"uuid": uuid_at(4)}}]}, uuid_at(5)),
@@ -133,7 +133,7 @@ def test_an_object_is_never_divided(whole: bytes) -> None:
     found, corrupt = read(content)
     assert ([each.clock >> 4 for each in found], corrupt) == ([1, 5, 6], [])
     assert [clock >> 4 for _, _, _, clock, _, _ in columns(content)] == [1, 5, 6]
-    # Also behind a torn piece, which may be the beginning of such an object.
+    # Also after a torn piece, which may be the beginning of such an object.
     for cut in (len(whole) // 2, len(whole) - 2):
         content = whole[:cut] + whole
         found, corrupt = read(content)
@@ -173,7 +173,7 @@ def test_lines_without_a_place_for_uuids_are_not_divided() -> None:
 @pytest.mark.parametrize(
     "filler", [b"{", b"}", b'"', b"\\", b'{"_meta":{"uuid":"', b"{}", b'"\\"}', b'{"a":'], ids=repr
 )
-def test_hostile_lines_take_time_in_proportion_to_their_length(filler: bytes) -> None:
+def test_hostile_lines_take_time_proportional_to_their_length(filler: bytes) -> None:
     content = filler * (100_000 // len(filler)) + line(1)
     found, _ = read(content, JsonLines(tolerant=True))
     assert found[-1].content + b"\n" == line(1) or len(found) == 1
@@ -181,7 +181,7 @@ def test_hostile_lines_take_time_in_proportion_to_their_length(filler: bytes) ->
     assert len(read(longest, JsonLines(tolerant=True))[0]) == 1
 
 
-def test_a_torn_piece_swallows_no_acknowledgement() -> None:
+def test_a_torn_piece_does_not_hide_an_acknowledgement() -> None:
     clock = ProducerClock(lambda: 1 << 60)
     pending = [LINES.marshal({"n": n}, format_uuid(PRODUCER, clock.tick(), Flags.CONTINUE_TXN)) for n in range(3)]
     ack = LINES.acknowledgement(format_uuid(PRODUCER, clock.tick(), Flags.ACK_TXN))
@@ -198,7 +198,7 @@ def test_a_torn_piece_swallows_no_acknowledgement() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_readers_of_single_messages_and_of_columns_agree(seed: int) -> None:
+def test_single_message_and_columnar_readers_agree(seed: int) -> None:
     random_ = random.Random(seed)
     content = b""
     for clock in range(1, 200):
@@ -216,7 +216,7 @@ def test_readers_of_single_messages_and_of_columns_agree(seed: int) -> None:
     assert expected[0][0] == 100
     assert all(before[1] == after[0] for before, after in pairwise(expected))
     assert expected[-1][1] == 100 + len(content)
-    # With a framing that is not tolerant, what is unreadable is corrupt, and all else is the same.
+    # With a strict framing, unreadable lines are corrupt, and all others are the same.
     strict, corrupt = read(content)
     assert sorted([each.begin for each in strict] + [each.offset for each in corrupt]) == [each[0] for each in expected]
     assert [each.offset for each in corrupt] == [each[0] for each in found if each[5]]

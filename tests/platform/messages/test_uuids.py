@@ -1,4 +1,4 @@
-"""Message UUIDs against published vectors and against the standard library's own reading of RFC 4122."""
+"""Message UUIDs compared with published vectors and with the standard library's reading of RFC 4122."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_published_vector_in_both_directions() -> None:
 
 
 @given(producers, clocks, flags)
-def test_parts_survive_and_the_standard_library_reads_them_alike(producer: ProducerId, clock: int, flag: int) -> None:
+def test_parts_round_trip_and_the_standard_library_agrees(producer: ProducerId, clock: int, flag: int) -> None:
     text = uuids.format_uuid(producer, clock, flag)
     assert uuids.parse_uuid_text(text.encode()) == (producer, clock, flag)
     assert uuids.parse_uuid_text(text.upper().encode()) == (producer, clock, flag)
@@ -103,14 +103,14 @@ def test_a_clock_ticks_by_a_microsecond_and_never_goes_back() -> None:
     assert clock.tick() == first + 320
     clock.update(5)
     assert clock.last == first + 320
-    wall[0] = 13_000_000_099  # Precise to 100 ns.
+    wall[0] = 13_000_000_099  # Rounded to 100 ns.
     assert clock.tick() == uuids.clock_from_ns(13_000_000_000) + 160
     clock.update(14_000_000_000)
     assert clock.last == uuids.clock_from_ns(14_000_000_000)
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=1))
-def test_ticks_increase_whatever_the_wall_clock_does(readings: list[int]) -> None:
+def test_ticks_increase_for_any_wall_clock(readings: list[int]) -> None:
     times = iter(readings)
     clock = ProducerClock(lambda: next(times))
     ticks = [clock.tick() for _ in readings]
@@ -119,7 +119,7 @@ def test_ticks_increase_whatever_the_wall_clock_does(readings: list[int]) -> Non
 
 
 @given(st.integers(0, 1 << 62), st.integers(1, 20))
-def test_several_ticks_at_once_are_as_one_upon_the_other(wall: int, count: int) -> None:
+def test_several_ticks_together_equal_single_ticks(wall: int, count: int) -> None:
     one, other = ProducerClock(lambda: wall), ProducerClock(lambda: wall)
     ticks = [one.tick() for _ in range(count)]
     assert other.ticks(count) == ticks[0]
@@ -140,7 +140,7 @@ def test_a_successor_is_another_producer_of_the_same_writer() -> None:
     assert not is_same_writer(first, successor(second))
 
 
-def test_texts_of_consecutive_clocks_are_those_of_each() -> None:
+def test_texts_of_consecutive_clocks_equal_single_texts() -> None:
     producer = ProducerId(b"\x01bcdef")
     for first in (0, 1 << 40, (5 << 32 | 0xFFFFFFFD) << 4 | 3, (0xABC << 48 | 0xFFFFFFFFFFF5) << 4):
         expected = [str(build_uuid(producer, first + n * CLOCK_TICK, 2)).encode() for n in range(9)]

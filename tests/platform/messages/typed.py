@@ -15,7 +15,7 @@ UUID_2 = build_uuid(A, 320, Flags.ACK_TXN)
 
 
 class Opaque:
-    """A class of its own, which holds its UUID before its text."""
+    """A custom class that stores its UUID before its text."""
 
     def __init__(self, text: str) -> None:
         self.uuid: UUID | None = None
