@@ -1,4 +1,4 @@
-"""Fixtures of ingests' tests: a cluster of one broker."""
+"""Fixtures of ingest tests: a cluster of one broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of an ingest that are killed at random moments."""
+"""Ingest processes that are killed at random moments."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from tests.platform.ingest.lists import until
 
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
 _GROWN_SECONDS = 240.0
-"""The time for a batch, while servers of the source and of the stream start again."""
+"""The time for a batch while servers of source and stream restart."""
 
 
 @contextmanager
 def two_brokers(folder: Path) -> Iterator[EmbeddedCluster]:
-    """Run a cluster that outlives the death of its second broker, which it starts again."""
+    """Run a cluster that survives the death of its second broker, which it restarts."""
     with EmbeddedCluster(folder / "cluster", brokers=2, lease_seconds=60, etcd_fsync=False) as cluster:
         yield cluster
 
 
 def crash_broker(cluster: EmbeddedCluster) -> None:
-    """Kill the second broker and start it again. The cluster itself gives up after ten deaths in quick succession."""
+    """Kill the second broker and restart it. The cluster itself gives up after ten deaths in quick succession."""
     cluster.kill_broker(1)
     cluster.start_broker(1)
 
 
 class Killing:
-    """Runs processes of an ingest, one or two at a time, and kills each at a random moment.
+    """Runs ingest processes, one or two at a time, and kills each at a random moment.
 
-    In every second turn one of `outages` begins, such as the death of a broker.
+    Every second turn has one of `outages`, such as the death of a broker.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Killing:
         self._turns = self._killed = 0
 
     def is_over(self, kills: int) -> bool:
-        """Return True once so many processes are killed, and each outage was there."""
+        """Return True once `kills` processes are killed and each outage has happened."""
         return self._killed >= kills and self._turns >= 2 * len(self._outages)
 
     async def turn(self) -> None:
-        """Run processes until they are killed, or have nothing more to read."""
+        """Run processes until they are killed or have read everything."""
         outage = self._outages[self._turns // 2 % len(self._outages)] if self._turns % 2 else None
         self._turns += 1
-        # Some die while they start, most while they commit; two at a time compete.
+        # Some die during startup, most during commits. Two at a time compete.
         lives = [
             live(self._file, self._client, self._moment(), *self._options) for _ in range(self._chance.choice((1, 2)))
         ]
@@ -71,7 +71,7 @@ class Killing:
         self._killed += ends.count(None)
 
     async def complete(self) -> None:
-        """Run a process until all is in the stream."""
+        """Run a process until everything is in the stream."""
         await live(self._file, self._client, None)
 
     async def _later(self, outage: Callable[[], object] | None) -> None:
@@ -80,7 +80,7 @@ class Killing:
             await asyncio.to_thread(outage)
 
     async def _moment(self) -> None:
-        """Return at a random moment: while a process starts, or after a batch was decided."""
+        """Return at a random moment: during the startup of a process, or after a batch was decided."""
         seconds = self._chance.uniform(0, 0.5)
         if self._chance.random() < 0.75:
             await self._grown()
@@ -98,7 +98,7 @@ class Killing:
 
 
 async def live(file: Path, client: JournalClient, moment: Awaitable[object] | None, *options: str) -> int | None:
-    """Run a process of the ingest, and kill it at a moment. Returns its exit code, or None if it was killed."""
+    """Run an ingest process and kill it after `moment`. Return its exit code, or None if it was killed."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         *("ingest", "run", str(file), "--endpoint", client.config.endpoint, *options),

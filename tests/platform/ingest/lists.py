@@ -1,4 +1,4 @@
-"""A source made of lists, and what ingests wrote."""
+"""A source made of lists, and helpers that read its ingested events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spec(**changes: Any) -> IngestSpec:
 
 @dataclass
 class Lists:
-    """A source whose splits are lists of rows. Each read has a few rows of one of them."""
+    """A source whose splits are lists of rows. Each read returns a few rows of one split."""
 
     rows: dict[str, list[Any]]
     identity: str = "lists"
@@ -90,7 +90,7 @@ class Lists:
 
 
 class Unreliable:
-    """A client whose appends fail or lose their answers now and then."""
+    """A client some of whose appends fail or lose their answers."""
 
     def __init__(self, client: JournalClient, seed: int) -> None:
         self._client = client
@@ -112,7 +112,7 @@ class Unreliable:
 
 
 def row_of(split: str, at: int, value: Any) -> SourceRow | Poison:
-    """Return a row of a number, whose key is one of five; of anything else a poison row."""
+    """Return a row for a number, with one of five keys, and a poison row for anything else."""
     if not isinstance(value, int):
         return Poison(f"place {at}", "is no number", b"k", str(value).encode())
     return SourceRow(f"key-{value % 5}", {"split": split, "n": value}, None, b'"at":%d' % at)
@@ -133,7 +133,7 @@ async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
 
 
 async def events(client: JournalClient, stream: str = STREAM) -> list[Any]:
-    """Return the events of a stream in the order in which a reader gets them."""
+    """Return the events of a stream in reading order."""
     async with StreamReader[Any](client, stream) as reader:
         return [event.data async for event in reader]
 

@@ -52,7 +52,7 @@ def numbers(cluster: SyncCluster, folder: Path) -> list[int]:
     return run_blocking(read())
 
 
-def test_it_runs_until_there_is_no_more(cluster: SyncCluster, folder: Path) -> None:
+def test_a_run_ends_when_everything_is_read(cluster: SyncCluster, folder: Path) -> None:
     put(folder, "a", {"n": 1}, {"n": 2})
     assert run_ingest(ClientConfig(cluster.endpoint), given(folder)).rows == 2
     assert numbers(cluster, folder) == [1, 2]
@@ -61,7 +61,7 @@ def test_it_runs_until_there_is_no_more(cluster: SyncCluster, folder: Path) -> N
         run_ingest(ClientConfig(cluster.endpoint), given(folder))
 
 
-def test_a_service_ends_when_it_is_to_stop(cluster: SyncCluster, folder: Path) -> None:
+def test_a_service_ends_when_stop_returns_true(cluster: SyncCluster, folder: Path) -> None:
     put(folder, "a", {"n": 1})
     seen: list[int] = []
 
@@ -81,7 +81,7 @@ def test_a_service_ends_when_it_is_to_stop(cluster: SyncCluster, folder: Path) -
     assert numbers(cluster, folder) == [1, 2]
 
 
-def test_an_interruption_stops_it_after_what_it_has_read(cluster: SyncCluster, folder: Path) -> None:
+def test_an_interruption_stops_after_the_current_batch(cluster: SyncCluster, folder: Path) -> None:
     put(folder, "a", {"n": 1})
 
     def interrupt(report: IngestReport) -> None:

@@ -1,4 +1,4 @@
-"""The first example of docs/ingest.md, word by word, and its tables."""
+"""The first example of docs/ingest.md, run literally, and its tables."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_example_of_tables(run: CommandLine, tmp_path: Path, monkeypatch: py
     assert event == expected
 
 
-def test_each_file_in_the_page_can_be_read() -> None:
+def test_each_file_of_the_page_can_be_read() -> None:
     for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         assert read_spec(text, {"PWD": "/in", "DATABASE_URL": "postgresql://db/shop"}).name == "orders"
         assert yaml.safe_load(text)

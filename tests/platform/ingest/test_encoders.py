@@ -1,4 +1,4 @@
-"""Message types of ingests: rows are checked against the type, and the schema of a source is registered as it."""
+"""Message types of ingests: rows are checked against the type, and the schema of a source is registered as the type."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_the_schema_of_a_source_becomes_the_type_of_the_stream(client: Jou
     assert await numbers(client) == [("a", 1), ("a", 2), ("a", 3), ("a", 4)]
 
 
-async def test_a_source_that_has_read_no_row_has_no_schema_yet(client: JournalClient) -> None:
+async def test_a_source_without_rows_registers_no_schema(client: JournalClient) -> None:
     source = Lists({"a": [1]}, schema=())
     real = source.read
 
@@ -67,7 +67,7 @@ async def test_a_source_that_has_read_no_row_has_no_schema_yet(client: JournalCl
     assert await numbers(client) == [("a", 1)]
 
 
-async def test_fields_that_the_type_has_of_others_stay(client: JournalClient) -> None:
+async def test_fields_added_to_the_type_by_others_are_kept(client: JournalClient) -> None:
     await ingest(client, Lists({"a": [1]}, schema=FIELDS), given=typed()).run()
     theirs = MessageType("shop.Order", JsonForm(), parse_fields("split STRING, n INT, theirs STRING"))
     await TypeRegistry(client, REGISTRY).register(theirs)
@@ -82,7 +82,7 @@ async def test_two_processes_register_one_type(cluster: Cluster) -> None:
     assert len(await registered(cluster.client())) == 1
 
 
-async def test_a_schema_that_does_not_fit_ends_the_run_before_its_rows(client: JournalClient) -> None:
+async def test_an_incompatible_schema_ends_the_run_before_its_rows(client: JournalClient) -> None:
     await ingest(client, Lists({"a": [1]}, schema=FIELDS), given=typed()).run()
     source = Lists({"a": [1, 2]}, schema=parse_fields("split STRING, n STRING"))
     with pytest.raises(InvalidInput, match=r"the schema of lists cannot be registered as shop\.Order: .*n is INT, and"):
@@ -90,7 +90,7 @@ async def test_a_schema_that_does_not_fit_ends_the_run_before_its_rows(client: J
     assert await numbers(client) == [("a", 1)]
 
 
-async def test_a_type_that_is_not_registered_is_missing_unless_the_ingest_registers_it(client: JournalClient) -> None:
+async def test_a_type_that_is_not_registered_is_an_error_unless_the_ingest_registers_it(client: JournalClient) -> None:
     with pytest.raises(JournalNotFound, match="there is no such registry yet"):
         await ingest(client, Lists({"a": [1]}), given=typed(registers=False)).run()
     await ingest(client, Lists({"a": [1]}, schema=FIELDS), given=typed()).run()

@@ -1,4 +1,4 @@
-"""Ingests write each row once: over restarts, failures, several processes, and rows that cannot be events."""
+"""Ingests write each row once, despite restarts, failures, several processes, and rows that cannot be events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_rows_become_events_with_their_key_and_origin(client: JournalClien
     assert set(found[1]["_meta"]) == {"uuid", "at"}
 
 
-async def test_a_run_continues_behind_the_one_before(client: JournalClient) -> None:
+async def test_a_run_continues_after_the_previous_one(client: JournalClient) -> None:
     given = lists()
     await ingest(client, Lists(given)).run()
     again = await ingest(client, Lists(given)).run()
@@ -65,7 +65,7 @@ async def test_many_splits_need_one_writer(client: JournalClient) -> None:
     assert await numbers(client) == rows(given)
 
 
-async def test_the_order_of_a_key_is_that_of_its_split(client: JournalClient) -> None:
+async def test_the_events_of_a_key_are_in_the_order_of_its_split(client: JournalClient) -> None:
     given = {"a": list(range(200))}
     await ingest(client, Lists(given, at_once=7), given=spec(batch_bytes=500)).run()
     found = await events(client)
@@ -84,7 +84,7 @@ async def test_two_processes_write_each_row_once(client: JournalClient) -> None:
     assert await numbers(client) == rows(given)
 
 
-async def test_failures_of_the_source_are_waited_for(client: JournalClient) -> None:
+async def test_failures_of_the_source_are_retried(client: JournalClient) -> None:
     given = lists()
     source = Lists(given, outages=3)
     await ingest(client, source).run()
@@ -95,7 +95,7 @@ async def test_failures_of_the_source_are_waited_for(client: JournalClient) -> N
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_lost_answers_and_outages_of_the_stream_double_nothing(client: JournalClient, seed: int) -> None:
+async def test_lost_answers_and_outages_of_the_stream_duplicate_nothing(client: JournalClient, seed: int) -> None:
     given = lists(60)
     unreliable: Any = Unreliable(client, seed)
     await ingest(client, Lists(given), given=spec(batch_bytes=700)).run()
@@ -110,7 +110,7 @@ async def test_lost_answers_and_outages_of_the_stream_double_nothing(client: Jou
             assert all(a < b for a, b in pairwise(mine))
 
 
-async def test_the_stream_may_be_scaled_meanwhile(client: JournalClient) -> None:
+async def test_the_stream_may_be_scaled_during_a_run(client: JournalClient) -> None:
     given = lists(200)
     running = asyncio.create_task(ingest(client, Lists(given), given=spec(batch_bytes=500)).run())
     streams = Streams(client)
@@ -127,7 +127,7 @@ async def has_events(client: JournalClient) -> bool:
         return False
 
 
-async def test_a_poison_row_fails_the_run_behind_what_is_before_it(client: JournalClient) -> None:
+async def test_a_poison_row_fails_the_run_after_the_earlier_rows(client: JournalClient) -> None:
     given: dict[str, list[Any]] = {"a": [0, 1, 2], "b": [5, 6, 7, "x", 8]}
     with pytest.raises(PoisonRow, match=r"lists b, place 3: the row is no number.*poison: dead letters"):
         await ingest(client, Lists(given)).run()
@@ -178,7 +178,7 @@ async def test_a_field_can_be_the_key_and_rows_are_checked_by_their_type(client:
         await ingest(client, Lists({"a": [1]}), given=spec(key="customer")).run()
 
 
-async def test_letters_of_rows_that_do_not_fit_have_their_key_and_value(client: JournalClient) -> None:
+async def test_dead_letters_of_invalid_rows_have_their_key_and_value(client: JournalClient) -> None:
     await ingest(client, Lists({"a": [7]}), given=spec(key="customer", keeps_poison=True)).run()
     [letter] = await letters(client)
     assert base64.b64decode(letter["value"]) == b'{"split": "a", "n": 7}'
@@ -186,19 +186,19 @@ async def test_letters_of_rows_that_do_not_fit_have_their_key_and_value(client: 
     assert letter["place"] == '{"at":0}'
 
 
-async def test_another_source_under_the_same_name_is_refused(client: JournalClient) -> None:
+async def test_another_source_with_the_same_name_is_refused(client: JournalClient) -> None:
     await ingest(client, Lists({"a": [1]})).run()
     with pytest.raises(SourceChanged, match="has read lists into stream shop/orders, and is to read others now"):
         await ingest(client, Lists({"a": [1]}, identity="others")).run()
 
 
-async def test_what_changed_while_it_was_read_is_not_committed(client: JournalClient) -> None:
+async def test_a_source_that_changed_while_reading_is_not_committed(client: JournalClient) -> None:
     with pytest.raises(SourceChanged, match="the source changed"):
         await ingest(client, Lists({"a": [1]}, changed=True)).run()
     assert await numbers(client) == []
 
 
-async def test_stop_commits_what_is_read_and_ends(client: JournalClient) -> None:
+async def test_stop_commits_the_rows_read_so_far_and_ends(client: JournalClient) -> None:
     given = {"a": [1]}
     source = Lists(given)
     one = ingest(client, source, given=spec(batch_seconds=0.05))
@@ -211,7 +211,7 @@ async def test_stop_commits_what_is_read_and_ends(client: JournalClient) -> None
     assert await numbers(client) == [("a", 1), ("a", 2)]
 
 
-async def test_a_failed_commit_is_noticed_while_the_source_is_silent(client: JournalClient) -> None:
+async def test_a_failed_commit_is_detected_while_the_source_is_silent(client: JournalClient) -> None:
     given = {"a": [1]}
     source, other = Lists(given), Lists(given)
     one = ingest(client, source, given=spec(batch_seconds=0.01))
@@ -231,7 +231,7 @@ async def test_a_failed_commit_is_noticed_while_the_source_is_silent(client: Jou
     assert await numbers(client) == [("a", 1)]
 
 
-async def test_metrics_count_what_was_committed(client: JournalClient) -> None:
+async def test_metrics_count_committed_rows(client: JournalClient) -> None:
     one = ingest(client, Lists({"a": [0, "x", 1]}, kept=7), given=spec(keeps_poison=True))
     await one.run()
     value = one.metrics.registry.get_sample_value
@@ -259,7 +259,7 @@ async def test_lost_registers_are_reported_and_can_be_accepted(client: JournalCl
     await ingest(client, Lists(given)).run()
 
 
-async def test_what_cannot_work_is_refused_at_once(client: JournalClient) -> None:
+async def test_a_missing_stream_or_another_format_is_refused_immediately(client: JournalClient) -> None:
     with pytest.raises(StreamNotFound, match=r"coranto streams create shop/orders.*create: \{segments: 4\}"):
         await ingest(client, Lists({}), given=spec(create=None)).run()
     template = default_template(stores=[STORE_URL])

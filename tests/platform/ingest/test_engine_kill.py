@@ -1,4 +1,4 @@
-"""Processes of an ingest and brokers are killed with SIGKILL, two processes at a time: each row is there once."""
+"""Ingest processes and brokers are killed with SIGKILL, two processes at a time: each row is written once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.platform.ingest.lists import events
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "4"))
-"""The least number of processes to kill."""
+"""The minimum number of processes to kill."""
 STREAM = "kill/orders"
 FILES, ROWS = 2, 2000
-"""The files that are added before each turn, and the rows of each."""
+"""The number of files added before each turn, and of rows in each."""
 SPEC = """
 name: killed
 stream: {stream}
@@ -36,7 +36,7 @@ batch: {{bytes: 20000, seconds: 0.2}}
 
 
 def put_files(folder: Path, before: int) -> list[tuple[int, int]]:
-    """Add files to those that were there before. Returns their rows."""
+    """Add files after the first `before` files. Return their rows."""
     folder.mkdir(exist_ok=True)
     rows = []
     for file in range(before, before + FILES):
@@ -54,7 +54,7 @@ async def rows_of(client: JournalClient) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", [int(os.environ.get("CORANTO_INGEST_SEED", "1"))])
-async def test_each_row_is_there_once_and_each_key_in_order(tmp_path: Path, seed: int) -> None:
+async def test_each_row_is_written_once_and_each_key_in_order(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     file = tmp_path / "killed.yaml"
     file.write_text(SPEC.format(stream=STREAM, folder=tmp_path / "in"))

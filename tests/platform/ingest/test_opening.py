@@ -1,4 +1,4 @@
-"""A source is opened by its kind, and nothing of it is imported before."""
+"""A source is opened by its kind and imported only then."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_webhooks_are_served_and_not_read(client: JournalClient, monkeypat
         (f"import coranto.ingest as i; i.Ingest; i.read_spec({KAFKA!r})", ("confluent_kafka", "pyarrow", "numpy")),
     ],
 )
-def test_who_does_not_use_a_source_does_not_import_it(code: str, absent: tuple[str, ...]) -> None:
+def test_unused_sources_are_not_imported(code: str, absent: tuple[str, ...]) -> None:
     script = f"import sys; {code}; sys.exit(str([name for name in {absent!r} if name in sys.modules] or ''))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr.strip() == ""

@@ -1,4 +1,4 @@
-"""IngestProgress is recorded as changes, and as a whole often enough that little of it is read."""
+"""IngestProgress is recorded as changes, and completely often enough to keep reading short."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coranto.ingest.progress import IngestProgress, next_batch
 from coranto.streams.writer.multi_key.numbered import LastBatch
 
 
-def test_records_lead_to_the_same_progress_and_complete_ones_are_in_proportion() -> None:
+def test_records_restore_the_progress_and_complete_ones_stay_rare() -> None:
     now, found = IngestProgress(), IngestProgress()
     sizes = {True: 0, False: 0}
     for number in range(3000):
@@ -27,7 +27,7 @@ def test_records_lead_to_the_same_progress_and_complete_ones_are_in_proportion()
     assert 0 < sizes[True] < sizes[False] / 2
 
 
-def test_a_batch_has_the_changes_alone() -> None:
+def test_a_batch_records_only_changes() -> None:
     first = IngestProgress().after("s", {"a": 1}, {}, 1, 0)
     batch = next_batch("loads", LastBatch(0, "", 0, 0), first, {"a": 1}, [])
     assert batch.is_complete
@@ -46,6 +46,6 @@ def test_too_many_splits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("record", [{}, {"complete": True, "splits": 3}, {"complete": False, "source": "s"}])
-def test_records_that_cannot_be_read_are_an_error(record: dict[str, object]) -> None:
+def test_invalid_records_are_an_error(record: dict[str, object]) -> None:
     with pytest.raises(CorruptData, match="cannot be read"):
         IngestProgress().apply(record)

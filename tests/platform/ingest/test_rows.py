@@ -1,4 +1,4 @@
-"""Rows as events: bytes and digits are kept, and what cannot be an event says why."""
+"""Rows as events: bytes and digits are kept, and errors say why a row cannot be an event."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def test_objects_keep_their_text_in_one_line(content: bytes, text: bytes | None)
 @pytest.mark.parametrize(
     "content", [b"", b"1", b"[1]", b"null", b'{"a":NaN}', b'{"a":"\xff"}', b'{"a":1}{"b":2}', b'{"a":"\\ud800"}', b"{"]
 )
-def test_what_is_no_object_is_refused(content: bytes) -> None:
+def test_texts_that_are_not_objects_are_refused(content: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"^is (not )?JSON"):
         parse_object(content)
 
 
-def test_random_rows_are_the_events_that_the_format_makes_of_them() -> None:
+def test_random_rows_are_encoded_like_by_the_format() -> None:
     chosen, format = random.Random(5), JsonEvents()
     values = [None, True, 0, -(2**70), 1.5, 1e300, "", "é 🙂", "\n\r", "x" * 100_000, [], [1, {"a": None}], {"b": {}}]
     for number in range(300):
@@ -104,7 +104,7 @@ def test_random_rows_are_the_events_that_the_format_makes_of_them() -> None:
         assert event(row._replace(meta=meta)) == (row.key, json.loads(format.stamp(format.encode(expected), UUID)))
 
 
-def test_the_key_is_the_source_s_or_a_field() -> None:
+def test_the_key_comes_from_the_source_or_a_field() -> None:
     row = SourceRow("k", {"customer": "ada", "n": 7, "none": None})
     assert event(row)[0] == "k"
     assert event(row, key_field="customer")[0] == "ada"
@@ -114,14 +114,14 @@ def test_the_key_is_the_source_s_or_a_field() -> None:
             event(row, key_field=name)
 
 
-def test_metadata_that_a_row_has_is_kept_beside_that_of_the_source() -> None:
+def test_metadata_of_a_row_and_of_its_source_are_merged() -> None:
     row = SourceRow("k", {"_meta": {"uuid": "theirs", "trace": "t"}, "n": 1}, None, b'"at":1')
     assert event(row)[1] == {"_meta": {"uuid": str(UUID), "trace": "t", "at": 1}, "n": 1}
     with pytest.raises(InvalidInput, match="reserved for metadata"):
         event(SourceRow("k", {"_meta": 3}))
 
 
-def test_a_row_without_fields_and_one_without_metadata() -> None:
+def test_rows_without_fields_or_metadata() -> None:
     assert event(SourceRow("k", {}, None, b'"deleted":true', True))[1] == {
         "_meta": {"uuid": str(UUID), "deleted": True}
     }
@@ -129,7 +129,7 @@ def test_a_row_without_fields_and_one_without_metadata() -> None:
     assert event(SourceRow("k", {"a": 1}))[1] == {"_meta": {"uuid": str(UUID)}, "a": 1}
 
 
-def test_a_type_is_checked_but_not_of_deletions() -> None:
+def test_the_type_is_checked_except_for_deletions() -> None:
     fields = parse_fields("n INT NOT NULL")
     with pytest.raises(InvalidInput, match=r"does not fit shop.N@1: n is NOT NULL"):
         event(SourceRow("k", {}), fields=fields, type_name="shop.N@1")
@@ -137,7 +137,7 @@ def test_a_type_is_checked_but_not_of_deletions() -> None:
     event(SourceRow("k", {"n": 1, "_meta": {"a": 1}}), fields=fields, type_name="shop.N@1")
 
 
-def test_rows_that_are_too_large_or_have_no_json_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_too_large_or_have_no_json_form_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MAX_ROW_BYTES", 200)
     with pytest.raises(InvalidInput, match="it may have 200"):
         event(SourceRow("k", {"a": "x" * 200}))
@@ -152,7 +152,7 @@ METAS: Final = ((b'"at":1', b'"at":2'), (b"", b""), (b'"at":1', b""))
 
 
 def require_the_same(texts: list[bytes], key: str, type: str | None, metas: Sequence[bytes]) -> None:
-    """Raise AssertionError if rows that are encoded together become other events or poison than one by one."""
+    """Assert that rows encoded together become the same events or poison as one by one."""
     encoder = RowEncoder(key, None if type is None else parse_fields(type), "shop.N@1")
     chosen = [metas[number % len(metas)] for number in range(len(texts))]
     given = UnparsedRows(["request"] * len(texts), texts, chosen, lambda *given: Poison(str(given), "is text"))
@@ -168,7 +168,7 @@ def require_the_same(texts: list[bytes], key: str, type: str | None, metas: Sequ
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd[:40]))
-def test_odd_texts_are_encoded_as_rows_are(odd: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_texts_are_encoded_like_rows(odd: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MAX_ROW_BYTES", 400)
     for texts, key, type, metas in product(([odd], [b'{"k":"a"}', odd]), KEYS, TYPES, METAS):
         require_the_same(texts, key, type, metas)
@@ -180,7 +180,7 @@ def test_odd_texts_are_encoded_as_rows_are(odd: bytes, monkeypatch: pytest.Monke
     st.sampled_from(TYPES),
     st.sampled_from(METAS),
 )
-def test_texts_are_encoded_as_rows_are(texts: list[bytes], key: str, type: str | None, metas: Sequence[bytes]) -> None:
+def test_texts_are_encoded_like_rows(texts: list[bytes], key: str, type: str | None, metas: Sequence[bytes]) -> None:
     require_the_same(texts, key, type, metas)
 
 
@@ -218,7 +218,7 @@ def test_plain_values() -> None:
         plain(dt.timedelta(1))
 
 
-def test_a_letter_has_every_byte() -> None:
+def test_a_dead_letter_has_every_byte() -> None:
     letter = letter_of("loads", "a/0", Poison("offset 3", "is not JSON", b"\xff", b"\x00"))
     assert base64.b64decode(str(letter["value"])) == b"\x00"
     assert base64.b64decode(str(letter["key"])) == b"\xff"

@@ -1,4 +1,4 @@
-"""Runs of ingests prepare their streams, and tell failures that may pass from others."""
+"""Ingest runs prepare their streams, and distinguish temporary failures from others."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from coranto.ingest.runs import may_pass, prepare
 from tests.platform.ingest.lists import spec
 
 
-async def test_a_stream_that_is_created_names_its_type(client: JournalClient) -> None:
+async def test_a_created_stream_has_its_message_type(client: JournalClient) -> None:
     await prepare(client, spec(type="shop.N@3", registry="types/registry"))
     names = {labels.value_of(each.spec.labels, labels.MESSAGE_TYPE) for each in (await client.list()).journals}
     assert "shop.N" in names
 
 
-async def test_a_stream_that_is_missing_without_create(client: JournalClient) -> None:
+async def test_a_missing_stream_without_create_is_an_error(client: JournalClient) -> None:
     with pytest.raises(StreamNotFound, match="there is no stream shop/orders: create it"):
         await prepare(client, spec(create=None))
 
@@ -42,5 +42,5 @@ async def test_a_stream_that_is_missing_without_create(client: JournalClient) ->
     ],
     ids=repr,
 )
-def test_failures_that_may_pass(error: CorantoError, passes: bool) -> None:
+def test_temporary_failures(error: CorantoError, passes: bool) -> None:
     assert may_pass(error) is passes

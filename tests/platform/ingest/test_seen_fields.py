@@ -1,4 +1,4 @@
-"""Fields of several schemas: each is looked at once, and the same tuple is returned until there are more."""
+"""Fields of several schemas: each schema is inspected once, and the same tuple is returned until there are more."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from coranto.types.parsing import parse_fields
 
 
 def test_fields_of_several_schemas() -> None:
-    asked: list[str] = []
+    parsed: list[str] = []
 
     def fields_of(text: str) -> tuple[TypeField, ...]:
-        asked.append(text)
+        parsed.append(text)
         return parse_fields(text)
 
     seen = SeenFields()
@@ -23,7 +23,7 @@ def test_fields_of_several_schemas() -> None:
     second = seen.of(["a INT NOT NULL", "b DATE, a BIGINT NOT NULL"], fields_of)
     assert format_fields(second) == "a BIGINT NOT NULL, b DATE"
     assert seen.of(["a INT NOT NULL"], fields_of) is second
-    assert len(asked) == 2
+    assert len(parsed) == 2
     with pytest.raises(InvalidInput, match="<a TEXT> cannot be registered: a is BIGINT, and STRING"):
         seen.of(["a STRING"], fields_of, lambda _: "<a TEXT>")
     assert seen.of([], fields_of) is second

@@ -1,4 +1,4 @@
-"""Files of ingests: what they may have, and errors that tell the line."""
+"""Ingest files: their content, and errors with the line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_defaults() -> None:
         (("file:///data/orders/", "${NOWHERE}"), "line 5: the environment has no variable NOWHERE"),
     ],
 )
-def test_errors_of_files_tell_the_line(change: tuple[str, str], problem: str) -> None:
+def test_errors_of_files_contain_the_line(change: tuple[str, str], problem: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         read_spec(FILES.replace(*change), {})
     assert problem in str(raised.value)
@@ -75,7 +75,7 @@ def test_one_source_is_needed() -> None:
 REGISTER = FILES.replace("type: shop.Order", "type: shop.Order\nregister: true")
 
 
-def test_a_schema_that_is_to_be_registered() -> None:
+def test_register_makes_the_ingest_register_its_schema() -> None:
     assert "register: true" in REGISTER
     assert read_spec(REGISTER, {}).registers
     assert not read_spec(FILES, {}).registers
@@ -90,7 +90,7 @@ def test_a_schema_that_is_to_be_registered() -> None:
         (("format: csv", "format: json"), "files: files of JSON have no schema: leave `register` out"),
     ],
 )
-def test_schemas_that_cannot_be_registered(change: tuple[str, str], problem: str) -> None:
+def test_invalid_uses_of_register_are_refused(change: tuple[str, str], problem: str) -> None:
     text = REGISTER.replace(*change)
     assert text != REGISTER
     with pytest.raises(InvalidInput, match=re.escape(problem)):

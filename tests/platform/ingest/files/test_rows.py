@@ -1,4 +1,4 @@
-"""Rows of files from any position on: lines of JSON, CSV and Parquet."""
+"""Rows of files from any position: lines of JSON, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON = FileOptions("file:///in/")
 
 
 def read(options: FileOptions, content: bytes, after: int = 0, room: int = 10) -> list[Any]:
-    """Return the fields of rows, or the places and problems of those that are none; then the position."""
+    """Return the fields of rows, or place and problem of poison rows, followed by the position."""
     rows, found = rows_of(options, "a", io.BytesIO(content), after), list[Any]()
     while True:
         some, at, done = rows.read(room)
@@ -49,7 +49,7 @@ def test_reads_end_at_lines_and_every_position_continues() -> None:
     assert (row.key, row.meta) == ("a", b'"file":"a","position":8')
 
 
-def test_a_line_without_an_end_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_an_end_is_poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ROW_BYTES", 10)
     found = read(JSON, b'{"a":1}\n{"a":"' + b"x" * 5000 + b'"}\n{"a":2}\n')
     assert found[:3] == [{"a": 1}, ("offset 8", "is longer than 10 bytes"), {"a": 2}]
@@ -82,7 +82,7 @@ def test_csv() -> None:
         (b'"a"x,1,1,true,1', "is not CSV: ',' expected after '\"'"),
     ],
 )
-def test_rows_of_csv_that_do_not_fit_are_poison_and_the_next_ones_are_read(line: bytes, problem: str) -> None:
+def test_invalid_csv_rows_are_poison_and_the_next_ones_are_read(line: bytes, problem: str) -> None:
     found = read(CSV, b"name,n,x,b,j\n" + line + b"\nnext,1,1,true,1\n")
     assert found[0] == ("row 0", problem)
     assert found[1]["name"] == "next"
@@ -94,7 +94,7 @@ def test_large_fields_are_read() -> None:
 
 
 @pytest.mark.parametrize("header", [b"a,a", b"a,,b"])
-def test_headers_that_name_no_columns_are_refused(header: bytes) -> None:
+def test_headers_with_repeated_or_missing_names_are_refused(header: bytes) -> None:
     with pytest.raises(InvalidInput, match="names a column twice, or has one without a name"):
         read(FileOptions("", format="csv"), header + b"\n1,2,3\n")
     with pytest.raises(InvalidInput, match="a has no column n, whose type is given"):
@@ -115,7 +115,7 @@ def test_parquet() -> None:
         assert found[-1] == 5000
 
 
-def test_values_that_json_does_not_have_are_poison_and_no_parquet_is_an_error() -> None:
+def test_values_without_a_json_form_are_poison_and_invalid_parquet_is_an_error() -> None:
     sink = io.BytesIO()
     parquet.write_table(pa.table({"d": pa.array([1], pa.duration("s"))}), sink)
     [(place, problem), _] = read(PARQUET, sink.getvalue())

@@ -1,4 +1,4 @@
-"""Fields for files of CSV and Parquet: what `rows.py` writes fits them."""
+"""Fields for CSV and Parquet files, which the rows of `rows.py` fit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_csv() -> None:
     require_message(row.fields, rows.fields())
 
 
-def test_rows_of_any_form_have_no_fields() -> None:
+def test_rows_without_a_fixed_form_have_no_fields() -> None:
     options = FileOptions("file:///", format="csv", columns={"t": "json"})
     with pytest.raises(InvalidInput, match="column t is json, which has no fixed form"):
         rows_of(options, "a", io.BytesIO(b"t\n1\n"), 0).fields()

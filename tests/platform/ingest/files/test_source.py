@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def put(folder: Path, name: str, numbers: range) -> None:
-    """Put a file into the folder at once."""
+    """Put a file into the folder atomically."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
@@ -65,7 +65,7 @@ async def test_files_are_read_once_and_new_ones_are_found(client: JournalClient,
     assert {each["_meta"]["file"] for each in await events(client)} == {"a.jsonl", "sub/b.jsonl", "d.jsonl"}
 
 
-async def test_new_files_are_found_while_it_follows(client: JournalClient, folder: Path) -> None:
+async def test_new_files_are_found_while_following(client: JournalClient, folder: Path) -> None:
     one = ingest(client, FileSource(OPTIONS, folder.parent), given=spec(kind="files", batch_seconds=0.05))
     running = asyncio.create_task(one.run(follow=True))
     value = one.metrics.registry.get_sample_value
@@ -92,7 +92,7 @@ async def test_a_file_that_changed_is_an_error(client: JournalClient, folder: Pa
 
 
 @pytest.mark.parametrize("change", ["truncated", "gone", "same"])
-async def test_a_file_that_was_read_in_part(client: JournalClient, folder: Path, change: str) -> None:
+async def test_a_partly_read_file_that_changed_is_an_error(client: JournalClient, folder: Path, change: str) -> None:
     put(folder, "a.jsonl", range(100))
     small = spec(kind="files", batch_bytes=1)
     with pytest.raises(SourceChanged, match="interrupted"):
@@ -139,7 +139,7 @@ async def test_a_file_that_changes_while_it_is_read_is_not_committed(client: Jou
     assert await numbers(client) == []
 
 
-async def test_files_that_are_replaced_or_removed_before_they_are_read(client: JournalClient, folder: Path) -> None:
+async def test_files_replaced_or_removed_before_reading(client: JournalClient, folder: Path) -> None:
     for number in range(3):
         put(folder, f"{number}.jsonl", range(number * 10, number * 10 + 10))
     source = FileSource(OPTIONS, folder.parent)

@@ -1,4 +1,4 @@
-"""Gateways of webhooks in tests, and the clients that post to them."""
+"""Webhook gateways for tests, and the clients that post to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spec(options: str = "", more: str = "", segments: int = 2) -> IngestSpec:
 
 @contextlib.asynccontextmanager
 async def gateway(client: JournalClient, given: IngestSpec | None = None) -> AsyncIterator[WebhookIngest]:
-    """Run a gateway until the block ends."""
+    """Run a gateway within the context."""
     ingest = WebhookIngest(client, given or spec(), policy=RetryPolicy(5.0, seed=1, scale=0.02))
     running = asyncio.create_task(ingest.run(follow=True))
     try:
@@ -50,7 +50,7 @@ async def gateway(client: JournalClient, given: IngestSpec | None = None) -> Asy
 async def post(
     session: aiohttp.ClientSession, url: str, body: Any, *, key: str = "", **headers: str
 ) -> tuple[int, dict[str, Any]]:
-    """Post JSON, or bytes as they are. Returns the status and the answer."""
+    """Post JSON, or bytes unchanged. Return the status and the answer."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     if key:
         named["Idempotency-Key"] = key

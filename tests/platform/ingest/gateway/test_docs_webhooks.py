@@ -1,4 +1,4 @@
-"""The first example of docs/webhooks.md, word by word, the manifest of its gateways, and its tables."""
+"""The first example of docs/webhooks.md, run literally, the manifest of its gateways, and its tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def gateway(words: list[str], environment: dict[str, str], url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a gateway's command, once it is ready, and end it by SIGTERM."""
+    """Run a gateway's command, wait until it is ready, and end it with SIGTERM."""
     process = subprocess.Popen([*COMMAND, *words], env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 60
@@ -64,7 +64,7 @@ def is_ready(url: str) -> bool:
 
 
 def posted(words: list[str], url: str) -> str:
-    """Return the answer to a command of curl in the page."""
+    """Return the answer to a curl command of the page."""
     assert words[:3] == ["curl", "-s", "http://127.0.0.1:8600/"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
     headers = dict(each.split(": ") for name, each in zip(words[3::2], words[4::2], strict=True) if name == "-H")

@@ -1,4 +1,4 @@
-"""Gateways, tables and brokers are killed with SIGKILL under load. Each acknowledged request is there once.
+"""Gateways, tables and brokers are killed with SIGKILL under load. Each acknowledged request is committed once.
 
 DuckDB compares the table of the stream with the acknowledged requests, row by row.
 """
@@ -49,7 +49,7 @@ source:
 
 
 class Gateway:
-    """A process of a gateway at one port, which can be killed and started again."""
+    """A gateway process at a fixed port, which can be killed and restarted."""
 
     def __init__(self, folder: Path, endpoint: str) -> None:
         port = free_port(taken=[int(each.stem.rpartition("-")[2]) for each in folder.glob("gateway-*.yaml")])
@@ -88,7 +88,7 @@ class Gateway:
 
 
 class Sender:
-    """A sender that repeats each request until it is acknowledged, and some of them afterwards."""
+    """A sender that repeats each request until it is acknowledged, and repeats some of them afterwards."""
 
     def __init__(self, name: str, urls: list[str], chance: random.Random) -> None:
         self._name = name
@@ -134,7 +134,7 @@ def expected_of(senders: list[Sender]) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("seed", [int(os.environ.get("CORANTO_INGEST_SEED", "11"))])
-async def test_the_stream_and_its_table_are_what_was_acknowledged(tmp_path: Path, seed: int) -> None:
+async def test_the_stream_and_its_table_equal_the_acknowledged_requests(tmp_path: Path, seed: int) -> None:
     chance, file = random.Random(seed), tmp_path / "table.yaml"
     with two_brokers(tmp_path) as cluster:
         endpoint = ",".join(cluster.info.endpoints)
@@ -202,7 +202,7 @@ async def test_hostile_senders_do_not_affect_others(tmp_path: Path) -> None:
 
 
 class Hostile:
-    """Senders that flood, stall, send too much, and sign wrongly. `refused` has their statuses."""
+    """Senders that flood, stall, send too much, or sign incorrectly. `refused` contains their statuses."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""Records of the progress of webhooks: a process that reads them knows the same keys and gateways."""
+"""Records of the progress of webhooks: a process that reads them has the same keys and gateways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def new(seconds: float) -> WebhookProgress:
     return WebhookProgress(keys=KeyWindow(seconds), seconds=seconds)
 
 
-def test_records_from_a_complete_one_on_have_everything() -> None:
+def test_records_since_a_complete_one_restore_the_progress() -> None:
     chance, progress, records = random.Random(1), new(3600.0), list[Any]()
     for number in range(4000):
         at = 1000.0 + number
@@ -41,13 +41,13 @@ def test_records_from_a_complete_one_on_have_everything() -> None:
     assert (copy.number_of("gateway-1"), copy.number_of("other")) == (3999, 0)
 
 
-def test_gateways_that_are_gone_are_forgotten() -> None:
+def test_old_gateways_are_forgotten() -> None:
     progress = new(10.0).after("webhook", {"old": [7, 1000.0], "new": [1, 1001.0 + GATEWAY_SECONDS]}, {}, 1, 0)
     progress.at = 1001.0 + GATEWAY_SECONDS
     record, _ = progress.record({}, is_first=True)
     assert record["splits"] == {"new": [1, 1001.0 + GATEWAY_SECONDS]}
 
 
-def test_records_of_another_ingest() -> None:
+def test_records_of_another_ingest_are_corrupt() -> None:
     with pytest.raises(CorruptData, match="another ingest wrote it"):
         new(1.0).apply({"complete": True, "source": "x", "splits": {}, "lost": {}, "rows": 0, "letters": 0})

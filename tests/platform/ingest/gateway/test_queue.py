@@ -1,4 +1,4 @@
-"""Requests that wait: duplicates, attempts of unknown outcome, callers that leave, and the count of bytes."""
+"""Waiting requests: duplicates, attempts of unknown outcome, callers that leave, and the count of bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def known(*requests: Request) -> KeyWindow:
     return window
 
 
-async def test_attempts_of_unknown_outcome_are_made_again_with_the_same_numbers() -> None:
+async def test_attempts_of_unknown_outcome_are_repeated_with_the_same_numbers() -> None:
     queue, none = RequestQueue(lambda size: None), KeyWindow(10.0)
     first, second, third = (queue.put(request(name, None)) for name in "abc")
     assert queue.take(20, none) == [first, second]
@@ -49,7 +49,7 @@ async def test_known_keys_are_answered() -> None:
     assert not queue.grown.is_set()
 
 
-async def test_a_key_that_waits_is_there_once() -> None:
+async def test_a_waiting_key_is_queued_once() -> None:
     released: list[int] = []
     queue = RequestQueue(released.append)
     first = queue.put(request("a"))

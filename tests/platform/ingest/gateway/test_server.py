@@ -1,4 +1,4 @@
-"""Requests that the server refuses get a status and an error in JSON, and nothing of them is committed."""
+"""Refused requests get a status and an error in JSON, and nothing of them is committed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = "s3cret"
 
 
 async def raw(url: str, content: bytes) -> bytes:
-    """Send bytes, and return all that comes until the connection is closed."""
+    """Send bytes, and return all content until the connection is closed."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     writer.write(content)
@@ -87,7 +87,7 @@ async def test_events_of_a_request_keep_their_order_and_keys(client: JournalClie
     ],
     ids=str,
 )
-async def test_refused_bodies(
+async def test_invalid_bodies_are_refused(
     client: JournalClient, body: bytes, headers: dict[str, str], status: int, error: str
 ) -> None:
     limit = 1000 if status == 413 else 1 << 20
@@ -132,7 +132,7 @@ async def test_a_request_larger_than_the_limit_is_refused_before_it_is_sent(clie
         assert ingest.held_bytes == 0
 
 
-async def test_what_arrives_slowly_is_cut_off(client: JournalClient) -> None:
+async def test_slow_requests_are_cut_off(client: JournalClient) -> None:
     async with gateway(client, spec("receive: 0.3, requests: 3")) as ingest, aiohttp.ClientSession() as session:
         head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
         answers = await asyncio.gather(
@@ -160,7 +160,7 @@ async def test_connections_beyond_the_limit_are_refused(client: JournalClient) -
             await until(is_served)
 
 
-async def test_one_address_does_not_hold_all_connections(client: JournalClient) -> None:
+async def test_one_address_cannot_hold_all_connections(client: JournalClient) -> None:
     async with gateway(client, spec("requests: 8")) as ingest:
         parts = urlsplit(ingest.url)
         held = [await asyncio.open_connection(parts.hostname, parts.port) for _ in range(6)]
@@ -189,7 +189,7 @@ async def test_one_address_does_not_hold_all_connections(client: JournalClient) 
         ("::1", "::"),
     ],
 )
-def test_the_sender_of_an_address(address: str, sender: str) -> None:
+def test_ipv6_senders_are_identified_by_their_network(address: str, sender: str) -> None:
     assert sender_of(address) == sender
 
 
@@ -210,7 +210,7 @@ async def test_connections_by_ipv6_are_limited(client: JournalClient) -> None:
             writer.close()
 
 
-async def test_memory_is_bounded_and_small_bodies_have_a_part_of_it(client: JournalClient) -> None:
+async def test_memory_is_bounded_with_a_reserve_for_small_bodies(client: JournalClient) -> None:
     async with gateway(client, spec("memory: 1048576, body: 500000")) as ingest, aiohttp.ClientSession() as session:
         ingest.hold(700_000)
         status, answer = await post(session, ingest.url, b'{"id": "%b"}' % (b"x" * 200_000))
@@ -234,11 +234,11 @@ async def test_a_full_window_refuses_new_keys_until_old_ones_are_forgotten(clien
             status, answer = await post(session, ingest.url, {"id": key}, key=key)
             return status == 200 and not answer["duplicate"]
 
-        for key in "ca":  # Each needs a key that is forgotten.
+        for key in "ca":  # Each can only be committed after another key is forgotten.
             await until(lambda key=key: is_committed(key))
 
 
-async def test_signatures_are_of_the_bytes_of_the_body(client: JournalClient) -> None:
+async def test_signatures_cover_the_bytes_of_the_body(client: JournalClient) -> None:
     def signed(body: bytes, secret: str = SECRET) -> str:
         return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
@@ -270,7 +270,7 @@ async def test_stripe_and_slack(client: JournalClient, tmp_path: Any) -> None:
     now = int(time.time())
     options = f"signature: {{scheme: stripe, secret_file: {file}}}"
     async with gateway(client, spec(options)) as ingest, aiohttp.ClientSession() as session:
-        # Stripe changes a field of the event when it repeats it.
+        # Stripe changes a field of the event when it repeats the event.
         answers = []
         for pending in (1, 0):
             body = b'{"id": "evt_1", "pending_webhooks": %d}' % pending
@@ -299,7 +299,7 @@ async def test_stripe_and_slack(client: JournalClient, tmp_path: Any) -> None:
     assert await found(client) == [{"id": "evt_1", "pending_webhooks": 1}]
 
 
-async def test_rows_that_do_not_fit_their_type(client: JournalClient) -> None:
+async def test_rows_that_do_not_fit_their_type_are_refused_or_dead_letters(client: JournalClient) -> None:
     await Streams(client).create(STREAM, 1, template=default_template(stores=[STORE_URL]))
     registry = TypeRegistry(client, "types/registry")
     definition = MessageType("shop.N", JsonForm(), parse_fields("id BIGINT"))
@@ -320,7 +320,7 @@ async def test_rows_that_do_not_fit_their_type(client: JournalClient) -> None:
     assert sorted(each["id"] for each in await found(client)) == [1, 2]
 
 
-async def test_an_address_in_use_and_a_missing_secret(client: JournalClient, tmp_path: Any) -> None:
+async def test_an_address_in_use_and_a_missing_secret_are_errors(client: JournalClient, tmp_path: Any) -> None:
     async with gateway(client) as ingest:
         port = urlsplit(ingest.url).port
         used = spec()
@@ -332,7 +332,7 @@ async def test_an_address_in_use_and_a_missing_secret(client: JournalClient, tmp
             pass
 
 
-async def test_the_end_of_a_gateway_waits_for_its_requests(client: JournalClient) -> None:
+async def test_a_stopping_gateway_waits_for_its_requests(client: JournalClient) -> None:
     async with gateway(client) as ingest:
         parts = urlsplit(ingest.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

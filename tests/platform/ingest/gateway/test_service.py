@@ -1,4 +1,4 @@
-"""Gateways commit each request once: repeated, reordered, at two gateways at a time, and over restarts."""
+"""Gateways commit each request once: repeated, reordered, at two gateways, and across restarts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.platform.ingest.lists import Lists, Unreliable, events, ingest, until
 from tests.platform.ingest.lists import spec as lists_spec
 
 
-async def test_a_request_is_committed_when_it_is_answered(client: JournalClient) -> None:
+async def test_a_request_is_committed_before_it_is_answered(client: JournalClient) -> None:
     async with gateway(client) as ingest, aiohttp.ClientSession() as session:
         status, answer = await post(session, ingest.url, {"id": 1})
         assert (status, answer["events"], answer["duplicate"]) == (200, 1, False)
@@ -27,7 +27,7 @@ async def test_a_request_is_committed_when_it_is_answered(client: JournalClient)
         assert set(event["_meta"]) == {"uuid", "request", "item"}
 
 
-async def test_a_repeated_key_is_committed_once_also_after_a_restart(client: JournalClient) -> None:
+async def test_a_repeated_key_is_committed_once_even_after_a_restart(client: JournalClient) -> None:
     async with aiohttp.ClientSession() as session:
         async with gateway(client) as ingest:
             first = await post(session, ingest.url, [{"id": 1}, {"id": 2}], key="a")
@@ -70,9 +70,7 @@ async def test_two_gateways_commit_a_key_once(client: JournalClient) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_requests_without_a_key_are_committed_once_although_answers_are_lost(
-    client: JournalClient, seed: int
-) -> None:
+async def test_requests_without_a_key_are_committed_once_despite_lost_answers(client: JournalClient, seed: int) -> None:
     async with gateway(client) as other, gateway(cast(JournalClient, Unreliable(client, seed))) as ingest:
         async with aiohttp.ClientSession() as session:
             room = asyncio.Semaphore(4)
@@ -88,7 +86,7 @@ async def test_requests_without_a_key_are_committed_once_although_answers_are_lo
 
 
 class Switched:
-    """A client whose brokers are away while `is_off`."""
+    """A client whose brokers are down while `is_off`."""
 
     def __init__(self, client: JournalClient) -> None:
         self._client = client
@@ -100,7 +98,7 @@ class Switched:
         return getattr(self._client, name)
 
 
-async def test_requests_wait_for_brokers_that_are_away(client: JournalClient) -> None:
+async def test_requests_wait_for_unavailable_brokers(client: JournalClient) -> None:
     switched = Switched(client)
     async with gateway(cast(JournalClient, switched), spec("timeout: 0.5")) as ingest:
         async with aiohttp.ClientSession() as session:
@@ -121,7 +119,7 @@ async def test_requests_wait_for_brokers_that_are_away(client: JournalClient) ->
     assert sorted(each["id"] for each in await found(client)) == [0, 1]
 
 
-async def test_a_gateway_that_died_in_its_turn_is_passed(client: JournalClient) -> None:
+async def test_a_gateway_that_died_during_its_turn_is_skipped(client: JournalClient) -> None:
     async with gateway(client) as ingest, aiohttp.ClientSession() as session:
         assert (await post(session, ingest.url, {"id": 1}))[0] == 200
         async with BatchWriter[Any](client, STREAM) as writer:

@@ -1,4 +1,4 @@
-"""A real Kafka for the tests below. `make test-ingest` runs them: they need Kafka's client, and fetch its broker."""
+"""A real Kafka for these tests. `make test-ingest` runs them: they need Kafka's client and download its broker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ collect_ignore = [] if os.environ.get("CORANTO_TEST_INGEST") else WITH_CLIENT
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[str]:
-    """The address of a broker of Kafka."""
+    """The address of a Kafka broker."""
     from benchmarks.kafka import KafkaServer, fetched
 
     with KafkaServer(fetched(), partitions=1) as server:
@@ -35,7 +35,7 @@ def kafka() -> Iterator[str]:
 
 @pytest.fixture
 def server() -> Iterator[KafkaServer]:
-    """A broker of Kafka of a test's own, which may be killed."""
+    """A Kafka broker for a single test, which may be killed."""
     from benchmarks.kafka import KafkaServer, fetched
 
     with KafkaServer(fetched(), partitions=1) as server:

@@ -56,7 +56,7 @@ class Registry:
         self.options = {"url": f"http://127.0.0.1:{self.server.server_address[1]}"}
 
     def add(self, file: descriptor_pb2.FileDescriptorProto, **references: str) -> int:
-        """Register a file of Protobuf; `references` are the subjects of files that it imports, by name."""
+        """Register a Protobuf file. `references` are the subjects of imported files, by name."""
         number = len(self.schemas) + 1
         self.schemas[number] = {
             "schema": base64.b64encode(file.SerializeToString()).decode(),
@@ -68,7 +68,7 @@ class Registry:
 
 @contextmanager
 def running() -> Iterator[Registry]:
-    """A registry that answers while the context is open."""
+    """Run a registry within the context."""
     registry = Registry()
     thread = threading.Thread(target=registry.server.serve_forever)
     thread.start()

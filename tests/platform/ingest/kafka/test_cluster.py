@@ -1,4 +1,4 @@
-"""Errors of Kafka's library: those that a retry may cure, and those that it will not."""
+"""Errors of Kafka's library: temporary and permanent ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTIONS = KafkaOptions(
 )
 
 
-def test_options_of_the_file_are_between_defaults_and_what_an_ingest_needs() -> None:
+def test_client_options_override_defaults_but_not_required_values() -> None:
     found = client_options(OPTIONS, {"fetch.min.bytes": 1, "linger": 1}, {"client.id": "own"})
     assert found == {
         "log_level": 2,
@@ -39,18 +39,18 @@ def test_options_of_the_file_are_between_defaults_and_what_an_ingest_needs() -> 
         (ValueError("no such option"), InvalidInput),
     ],
 )
-def test_errors_that_a_retry_may_cure(error: Exception, kind: type[Exception]) -> None:
+def test_temporary_and_permanent_errors_are_distinguished(error: Exception, kind: type[Exception]) -> None:
     assert type(problem_of(error)) is kind
 
 
-def test_options_that_the_client_does_not_know_are_refused_without_values() -> None:
+def test_unknown_client_options_are_refused_without_their_values() -> None:
     wrong = KafkaOptions("k:9092", ("t",), client={"sasl.pasword": "geheim"})
     with pytest.raises(InvalidInput, match=r"Kafka refuses.*sasl\.pasword") as raised:
         KafkaCluster(wrong)
     assert "geheim" not in str(raised.value)
 
 
-def test_the_reason_is_that_of_the_connections(
+def test_the_error_contains_the_reason_of_the_connections(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("coranto.ingest.kafka.cluster.CALL_SECONDS", 1.0)

@@ -1,4 +1,4 @@
-"""The options of topics, and errors that tell the line and no secret."""
+"""The options of topics, and errors with the line and without secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ source:
 ENVIRONMENT = {"BROKERS": "k:9092", "USER_INFO": "u:p", "PASSWORD": "geheim"}
 
 
-def test_kafka_with_variables_of_the_environment() -> None:
+def test_kafka_with_environment_variables() -> None:
     assert read_spec(KAFKA, ENVIRONMENT).options == KafkaOptions(
         "k:9092",
         ("orders", "returns"),
@@ -57,7 +57,7 @@ def test_kafka_with_variables_of_the_environment() -> None:
         (("[offset, key]", "[offset, place]"), "meta has 'place'"),
     ],
 )
-def test_errors_of_kafka_tell_the_line_and_no_secret(change: tuple[str, str], problem: str) -> None:
+def test_errors_contain_the_line_and_no_secret(change: tuple[str, str], problem: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         read_spec(KAFKA.replace(*change), ENVIRONMENT)
     assert problem in str(raised.value)

@@ -1,4 +1,4 @@
-"""Messages of Protobuf as JSON, and fields that hold it: every kind of field, defaults, and well-known types."""
+"""Protobuf messages as JSON, and matching fields: each kind of field, defaults, and well-known types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = descriptor_pb2.FieldDescriptorProto
 
 
 def message(build: Any) -> Any:
-    """Return the class of a message that `build` gives its fields."""
+    """Return the class of a message whose fields `build` adds."""
     file = descriptor_pb2.FileDescriptorProto(name="a.proto", package="a", syntax="proto3")
     pool = descriptor_pool.DescriptorPool()
     for known in (duration_pb2, struct_pb2, timestamp_pb2, wrappers):
@@ -81,7 +81,7 @@ def test_every_kind_of_field() -> None:
         require_message(each, fields)
 
 
-def test_times_that_no_calendar_has() -> None:
+def test_times_outside_the_calendar_are_refused() -> None:
     made = message(wide)()
     made.at.seconds = 2**50
     with pytest.raises(ValueError, match="not in the years 1 to 9999"):
@@ -95,7 +95,7 @@ def test_times_that_no_calendar_has() -> None:
         (".a.M", "x is of a.M, which contains itself"),
     ],
 )
-def test_messages_that_no_fields_hold(type_name: str, problem: str) -> None:
+def test_messages_without_matching_fields_are_refused(type_name: str, problem: str) -> None:
     made = message(lambda owner: add(owner, "x", T.TYPE_MESSAGE, type_name))
     with pytest.raises(InvalidInput, match=problem):
         json_fields(made.DESCRIPTOR)

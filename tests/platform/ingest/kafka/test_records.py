@@ -1,4 +1,4 @@
-"""Records of Kafka as rows: keys, headers, times, tombstones, and values that are poison."""
+"""Kafka records as rows: keys, headers, times, tombstones, and poison values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def meta(found: SourceRow | Poison | None) -> Any:
     return json.loads(b"{%b}" % found.meta)
 
 
-def test_a_record_is_a_row_with_its_place() -> None:
+def test_a_record_is_a_row_with_its_origin() -> None:
     found = row(Record())
     assert isinstance(found, SourceRow)
     assert (found.key, found.fields, found.text, found.is_deletion) == ("k", {"n": 1}, b'{"n": 1}', False)
@@ -57,7 +57,7 @@ def test_a_record_is_a_row_with_its_place() -> None:
 
 
 @pytest.mark.parametrize("names", [(), *((each,) for each in META), META, META[1:3], META[3:]])
-def test_the_parts_of_a_record_are_chosen(names: tuple[str, ...]) -> None:
+def test_the_parts_of_a_record_are_configurable(names: tuple[str, ...]) -> None:
     record = Record(header=[("a", b"x"), ("a", b"\xff"), ("b", None)])
     every = {
         "topic": "orders",
@@ -109,7 +109,7 @@ def test_keys_of_any_bytes_are_routing_keys() -> None:
     assert len({found.key for found in keys.values() if isinstance(found, SourceRow)}) == 3
 
 
-def test_values_that_are_no_objects_are_poison() -> None:
+def test_values_that_are_not_objects_are_poison() -> None:
     found = row(Record(b"[1]"))
     assert found == Poison("offset 8", "is JSON, but list and not an object", b"k", b"[1]")
 
@@ -123,7 +123,7 @@ def test_texts() -> None:
         values_of(KafkaOptions("k", ("t",))).decode(b"1")
 
 
-def test_poison_between_records_leaves_the_others_as_they_are() -> None:
+def test_poison_between_records_leaves_the_others_unchanged() -> None:
     values = [b'{"n": 0}', b"{", None, b'{"n":\n1}', b'{"n": "\xff"}', b'{"n": 2}']
     given = KafkaOptions("k:9092", ("orders",), tombstones=False)
     found = list(RecordRows(given, values_of(given)).rows("orders", 3, list(map(Record, values))))
@@ -134,7 +134,7 @@ def test_poison_between_records_leaves_the_others_as_they_are() -> None:
 
 
 def test_json_records_are_the_same_rows_together_and_one_by_one() -> None:
-    """Rows among which a tombstone is are made one by one."""
+    """Rows next to a tombstone are made one by one."""
     records = [
         Record(),
         Record(b'{"n":\n2}', None, (0, -1)),

@@ -1,4 +1,4 @@
-"""Values with schemas, by the client of a Schema Registry: Avro and Protobuf, and registries that do not answer."""
+"""Values with schemas, read by a Schema Registry client: Avro and Protobuf, and registries that do not answer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ WIDE_FIELDS = (
 )
 
 
-def test_fields_of_avro_hold_its_values(registry: Registry) -> None:
+def test_avro_values_fit_their_fields(registry: Registry) -> None:
     value = {
         "id": uuid.UUID(int=7),
         "day": dt.date(2026, 3, 1),
@@ -120,7 +120,7 @@ def test_fields_of_avro_hold_its_values(registry: Registry) -> None:
     assert values.fields() is values.fields()
 
 
-def test_schemas_of_avro_that_refer_to_others(registry: Registry) -> None:
+def test_avro_schemas_with_references(registry: Registry) -> None:
     place = {"type": "record", "name": "shop.Place", "fields": [{"name": "town", "type": "string"}]}
     order = {"type": "record", "name": "shop.Order", "fields": [{"name": "to", "type": "Place"}]}
     registry.schemas = {
@@ -136,7 +136,7 @@ def test_schemas_of_avro_that_refer_to_others(registry: Registry) -> None:
     assert format_fields(values.fields()) == "to STRUCT<town: STRING NOT NULL> NOT NULL"
 
 
-def test_schemas_that_no_type_holds_are_named(registry: Registry) -> None:
+def test_schemas_without_a_common_type_are_named(registry: Registry) -> None:
     values = AvroValues(registry.options)
     for number, (kind, content) in enumerate((("int", b"\x0e"), ("string", b"\x02a")), 1):
         fields = [{"name": "a", "type": kind}]
@@ -149,13 +149,13 @@ def test_schemas_that_no_type_holds_are_named(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\0\0", b'{"n": 1}', b"\1\0\0\0\1abc"])
-def test_values_without_the_number_of_a_schema_are_refused(registry: Registry, content: bytes) -> None:
+def test_values_without_a_schema_number_are_refused(registry: Registry, content: bytes) -> None:
     for values in (AvroValues(registry.options), ProtobufValues(registry.options)):
         with pytest.raises(InvalidInput, match="does not begin with the number of a schema"):
             values(content)
 
 
-def test_a_schema_that_is_missing_is_poison_and_a_registry_that_is_away_is_not(registry: Registry) -> None:
+def test_a_missing_schema_is_poison_but_an_unavailable_registry_is_not(registry: Registry) -> None:
     missing = b"\0\0\0\0\x63\0\0"
     for kind in (AvroValues, ProtobufValues):
         with pytest.raises(InvalidInput, match="a schema that the Schema Registry does not have"):
@@ -177,14 +177,14 @@ def test_a_schema_that_is_missing_is_poison_and_a_registry_that_is_away_is_not(r
         ({"ssl.ca.location": "/nowhere"}, "No such file"),
     ],
 )
-def test_options_that_the_client_refuses(changes: dict[str, str], problem: str) -> None:
+def test_options_refused_by_the_client_are_errors(changes: dict[str, str], problem: str) -> None:
     for kind in (AvroValues, ProtobufValues):
         with pytest.raises(InvalidInput, match=problem) as raised:
             kind({"url": "http://r"} | changes)
         assert "geheim" not in str(raised.value)
 
 
-def test_numbers_among_the_options(registry: Registry) -> None:
+def test_numeric_options(registry: Registry) -> None:
     values = AvroValues(registry.options | {"timeout": "2.5", "max.retries": "1"})
     assert values(avro(registry, {"town": "Bonn"}, json.dumps(WIDE["fields"][9]["type"])))[0] == {"town": "Bonn"}  # type: ignore[index]
 
@@ -199,7 +199,7 @@ def test_avro_that_does_not_fit_its_schema_is_poison(registry: Registry) -> None
 
 
 def protobuf_files() -> tuple[descriptor_pb2.FileDescriptorProto, descriptor_pb2.FileDescriptorProto]:
-    """A file with a type, and one with messages that use it and a well-known type."""
+    """Return a file with a type, and a file with messages that use it and a well-known type."""
     base = descriptor_pb2.FileDescriptorProto(name="base.proto", package="shop", syntax="proto3")
     base.message_type.add(name="Money").field.add(name="cents", number=1, type=3, label=1)
     main = descriptor_pb2.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")

@@ -86,7 +86,7 @@ async def test_the_operation_of_tombstones_is_a_field_of_the_schema() -> None:
     assert await source.fields() == (TypeField("op", PlainKind.STRING), TypeField("n", PlainKind.BIGINT))
 
 
-async def test_only_committed_records_are_read_and_gaps_are_passed(client: JournalClient, topics: Topics) -> None:
+async def test_only_committed_records_are_read_and_gaps_are_skipped(client: JournalClient, topics: Topics) -> None:
     name = topics.new(2)
     topics.transaction(name, range(10), commits=True)
     topics.transaction(name, range(100, 110), commits=False)
@@ -94,7 +94,7 @@ async def test_only_committed_records_are_read_and_gaps_are_passed(client: Journ
     topics.transaction(name, range(200, 210), commits=False)
     first = await run(client, topics, name)
     assert await numbers(client) == list(range(15))
-    assert first.progress.splits[f"{name}/0"] == 38  # 35 records, and 3 markers of transactions.
+    assert first.progress.splits[f"{name}/0"] == 38  # 35 records and 3 markers of transactions.
     again = await run(client, topics, name)
     assert (again.rows, again.batches) == (0, 0)
 
@@ -107,7 +107,7 @@ async def test_only_committed_records_are_read_and_gaps_are_passed(client: Journ
     assert await numbers(client) == list(range(25))
 
 
-async def test_compacted_offsets_are_passed(client: JournalClient, topics: Topics) -> None:
+async def test_compacted_offsets_are_skipped(client: JournalClient, topics: Topics) -> None:
     name = topics.new(
         cleanup_policy="compact",
         min_cleanable_dirty_ratio="0.01",
@@ -121,7 +121,7 @@ async def test_compacted_offsets_are_passed(client: JournalClient, topics: Topic
 
     async def is_compacted() -> bool:
         await asyncio.sleep(0.5)
-        topics.write(name, [1000])  # A new segment begins, so that those before can be compacted.
+        topics.write(name, [1000])  # Start a new segment, so that earlier ones can be compacted.
         given = spec(kind="kafka", name=f"look-{len(kept)}", stream=f"shop/look-{len(kept)}")
         kept.add(len(kept))
         return (await ingest(client, KafkaSource(topics.options(name)), given=given).run()).rows < 50
@@ -137,7 +137,7 @@ async def test_compacted_offsets_are_passed(client: JournalClient, topics: Topic
     assert {45, 46, 47, 48, 49} & set(await numbers(client)) or 1000 in await numbers(client)
 
 
-async def test_partitions_that_are_added_are_read(client: JournalClient, topics: Topics) -> None:
+async def test_added_partitions_are_read(client: JournalClient, topics: Topics) -> None:
     name = topics.new()
     topics.write(name, range(5))
     one = ingest(client, KafkaSource(topics.options(name, from_end=True)), given=spec(kind="kafka", batch_seconds=0.05))
@@ -167,7 +167,7 @@ async def test_a_topic_of_200_partitions(client: JournalClient, topics: Topics) 
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_a_recreated_topic_is_noticed_by_its_id(client: JournalClient, topics: Topics, restarts: bool) -> None:
+async def test_a_recreated_topic_is_detected_by_its_id(client: JournalClient, topics: Topics, restarts: bool) -> None:
     name = topics.new(2)
     topics.write(name, range(5), partition=1)
     await run(client, topics, name)
@@ -194,7 +194,7 @@ def created(topics: Topics, name: str) -> bool:
     return True
 
 
-async def test_a_topic_that_is_recreated_while_it_is_read(client: JournalClient, topics: Topics) -> None:
+async def test_a_topic_recreated_while_it_is_read_is_an_error(client: JournalClient, topics: Topics) -> None:
     name = topics.new(2)
     topics.write(name, range(5))
     source = KafkaSource(topics.options(name))
@@ -211,7 +211,7 @@ async def test_a_topic_that_is_recreated_while_it_is_read(client: JournalClient,
     assert await numbers(client) == []
 
 
-async def test_records_that_retention_removed_are_a_loss(client: JournalClient, topics: Topics) -> None:
+async def test_records_removed_by_retention_are_a_loss(client: JournalClient, topics: Topics) -> None:
     name = topics.new()
     topics.write(name, range(5))
     await run(client, topics, name)
@@ -224,7 +224,7 @@ async def test_records_that_retention_removed_are_a_loss(client: JournalClient, 
     assert await numbers(client) == [*range(5), *range(12, 20)]
 
 
-async def test_records_that_are_removed_while_they_are_read(client: JournalClient, topics: Topics) -> None:
+async def test_records_removed_while_reading_are_counted_as_lost(client: JournalClient, topics: Topics) -> None:
     name = topics.new()
     topics.write(name, range(5))
     source = KafkaSource(topics.options(name, accepts_loss=True))
@@ -250,7 +250,7 @@ async def found_last(client: JournalClient) -> bool:
     return 20 in await numbers(client)
 
 
-async def test_values_that_are_no_objects_are_poison(client: JournalClient, topics: Topics) -> None:
+async def test_values_that_are_not_objects_are_poison(client: JournalClient, topics: Topics) -> None:
     name = topics.new()
     topics.write(name, [1])
     topics.put(name, b"[1]", b"k")
@@ -271,7 +271,7 @@ async def test_two_processes_read_one_topic(client: JournalClient, topics: Topic
     assert await numbers(client) == [n for p in range(4) for n in range(p * 1000, p * 1000 + 500)]
 
 
-async def test_a_cluster_that_does_not_answer_and_a_topic_that_is_missing(
+async def test_an_unavailable_cluster_and_a_missing_topic_are_errors(
     client: JournalClient, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SourceChanged, match="Kafka has no topic nowhere"):
@@ -282,7 +282,7 @@ async def test_a_cluster_that_does_not_answer_and_a_topic_that_is_missing(
         await run(client, away, "orders")
 
 
-async def test_the_lag_is_the_offsets_behind(client: JournalClient, topics: Topics) -> None:
+async def test_the_lag_is_the_number_of_unread_offsets(client: JournalClient, topics: Topics) -> None:
     name = topics.new(2)
     topics.write(name, range(5))
     source = KafkaSource(topics.options(name))
@@ -296,7 +296,7 @@ SCHEMAS = [
 ]
 
 
-async def test_avro_of_a_registry_becomes_events_of_a_type(
+async def test_avro_of_a_registry_becomes_typed_events(
     client: JournalClient, topics: Topics, registry: Registry
 ) -> None:
     name = topics.new(2)
@@ -320,7 +320,7 @@ async def test_avro_of_a_registry_becomes_events_of_a_type(
     }
 
 
-async def test_protobuf_of_a_registry_becomes_events_of_a_type(
+async def test_protobuf_of_a_registry_becomes_typed_events(
     client: JournalClient, topics: Topics, registry: Registry
 ) -> None:
     file = descriptor_pb2.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "6"))
 STREAM = "kill/orders"
 PARTITIONS, TRANSACTIONS = 4, 12
-"""The partitions of the topic, and the transactions that are written before each turn."""
+"""The partitions of the topic, and the transactions written before each turn."""
 KEYS, IDS = 5, 35
 SPEC = """
 name: killed
@@ -42,7 +42,7 @@ batch: {{bytes: 20000, seconds: 0.2}}
 
 
 class Written:
-    """A topic with transactions of which one in four is aborted, and its committed records.
+    """A topic with transactions, one in four aborted, and its committed records.
 
     Numbers increase. Each id is in one partition, under one key of Kafka.
     """
@@ -73,7 +73,7 @@ def restart(server: KafkaServer) -> None:
     server.start()
 
 
-async def test_each_committed_record_is_there_once(server: KafkaServer, tmp_path: Path) -> None:
+async def test_each_committed_record_is_ingested_once(server: KafkaServer, tmp_path: Path) -> None:
     chance = random.Random(int(os.environ.get("CORANTO_INGEST_SEED", "1")))
     written = await asyncio.to_thread(Written, server.address, chance)
     ingest, everything, latest = (tmp_path / f"{name}.yaml" for name in ("killed", "everything", "latest"))
@@ -109,7 +109,7 @@ def number_of(event: dict[str, Any]) -> int:
 
 
 def orders(found: list[dict[str, Any]]) -> Iterator[list[int]]:
-    """Return the offsets of each partition and key, in the order of the stream."""
+    """Yield the offsets of each partition and key, in the order of the stream."""
     by_key = dict[tuple[int, int], list[int]]()
     for each in found:
         meta = each["_meta"]

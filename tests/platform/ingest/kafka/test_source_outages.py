@@ -1,4 +1,4 @@
-"""Brokers of Kafka and of Coranto are killed while records are ingested, and topics are deleted: nothing is twice."""
+"""Kafka and Coranto brokers are killed while records are ingested, and topics are deleted: no record is duplicated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 PARTITIONS, ROUNDS, ROWS = 4, 4, 600
 
 
-async def test_brokers_of_both_are_killed(server: KafkaServer) -> None:
+async def test_ingest_while_brokers_of_both_are_killed(server: KafkaServer) -> None:
     chance, topics = random.Random(3), Topics(server.address)
     topic = topics.new(PARTITIONS)
     producer = Producer(topics.settings(enable_idempotence=True, linger_ms=20, message_timeout_ms=300_000))
@@ -75,7 +75,7 @@ async def test_brokers_of_both_are_killed(server: KafkaServer) -> None:
 
 
 @pytest.mark.parametrize("follow", [False, True])
-async def test_a_topic_that_is_deleted_while_it_is_read(server: KafkaServer, follow: bool) -> None:
+async def test_a_topic_deleted_while_it_is_read_is_an_error(server: KafkaServer, follow: bool) -> None:
     topics = Topics(server.address)
     topic = topics.new(2)
     topics.write(topic, range(5000))
@@ -100,7 +100,7 @@ async def test_a_topic_that_is_deleted_while_it_is_read(server: KafkaServer, fol
     assert sorted(found) == list(range(len(found)))
 
 
-async def test_a_service_waits_for_kafka_and_says_so(server: KafkaServer) -> None:
+async def test_a_service_waits_for_kafka_and_counts_failures(server: KafkaServer) -> None:
     topics = Topics(server.address)
     topic = topics.new()
     topics.write(topic, range(5))

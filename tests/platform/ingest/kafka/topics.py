@@ -1,4 +1,4 @@
-"""Topics of a real Kafka, and what producers write to them."""
+"""Topics of a real Kafka, and their producers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _numbers = itertools.count()
 
 
 def delivered(error: Any, _: Any) -> None:
-    """Raise the error of a record that was not written, from within `flush`."""
+    """Raise the error of a record that was not written. `flush` calls this."""
     if error is not None:
         raise KafkaException(error)
 
 
 class Topics:
-    """Makes topics and writes to them."""
+    """Creates topics and writes to them."""
 
     def __init__(self, address: str, client: dict[str, str] | None = None) -> None:
         self.address = address
@@ -39,11 +39,11 @@ class Topics:
         return {"bootstrap.servers": self.address, "log_level": 2, **self.client, **given}
 
     def _producer(self) -> Producer:
-        # Without idempotence, a batch that is repeated comes after those behind it.
+        # Without idempotence, a repeated batch arrives after later ones.
         return Producer(self.settings(linger_ms=5, enable_idempotence=True))
 
     def new(self, partitions: int = 1, **config: str) -> str:
-        """Create a topic of a name of its own."""
+        """Create a topic with a unique name."""
         name = f"orders-{os.getpid()}-{next(_numbers)}"
         self.create(name, partitions, **config)
         return name
@@ -63,7 +63,7 @@ class Topics:
         deadline = time.monotonic() + SECONDS
         while len(self.admin.list_topics(name, timeout=SECONDS).topics[name].partitions) < count:
             assert time.monotonic() < deadline
-        self.producer = self._producer()  # The other one may know the old partitions only.
+        self.producer = self._producer()  # The previous producer may know only the old partitions.
 
     def remove_before(self, name: str, partition: int, offset: int) -> None:
         for future in self.admin.delete_records([TopicPartition(name, partition, offset)]).values():
@@ -95,7 +95,7 @@ class Topics:
         partition: int = 0,
         row: Callable[[int], Mapping[str, Any]] = lambda number: {"n": number},
     ) -> Producer:
-        """Write a transaction, and commit or abort it, or leave it open (None)."""
+        """Write a transaction, and commit it, abort it, or leave it open (None)."""
         producer = Producer(self.settings(transactional_id=f"test-{os.getpid()}-{next(_numbers)}"))
         producer.init_transactions(SECONDS)
         producer.begin_transaction()

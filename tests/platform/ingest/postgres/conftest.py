@@ -1,4 +1,4 @@
-"""A PostgreSQL that records rows in its log, for the tests below."""
+"""A PostgreSQL server with logical replication, for these tests."""
 
 from __future__ import annotations
 

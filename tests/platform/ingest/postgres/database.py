@@ -1,4 +1,4 @@
-"""A database whose tables are read, and copies that consumers would make of their changes."""
+"""A source database, and copies of its tables built from events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Database:
         self.reconnect()
 
     def drop_slots(self) -> None:
-        """Drop all slots. The server frees a slot some time after its reader has disconnected."""
+        """Drop all slots. The server releases a slot some time after its reader has disconnected."""
         deadline = time.monotonic() + _DROP_SECONDS
         while True:
             try:
@@ -64,7 +64,7 @@ class Database:
         self._connection = None
 
     def execute(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Execute statements as an administrator. Returns the rows of the only one."""
+        """Execute statements as an administrator. Return the rows of the only statement."""
         if self._connection is None or self._connection.closed:
             self._connection = self.connect()
         cursor = self._connection.execute(statement.encode(), parameters or None)
@@ -89,10 +89,10 @@ class Database:
 
 
 class Copies:
-    """Tables as a consumer in upsert mode makes them of events. If `exact`, no change may be missing or there twice.
+    """Tables built from events like by a consumer in upsert mode. With `exact`, no change may be missing or duplicated.
 
-    That needs tables with the replica identity FULL, whose updates have the values before. Rows of a snapshot may come
-    after changes that they contain.
+    That needs tables with the replica identity FULL, whose updates contain earlier values. Rows of a snapshot may come
+    after changes that they include.
     """
 
     def __init__(self, events: Sequence[Mapping[str, Any]], key: str = "id", *, exact: bool = True) -> None:
@@ -108,7 +108,7 @@ class Copies:
                 gone = table.pop(at, None)
                 assert not exact or gone is None or gone == fields, event
             elif op == "insert":
-                assert not exact or at not in table, f"{event} is there twice"
+                assert not exact or at not in table, f"{event} appears twice"
                 table[at] = fields
             elif op == "update":
                 known = table.get(at)

@@ -1,4 +1,4 @@
-"""The options of tables in a file."""
+"""The options of tables in an ingest file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(options: str, more: str = "") -> PostgresOptions:
     return found.options
 
 
-def test_the_least_that_is_needed() -> None:
+def test_required_options() -> None:
     found = read(f'url: "{URL}", publication: shop')
     assert found == PostgresOptions(URL, "shop")
     assert found.slot_of("Orders-1") == "coranto_orders_1"
@@ -44,7 +44,7 @@ def test_all_options() -> None:
         (f'url: "{URL}", publication: shop', "key: id", "line 5: rows of a table have its primary key"),
     ],
 )
-def test_what_cannot_be(options: str, more: str, problem: str) -> None:
+def test_invalid_options_are_refused(options: str, more: str, problem: str) -> None:
     with pytest.raises(InvalidInput) as error:
         read(options, more)
     assert problem in str(error.value)

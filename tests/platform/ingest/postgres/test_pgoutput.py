@@ -1,4 +1,4 @@
-"""Messages of pgoutput, as the server's documentation has them."""
+"""Messages of pgoutput as in the server's documentation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_changes_name_their_table() -> None:
 
 
 @pytest.mark.parametrize("content", [each for each in MESSAGES if each[0] not in b"OY"], ids=lambda each: chr(each[0]))
-def test_a_message_that_is_cut_is_an_error(content: bytes) -> None:
+def test_a_truncated_message_is_an_error(content: bytes) -> None:
     for end in range(len(content)):
         if content[:1] == b"C" and end > 18:
             continue  # The rest is the time.
@@ -68,7 +68,7 @@ def test_a_message_that_is_cut_is_an_error(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [b"?", b"I" + OID + b"N" + struct.pack(">Hc", 1, b"b")])
-def test_what_is_not_known(content: bytes) -> None:
+def test_unknown_messages_are_an_error(content: bytes) -> None:
     with pytest.raises(CorruptData, match="unknown kind"):
         parse(content)
 

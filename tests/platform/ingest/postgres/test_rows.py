@@ -38,7 +38,7 @@ def insert(*values: str | None, kind: bytes = b"I") -> bytes:
     return b"%b%bN%b%b" % (kind, struct.pack(">I", 16385), struct.pack(">H", len(values)), b"".join(parts))
 
 
-def test_random_rows_have_the_text_of_their_fields() -> None:
+def test_the_text_of_random_rows_equals_their_fields() -> None:
     chosen = random.Random(9)
     rows, shape = made()
     texts = ["", "é 🙂", 'a "quoted"\n\\ text', "x" * 100_000, "\x01\x7f"]
@@ -59,7 +59,7 @@ def test_random_rows_have_the_text_of_their_fields() -> None:
         assert json.loads(b"{%b}" % row.meta)["seq"] == number + 1
 
 
-def test_times_are_in_the_form_of_message_types() -> None:
+def test_times_have_the_form_of_message_types() -> None:
     rows, shape = made()
     times = ["2026-11-29 12:00:00.5+00", "0044-03-15 00:00:00+00 BC", "-infinity"]
     payloads = [insert("1", None, None, None, None, each, None) for each in times]
@@ -67,7 +67,7 @@ def test_times_are_in_the_form_of_message_types() -> None:
     assert found == ["2026-11-29T12:00:00.5Z", "0044-03-15T00:00:00Z BC", "-infinity"]
 
 
-def test_changes_are_numbered_whether_they_are_rows_or_not() -> None:
+def test_all_changes_are_numbered_including_those_without_rows() -> None:
     one = insert("1", *[None] * 6)
     toasted = one[:-1] + b"u"
     for truncate, names in (("event", ("public.orders", "public.lines")), ("fail", ("public.orders",)), ("skip", ())):
@@ -84,7 +84,7 @@ def test_changes_are_numbered_whether_they_are_rows_or_not() -> None:
         assert lacking.key == b"public.orders/1"
 
 
-def test_a_message_that_is_cut_is_an_error_behind_the_rows_before_it() -> None:
+def test_a_truncated_message_is_an_error_after_the_earlier_rows() -> None:
     rows, shape = made()
     one = insert("1", *[None] * 6)
     found = rows.changed(BEGIN, 1, [shape] * 2, [one, one[:-1]])

@@ -1,4 +1,4 @@
-"""A server that cannot be read is an error that names the statement to run."""
+"""A server that cannot be read is an error that contains the statement to run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 
 async def refused(database: Database, **changes: object) -> str:
-    """Return the error of a source that is opened."""
+    """Return the error of opening a source."""
     source = PostgresSource(database.options(**changes), "loads")
     try:
         with pytest.raises(CorantoError) as error:
@@ -79,7 +79,7 @@ async def run(client: JournalClient, database: Database) -> None:
     await database.ingest(client).run()
 
 
-async def test_a_slot_that_was_dropped_or_created_again(client: JournalClient, database: Database) -> None:
+async def test_a_dropped_or_recreated_slot_is_an_error(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders VALUES (1)")
     await run(client, database)
@@ -92,7 +92,7 @@ async def test_a_slot_that_was_dropped_or_created_again(client: JournalClient, d
         await run(client, database)
 
 
-async def test_a_slot_that_the_server_invalidated(client: JournalClient) -> None:
+async def test_a_slot_invalidated_by_the_server_is_an_error(client: JournalClient) -> None:
     with PostgresServer(*SETTINGS, "max_slot_wal_keep_size=1MB", "min_wal_size=32MB", "max_wal_size=32MB") as server:
         with Database(server) as database:
             database.execute(ORDERS)
@@ -106,7 +106,7 @@ async def test_a_slot_that_the_server_invalidated(client: JournalClient) -> None
                 await run(client, database)
 
 
-async def test_a_publication_that_was_dropped_and_created_again(client: JournalClient, database: Database) -> None:
+async def test_a_dropped_or_recreated_publication_is_an_error(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     await run(client, database)
     database.execute("DROP PUBLICATION shop")
@@ -118,7 +118,7 @@ async def test_a_publication_that_was_dropped_and_created_again(client: JournalC
         await run(client, database)
 
 
-async def test_after_a_failover_the_slot_is_gone(client: JournalClient) -> None:
+async def test_a_failover_without_the_slot_is_an_error(client: JournalClient) -> None:
     with PostgresServer(*SETTINGS) as primary, PostgresStandby(primary, *SETTINGS) as standby:
         with Database(primary) as database:
             database.execute(ORDERS)
@@ -140,7 +140,7 @@ async def test_after_a_failover_the_slot_is_gone(client: JournalClient) -> None:
 
 @contextlib.asynccontextmanager
 async def standby_with_slots(client: JournalClient, database: Database) -> AsyncIterator[PostgresStandby]:
-    """A standby that has the slot of an ingest, which has read all of `database` so far."""
+    """A standby with the slot of an ingest, which has read all of `database` so far."""
     database.execute(ORDERS)
     database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', failover => true)", SLOT)
     primary = database.server
@@ -162,8 +162,8 @@ async def standby_with_slots(client: JournalClient, database: Database) -> Async
         yield standby
 
 
-async def failed_over(database: Database, standby: PostgresStandby) -> None:
-    """Let the standby take the place of the primary."""
+async def fail_over(database: Database, standby: PostgresStandby) -> None:
+    """Fail over to the standby."""
     port = f":{database.server.port}/"
     database.reconnect()
     database.server.stop()
@@ -172,11 +172,11 @@ async def failed_over(database: Database, standby: PostgresStandby) -> None:
     database.url = database.url.replace(port, f":{standby.port}/")
 
 
-async def test_a_failover_to_a_server_that_has_the_slot(client: JournalClient) -> None:
+async def test_a_failover_with_the_slot_continues(client: JournalClient) -> None:
     with PostgresServer(*SETTINGS) as primary:
         database = Database(primary)
         async with standby_with_slots(client, database) as standby:
-            await failed_over(database, standby)
+            await fail_over(database, standby)
             database.execute("INSERT INTO orders VALUES (1000), (1001)")
             await run(client, database)
             database.execute("UPDATE orders SET cents = 5 WHERE id = 1000")
@@ -185,7 +185,7 @@ async def test_a_failover_to_a_server_that_has_the_slot(client: JournalClient) -
             database.reconnect()
 
 
-async def test_a_failover_that_loses_transactions_of_the_stream(client: JournalClient) -> None:
+async def test_a_failover_that_lost_ingested_transactions_is_an_error(client: JournalClient) -> None:
     with PostgresServer(*SETTINGS) as primary:
         database = Database(primary)
         async with standby_with_slots(client, database) as standby:
@@ -197,8 +197,8 @@ async def test_a_failover_that_loses_transactions_of_the_stream(client: JournalC
             database.execute("INSERT INTO orders VALUES (1000)")
             await run(client, database)
             [(lost,)] = database.execute("SELECT pg_current_wal_lsn()::text")
-            await failed_over(database, standby)
-            while not standby.holds(f"SELECT pg_current_wal_lsn() > '{lost}'"):  # As if nothing was lost.
+            await fail_over(database, standby)
+            while not standby.holds(f"SELECT pg_current_wal_lsn() > '{lost}'"):  # Hide the loss.
                 database.execute("INSERT INTO orders SELECT coalesce(max(id), 0) + 1 FROM orders")
             with pytest.raises(SourceChanged, match=r"continues another history from .* has lost transactions"):
                 await run(client, database)

@@ -1,4 +1,4 @@
-"""Rows of tables and their changes are in a stream, each once, whatever happens in between."""
+"""Rows of tables and their changes are written to a stream, each once, despite failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ THE_SLOT = "pg_replication_slots WHERE slot_name = %s"
 
 
 async def run(ingest: Ingest) -> int:
-    """Read what is there. Returns the number of rows."""
+    """Read all available rows and changes. Return the number of rows."""
     return (await ingest.run()).rows
 
 
@@ -34,7 +34,7 @@ def facts(event: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in event.items() if name != "_meta"}
 
 
-async def test_first_the_rows_and_then_their_changes(client: JournalClient, database: Database) -> None:
+async def test_rows_are_read_first_and_then_their_changes(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders VALUES (1, 'ada', 500), (2, 'bob', NULL)")
     assert await run(database.ingest(client)) == 2
@@ -59,7 +59,7 @@ async def test_first_the_rows_and_then_their_changes(client: JournalClient, data
     assert found["read", 1]["_meta"]["lsn"] < update["lsn"]
 
 
-async def test_a_transaction_of_several_tables_is_one_read(database: Database) -> None:
+async def test_a_transaction_on_several_tables_is_one_read(database: Database) -> None:
     database.execute(ORDERS)
     database.execute("CREATE TABLE lines (a int, b int, PRIMARY KEY (a, b)); ALTER PUBLICATION shop ADD TABLE lines")
     source = PostgresSource(database.options(), "loads")
@@ -78,9 +78,7 @@ async def test_a_transaction_of_several_tables_is_one_read(database: Database) -
         await source.close()
 
 
-async def test_rows_are_right_although_they_change_during_the_snapshot(
-    client: JournalClient, database: Database
-) -> None:
+async def test_rows_changed_during_the_snapshot_are_correct(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders SELECT n, 'c' || n, n FROM generate_series(1, 3000) n")
     end = threading.Event()
@@ -115,7 +113,7 @@ async def test_rows_are_right_although_they_change_during_the_snapshot(
     assert Copies(await events(client))["public.orders"] == database.rows()
 
 
-async def test_a_key_that_changes_is_a_deletion_and_an_insertion(client: JournalClient, database: Database) -> None:
+async def test_a_changed_key_is_a_deletion_and_an_insertion(client: JournalClient, database: Database) -> None:
     database.execute(
         "CREATE TABLE orders (id bigint PRIMARY KEY, cents bigint); CREATE PUBLICATION shop FOR TABLE orders"
     )
@@ -132,7 +130,7 @@ async def test_a_key_that_changes_is_a_deletion_and_an_insertion(client: Journal
     assert all(("key_changed" in each["_meta"]) == (each["id"] != 2) for each in found)
 
 
-async def test_large_values_that_do_not_change_are_there(client: JournalClient, database: Database) -> None:
+async def test_large_unchanged_values_are_included(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("ALTER TABLE orders ALTER customer SET STORAGE EXTERNAL")
     database.execute("INSERT INTO orders VALUES (1, repeat('x', 20000), 1)")
@@ -143,7 +141,7 @@ async def test_large_values_that_do_not_change_are_there(client: JournalClient, 
     assert len((await events(client))[-1]["customer"]) == 20_000
 
 
-async def test_large_values_that_are_not_given(client: JournalClient, database: Database) -> None:
+async def test_missing_large_values_are_errors_or_omitted(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("ALTER TABLE orders ALTER customer SET STORAGE EXTERNAL")
     database.execute("INSERT INTO orders VALUES (1, repeat('x', 20000), 1)")
@@ -161,7 +159,7 @@ async def test_large_values_that_are_not_given(client: JournalClient, database: 
     assert len(last["customer"]) == 20_000
 
 
-async def test_a_truncate_is_an_error_an_event_or_nothing(client: JournalClient, database: Database) -> None:
+async def test_a_truncate_is_an_error_an_event_or_ignored(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders VALUES (1), (2)")
     await run(database.ingest(client))
@@ -178,7 +176,7 @@ async def test_a_truncate_is_an_error_an_event_or_nothing(client: JournalClient,
     assert await run(database.ingest(client, truncate="skip")) == 0
 
 
-async def test_a_truncate_has_its_place_in_a_stream_of_one_segment(client: JournalClient, database: Database) -> None:
+async def test_a_truncate_keeps_its_place_in_a_stream_of_one_segment(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders VALUES (1), (2)")
 
@@ -222,16 +220,16 @@ async def test_columns_are_added_renamed_changed_and_dropped(client: JournalClie
     ingest.stop()
     await running
     database.execute("ALTER TABLE orders DROP note; UPDATE orders SET version = 1 WHERE id = 1")
-    assert await run(database.ingest(client)) == 1, "a column that is dropped is no reason to read all rows again"
+    assert await run(database.ingest(client)) == 1, "dropping a column does not make it read all rows again"
     assert Copies(await events(client), exact=False)["public.orders"][1] == database.rows()[1]
 
 
 def dense(rows: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return rows without nulls: a column that was added without values changes no row."""
+    """Return rows without nulls, because adding a column without values changes no row."""
     return {key: {name: value for name, value in row.items() if value is not None} for key, row in rows.items()}
 
 
-async def test_a_table_that_is_added_is_read_from_its_beginning(client: JournalClient, database: Database) -> None:
+async def test_an_added_table_is_read_from_its_beginning(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("CREATE TABLE lines (id int PRIMARY KEY); INSERT INTO lines VALUES (1), (2)")
     await run(database.ingest(client))
@@ -248,7 +246,7 @@ async def test_a_table_that_is_added_is_read_from_its_beginning(client: JournalC
     await running
 
 
-async def test_the_snapshot_continues_behind_the_last_key(client: JournalClient, database: Database) -> None:
+async def test_the_snapshot_continues_after_the_last_key(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders SELECT n, repeat('c', 200), n FROM generate_series(1, 2000) n")
     ingest = Ingest(
@@ -287,7 +285,7 @@ async def test_a_transaction_that_is_too_large_is_an_error_or_divided(
     assert Copies(await events(client))["public.orders"] == database.rows()
 
 
-async def test_the_server_restarts(client: JournalClient, database: Database) -> None:
+async def test_the_ingest_survives_restarts_of_the_server(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders VALUES (1)")
     ingest = database.ingest(client)
@@ -304,9 +302,7 @@ async def test_the_server_restarts(client: JournalClient, database: Database) ->
     assert Copies(await events(client))["public.orders"] == database.rows()
 
 
-async def test_one_of_two_processes_reads_and_the_other_one_takes_over(
-    client: JournalClient, database: Database
-) -> None:
+async def test_one_of_two_processes_reads_and_the_other_takes_over(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders SELECT n, 'c', n FROM generate_series(1, 100) n")
     both = [database.ingest(client), database.ingest(client)]
@@ -322,7 +318,7 @@ async def test_one_of_two_processes_reads_and_the_other_one_takes_over(
     assert Copies(await events(client))["public.orders"] == database.rows()
 
 
-async def test_the_lag_and_the_log_that_the_server_keeps(client: JournalClient, database: Database) -> None:
+async def test_the_lag_and_the_retained_log_of_the_server(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders VALUES (1)")
     source = PostgresSource(database.options(), "loads")
@@ -344,11 +340,11 @@ async def test_the_lag_and_the_log_that_the_server_keeps(client: JournalClient, 
     assert ingest.metrics.retained.labels("loads")._value.get() >= 0
     async with BatchWriter[Any](client, STREAM) as writer:
         _, progress = await load(writer, "loads")
-    confirmed = f"SELECT confirmed_flush_lsn::text FROM {THE_SLOT}"  # The server may remove what is in the stream.
+    confirmed = f"SELECT confirmed_flush_lsn::text FROM {THE_SLOT}"  # The server may remove ingested parts of its log.
     await until(lambda: database.execute(confirmed, SLOT) == [(progress.splits["log"].partition("@")[0],)])
 
 
-async def test_the_server_may_remove_its_log_although_no_row_changes(client: JournalClient, database: Database) -> None:
+async def test_the_server_may_remove_its_log_even_if_no_row_changes(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("CREATE TABLE other (n int, PRIMARY KEY (n))")
     await run(database.ingest(client))
@@ -359,7 +355,7 @@ async def test_the_server_may_remove_its_log_although_no_row_changes(client: Jou
     await until(lambda: database.execute(moved, before[0], SLOT) == [(True,)])
 
 
-async def test_partitions_filters_and_lists_of_columns(client: JournalClient, database: Database) -> None:
+async def test_partitions_filters_and_column_lists(client: JournalClient, database: Database) -> None:
     database.execute(
         """CREATE TABLE orders (id int, part int, secret text, cents int, PRIMARY KEY (id, part))
         PARTITION BY LIST (part);
@@ -383,7 +379,7 @@ async def test_partitions_filters_and_lists_of_columns(client: JournalClient, da
     }
 
 
-async def test_a_slot_waits_for_a_transaction_that_writes(client: JournalClient, database: Database) -> None:
+async def test_creating_a_slot_waits_for_a_writing_transaction(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     ingest = database.ingest(client)
     with database.connect() as other:
@@ -401,7 +397,7 @@ async def test_a_slot_waits_for_a_transaction_that_writes(client: JournalClient,
     assert Copies(await events(client))["public.orders"] == database.rows()
 
 
-async def test_prepared_transactions_come_when_they_are_committed(client: JournalClient, database: Database) -> None:
+async def test_prepared_transactions_are_read_after_their_commit(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     await run(database.ingest(client))
     database.execute("BEGIN; INSERT INTO orders VALUES (1); PREPARE TRANSACTION 'one'")
@@ -411,7 +407,7 @@ async def test_prepared_transactions_come_when_they_are_committed(client: Journa
     assert await run(database.ingest(client)) == 1
 
 
-async def test_a_server_that_does_not_answer(client: JournalClient, database: Database) -> None:
+async def test_a_server_that_does_not_answer_is_unavailable(client: JournalClient, database: Database) -> None:
     source = PostgresSource(database.options(url="postgresql://127.0.0.1:1/nothing"), "loads")
     with pytest.raises(Unavailable, match="does not answer"):
         await source.open({}, follow=False)

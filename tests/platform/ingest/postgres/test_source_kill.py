@@ -1,4 +1,4 @@
-"""Processes that read and copy a table are killed while others write, and its copies are equal to it.
+"""Reading and copying processes of a table are killed while others write, and its copies are equal to it.
 
 DuckDB compares the table with its copy, row by row.
 """
@@ -39,7 +39,7 @@ batch: {{bytes: 20000, seconds: 0.2}}
 
 
 def write(database: Database, end: threading.Event, chance: random.Random) -> None:
-    """Change random rows in transactions, roll one in four back, and wait when the server restarts."""
+    """Change random rows in transactions, roll one in four back, and wait while the server restarts."""
     while not end.is_set():
         try:
             with database.connect() as connection:

@@ -1,4 +1,4 @@
-"""Tables whose changes cannot be read exactly are an error that names the statement to run."""
+"""Tables whose changes cannot be read exactly are an error that contains the statement to run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ async def opened(database: Database, **changes: Any) -> None:
         ),
     ],
 )
-async def test_what_cannot_be_read(database: Database, before: str, problem: str, remedy: str) -> None:
+async def test_unreadable_tables_are_an_error_with_a_remedy(
+    database: Database, before: str, problem: str, remedy: str
+) -> None:
     database.execute(before)
     with pytest.raises(InvalidInput) as error:
         await opened(database)
@@ -76,13 +78,13 @@ async def test_what_cannot_be_read(database: Database, before: str, problem: str
 
 
 @pytest.mark.integration
-async def test_short_texts_need_no_replica_identity_of_all_columns(database: Database) -> None:
+async def test_short_texts_need_no_full_replica_identity(database: Database) -> None:
     database.execute(PLAIN + "ALTER TABLE orders ADD note varchar(100)")
     await opened(database)
 
 
 @pytest.mark.integration
-async def test_the_field_of_the_operation_is_no_column(database: Database) -> None:
+async def test_the_field_of_the_operation_must_not_be_a_column(database: Database) -> None:
     database.execute(ORDERS)
     with pytest.raises(InvalidInput, match="has a column 'customer': choose another name"):
         await opened(database, operation="customer")
@@ -103,7 +105,7 @@ async def test_a_policy_that_hides_rows_is_an_error(client: JournalClient, datab
 
 
 @pytest.mark.integration
-async def test_a_table_that_is_another_one_now(client: JournalClient, database: Database) -> None:
+async def test_a_recreated_table_is_an_error(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     await database.ingest(client).run()
     database.execute(f"DROP TABLE orders; {TABLE_ONLY} ALTER PUBLICATION shop ADD TABLE orders")
@@ -112,8 +114,10 @@ async def test_a_table_that_is_another_one_now(client: JournalClient, database: 
 
 
 @pytest.mark.integration
-async def test_a_type_whose_values_have_another_text(client: JournalClient, database: Database) -> None:
-    """In UTC, PostgreSQL does not write the table again for this change of type."""
+async def test_a_type_change_that_changes_the_text_of_values_rereads_the_table(
+    client: JournalClient, database: Database
+) -> None:
+    """In UTC, PostgreSQL does not rewrite the table for this type change."""
     database.execute(f"ALTER DATABASE {database.name} SET timezone = 'UTC'")
     database.reconnect()
     database.execute("CREATE TABLE orders (id int PRIMARY KEY, at timestamp); CREATE PUBLICATION shop FOR TABLE orders")
@@ -126,7 +130,7 @@ async def test_a_type_whose_values_have_another_text(client: JournalClient, data
 
 
 @pytest.mark.integration
-async def test_a_key_that_is_renamed(client: JournalClient, database: Database) -> None:
+async def test_a_renamed_key(client: JournalClient, database: Database) -> None:
     database.execute(ORDERS)
     database.execute("INSERT INTO orders VALUES (1)")
     await database.ingest(client).run()
@@ -148,7 +152,7 @@ async def test_names_that_need_quotes(client: JournalClient, database: Database)
 
 
 @pytest.mark.integration
-async def test_a_row_that_no_event_can_hold(client: JournalClient, database: Database) -> None:
+async def test_a_row_with_a_reserved_column_is_poison(client: JournalClient, database: Database) -> None:
     database.execute("CREATE TABLE orders (id int PRIMARY KEY, _meta int); CREATE PUBLICATION shop FOR TABLE orders")
     database.execute("INSERT INTO orders VALUES (1, 2)")
     with pytest.raises(PoisonRow, match=r"postgres public\.orders, .*reserved for metadata"):
@@ -175,7 +179,7 @@ TABLE = Table(5, "public", "orders", 7, 100, 100, False, "", ("id",), (COLUMN, N
         ({"columns": (COLUMN, NOTE, NOTE._replace(number=3)), "files": 101}, True),
     ],
 )
-def test_which_changes_of_columns_change_rows(changed: dict[str, Any], is_again: bool) -> None:
+def test_column_changes_that_require_rereading(changed: dict[str, Any], is_again: bool) -> None:
     assert must_be_read_again(TABLE._replace(**changed), position_of(TABLE)) is is_again
 
 

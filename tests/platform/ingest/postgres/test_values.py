@@ -1,4 +1,4 @@
-"""Values of PostgreSQL as message types have them."""
+"""Values of PostgreSQL in the form of message types."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_rows_and_changes_have_the_same_values(client: JournalClient, data
     database.execute(
         f"INSERT INTO orders VALUES (1, {values}); INSERT INTO orders VALUES (2); UPDATE orders SET z = NULL"
     )
-    # A type has no infinity.
+    # The type of `z` has no infinity.
     given = {"type": "shop.Order", "registry": "types/registry", "registers": True, "keeps_poison": True}
 
     async def run() -> None:
@@ -89,7 +89,7 @@ def test_arrays(text: str, found: list[Any]) -> None:
     assert parse_array(text, bytes.decode) == found
 
 
-def test_the_database_is_asked_about_each_type_once() -> None:
+def test_the_database_is_queried_once_for_each_type() -> None:
     types = ColumnTypes()
     assert types.unknown([23, 99_999, 25]) == [25, 99_999]
     types.add(25, ColumnType(25))
@@ -98,7 +98,7 @@ def test_the_database_is_asked_about_each_type_once() -> None:
     assert types.converter(99_999)(b"7") == 7
 
 
-def test_times_before_our_own() -> None:
+def test_bc_times_and_infinite_values() -> None:
     types = ColumnTypes()
     assert types.converter(1184)(b"0044-03-15 00:00:00+00 BC") == "0044-03-15T00:00:00Z BC"
     assert types.converter(1114)(b"-infinity") == "-infinity"

@@ -1,4 +1,4 @@
-"""The rows in bodies of webhooks, with their places."""
+"""The rows of webhook bodies, with their places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_objects_arrays_and_lines_keep_their_text() -> None:
     assert placed(b"1", JSON) == [("the body", b"1")]
 
 
-def test_a_body_that_is_not_json() -> None:
+def test_a_body_that_is_not_json_is_refused() -> None:
     with pytest.raises(InvalidInput, match="the body is not JSON"):
         parts_of(b"[{}", JSON)
     assert placed(b"\xff", JSON) == [("the body", b"\xff")]

@@ -1,4 +1,4 @@
-"""Keys of requests are known for their time, and go through records unchanged."""
+"""Keys of requests are kept for their time and round-trip through records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def packed(*names: str) -> bytes:
     return pack((key_of("i", name), digest_of(name.encode())) for name in names)
 
 
-def test_keys_are_known_for_their_time() -> None:
+def test_keys_are_kept_for_their_time() -> None:
     window = KeyWindow(10.0)
     window.add(100.0, packed("a", "b"))
     window.add(105.0, packed("c"))
@@ -26,7 +26,7 @@ def test_keys_are_known_for_their_time() -> None:
     assert window.get(key_of("i", "c")) == digest_of(b"c")
 
 
-def test_a_key_that_comes_again_lives_from_then_on() -> None:
+def test_a_repeated_key_is_kept_from_its_last_use() -> None:
     window = KeyWindow(10.0)
     window.add(100.0, packed("a"))
     window.add(108.0, packed("a"))
@@ -35,7 +35,7 @@ def test_a_key_that_comes_again_lives_from_then_on() -> None:
     assert [at for at, _ in window.batches()] == [108.0]
 
 
-def test_a_window_goes_through_a_record() -> None:
+def test_a_window_round_trips_through_a_record() -> None:
     window, copy = KeyWindow(10.0), KeyWindow(10.0)
     window.add(100.0, packed("a", "b"))
     window.add(101.0, b"")
@@ -49,7 +49,7 @@ def test_a_window_goes_through_a_record() -> None:
 
 
 @pytest.mark.parametrize("record", [None, [["x", ""]], [[1.0, "!"]], [[1.0]], [[1.0, "AAAA"]]])
-def test_damaged_records(record: object) -> None:
+def test_damaged_records_are_corrupt(record: object) -> None:
     with pytest.raises(CorruptData, match="keys of an ingest's progress"):
         decode(record)
 

@@ -1,4 +1,4 @@
-"""The options of webhooks, and the errors of wrong ones with their lines."""
+"""The options of webhooks, and errors of wrong ones with their lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_defaults() -> None:
     assert options('listen: "[::1]:1"').host == "::1"
 
 
-def test_everything_given(tmp_path: Path) -> None:
+def test_all_options(tmp_path: Path) -> None:
     found = options(
         'listen: "0.0.0.0:80", path: /in, window: {seconds: 24h, keys: 7}, body: 10, memory: 1048576, requests: 5, '
         'receive: 2, timeout: 3, signature: {scheme: hmac, header: X-Mine, secrets: ["${A}", "${B}"]}',
@@ -61,7 +61,7 @@ def test_everything_given(tmp_path: Path) -> None:
         ('listen: ":1", signature: {scheme: slack, header: X, secrets: [a]}', "leave `header` out"),
     ],
 )
-def test_wrong_options(text: str, error: str) -> None:
+def test_wrong_options_are_refused(text: str, error: str) -> None:
     with pytest.raises(InvalidInput, match=r"line 4: ") as refused:
         options(text)
     assert error in str(refused.value)

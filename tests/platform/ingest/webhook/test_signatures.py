@@ -1,4 +1,4 @@
-"""Signatures of each sender, by their own examples where they publish one."""
+"""Signatures of each sender, by the sender's own examples if it publishes one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_each_secret_is_valid_in_each_form() -> None:
         ("slack", {"X-Slack-Signature": "v0=00", "X-Slack-Request-Timestamp": "-1"}, "has no time"),
     ],
 )
-def test_wrong_signatures(scheme: str, headers: dict[str, str], error: str) -> None:
+def test_wrong_signatures_are_refused(scheme: str, headers: dict[str, str], error: str) -> None:
     with pytest.raises(InvalidInput, match=error) as refused:
         check(scheme, headers)
     assert "new" not in str(refused.value)
