@@ -1,4 +1,4 @@
-"""Channels to others: one for each, and not for ever."""
+"""Channels to endpoints: one for each, and closed when there are many."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_there_is_one_channel_to_an_endpoint() -> None:
     assert again is opened[2]
 
 
-async def test_channels_that_nobody_asks_for_go_when_there_are_many() -> None:
+async def test_unused_channels_are_closed_when_there_are_many() -> None:
     opened = Opened()
     channels = Channels(opened)
     for number in range(MAX_CHANNELS):

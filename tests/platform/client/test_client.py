@@ -1,4 +1,4 @@
-"""Listing, applying, and listing fragments."""
+"""Listing journals, applying changes, and listing fragments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def change(name: str, revision: int = 0) -> pb.ApplyRequest.Change:
     return pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=revision)
 
 
-async def test_a_listing_is_put_together_from_its_messages(client: JournalClient, broker: FakeBroker) -> None:
+async def test_a_listing_is_assembled_from_its_messages(client: JournalClient, broker: FakeBroker) -> None:
     assert (await client.list()).journals == ()
     for part in range(5):
         broker.create(f"flights/part-{part:03}", labels=label_set(kind="even" if part % 2 == 0 else "odd"))
@@ -48,13 +48,13 @@ async def test_a_listing_is_put_together_from_its_messages(client: JournalClient
     assert (await client.list("kind=odd")).names == ("flights/part-001", "flights/part-003")
 
 
-async def test_a_selector_is_checked_before_it_is_sent(client: JournalClient, broker: FakeBroker) -> None:
+async def test_a_selector_is_validated_before_it_is_sent(client: JournalClient, broker: FakeBroker) -> None:
     with pytest.raises(InvalidInput):
         await client.list("(")
     assert broker.calls == []
 
 
-async def test_a_listing_is_tried_again(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+async def test_a_listing_is_retried(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
     broker.at(CallPoint.LIST, Break.CUT, grpc.StatusCode.UNAVAILABLE, pb.NO_JOURNAL_PRIMARY_BROKER)
     assert (await client.list()).names == ("test/journal",)
     assert broker.count("List") == 4
@@ -74,7 +74,7 @@ async def test_closing_the_client_ends_its_calls(client: JournalClient, broker: 
         await client.head("test/journal")
 
 
-async def test_nothing_listens(broker: FakeBroker) -> None:
+async def test_calls_without_a_listening_broker_are_unavailable(broker: FakeBroker) -> None:
     await broker.refuse()
     async with JournalClient(broker.endpoint, clock=HurriedClock(), retry_timeout=0.2) as client:
         with pytest.raises(Unavailable, match=broker.endpoint):
@@ -93,7 +93,7 @@ async def test_changes_are_applied_at_the_revision_they_expect(client: JournalCl
     assert set(broker.journals) == {"a/journal"}
 
 
-async def test_changes_that_no_broker_accepts_are_not_sent(client: JournalClient, broker: FakeBroker) -> None:
+async def test_invalid_changes_are_not_sent(client: JournalClient, broker: FakeBroker) -> None:
     wrong = change("a/journal")
     wrong.upsert.fragment.length = 3
     with pytest.raises(InvalidInput, match=r"fragment\.length"):
@@ -113,7 +113,7 @@ async def test_a_lost_answer_to_an_apply_leaves_its_outcome_unknown(
     assert ("a/journal" in broker.journals) == (point is CallPoint.APPLIED)
 
 
-async def test_an_apply_that_is_turned_away(client: JournalClient, broker: FakeBroker) -> None:
+async def test_a_rejected_apply_is_an_error(client: JournalClient, broker: FakeBroker) -> None:
     broker.at(CallPoint.APPLY, grpc.StatusCode.UNAUTHENTICATED)
     with pytest.raises(RpcFailed, match=r"UNAUTHENTICATED.*CORANTO_AUTH_TOKEN"):
         await client.apply([change("a/journal")])
@@ -128,20 +128,20 @@ async def test_later_calls_see_applied_changes(client: JournalClient, broker: Fa
     assert revisions == [header.etcd.revision] * 3
 
 
-async def test_changes_are_known_by_the_etcd_that_counts_them(
+async def test_applied_revisions_are_tracked_for_each_etcd_cluster(
     client: JournalClient, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = broker._header()
     monkeypatch.setattr(broker, "_header", lambda: header)
     found = []
-    for cluster, revision in ((1, 500), (1, 499), (2, 400), (2, 401)):  # The second one is a restored backup.
+    for cluster, revision in ((1, 500), (1, 499), (2, 400), (2, 401)):  # The second cluster is a restored backup.
         header.etcd.cluster_id, header.etcd.revision = cluster, revision
         await client.apply([change("a/journal", -1)])
         found.append((client.applied_cluster, client.applied_revision))
     assert found == [(1, 500), (1, 500), (2, 400), (2, 401)]
 
 
-async def test_fragments_of_all_pages(
+async def test_fragments_of_all_pages_are_listed(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, tmp_path: Path
 ) -> None:
     assert list(await client.fragments("test/journal")) == []
@@ -160,7 +160,7 @@ async def test_fragments_of_all_pages(
     assert (await client.fragments("test/journal"))[1001].signed_url == ""
 
 
-async def test_fragments_of_nothing(client: JournalClient, broker: FakeBroker) -> None:
+async def test_invalid_fragment_listings_are_refused(client: JournalClient, broker: FakeBroker) -> None:
     with pytest.raises(JournalNotFound):
         await client.fragments("no/such/journal")
     with pytest.raises(InvalidInput):

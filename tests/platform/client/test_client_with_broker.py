@@ -49,10 +49,10 @@ async def client(cluster: EmbeddedCluster) -> AsyncIterator[JournalClient]:
 
 @pytest.fixture
 async def journal(client: JournalClient, request: pytest.FixtureRequest) -> str:
-    """A new journal, whose fragments are complete at 64 KiB."""
+    """A new journal whose fragments are complete at 64 KiB."""
     name = f"{request.node.name.replace('[', '/').replace(']', '')}/part-000"
     await client.apply([change(name, length=1 << 16)])
-    # A barrier is repeated until the journal has its primary; an appender is not.
+    # A barrier is retried until the journal has a primary; an appender is not.
     await client.append(name, b"")
     return name
 
@@ -66,7 +66,7 @@ async def read(client: JournalClient, journal: str, begin: int = 0, end: int = 0
 
 
 async def append_once(client: JournalClient, journal: str, content: bytes, offset: int) -> None:
-    """Append there, also when the answer is lost: the offset keeps what was applied from being applied again."""
+    """Append at an offset even if answers are lost: the offset prevents a second application."""
     try:
         await client.append(journal, content, offset=offset, retry_unknown=True)
     except WrongAppendOffset:
@@ -74,7 +74,7 @@ async def append_once(client: JournalClient, journal: str, content: bytes, offse
 
 
 async def persisted(client: JournalClient, journal: str, offset: int) -> None:
-    """Return once brokers say that content up to `offset` is persisted."""
+    """Wait until brokers report that content up to `offset` is persisted."""
     async with asyncio.timeout(120):
         while True:
             if any(item.persisted and item.fragment.end >= offset for item in await client.fragments(journal)):
@@ -98,7 +98,7 @@ async def test_specs_are_applied_listed_and_deleted(client: JournalClient, journ
         await client.append(journal, b"late")
 
 
-async def test_content_of_every_size_comes_back(client: JournalClient, journal: str) -> None:
+async def test_content_of_every_size_is_read_back(client: JournalClient, journal: str) -> None:
     expected = b""
     for size in (1, 100, (1 << 16) - 7, 1 << 20, 3_333_333, 0):
         content = os.urandom(size)
@@ -115,7 +115,7 @@ async def test_content_of_every_size_comes_back(client: JournalClient, journal: 
         await read(client, journal, len(expected) + 1)
 
 
-async def test_persisted_content_is_the_same_by_either_way(
+async def test_persisted_content_is_the_same_directly_and_through_brokers(
     cluster: EmbeddedCluster, client: JournalClient, journal: str
 ) -> None:
     expected = b"".join([b"line %07d\n" % number for number in range(30_000)])
@@ -130,11 +130,11 @@ async def test_persisted_content_is_the_same_by_either_way(
             assert await read(without_files, journal, begin, end) == wanted
 
 
-async def test_uncommitted_content_is_never_seen(client: JournalClient, journal: str) -> None:
+async def test_uncommitted_content_is_never_visible(client: JournalClient, journal: str) -> None:
     async with client.appender(journal) as append:
         await append.write(b"never seen")
     abandoned = client.appender(journal)
-    with contextlib.suppress(Unavailable):  # As one that stands still meanwhile is rolled back for its slowness.
+    with contextlib.suppress(Unavailable):  # A stalled append is rolled back as too slow.
         await abandoned.write(bytes(3 << 20))
     abandoned.abort()
     assert (await client.append(journal, b"seen")).begin == 0
@@ -175,11 +175,11 @@ async def test_any_broker_serves_any_journal(cluster: EmbeddedCluster, client: J
                 assert await read(other, name) == name.encode() * 2
 
 
-async def test_a_tail_is_woken_by_appends(client: JournalClient, journal: str) -> None:
+async def test_a_blocking_read_gets_later_appends(client: JournalClient, journal: str) -> None:
     await client.append(journal, b"before")
     async with asyncio.timeout(120), contextlib.aclosing(client.read(journal, -1, block=True)) as tail:
         waiting = asyncio.ensure_future(anext(tail))
-        while not waiting.done():  # It begins where the journal ends when it gets there.
+        while not waiting.done():  # The read begins at the end of the journal when it starts.
             await client.append(journal, b"after ")
             await asyncio.wait([waiting], timeout=0.1)
         assert set((await waiting).content.split()) == {b"after"}
@@ -202,7 +202,7 @@ def test_the_blocking_client(cluster: EmbeddedCluster) -> None:
     name = "blocking/client"
     with SyncJournalClient(cluster.info.endpoint, file_root=cluster.info.file_root) as client:
         client.apply([change(name)])
-        client.append(name, b"")  # A barrier is repeated until the journal has its primary; an appender is not.
+        client.append(name, b"")  # A barrier is retried until the journal has a primary; an appender is not.
         content = os.urandom(5 << 20)
         with client.appender(name) as append:
             append.write(content)
@@ -213,7 +213,7 @@ def test_the_blocking_client(cluster: EmbeddedCluster) -> None:
 
 
 @pytest.mark.system
-async def test_a_tail_survives_a_killed_broker(tmp_path: Path) -> None:
+async def test_a_blocking_read_survives_a_killed_broker(tmp_path: Path) -> None:
     name = "killed/part-000"
     with EmbeddedCluster(tmp_path, etcd_fsync=False) as cluster:
         async with JournalClient(cluster.info.endpoint, file_root=cluster.info.file_root, retry_timeout=180) as client:

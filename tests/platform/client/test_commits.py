@@ -1,4 +1,4 @@
-"""Commits in journals are seen as a reader of committed messages sees them, also from a position within a journal."""
+"""Commits in journals as committed readers see them, including from a position within a journal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def line(producer: ProducerId, clock: int, flags: Flags) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_decisions_are_those_of_the_sequencer(seed: int) -> None:
+def test_decisions_equal_the_sequencers(seed: int) -> None:
     rng = random.Random(seed)
     sequencer: Sequencer[object] = Sequencer()
     producers = Producers(whole=True)
@@ -45,7 +45,7 @@ def test_decisions_are_those_of_the_sequencer(seed: int) -> None:
 
 
 class Journal:
-    """A journal of a fake broker, and what is seen of it."""
+    """A journal of a fake broker, and the observed commits."""
 
     def __init__(self, broker: FakeBroker, client: JournalClient, kind: str = JSON_LINES) -> None:
         labels = label_set({CONTENT_TYPE: kind}) if kind else None
@@ -80,7 +80,7 @@ async def test_a_publication_counts_when_it_is_committed() -> None:
         assert await journal.since(end)
 
 
-async def test_a_position_within_a_journal_knows_what_lies_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_position_within_a_journal_includes_earlier_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeBroker() as broker, JournalClient.of(ClientConfig(broker.endpoint)) as client:
         journal = Journal(broker, client)
         await journal.write(line(ADA, 1, Flags.CONTINUE_TXN), line(ADA, 1, Flags.ACK_TXN))
@@ -89,14 +89,14 @@ async def test_a_position_within_a_journal_knows_what_lies_before(monkeypatch: p
         assert not await journal.since(begin, CommitWatch())
         await journal.write(line(BOB, 2, Flags.ACK_TXN))
         assert await journal.since(begin, CommitWatch())
-        # What lies further back is unknown: an acknowledgement may commit it.
+        # Content further back is unknown, so an acknowledgement may commit it.
         monkeypatch.setattr(commits, "_LOOKBACK", 10)
         end = await journal.write(line(ADA, 1, Flags.ACK_TXN))
         assert await journal.since(begin, CommitWatch())
         assert not await journal.since(end, CommitWatch())
 
 
-async def test_a_line_that_comes_in_two_pieces_and_one_that_is_no_message() -> None:
+async def test_a_line_in_two_pieces_and_an_invalid_line() -> None:
     async with FakeBroker() as broker, JournalClient.of(ClientConfig(broker.endpoint)) as client:
         journal = Journal(broker, client)
         whole = line(ADA, 1, Flags.OUTSIDE_TXN)
@@ -118,7 +118,7 @@ async def test_growth_of_other_content_counts() -> None:
         assert not await journal.since(end)
 
 
-async def test_a_journal_that_was_created_again_is_read_from_its_begin() -> None:
+async def test_a_recreated_journal_is_read_from_its_begin() -> None:
     async with FakeBroker() as broker, JournalClient.of(ClientConfig(broker.endpoint)) as client:
         journal = Journal(broker, client)
         end = await journal.write(line(ADA, 1, Flags.OUTSIDE_TXN))

@@ -1,4 +1,4 @@
-"""Publishers and readers of committed messages over the clients, against a fake broker."""
+"""Publishers and committed readers over the clients, against a fake broker."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_published_messages_are_in_the_journal_byte_for_byte(client: Journ
     assert ack == LINES.acknowledgement(build_uuid(one.producer, first + 320, Flags.ACK_TXN))
 
 
-async def test_messages_to_be_replayed_that_are_gone_are_an_error(
+async def test_a_replay_of_removed_messages_is_an_error(
     client: JournalClient, broker: FakeBroker, tmp_path: Path
 ) -> None:
     one = publisher(client, ProducerClock(lambda: 0))
@@ -141,7 +141,7 @@ def test_the_blocking_reader_continues_from_its_source(remote: RemoteBroker) -> 
             committed_reader(client, JOURNAL, LINES, Source(head), end=head)
 
 
-async def test_a_sequencer_of_two_journals_is_fed_by_hand(client: JournalClient, broker: FakeBroker) -> None:
+async def test_a_sequencer_of_two_journals_is_fed_manually(client: JournalClient, broker: FakeBroker) -> None:
     broker.create("b/journal")
     one = publisher(client, ProducerClock(lambda: 0))
     for journal in (JOURNAL, "b/journal"):
@@ -162,7 +162,7 @@ async def test_a_sequencer_of_two_journals_is_fed_by_hand(client: JournalClient,
     assert set(sequencer.checkpoint()) == {JOURNAL, "b/journal"}
 
 
-async def test_a_source_of_an_earlier_journal_is_refused_and_one_without_id_gets_one(
+async def test_a_source_of_an_earlier_journal_is_refused_and_one_without_an_id_gets_one(
     client: JournalClient, broker: FakeBroker
 ) -> None:
     broker.tells_ids = True
@@ -189,7 +189,7 @@ async def test_a_source_of_an_earlier_journal_is_refused_and_one_without_id_gets
     assert texts([each async for each in async_committed_reader(client, JOURNAL, LINES, Source())]) == ["b", "c", "d"]
 
 
-async def test_a_reader_stops_at_content_that_was_lost(broker: FakeBroker, client: JournalClient) -> None:
+async def test_a_reader_stops_at_lost_content(broker: FakeBroker, client: JournalClient) -> None:
     broker.tells_ids = True
     broker.create(JOURNAL)
     clock = ProducerClock(lambda: 0)
@@ -217,4 +217,4 @@ async def test_a_reader_stops_at_content_that_was_lost(broker: FakeBroker, clien
     found, source = await read(at_kept)
     assert found == ["c", "d", "e"]
     assert source.journal_id == broker.journals[JOURNAL].journal_id != at_kept.journal_id
-    assert await read(source.fallen_to(kept, source.journal_id)) == ([], source), "they are known, and come once"
+    assert await read(source.fallen_to(kept, source.journal_id)) == ([], source), "they are known and not read again"

@@ -1,4 +1,4 @@
-"""Endpoints, and the settings of clients."""
+"""Endpoints and settings of clients."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_several_endpoints() -> None:
     ("field", "value"),
     [("zone", "a#b"), ("zone", "z" * 33), ("route_cache", -1), ("name", "a b"), ("name", "ä"), ("name", "n" * 129)],
 )
-def test_zone_route_cache_and_name_are_checked(field: str, value: object) -> None:
+def test_zone_route_cache_and_name_are_validated(field: str, value: object) -> None:
     with pytest.raises(InvalidInput, match=field):
         ClientConfig("broker:1", **{field: value})
 
@@ -72,13 +72,13 @@ def test_the_zone_comes_from_the_environment() -> None:
     assert ClientConfig.from_environment("broker:1", environment={"CORANTO_ZONE": "eu-1"}).zone == "eu-1"
 
 
-def test_a_configuration_travels() -> None:
+def test_a_configuration_round_trips_through_pickle() -> None:
     config = ClientConfig("127.0.0.1:1", Path("/data"), 3.0, zone="eu-1", route_cache=7)
     assert pickle.loads(pickle.dumps(config)) == config
 
 
 @pytest.mark.parametrize("make", [JournalClient.of, SyncJournalClient.of])
-def test_an_endpoint_is_no_configuration(make: Callable[[ClientConfig], object]) -> None:
+def test_an_endpoint_is_not_a_configuration(make: Callable[[ClientConfig], object]) -> None:
     given: Any = "127.0.0.1:8080"
     with pytest.raises(InvalidInput, match=r"client: is a str, .* give ClientConfig\('127\.0\.0\.1:8080'\)"):
         make(given)
@@ -93,13 +93,13 @@ def test_an_endpoint_is_no_configuration(make: Callable[[ClientConfig], object])
         ({"OIDC_ISSUER": "http://a", "OIDC_CLIENT_ID": "b"}, "not an https"),
     ],
 )
-def test_variables_that_contradict_each_other(variables: dict[str, str], problem: str) -> None:
+def test_conflicting_variables_are_refused(variables: dict[str, str], problem: str) -> None:
     environment = {f"CORANTO_{name}": value for name, value in variables.items()}
     with pytest.raises(InvalidInput, match=problem):
         ClientConfig.from_environment("127.0.0.1:1", environment=environment)
 
 
-def test_a_client_of_a_provider_by_the_environment() -> None:
+def test_an_oidc_client_is_configured_by_the_environment() -> None:
     values = ("https://login.example", "etl", "secret", "read write", "coranto")
     environment = dict(zip(OIDC_VARIABLES, values, strict=True))
     found = ClientConfig.from_environment("127.0.0.1:1", environment=environment).auth

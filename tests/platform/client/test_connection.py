@@ -1,4 +1,4 @@
-"""Programs that are started beside a client at work: gRPC must not get at them between fork and exec."""
+"""Programs started by the process of a busy client: gRPC must not affect them between fork and exec."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ print(sum(code != 0 for code in codes), "of", len(codes), "died")
 """
 
 
-def test_programs_started_beside_a_busy_client_live() -> None:
+def test_programs_started_by_a_process_with_a_busy_client_survive() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout == "0 of 100 died\n", done.stderr

@@ -1,4 +1,4 @@
-"""Reading fragments by URL, over HTTP as object stores serve them, and those too large for memory."""
+"""Reading fragments by URL, over HTTP as from object stores, including fragments too large for memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_readable_urls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", Codec, ids=lambda codec: codec.name)
-async def test_objects_over_http(store: HttpStore, codec: Codec) -> None:
+async def test_objects_are_read_over_http(store: HttpStore, codec: Codec) -> None:
     store.objects["/object?sig=1"] = (codecs.compress(codec, CONTENT), "")
     found = await read(DirectReader(None), fragment(codec), f"{store.url}/object?sig=1", 1500, 2500)
     assert found == CONTENT[500:1500]
@@ -49,7 +49,7 @@ async def test_objects_over_http(store: HttpStore, codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("undone", [True, False], ids=["undone by the store", "left by the store"])
-async def test_an_offloaded_object_is_taken_either_way(store: HttpStore, undone: bool) -> None:
+async def test_an_offloaded_object_is_accepted_decompressed_or_not(store: HttpStore, undone: bool) -> None:
     store.objects["/object"] = (CONTENT, "") if undone else (gzip.compress(CONTENT), "gzip")
     wanted = fragment(Codec.GZIP_OFFLOAD_DECOMPRESSION)
     assert await read(DirectReader(None), wanted, f"{store.url}/object", wanted.begin, wanted.end) == CONTENT
@@ -60,14 +60,14 @@ async def test_a_refusal_of_the_store_names_the_fragment(store: HttpStore) -> No
         await read(DirectReader(None), fragment(Codec.NONE), f"{store.url}/object", 1000, 1001)
 
 
-async def test_a_connection_that_ends_early_is_not_content(store: HttpStore) -> None:
+async def test_a_truncated_response_is_corrupt(store: HttpStore) -> None:
     store.objects["/object"] = (CONTENT[:-1], "")
     with pytest.raises(CorruptFragment):
         await read(DirectReader(None), fragment(Codec.NONE), f"{store.url}/object", 1000, 1001)
 
 
 @pytest.mark.parametrize("codec", Codec, ids=lambda codec: codec.name)
-async def test_content_too_large_for_memory_goes_through_a_file(
+async def test_content_too_large_for_memory_uses_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec
 ) -> None:
     monkeypatch.setattr(direct, "_IN_MEMORY_BYTES", 1000)
@@ -93,7 +93,7 @@ async def test_names_are_unquoted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["file:///../outside", "file:///a/%2e%2e/../outside"])
-async def test_nothing_outside_of_the_root_is_read(tmp_path: Path, url: str) -> None:
+async def test_nothing_outside_the_root_is_read(tmp_path: Path, url: str) -> None:
     (tmp_path / "outside").write_bytes(CONTENT)
     (tmp_path / "root" / "a").mkdir(parents=True)
     with pytest.raises(StoreError, match="outside of the file root"):

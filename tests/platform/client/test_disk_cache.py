@@ -1,4 +1,4 @@
-"""Fragments that processes of one machine share: each is fetched once, and never kept unverified."""
+"""Fragments shared by the processes of a machine: each is fetched once, and never kept unverified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fragment_of(number: int, codec: Codec = Codec.ZSTANDARD) -> Fragment:
 
 
 class Fetches:
-    """Content by fragment, with a count of how often each one was fetched."""
+    """Content by fragment, with a count of fetches."""
 
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
@@ -56,19 +56,19 @@ def test_content_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
 
 
-def test_threads_that_want_the_same_wait_for_the_first(tmp_path: Path) -> None:
-    cache, begun, go_on, count = DiskCache(tmp_path), threading.Event(), threading.Event(), []
+def test_threads_that_need_the_same_content_wait_for_the_first(tmp_path: Path) -> None:
+    cache, begun, resume, count = DiskCache(tmp_path), threading.Event(), threading.Event(), []
 
     def fill(content) -> None:
         count.append(1)
         begun.set()
-        assert go_on.wait(30)
+        assert resume.wait(30)
         content[:] = content_of(1)
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         found = [pool.submit(cache.content, fragment_of(1), fill) for _ in range(4)]
         assert begun.wait(30)
-        go_on.set()
+        resume.set()
         assert [bytes(each.result()) for each in found] == [content_of(1)] * 4
     assert len(count) == 1
 
@@ -81,7 +81,7 @@ def read_in_process(folder: Path, root: Path, go: object) -> bytes:
 def test_processes_share_fetched_fragments(tmp_path: Path) -> None:
     root, folder = tmp_path / "root", tmp_path / "kept"
     root.mkdir()
-    os.mkfifo(root / "one")  # It can be read once: who read it a second time would wait for ever.
+    os.mkfifo(root / "one")  # A FIFO can be read only once: a second reader would block forever.
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, concurrent.futures.ProcessPoolExecutor(3, mp_context=context) as pool:
         go = manager.Event()
@@ -104,7 +104,7 @@ def test_a_failed_fetch_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path)
     assert Fetches(cache).get(1) == content_of(1)
 
 
-def test_a_file_of_a_process_that_died_is_written_anew(tmp_path: Path) -> None:
+def test_a_file_of_a_dead_process_is_written_again(tmp_path: Path) -> None:
     fetches = Fetches(DiskCache(tmp_path))
     fetches.get(1)
     [kept] = tmp_path.glob("*.content")
@@ -116,7 +116,7 @@ def test_a_file_of_a_process_that_died_is_written_anew(tmp_path: Path) -> None:
     assert fetches.count == 3
 
 
-def test_the_content_that_was_not_used_for_longest_makes_room(tmp_path: Path) -> None:
+def test_the_least_recently_used_content_is_removed(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 3 * LENGTH)
     fetches = Fetches(cache)
     for number in (1, 2, 3):
@@ -135,19 +135,19 @@ def test_the_content_that_was_not_used_for_longest_makes_room(tmp_path: Path) ->
     assert bytes(mapped) == content_of(2)
 
 
-def test_content_that_is_being_written_counts_and_that_of_processes_that_died_goes(tmp_path: Path) -> None:
+def test_content_being_written_counts_and_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     cache, inner = DiskCache(tmp_path, 3 * LENGTH), []
     fetches = Fetches(cache)
     fetches.get(1)
     [kept] = tmp_path.glob("*.content")
-    kept.rename(left := kept.with_suffix(".partial"))  # As of a process that was killed while it wrote.
+    kept.rename(left := kept.with_suffix(".partial"))  # Left by a process that was killed while writing.
 
     def fill(content) -> None:
         assert not left.exists()
         fetches.get(3), fetches.get(4)
         inner.extend(path.name for path in tmp_path.glob("*.content"))
         assert fetches.get(5) == content_of(5)
-        assert len(list(tmp_path.glob("*.content"))) == 2, "the one that is being written is the third"
+        assert len(list(tmp_path.glob("*.content"))) == 2, "the third one is being written"
         content[:] = content_of(2)
 
     assert bytes(cache.content(fragment_of(2), fill) or b"") == content_of(2)
@@ -158,7 +158,7 @@ def test_content_that_is_being_written_counts_and_that_of_processes_that_died_go
 def test_content_without_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Fetches(DiskCache(tmp_path, LENGTH - 1)).get(1) is None
     usage = namedtuple("usage", "total used free")
-    # Half of the disk is kept by its file system.
+    # Half of the disk is reserved by its file system.
     free = 10 * LENGTH + LENGTH - 1
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(200 * LENGTH, 100 * LENGTH - free, free))
     assert Fetches(DiskCache(tmp_path)).get(1) is None
@@ -172,7 +172,7 @@ def test_content_without_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list(tmp_path.glob("*.content")) + list(tmp_path.glob("*.partial"))
 
 
-def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
+def test_without_a_usable_folder_content_is_not_cached(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "one").write_bytes(compress(Codec.ZSTANDARD, content_of(1)))
     cache = DiskCache(tmp_path / "file" / "folder")

@@ -39,7 +39,7 @@ def header(*endpoints: str, primary: int = 0, revision: int = 5, zones: str = ""
 
 
 def way_along(config: ClientConfig, endpoint: str) -> str:
-    """Return the connection of an append after an answer that names `endpoint` as the primary."""
+    """Return the endpoint of an append after an answer that names `endpoint` as the primary."""
 
     async def run() -> str:
         dispatcher = Dispatcher(config, HurriedClock())
@@ -53,7 +53,7 @@ def way_along(config: ClientConfig, endpoint: str) -> str:
 
 
 @pytest.mark.parametrize("endpoint", ["http://10.0.0.1:1", "http://broker.example:80", "http://[fe80::1]:1"])
-def test_a_route_never_leads_a_token_to_where_it_can_be_read(endpoint: str) -> None:
+def test_a_route_does_not_send_a_token_over_a_readable_connection(endpoint: str) -> None:
     with structlog.testing.capture_logs() as logs:
         assert way_along(ClientConfig("127.0.0.1:1", auth=KEYS), endpoint) == "127.0.0.1:1"
     assert [entry["endpoint"] for entry in logs if entry["log_level"] == "warning"] == [endpoint]
@@ -65,22 +65,22 @@ def test_a_route_never_leads_a_token_to_where_it_can_be_read(endpoint: str) -> N
 @pytest.mark.parametrize("auth", [None, KEYS])
 @pytest.mark.parametrize("tls", [None, ClientTls()])
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "unix:///run/b.sock", "http://broker.example:1"])
-def test_a_route_never_leads_away_from_tls(endpoint: str, tls: ClientTls | None, auth: Keys | None) -> None:
+def test_a_route_does_not_leave_tls(endpoint: str, tls: ClientTls | None, auth: Keys | None) -> None:
     config = ClientConfig("https://broker.example", tls=tls, auth=auth)
     assert way_along(config, endpoint) == "https://broker.example"
     assert way_along(config, "https://10.0.0.1:1") == "https://10.0.0.1:1"
 
 
 @pytest.mark.parametrize("endpoint", ["", "ftp://broker:1", "http://broker:1/path", "http://:1"])
-def test_a_route_to_no_endpoint_is_not_taken(endpoint: str) -> None:
+def test_a_route_to_an_invalid_endpoint_is_ignored(endpoint: str) -> None:
     assert way_along(ClientConfig("127.0.0.1:1"), endpoint) == "127.0.0.1:1"
 
 
-def test_without_a_cache_all_goes_to_the_endpoint() -> None:
+def test_without_a_cache_all_calls_use_the_endpoint() -> None:
     assert way_along(ClientConfig("127.0.0.1:1", route_cache=0), "http://127.0.0.1:2") == "127.0.0.1:1"
 
 
-async def test_brokers_that_were_avoided_once_are_forgotten() -> None:
+async def test_previously_avoided_brokers_are_forgotten() -> None:
     clock = HurriedClock()
     dispatcher = Dispatcher(ClientConfig("127.0.0.1:1"), clock)
     for number in range(10):
@@ -107,17 +107,17 @@ async def test_connections_are_bounded() -> None:
 
 @pytest.fixture
 async def brokers() -> AsyncIterator[Sequence[FakeBroker]]:
-    """Three brokers that serve the journal, of which the second is its primary; the last two are in zone b."""
+    """Three brokers that serve the journal. The second is its primary; the last two are in zone b."""
     async with contextlib.AsyncExitStack() as stack:
         brokers = [await stack.enter_async_context(FakeBroker()) for _ in range(3)]
         for broker in brokers:
             broker.create(JOURNAL).elsewhere = broker is brokers[0]
-        tell(brokers, primary=1)
+        set_route(brokers, primary=1)
         yield brokers
 
 
-def tell(brokers: Sequence[FakeBroker], primary: int) -> None:
-    """Have all brokers tell a route over all of them, as of a new revision."""
+def set_route(brokers: Sequence[FakeBroker], primary: int) -> None:
+    """Make all brokers report a route over all of them, with a new revision."""
     for broker in brokers:
         broker.route = header(*(f"http://{each.endpoint}" for each in brokers), primary=primary, zones="abb").route
         broker.advance()
@@ -146,12 +146,12 @@ async def test_streamed_content_goes_to_the_primary_through_proxies_if_needed(br
             await append.commit()
         await client.fragments(JOURNAL)
     assert brokers[0].calls == ["Read"]
-    # The first to be asked may have been a replica that is behind, and says that it is not the primary.
+    # The first broker may be a replica with an outdated head, and it answers that it is not the primary.
     assert brokers[1].calls == ["Read", "Append", "ListFragments"]
     assert not brokers[1].requests[0].do_not_proxy
 
 
-async def test_a_head_is_the_primarys_though_a_replica_that_is_behind_is_asked_first(
+async def test_a_head_comes_from_the_primary_even_if_a_stale_replica_is_asked_first(
     brokers: Sequence[FakeBroker],
 ) -> None:
     brokers[1].journals[JOURNAL].spool += b"appended elsewhere"
@@ -161,7 +161,7 @@ async def test_a_head_is_the_primarys_though_a_replica_that_is_behind_is_asked_f
 
 
 @pytest.mark.parametrize(("zone", "allowed"), [("a", {0}), ("b", {1, 2}), ("", {0, 1, 2})])
-async def test_reads_go_to_the_zone(brokers: Sequence[FakeBroker], zone: str, allowed: set[int]) -> None:
+async def test_reads_go_to_brokers_of_the_zone(brokers: Sequence[FakeBroker], zone: str, allowed: set[int]) -> None:
     for broker in brokers:
         broker.journals[JOURNAL].elsewhere = False
         await broker.write(JOURNAL, b"content")
@@ -174,7 +174,7 @@ async def test_reads_go_to_the_zone(brokers: Sequence[FakeBroker], zone: str, al
     assert readers <= allowed
 
 
-async def test_a_read_is_sent_on_by_a_broker_without_the_journal(brokers: Sequence[FakeBroker]) -> None:
+async def test_a_read_is_redirected_by_a_broker_without_the_journal(brokers: Sequence[FakeBroker]) -> None:
     for broker in brokers:
         await broker.write(JOURNAL, b"content")
     async with client_of(brokers[0], zone="b") as client:
@@ -184,7 +184,7 @@ async def test_a_read_is_sent_on_by_a_broker_without_the_journal(brokers: Sequen
     assert sorted(brokers[1].calls + brokers[2].calls) == ["Read"]
 
 
-async def test_a_listed_route_spares_the_first_read_a_refusal(brokers: Sequence[FakeBroker]) -> None:
+async def test_a_listed_route_avoids_a_refusal_of_the_first_read(brokers: Sequence[FakeBroker]) -> None:
     for broker in brokers:
         await broker.write(JOURNAL, b"content")
     listed = KnownRoute.listed(brokers[1].route or pb.Route())
@@ -211,7 +211,7 @@ async def test_an_outdated_listed_route_is_corrected(brokers: Sequence[FakeBroke
 async def test_a_change_of_primary_is_followed(brokers: Sequence[FakeBroker]) -> None:
     async with client_of(brokers[0]) as client:
         await client.append(JOURNAL, b"x")
-        tell(brokers, primary=2)
+        set_route(brokers, primary=2)
         brokers[1].journals[JOURNAL].elsewhere = True
         await client.append(JOURNAL, b"y")
         await client.append(JOURNAL, b"z")
@@ -219,7 +219,7 @@ async def test_a_change_of_primary_is_followed(brokers: Sequence[FakeBroker]) ->
     assert brokers[2].journals[JOURNAL].content == b"yz"
 
 
-async def test_a_refusal_that_knows_nothing_later_leads_back_to_the_endpoint(brokers: Sequence[FakeBroker]) -> None:
+async def test_a_refusal_without_a_later_route_leads_back_to_the_endpoint(brokers: Sequence[FakeBroker]) -> None:
     async with client_of(brokers[0]) as client:
         await client.append(JOURNAL, b"x")
         brokers[1].at(CallPoint.APPEND_BEGUN, pb.NOT_JOURNAL_PRIMARY_BROKER)
@@ -227,7 +227,7 @@ async def test_a_refusal_that_knows_nothing_later_leads_back_to_the_endpoint(bro
     assert [broker.calls for broker in brokers] == [["Append", "Append"], ["Append"], []]
 
 
-async def test_a_primary_that_cannot_be_reached_is_avoided_for_a_while(brokers: Sequence[FakeBroker]) -> None:
+async def test_an_unreachable_primary_is_avoided_for_a_while(brokers: Sequence[FakeBroker]) -> None:
     clock = HurriedClock()
     async with JournalClient(brokers[0].endpoint, clock=clock, retry_timeout=5.0) as client:
         await client.append(JOURNAL, b"x")
@@ -264,7 +264,7 @@ async def test_a_reader_continues_at_another_replica(brokers: Sequence[FakeBroke
 
 
 async def test_a_new_cluster_at_the_same_endpoints(brokers: Sequence[FakeBroker]) -> None:
-    """Journals that are gone, and whatever else brokers say of them, leave nothing behind."""
+    """Reports of missing journals by brokers leave no routes."""
     async with client_of(brokers[0]) as client:
         await client.append(JOURNAL, b"x")
         for broker in brokers:
@@ -298,7 +298,7 @@ async def test_any_seed_may_be_down(brokers: Sequence[FakeBroker], down: int) ->
     assert sum(broker.journals[JOURNAL].content.endswith(b"y") for broker in brokers) == 1
 
 
-async def test_the_next_seed_is_used_when_one_goes_away(brokers: Sequence[FakeBroker]) -> None:
+async def test_the_next_seed_is_used_when_one_becomes_unavailable(brokers: Sequence[FakeBroker]) -> None:
     for broker in brokers:
         broker.route = pb.Route(primary=-1)
     async with client_of(*brokers) as client:
@@ -310,7 +310,7 @@ async def test_the_next_seed_is_used_when_one_goes_away(brokers: Sequence[FakeBr
     assert [broker.calls for broker in brokers] == [["List"]] * 3
 
 
-async def test_with_all_seeds_down(brokers: Sequence[FakeBroker]) -> None:
+async def test_calls_with_all_seeds_down_are_unavailable(brokers: Sequence[FakeBroker]) -> None:
     for broker in brokers:
         await broker.refuse()
     async with client_of(*brokers, retry_timeout=0.3) as client:
@@ -320,7 +320,7 @@ async def test_with_all_seeds_down(brokers: Sequence[FakeBroker]) -> None:
             await client.apply([pb.ApplyRequest.Change(delete=JOURNAL, expect_mod_revision=-1)])
 
 
-async def test_an_append_whose_answer_is_lost_at_the_primary(brokers: Sequence[FakeBroker]) -> None:
+async def test_an_append_whose_answer_is_lost_at_the_primary_is_retried(brokers: Sequence[FakeBroker]) -> None:
     async with client_of(brokers[0]) as client:
         await client.append(JOURNAL, b"x")
         brokers[1].at(CallPoint.APPEND_APPLIED, Break.CUT)
@@ -330,7 +330,7 @@ async def test_an_append_whose_answer_is_lost_at_the_primary(brokers: Sequence[F
     assert brokers[1].journals[JOURNAL].content.startswith(b"y")
 
 
-async def test_an_explicit_append_tells_a_refusal(brokers: Sequence[FakeBroker]) -> None:
+async def test_an_explicit_append_raises_a_refusal(brokers: Sequence[FakeBroker]) -> None:
     async with client_of(brokers[0]) as client, client.appender(JOURNAL) as append:
         brokers[0].at(CallPoint.APPEND_BEGUN, pb.NOT_JOURNAL_PRIMARY_BROKER)
         with pytest.raises(NotPrimaryBroker):

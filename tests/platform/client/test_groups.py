@@ -28,6 +28,6 @@ def test_a_group_below_a_prefix_has_the_same_journals_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "flights/", "flights events", "/flights"])
-def test_names_below_which_no_journal_can_be_are_refused(name: str) -> None:
+def test_names_that_cannot_contain_journals_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput):
         JournalGroup(name)

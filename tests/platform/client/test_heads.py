@@ -1,4 +1,4 @@
-"""Heads of many journals at brokers that do not have the call: each journal is asked about alone."""
+"""Heads of many journals at brokers without that call: each journal is queried separately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire.heads_pb2 import JournalHead as WireHead
 
 
-async def test_gazettes_brokers_are_asked_about_each_journal(broker: FakeBroker) -> None:
+async def test_gazettes_brokers_are_queried_for_each_journal(broker: FakeBroker) -> None:
     for name in ("other/journal", "some/journal-1", "some/journal-2"):
         broker.create(name)
     await broker.write("some/journal-2", b"content")
@@ -29,7 +29,7 @@ async def test_gazettes_brokers_are_asked_about_each_journal(broker: FakeBroker)
         assert not (await client.heads("name=nothing/here")).journals
 
 
-async def test_the_blocking_client_has_it_too(broker: FakeBroker) -> None:
+async def test_heads_of_the_blocking_client(broker: FakeBroker) -> None:
     broker.create("some/journal")
     with SyncJournalClient(broker.endpoint) as client:
         heads = await asyncio.to_thread(client.heads, "name=some/journal")
@@ -37,7 +37,7 @@ async def test_the_blocking_client_has_it_too(broker: FakeBroker) -> None:
 
 
 @pytest.mark.parametrize(("begin", "persisted", "head"), [(5, 4, 9), (0, 9, 8), (-1, 0, 0)])
-def test_offsets_that_contradict_themselves_are_refused(begin: int, persisted: int, head: int) -> None:
+def test_inconsistent_offsets_are_refused(begin: int, persisted: int, head: int) -> None:
     wire = WireHead(journal="some/journal", status=pb.OK, begin=begin, persisted_head=persisted, head=head)
     with pytest.raises(CorruptData, match="some/journal has begin"):
         JournalHead.of(wire)

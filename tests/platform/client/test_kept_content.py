@@ -1,4 +1,4 @@
-"""Content that a client asks for by its offsets and SHA-1."""
+"""Content that a client requests by its offsets and SHA-1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.testing.cluster import Cluster
 
 
-async def test_content_counts_only_with_its_sum() -> None:
+async def test_content_is_returned_only_with_its_sum() -> None:
     async with Cluster(brokers=1) as cluster:
         await cluster.create("a/journal")
         client = cluster.client()
@@ -21,6 +21,6 @@ async def test_content_counts_only_with_its_sum() -> None:
         assert await kept(b"cde", 2) == b"cde"
         assert await kept(b"abcdef", 0) == b"abcdef"
         assert await kept(b"abcdeX", 0) is None
-        assert await kept(b"abcdefg", 0) is None, "it has fewer bytes"
+        assert await kept(b"abcdefg", 0) is None, "the journal has fewer bytes"
         assert await kept(b"abc", 100) is None
         assert await kept(b"abc", 0, "no/such/journal") is None

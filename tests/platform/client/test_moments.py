@@ -1,4 +1,4 @@
-"""Moments: where journals ended at a time, the same for everybody, and what retention has taken of them."""
+"""Moments: the offsets of journals at a time, equal for all clients, and content removed by retention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = 1_700_000_000
 
 
 def line(second: float, number: int = 0, flags: Flags = Flags.OUTSIDE_TXN) -> bytes:
-    """A message of a second after T, as long as all others."""
+    """Return a message of a second after T. All have the same length."""
     uuid = format_uuid(ProducerId(bytes([1, 0, 0, 0, 0, 1])), clock_from_ns(int((T + second) * 1e9)), flags)
     return JsonLines().marshal({"n": number}, uuid)
 
@@ -41,7 +41,7 @@ async def test_a_time_is_the_offset_of_the_first_later_message(
     for second in (0, 10, 20):
         await broker.write(J, line(second))
     stored_at(journal, tmp_path, 25)
-    for second in (30, 60, 40, 90):  # The third comes from a producer that is behind.
+    for second in (30, 60, 40, 90):  # The third comes from a producer whose clock is slow.
         await broker.write(J, line(second))
     cases = [(-1, 0), (0, 1), (9.5, 1), (20, 3), (30, 4), (59, 4), (60, 6), (89, 6), (90, 7), (10_000, 7)]
     for second, messages in cases:
@@ -51,10 +51,10 @@ async def test_a_time_is_the_offset_of_the_first_later_message(
         assert (await client.moment(f"name={J}", T + second)).ends == {J: messages * SIZE}, second
 
 
-async def test_nothing_is_read_of_fragments_that_were_stored_well_before(
+async def test_fragments_stored_well_before_the_time_are_not_read(
     broker: FakeBroker, journal: FakeJournal, client: JournalClient, tmp_path: Path
 ) -> None:
-    await broker.write(J, line(10_000))  # Of a producer that is far ahead: it was there, as its fragment was stored.
+    await broker.write(J, line(10_000))  # Its producer's clock is fast, but its fragment was stored before.
     stored_at(journal, tmp_path, 0)
     await broker.write(J, line(5))
     later = SKEW_SECONDS + 2
@@ -63,7 +63,7 @@ async def test_nothing_is_read_of_fragments_that_were_stored_well_before(
     assert (await client.moment(f"name={J}", T + SKEW_SECONDS)).ends == {J: 0}
 
 
-async def test_times_that_nobody_can_find_are_refused(
+async def test_times_that_cannot_be_resolved_are_refused(
     broker: FakeBroker, journal: FakeJournal, client: JournalClient, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match="is in the future"):
@@ -82,7 +82,7 @@ async def test_times_that_nobody_can_find_are_refused(
         await client.moment(f"name={J}", T)
 
 
-async def test_all_content_that_is_gone_is_told_and_where_the_rest_begins(
+async def test_the_error_names_all_removed_content_and_the_remaining_begins(
     broker: FakeBroker, journal: FakeJournal, client: JournalClient, tmp_path: Path
 ) -> None:
     other = broker.create("test/other")
@@ -108,6 +108,6 @@ async def test_all_content_that_is_gone_is_told_and_where_the_rest_begins(
 @pytest.mark.parametrize(
     ("ends", "begins"), [({}, {}), ({J: 5}, {J: 6}), ({J: -1}, {}), ({J: 5}, {"b": 1}), ({J: 5}, {J: -1})]
 )
-def test_offsets_of_no_content_are_refused(ends: dict[str, int], begins: dict[str, int]) -> None:
+def test_invalid_offsets_are_refused(ends: dict[str, int], begins: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match="offsets"):
         Moment.offsets(ends, begins)

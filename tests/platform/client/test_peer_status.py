@@ -38,7 +38,7 @@ asyncio.run(serve())
 
 @pytest.fixture
 def refusing_broker() -> Iterator[str]:
-    """The endpoint of a broker in a process of its own, which refuses each append before it reads anything."""
+    """The endpoint of a broker in a separate process, which refuses each append before it reads anything."""
     with subprocess.Popen([sys.executable, "-c", REFUSING_BROKER], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -48,7 +48,7 @@ def refusing_broker() -> Iterator[str]:
 
 
 @pytest.mark.integration
-async def test_an_append_that_is_refused_early_is_never_of_unknown_outcome(refusing_broker: str) -> None:
+async def test_an_append_refused_early_never_has_an_unknown_outcome(refusing_broker: str) -> None:
     found: Counter[str] = Counter()
     async with JournalClient(refusing_broker) as client:
         for size in (1, 2 << 20):
@@ -60,7 +60,7 @@ async def test_an_append_that_is_refused_early_is_never_of_unknown_outcome(refus
 
 
 @pytest.mark.integration
-async def test_a_broker_without_append_streams_is_known_from_the_first_append(refusing_broker: str) -> None:
+async def test_the_first_append_detects_a_broker_without_append_streams(refusing_broker: str) -> None:
     others = []
     for _ in range(200):  # Each client opens a stream, which the broker ends while the client still sends.
         async with JournalClient(refusing_broker) as client:
@@ -68,12 +68,12 @@ async def test_a_broker_without_append_streams_is_known_from_the_first_append(re
                 await client.append("test/journal", b"x", retry_timeout=0.0)
             if REASON not in str(refused.value):
                 others.append(str(refused.value))
-    # On a busy machine gRPC may break a connection by itself. That is Unavailable as well, and certainly not applied.
+    # On a busy machine, gRPC itself may break a connection. That is Unavailable as well, and nothing was applied.
     assert len(others) <= 2, others
 
 
 class _Call:
-    """A call whose status is set by the test, as gRPC sets it."""
+    """A call with a status set by the test, in the way of gRPC."""
 
     def __init__(self) -> None:
         self._status = (grpc.StatusCode.OK, "")
@@ -98,12 +98,12 @@ class _Call:
 INTERNAL = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
-async def test_a_status_counts_that_comes_before_or_after_the_error_of_sending() -> None:
+async def test_a_status_before_or_after_the_error_of_sending_is_raised() -> None:
     before = _Call()
     status = PeerStatus(before)  # type: ignore[arg-type]
     before.end(grpc.StatusCode.ABORTED, REASON)
-    told = await status.error_of(before.end(*INTERNAL))
-    assert (told.code(), told.details()) == (grpc.StatusCode.ABORTED, REASON)
+    found = await status.error_of(before.end(*INTERNAL))
+    assert (found.code(), found.details()) == (grpc.StatusCode.ABORTED, REASON)
 
     after = _Call()
     status = PeerStatus(after)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ async def test_a_status_counts_that_comes_before_or_after_the_error_of_sending()
     assert (await waiting).code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_without_a_status_of_the_peer_the_error_of_sending_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_status_of_the_broker_the_error_of_sending_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coranto.client.peer_status.MAX_SECONDS", 0.01)
     call = _Call()
     status = PeerStatus(call)  # type: ignore[arg-type]

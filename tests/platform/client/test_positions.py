@@ -13,7 +13,7 @@ positions = st.dictionaries(
 )
 
 
-def test_a_journal_that_was_created_again_has_grown_from_nothing() -> None:
+def test_a_recreated_journal_has_grown_from_zero() -> None:
     before = {"a/one": JournalPosition(70, 1), "a/two": JournalPosition(5, 2)}
     now = {"a/one": JournalPosition(30, 9), "a/two": JournalPosition(9, 2), "a/new": JournalPosition(1, 10)}
     assert grown_bytes(now, before) == 30 + 4 + 1
@@ -21,7 +21,7 @@ def test_a_journal_that_was_created_again_has_grown_from_nothing() -> None:
 
 
 @given(positions, positions)
-def test_growth_is_never_negative_and_none_from_a_position_to_itself(
+def test_growth_is_never_negative_and_zero_from_a_position_to_itself(
     now: dict[str, JournalPosition], before: dict[str, JournalPosition]
 ) -> None:
     assert 0 <= grown_bytes(now, before) <= sum(heads_of(now).values())
@@ -29,7 +29,7 @@ def test_growth_is_never_negative_and_none_from_a_position_to_itself(
 
 
 @given(positions, positions)
-def test_digests_are_equal_for_equal_offsets_only(
+def test_digests_are_equal_only_for_equal_offsets(
     one: dict[str, JournalPosition], other: dict[str, JournalPosition]
 ) -> None:
     turned = dict(reversed(heads_of(one).items()))

@@ -11,18 +11,18 @@ from coranto.testing.command_line import RemoteBroker
 from coranto.testing.fake_broker import Break, CallPoint, FakeBroker, FakeJournal
 
 
-async def test_an_append_whose_answer_is_lost_is_repeated(
+async def test_an_append_whose_answer_is_lost_is_retried(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.APPEND_APPLIED, Break.CUT)
     async with publisher(client, JsonLines()) as publishing:
         await publishing.publish("test/journal", {"n": 1})
     lines = journal.content.splitlines()
-    assert len(lines) == 2, "readers know it by its UUID"
+    assert len(lines) == 2, "readers drop it by its UUID"
     assert lines[0] == lines[1]
 
 
-def test_a_blocking_publisher_does_the_same(remote: RemoteBroker) -> None:
+def test_a_blocking_publisher_retries_a_lost_answer(remote: RemoteBroker) -> None:
     remote.fake.create("test/journal")
     with SyncJournalClient(remote.fake.endpoint) as client:
         remote.fake.at(CallPoint.APPEND_APPLIED, Break.CUT)

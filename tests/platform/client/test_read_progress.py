@@ -1,4 +1,4 @@
-"""The pure part of reading: what each response adds, and which responses no broker may send."""
+"""The pure part of reading: the effect of each response, and invalid responses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_content_follows_metadata() -> None:
     assert progress.finished
 
 
-def test_the_head_and_a_hold_up_are_distinguished() -> None:
+def test_the_head_and_unavailable_content_are_distinguished() -> None:
     progress = ReadProgress(NAME, 4)
     not_yet = pb.ReadResponse(status=pb.OFFSET_NOT_YET_AVAILABLE, header=HEADER, offset=4, write_head=4)
     assert progress.accept(not_yet) is ReadStatus.AT_HEAD
@@ -64,7 +64,7 @@ def test_a_status_is_an_error() -> None:
     assert caught.value.header == HEADER
 
 
-def test_a_jump_moves_on_or_fails() -> None:
+def test_a_jump_continues_or_fails() -> None:
     progress = ReadProgress(NAME, 1)
     progress.accept(metadata(4, 4, 10))
     assert progress.accept(content(4, 6)) == Chunk(4, b"45", 10)
@@ -172,7 +172,7 @@ def test_content_before_metadata_is_refused_in_each_call() -> None:
         progress.accept(content(2, 4))
 
 
-def test_a_fragment_that_is_read_whole_is_verified() -> None:
+def test_a_fragment_that_is_read_completely_is_verified() -> None:
     progress = ReadProgress(NAME, 0)
     response = metadata(0, 0, 5)
     response.fragment.sum.part2 ^= 1
@@ -195,7 +195,7 @@ def test_a_fragment_that_grows_is_verified_each_time() -> None:
         progress.accept(content(7, 10))
 
 
-def test_a_fragment_that_is_entered_in_its_middle_cannot_be_verified() -> None:
+def test_a_fragment_that_is_read_from_its_middle_is_not_verified() -> None:
     progress = ReadProgress(NAME, 1)
     response = metadata(1, 0, 5)
     response.fragment.sum.part2 ^= 1

@@ -1,4 +1,4 @@
-"""Reads: nothing is delivered twice or left out, whatever happens on the way."""
+"""Reads: content is delivered exactly once, despite failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAME = "test/journal"
 
 
 async def gather(chunks: AsyncGenerator[Chunk], limit: int = 0) -> list[Chunk]:
-    """Chunks, up to those that hold `limit` bytes (0: all)."""
+    """Return the chunks, or the first ones with at least `limit` bytes (0: all)."""
     found: list[Chunk] = []
     size = 0
     async with asyncio.timeout(120), contextlib.aclosing(chunks):
@@ -52,7 +52,7 @@ async def gather(chunks: AsyncGenerator[Chunk], limit: int = 0) -> list[Chunk]:
 
 
 def joined(chunks: list[Chunk], begin: int = 0) -> bytes:
-    """The content of chunks that follow each other without a gap."""
+    """Return the content of chunks that follow each other without a gap."""
     for chunk in chunks:
         assert chunk.offset == begin
         begin = chunk.end
@@ -78,7 +78,7 @@ async def test_end_offset_is_exclusive(client: JournalClient, broker: FakeBroker
     assert await client.read_all(NAME, 4, 4) == b""
 
 
-async def test_reading_more_than_there_is(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+async def test_reading_beyond_the_head(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
     await broker.write(NAME, b"0123")
     assert joined(await gather(client.read(NAME, 2, end_offset=9)), 2) == b"23"
     with pytest.raises(OffsetNotYetAvailable):
@@ -87,7 +87,7 @@ async def test_reading_more_than_there_is(client: JournalClient, broker: FakeBro
         await gather(client.read(NAME, 5))
 
 
-async def test_content_that_is_held_up_is_waited_for(
+async def test_unavailable_content_is_waited_for(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
 ) -> None:
     await broker.write(NAME, b"0123")
@@ -98,7 +98,7 @@ async def test_content_that_is_held_up_is_waited_for(
 
 
 @pytest.mark.parametrize(("offset", "end"), [(-2, 0), (5, 4), (0, -1)])
-async def test_ranges_that_are_none(client: JournalClient, broker: FakeBroker, offset: int, end: int) -> None:
+async def test_invalid_ranges_are_refused(client: JournalClient, broker: FakeBroker, offset: int, end: int) -> None:
     with pytest.raises(InvalidInput):
         await gather(client.read(NAME, offset, end_offset=end))
     assert broker.calls == []
@@ -136,7 +136,7 @@ async def test_a_blocking_read_ends_at_its_end_offset(
     assert joined(await reading) == b"0123"
 
 
-async def test_a_blocking_read_sits_out_a_restart(
+async def test_a_blocking_read_survives_a_restart(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
 ) -> None:
     reading = asyncio.create_task(gather(client.read(NAME, block=True), limit=6))
@@ -173,7 +173,7 @@ async def test_leaving_a_read_ends_its_call(client: JournalClient, broker: FakeB
 # -- Gaps ----------------------------------------------------------------------------------------------------------
 
 
-async def test_content_that_is_gone(
+async def test_removed_content_is_skipped_or_an_error(
     broker: FakeBroker, journal: FakeJournal, client: JournalClient, tmp_path: Path
 ) -> None:
     for content in (b"0123", b"4567", b"89"):
@@ -197,7 +197,7 @@ async def test_content_that_is_gone(
     ("status", "error", "block"),
     [(pb.NOT_ALLOWED, NotAllowed, True), (pb.SUSPENDED, JournalSuspended, False)],
 )
-async def test_lasting_refusals_are_raised_at_once(
+async def test_permanent_refusals_are_raised_immediately(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, status: int, error: type[Exception], block: bool
 ) -> None:
     broker.at(CallPoint.READ_BEGUN, status)
@@ -206,7 +206,7 @@ async def test_lasting_refusals_are_raised_at_once(
     assert broker.count("Read") == 1
 
 
-async def test_a_read_that_blocks_waits_until_a_suspended_journal_is_woken(
+async def test_a_blocking_read_waits_until_a_suspended_journal_is_resumed(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     await broker.write(NAME, b"0123")
@@ -215,13 +215,13 @@ async def test_a_read_that_blocks_waits_until_a_suspended_journal_is_woken(
     assert broker.count("Read") == 51
 
 
-async def test_a_call_that_is_turned_away(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+async def test_a_rejected_call_is_an_error(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
     broker.at(CallPoint.READ_BEGUN, grpc.StatusCode.PERMISSION_DENIED)
     with pytest.raises(RpcFailed, match="PERMISSION_DENIED"):
         await gather(client.read(NAME, block=True))
 
 
-async def test_a_journal_that_is_not_there_is_asked_for_a_few_times(client: JournalClient, broker: FakeBroker) -> None:
+async def test_a_missing_journal_is_queried_a_few_times(client: JournalClient, broker: FakeBroker) -> None:
     with pytest.raises(JournalNotFound):
         await gather(client.read(NAME, block=True))
     assert broker.count("Read") == 4
@@ -230,7 +230,7 @@ async def test_a_journal_that_is_not_there_is_asked_for_a_few_times(client: Jour
     assert await gather(client.read(NAME)) == []
 
 
-async def test_retry_timeout_ends_without_block(
+async def test_a_read_without_block_ends_at_its_retry_timeout(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
 ) -> None:
     broker.at(CallPoint.READ_BEGUN, *[pb.INSUFFICIENT_JOURNAL_BROKERS] * 50)
@@ -274,7 +274,7 @@ async def direct(broker: FakeBroker, tmp_path: Path, clock: HurriedClock) -> Asy
 
 
 def _content_messages(broker: FakeBroker) -> list[int]:
-    """Sizes of the messages of content that the broker sends from now on."""
+    """Record the sizes of content messages that the broker sends from here on."""
     sizes: list[int] = []
     broker.tamper = lambda response: sizes.append(len(response.content)) if response.content else None
     return sizes
@@ -296,7 +296,7 @@ async def test_persisted_content_is_read_from_the_store(
     assert through_broker == [len(last)]
 
 
-async def test_direct_reading_can_be_declined(
+async def test_direct_reading_can_be_disabled(
     direct: JournalClient, broker: FakeBroker, journal: FakeJournal, tmp_path: Path
 ) -> None:
     await broker.write(NAME, b"content")
@@ -306,7 +306,7 @@ async def test_direct_reading_can_be_declined(
     assert through_broker == [7]
 
 
-async def test_without_the_file_root_brokers_proxy(
+async def test_without_a_file_root_content_comes_through_brokers(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock, tmp_path: Path
 ) -> None:
     for content in (b"0123", b"4567"):
@@ -317,7 +317,7 @@ async def test_without_the_file_root_brokers_proxy(
     assert clock.slept == 0
 
 
-async def test_a_broker_that_proxies_is_left_when_it_tells_a_url(
+async def test_a_url_from_a_proxying_broker_is_read_directly(
     direct: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock, tmp_path: Path
 ) -> None:
     journal.elsewhere = True
@@ -355,7 +355,7 @@ async def test_a_persisted_fragment_without_a_url_comes_through_brokers(
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP], ids=lambda codec: codec.name)
 @pytest.mark.parametrize("damage", ["flipped", "short", "long"])
-async def test_damage_in_the_store_is_found_before_anything_is_delivered(
+async def test_damage_in_the_store_is_found_before_delivery(
     direct: JournalClient, broker: FakeBroker, journal: FakeJournal, tmp_path: Path, codec: Codec, damage: str
 ) -> None:
     await broker.write(NAME, b"0123456789" * 100)
@@ -365,9 +365,9 @@ async def test_damage_in_the_store_is_found_before_anything_is_delivered(
     if damage == "flipped":
         data[len(data) // 2] ^= 0x55
     path.write_bytes(bytes(data[:-1]) if damage == "short" else bytes(data) + b"x" * (damage == "long"))
-    # A broker may still have it.
+    # A broker may still have the content.
     assert joined(await gather(direct.read(NAME))) == b"0123456789" * 100
-    # Where none does, that is no reason to wait.
+    # If no broker has it, the read fails without waiting.
     broker.at(CallPoint.READ_BEGUN, None, *[grpc.StatusCode.DATA_LOSS] * 10)
     chunks: list[Chunk] = []
     with pytest.raises(CorruptFragment):
@@ -381,7 +381,7 @@ async def test_begin_mod_time_is_passed_on(client: JournalClient, broker: FakeBr
     assert broker.requests[0].begin_mod_time == now
 
 
-# -- Everything at once --------------------------------------------------------------------------------------------
+# -- Everything together -------------------------------------------------------------------------------------------
 
 DISTURBANCES: list[Action | None] = [
     None,
@@ -403,7 +403,7 @@ STATUSES: list[Action | None] = [
 
 @dataclass(frozen=True)
 class History:
-    """Content in fragments of each kind, what to read of it, and what disturbs the reading."""
+    """Content in fragments of each kind, the range to read, and disturbances of the read."""
 
     fragments: list[tuple[int, str]]
     chunk_sizes: list[int]
@@ -434,7 +434,9 @@ histories = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(history=histories)
-async def test_every_byte_once_whatever_happens(tmp_path_factory: pytest.TempPathFactory, history: History) -> None:
+async def test_every_byte_is_read_once_despite_disturbances(
+    tmp_path_factory: pytest.TempPathFactory, history: History
+) -> None:
     root = tmp_path_factory.mktemp("stores")
     async with FakeBroker() as broker:
         journal = broker.create(NAME)
@@ -462,7 +464,7 @@ async def test_every_byte_once_whatever_happens(tmp_path_factory: pytest.TempPat
         assert joined(chunks, begin) == (content[begin:end] if end else content)
 
 
-async def test_a_read_that_waits_for_long_says_so_once_per_minute(
+async def test_a_long_waiting_read_logs_once_per_minute(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.READ_BEGUN, *[grpc.StatusCode.UNAVAILABLE] * 100)
@@ -470,16 +472,18 @@ async def test_a_read_that_waits_for_long_says_so_once_per_minute(
     with capture_logs() as logs:
         async with contextlib.aclosing(client.read(journal.spec.name, 0, block=True)) as chunks:
             assert (await anext(chunks)).content == b"content"
-    told = [each for each in logs if each["event"] == "reader.waiting_for_brokers"]
-    assert [each["seconds"] for each in told] == sorted(each["seconds"] for each in told)
-    assert 4 <= len(told) <= 6, "100 attempts take about five minutes"
-    assert {each["journal"] for each in told} == {journal.spec.name}
+    reports = [each for each in logs if each["event"] == "reader.waiting_for_brokers"]
+    assert [each["seconds"] for each in reports] == sorted(each["seconds"] for each in reports)
+    assert 4 <= len(reports) <= 6, "100 attempts take about five minutes"
+    assert {each["journal"] for each in reports} == {journal.spec.name}
 
 
-# -- Journals that were created again --------------------------------------------------------------------------------
+# -- Recreated journals --------------------------------------------------------------------------------------------
 
 
-async def test_an_offset_of_an_earlier_journal_is_refused_at_once(client: JournalClient, broker: FakeBroker) -> None:
+async def test_an_offset_of_an_earlier_journal_is_refused_immediately(
+    client: JournalClient, broker: FakeBroker
+) -> None:
     broker.tells_ids = True
     broker.create(NAME)
     await broker.write(NAME, b"0123")
@@ -498,7 +502,7 @@ async def test_an_offset_of_an_earlier_journal_is_refused_at_once(client: Journa
     assert joined(await gather(client.read(NAME, 4)), 4) == b"efgh", "a position without an id is accepted"
 
 
-async def test_a_running_read_notices_that_its_journal_was_created_again(
+async def test_a_running_read_detects_that_its_journal_was_recreated(
     client: JournalClient, broker: FakeBroker, clock: HurriedClock
 ) -> None:
     broker.tells_ids = True
@@ -509,7 +513,7 @@ async def test_a_running_read_notices_that_its_journal_was_created_again(
         broker.create(NAME)
         broker.cut()
         await broker.reached(CallPoint.READ_BEGUN, 2)
-        await broker.write(NAME, b"012")  # Nothing was read of the earlier one, so that no offset is of it.
+        await broker.write(NAME, b"012")  # Nothing of the earlier journal was read, so no offset belongs to it.
         assert (await first).content == b"012"
         broker.create(NAME)
         await broker.write(NAME, b"abcdef")

@@ -1,4 +1,4 @@
-"""The conditions and the spec of journals of records; ledgers and registries test them on brokers."""
+"""The conditions and the spec of journals of records. Tests of ledgers and registries use them on brokers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coranto.client.record_journals import HELD, RecordLines, next_record, recor
 from coranto.wire import protocol_pb2 as pb
 
 
-def test_the_first_record_finds_no_other_and_later_ones_their_offset() -> None:
+def test_the_first_record_needs_an_empty_journal_and_later_ones_their_offset() -> None:
     empty, used = pb.LabelSet(), HELD
     first, later = next_record(0), next_record(7)
     assert (first.offset, first.union_registers) == (0, HELD)
@@ -22,7 +22,7 @@ def test_the_first_record_finds_no_other_and_later_ones_their_offset() -> None:
     assert not labels.matches(later.check_registers, empty)
 
 
-def test_a_journal_of_records_has_the_settings_of_another_one_but_no_retention() -> None:
+def test_a_journal_of_records_has_settings_of_another_one_but_no_retention() -> None:
     like = pb.JournalSpec(name="a/journal", replication=3, flags=pb.JournalSpec.O_RDONLY)
     like.fragment.retention.CopyFrom(Duration(seconds=60))
     like.fragment.stores.append("s3://bucket/")
@@ -34,7 +34,7 @@ def test_a_journal_of_records_has_the_settings_of_another_one_but_no_retention()
 
 
 @given(st.lists(st.text("a\n", max_size=4)))
-def test_content_in_pieces_has_the_lines_of_the_whole(pieces: list[str]) -> None:
+def test_content_in_pieces_has_the_same_lines(pieces: list[str]) -> None:
     lines, found = RecordLines(), []
     for piece in pieces:
         found += lines.feed(piece.encode())

@@ -1,4 +1,4 @@
-"""The schedule of trying again."""
+"""The schedule of retries."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_retry_timeout_counts_from_the_first_failure_since_progress() -> None:
     assert retry.failed(200.0) == 0.05
 
 
-def test_no_and_endless_retry_timeout() -> None:
+def test_zero_and_endless_retry_timeouts() -> None:
     assert Retry(0).failed(5.0) is None
     endless = Retry()
     assert all(endless.failed(float(hour * 3600)) is not None for hour in range(1000))
 
 
-def test_jitter_shortens_waits_by_the_seed_and_never_below_a_half() -> None:
+def test_jitter_shortens_waits_by_the_seed_to_at_least_a_half() -> None:
     exact = [RetryPolicy().wait(attempt) for attempt in range(50)]
     jittered = [RetryPolicy(seed=7).wait(attempt) for attempt in range(50)]
     assert jittered == [RetryPolicy(seed=7).wait(attempt) for attempt in range(50)]
@@ -50,7 +50,7 @@ def test_a_policy_yields_the_waits_within_its_timeout() -> None:
     assert list(itertools.islice(RetryPolicy().waits(), 4)) == [0.05, 0.05, 0.1, 0.1]
 
 
-def test_a_job_gives_up_ten_minutes_after_its_first_failure_and_a_service_never() -> None:
+def test_a_job_gives_up_after_ten_minutes_and_a_service_never() -> None:
     job, service, now = Retry(RetryPolicy(600.0, seed=3)), Retry(RetryPolicy(seed=3)), 50.0
     while (wait := job.failed(now)) is not None:
         assert service.failed(now) is not None
@@ -65,7 +65,7 @@ def test_one_report_is_due_per_minute() -> None:
         if retry.is_report_due(now):
             reports.append(now)
         if retry.failures == 100:
-            retry.progressed()  # Conflicts that pass must not fill the log either.
+            retry.progressed()  # Temporary conflicts must not fill the log either.
         now += wait or 0
     assert reports[0] == 1000.0
     assert all(after - before >= REPORT_SECONDS for before, after in itertools.pairwise(reports))
@@ -73,7 +73,7 @@ def test_one_report_is_due_per_minute() -> None:
 
 
 class Hours:
-    """A clock on which sleeping takes no time."""
+    """A clock whose sleeps take no time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -91,19 +91,19 @@ class Hours:
 async def test_a_long_wait_is_logged_after_some_seconds_and_then_each_minute() -> None:
     clock, retry = Hours(), Retry(200)
 
-    async def wait_on() -> None:
+    async def wait_until_timeout() -> None:
         while True:
             await wait_or_raise(retry, clock, Unavailable("the list of journals: nobody answers"))
 
     with capture_logs() as logs, pytest.raises(Unavailable):
-        await wait_on()
+        await wait_until_timeout()
     assert [each["event"] for each in logs] == ["client.waiting"] * 4
     assert [each["seconds"] // 10 for each in logs] == [0, 6, 12, 18]
     assert "nobody answers" in logs[0]["error"]
     assert logs[0]["log_level"] == "warning"
 
 
-async def test_a_call_to_a_broker_that_is_away_says_so_long_before_it_fails(
+async def test_a_call_to_an_unavailable_broker_logs_long_before_it_fails(
     unused_endpoint: str, clock: HurriedClock
 ) -> None:
     with capture_logs() as logs:

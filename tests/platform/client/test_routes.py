@@ -1,4 +1,4 @@
-"""Routes, and the cache of them."""
+"""Routes and their cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def header(*endpoints: str, primary: int = 0, revision: int = 5, zones: str = ""
 # ------------------------------------------------------------------------------------------------------- routes, pure
 
 
-def test_a_route_says_where_to_write_and_read() -> None:
+def test_a_route_has_writers_and_readers() -> None:
     route = KnownRoute.of(header("http://x:1", "http://y:1", "http://z:1", primary=2, zones="abb"))
     assert route.writers == ["http://z:1"]
     assert [route.readers("", choice)[0] for choice in range(4)] == [
@@ -48,12 +48,12 @@ def test_a_route_without_a_primary(primary: int) -> None:
 
 
 def test_members_without_an_endpoint_keep_their_place() -> None:
-    told = header("http://x:1", "http://y:1")
-    del told.route.endpoints[1:]
-    assert KnownRoute.of(told).readers("", 0) == ["http://x:1", ""]
+    received = header("http://x:1", "http://y:1")
+    del received.route.endpoints[1:]
+    assert KnownRoute.of(received).readers("", 0) == ["http://x:1", ""]
 
 
-def test_the_least_recently_used_route_is_given_up() -> None:
+def test_the_least_recently_used_route_is_removed() -> None:
     cache = RouteCache(2)
     for name in ("a/one", "a/two"):
         cache.learn(name, header("http://x:1"), 0.0)
@@ -64,7 +64,7 @@ def test_the_least_recently_used_route_is_given_up() -> None:
     assert cache.get("a/three", 3.0) == cache.get("a/three;other", 3.0) == KnownRoute.of(header("http://y:1"))
 
 
-def test_routes_age() -> None:
+def test_routes_expire() -> None:
     cache = RouteCache(2)
     cache.learn(JOURNAL, header("http://x:1"), 10.0)
     assert cache.get(JOURNAL, 10.0 + TTL_SECONDS - 0.1)
@@ -72,7 +72,7 @@ def test_routes_age() -> None:
     assert len(cache) == 0
 
 
-def test_suggested_routes_replace_none_that_was_learnt_and_take_no_room_of_theirs() -> None:
+def test_suggested_routes_replace_no_learned_ones_and_evict_none() -> None:
     cache = RouteCache(2)
     learnt, suggested = header("http://x:1"), KnownRoute.listed(header("http://y:1").route)
     cache.learn("a/one", learnt, 0.0)
@@ -85,14 +85,14 @@ def test_suggested_routes_replace_none_that_was_learnt_and_take_no_room_of_their
     assert cache.get("a/two", 3.0) == KnownRoute.of(header("http://z:1", revision=1))
 
 
-def test_later_routes_replace_earlier_ones_only() -> None:
+def test_only_later_routes_replace_a_route() -> None:
     cache = RouteCache(2)
     cache.learn(JOURNAL, header("http://new:1", revision=9), 0.0)
     cache.learn(JOURNAL, header("http://old:1", revision=8), 0.0)
     assert cache.get(JOURNAL, 0.0) == KnownRoute.of(header("http://new:1", revision=9))
     cache.learn(JOURNAL, header(revision=8), 0.0)
     assert cache.get(JOURNAL, 0.0)
-    # Another cluster counts anew.
+    # Another cluster counts its own revisions.
     cache.learn(JOURNAL, header("http://other:1", revision=1, cluster=2), 0.0)
     assert cache.get(JOURNAL, 0.0) == KnownRoute.of(header("http://other:1", revision=1, cluster=2))
     cache.learn(JOURNAL, header(revision=2, cluster=2), 0.0)
@@ -100,7 +100,7 @@ def test_later_routes_replace_earlier_ones_only() -> None:
 
 
 @pytest.mark.parametrize(("revision", "known"), [(4, False), (5, False), (6, True)])
-def test_a_refusal_teaches_a_later_route_or_nothing(revision: int, known: bool) -> None:
+def test_a_refusal_provides_a_later_route_or_removes_the_known_one(revision: int, known: bool) -> None:
     cache = RouteCache(2)
     cache.learn(JOURNAL, header("http://x:1", revision=5), 0.0)
     cache.refused(JOURNAL, header("http://y:1", revision=revision), 0.0)

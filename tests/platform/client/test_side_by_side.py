@@ -1,4 +1,4 @@
-"""Reads side by side: their order, their bounds, and the failure of one of them."""
+"""Concurrent reads: their order, their limits, and the failure of one of them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def loop() -> Iterator[LoopThread]:
 
 
 class Gated:
-    """Reads that end only when they are let go. It notes which ones have begun, and which were given up."""
+    """Reads that end only when they are released. It records begun and cancelled ones."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
-        self.given_up: list[str] = []
+        self.cancelled: list[str] = []
         self.failing: dict[str, Exception] = {}
         self._changed = threading.Condition()
         self._gates: dict[str, asyncio.Event] = {}
@@ -43,7 +43,7 @@ class Gated:
             await gate.wait()
         except asyncio.CancelledError:
             with self._changed:
-                self.given_up.append(wanted.journal)
+                self.cancelled.append(wanted.journal)
                 self._changed.notify_all()
             raise
         if error := self.failing.get(wanted.journal):
@@ -52,15 +52,15 @@ class Gated:
         for begin, end in ((wanted.offset, middle), (middle, wanted.end_offset)):
             yield Chunk(begin, wanted.journal[-1:].encode() * (end - begin), wanted.end_offset)
 
-    def have_begun(self, count: int) -> None:
+    def wait_begun(self, count: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.begun) >= count, 10), self.begun
 
-    def were_given_up(self, count: int) -> None:
+    def wait_cancelled(self, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.given_up) >= count, 10), self.given_up
+            assert self._changed.wait_for(lambda: len(self.cancelled) >= count, 10), self.cancelled
 
-    def let_go(self, loop: LoopThread, *names: str) -> None:
+    def release(self, loop: LoopThread, *names: str) -> None:
         for name in names:
             loop.call(self._gates[name].set)
 
@@ -74,7 +74,7 @@ def content(chunks: list[Chunk]) -> bytes:
 
 
 def settle(loop: LoopThread) -> None:
-    """Return once everything that the loop can do now is done."""
+    """Wait until the loop has nothing more to do."""
 
     async def turn() -> None:
         for _ in range(20):
@@ -83,52 +83,52 @@ def settle(loop: LoopThread) -> None:
     loop.run(turn())
 
 
-def test_ranges_are_read_at_the_same_time_within_their_number_and_given_in_order(loop: LoopThread) -> None:
+def test_ranges_are_read_concurrently_within_a_limit_and_returned_in_order(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("abcdef")
     contents = read_in_turn(SideBySide(loop, wanted, gated.read, timeout=30, at_once=3), loop, len(wanted))
     found: list[list[Chunk]] = []
     taker = threading.Thread(target=lambda: found.extend(contents))
     taker.start()
-    gated.have_begun(3)
+    gated.wait_begun(3)
     settle(loop)
     assert gated.begun == ["j/a", "j/b", "j/c"]
-    gated.let_go(loop, "j/c", "j/b")
-    gated.have_begun(5)
+    gated.release(loop, "j/c", "j/b")
+    gated.wait_begun(5)
     settle(loop)
     assert gated.begun == ["j/a", "j/b", "j/c", "j/d", "j/e"]
-    assert not found  # The first one has not come.
-    gated.let_go(loop, "j/a", "j/e", "j/d")
-    gated.have_begun(6)
-    gated.let_go(loop, "j/f")
+    assert not found  # The first one has not arrived.
+    gated.release(loop, "j/a", "j/e", "j/d")
+    gated.wait_begun(6)
+    gated.release(loop, "j/f")
     taker.join(10)
     assert [content(each) for each in found] == [name.encode() * 10 for name in "abcdef"]
     assert [chunk.offset for chunk in found[0]] == [4, 9]
 
 
-def test_ranges_that_nobody_has_taken_yet_count_to_the_bytes_that_are_held(loop: LoopThread) -> None:
+def test_ranges_that_are_not_taken_yet_count_as_held_bytes(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("abcd", 10)
     reads = SideBySide(loop, wanted, gated.read, timeout=30, room_bytes=20)
     contents = read_in_turn(reads, loop, len(wanted))
     taken: list[bytes] = []
     taker = threading.Thread(target=lambda: taken.append(content(next(contents))))
     taker.start()
-    gated.have_begun(2)
-    gated.let_go(loop, "j/b")
+    gated.wait_begun(2)
+    gated.release(loop, "j/b")
     settle(loop)
     assert gated.begun == ["j/a", "j/b"]
-    gated.let_go(loop, "j/a")
+    gated.release(loop, "j/a")
     taker.join(10)
     assert taken == [b"a" * 10]
-    gated.have_begun(3)
+    gated.wait_begun(3)
     settle(loop)
-    assert gated.begun == ["j/a", "j/b", "j/c"]  # `b` was read, and still has its room.
+    assert gated.begun == ["j/a", "j/b", "j/c"]  # `b` was read and still holds its bytes.
     assert content(next(contents)) == b"b" * 10
-    gated.have_begun(4)
+    gated.wait_begun(4)
     contents.close()
-    gated.were_given_up(2)
+    gated.wait_cancelled(2)
 
 
-def test_a_range_that_is_larger_than_the_room_is_read_alone(loop: LoopThread) -> None:
+def test_a_range_larger_than_the_limit_is_read_alone(loop: LoopThread) -> None:
     gated = Gated()
     wanted = [*ranges("a", 30), *ranges("bc", 5)]
     reads = SideBySide(loop, wanted, gated.read, timeout=30, room_bytes=20)
@@ -136,26 +136,26 @@ def test_a_range_that_is_larger_than_the_room_is_read_alone(loop: LoopThread) ->
     found: list[bytes] = []
     taker = threading.Thread(target=lambda: found.extend(content(each) for each in contents))
     taker.start()
-    gated.have_begun(1)
+    gated.wait_begun(1)
     settle(loop)
     assert gated.begun == ["j/a"]
-    gated.let_go(loop, "j/a")
-    gated.have_begun(3)
-    gated.let_go(loop, "j/b", "j/c")
+    gated.release(loop, "j/a")
+    gated.wait_begun(3)
+    gated.release(loop, "j/b", "j/c")
     taker.join(10)
     assert found == [b"a" * 30, b"b" * 5, b"c" * 5]
 
 
-def test_a_failure_is_raised_in_its_turn_and_ends_no_other_range(loop: LoopThread) -> None:
+def test_a_failure_is_raised_in_order_and_ends_no_other_range(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("abc")
     gated.failing["j/b"] = OffsetJump("j/b", 4, 8)
     reads = SideBySide(loop, wanted, gated.read, timeout=30)
     running = loop.submit(reads.run())
-    gated.have_begun(3)
-    gated.let_go(loop, "j/b")
+    gated.wait_begun(3)
+    gated.release(loop, "j/b")
     settle(loop)
-    assert not gated.given_up
-    gated.let_go(loop, "j/a", "j/c")
+    assert not gated.cancelled
+    gated.release(loop, "j/a", "j/c")
     assert content(reads.take(0)) == b"a" * 10
     with pytest.raises(OffsetJump, match="j/b"):
         reads.take(1)
@@ -163,18 +163,18 @@ def test_a_failure_is_raised_in_its_turn_and_ends_no_other_range(loop: LoopThrea
     running.result(10)
 
 
-def test_a_read_that_gives_nothing_for_long_fails_and_tells_its_journal(loop: LoopThread) -> None:
+def test_a_read_without_progress_fails_with_the_name_of_its_journal(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("ab")
     contents = read_in_turn(SideBySide(loop, wanted, gated.read, timeout=0.01), loop, len(wanted))
     with pytest.raises(Unavailable, match="read of j/a: nothing arrived within"):
         next(contents)
 
 
-def test_one_who_waits_for_a_range_is_told_when_the_loop_ends(loop: LoopThread) -> None:
+def test_a_waiting_caller_is_cancelled_when_the_loop_ends(loop: LoopThread) -> None:
     gated, wanted = Gated(), ranges("a")
     reads = SideBySide(loop, wanted, gated.read, timeout=None)
     loop.submit(reads.run())
-    gated.have_begun(1)
+    gated.wait_begun(1)
     loop.stop()
     with pytest.raises(asyncio.CancelledError):
         reads.take(0)
@@ -185,7 +185,7 @@ def test_no_ranges_have_no_content(loop: LoopThread) -> None:
 
 
 class GatedStore(DirectReader):
-    """A store whose fragments come when they are let go."""
+    """A store whose fragments arrive when they are released."""
 
     def __init__(self) -> None:
         self.gates: dict[int, asyncio.Event] = {}
@@ -204,7 +204,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_fragments_that_are_fetched_at_a_time_are_bounded_and_a_failure_makes_room() -> None:
+async def test_concurrent_fetches_are_bounded_and_a_failure_frees_capacity() -> None:
     store = GatedStore()
     bounded = BoundedFetches(store, 100)
 
@@ -221,7 +221,7 @@ async def test_fragments_that_are_fetched_at_a_time_are_bounded_and_a_failure_ma
         store.gates[1].set()
         await turns()
         assert first.done()
-        assert store.gates.keys() == {1, 2}  # The large one waits for both, and the small one behind it for its turn.
+        assert store.gates.keys() == {1, 2}  # The large one waits for both, the small one for its turn.
         store.gates[2].set()
         await turns()
         assert store.gates.keys() == {1, 2, 3}
@@ -234,7 +234,7 @@ async def test_fragments_that_are_fetched_at_a_time_are_bounded_and_a_failure_ma
         await failing
 
 
-async def test_what_is_slow_to_be_taken_keeps_no_other_fragment_waiting() -> None:
+async def test_a_slow_consumer_delays_no_other_fetch() -> None:
     store = GatedStore()
     bounded = BoundedFetches(store, 10)
     fragment = Fragment("j/j", 0, 10, bytes(20), Codec.NONE)

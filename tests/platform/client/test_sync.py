@@ -32,7 +32,7 @@ NAME = "test/journal"
 
 
 class Broker:
-    """A fake broker on a thread of its own."""
+    """A fake broker in a separate thread."""
 
     def __init__(self) -> None:
         self.loop = LoopThread("fake-broker")
@@ -97,7 +97,7 @@ def test_every_call(sync: SyncJournalClient, remote: Broker) -> None:
     assert sync.list().names == ()
 
 
-def test_errors_come_through(sync: SyncJournalClient, remote: Broker) -> None:
+def test_errors_are_raised_to_the_caller(sync: SyncJournalClient, remote: Broker) -> None:
     with pytest.raises(JournalNotFound):
         sync.append("no/such/journal", b"x")
     with pytest.raises(OffsetNotYetAvailable):
@@ -106,7 +106,7 @@ def test_errors_come_through(sync: SyncJournalClient, remote: Broker) -> None:
         next(sync.read(NAME, 5))
 
 
-def test_large_content_passes_the_bounded_hand_over(sync: SyncJournalClient, remote: Broker) -> None:
+def test_large_content_passes_the_bounded_queue(sync: SyncJournalClient, remote: Broker) -> None:
     content = os.urandom(1 << 20) * 30
     remote.write(content)
     assert b"".join(chunk.content for chunk in sync.read(NAME)) == content
@@ -126,7 +126,7 @@ def test_chunks_before_an_error_are_delivered_before_it(
         next(chunks)
 
 
-def test_a_read_that_is_left_early_ends(sync: SyncJournalClient, remote: Broker) -> None:
+def test_leaving_a_read_early_ends_it(sync: SyncJournalClient, remote: Broker) -> None:
     remote.write(bytes(20 << 20))
     chunks = sync.read(NAME, block=True)
     assert next(chunks).offset == 0
@@ -136,7 +136,7 @@ def test_a_read_that_is_left_early_ends(sync: SyncJournalClient, remote: Broker)
         remote.reached(CallPoint.READ_BEGUN, times=3)
         remote.write(b"later")
 
-    # The first read, the tail's look at the write head, and the tail.
+    # The first read, the second read's query of the write head, and the second read.
     tail = sync.read(NAME, -1, block=True)
     writer = threading.Thread(target=write_later)
     writer.start()
@@ -159,7 +159,7 @@ def test_a_timeout_bounds_each_call(remote: Broker) -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Whatever has been done in this process before: Spark puts a handler of its own in the place of Python's."""
+    """Restore Python's handler of SIGINT, because Spark may have replaced it earlier in this process."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     yield
@@ -193,7 +193,7 @@ def test_threads_share_a_client(sync: SyncJournalClient, remote: Broker) -> None
     assert sorted(result.begin for result in results)[0] == 0
 
 
-def test_a_client_travels_by_pickle(sync: SyncJournalClient, remote: Broker) -> None:
+def test_a_client_round_trips_through_pickle(sync: SyncJournalClient, remote: Broker) -> None:
     sync.append(NAME, b"content")
     copy = pickle.loads(pickle.dumps(sync))
     assert copy.config == sync.config
@@ -201,7 +201,7 @@ def test_a_client_travels_by_pickle(sync: SyncJournalClient, remote: Broker) -> 
     copy.close()
 
 
-def test_a_closed_client_connects_anew(sync: SyncJournalClient) -> None:
+def test_a_closed_client_reconnects(sync: SyncJournalClient) -> None:
     sync.close()
     sync.close()
     assert sync.head(NAME) == 0
@@ -230,7 +230,7 @@ def test_the_append_service(sync: SyncJournalClient, remote: Broker) -> None:
     assert remote.fake.count("Append") < 1000
 
 
-def test_the_append_service_blocks_while_too_much_is_pending(sync: SyncJournalClient, remote: Broker) -> None:
+def test_the_append_service_blocks_while_too_many_bytes_are_pending(sync: SyncJournalClient, remote: Broker) -> None:
     remote.fake.at(CallPoint.APPEND_BEGUN, Break.HANG)
     service = sync.append_service(pending_bytes=10)
     first = service.append(NAME, b"12345678")
@@ -305,20 +305,20 @@ def _fork(remote: Broker, state: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_forked_child_connects_by_itself(remote: Broker) -> None:
+def test_a_forked_child_opens_its_own_connection(remote: Broker) -> None:
     done = _fork(remote, "not connected")
     assert done.returncode == 0, done.stderr
     assert remote.content == b"from the child;from the parent;"
 
 
-def test_a_child_forked_too_late_is_told_so(remote: Broker) -> None:
+def test_a_child_forked_after_connecting_gets_an_error(remote: Broker) -> None:
     done = _fork(remote, "connected")
     assert done.returncode == 3, done.stderr
     assert "forked from one that had already connected" in done.stderr
     assert remote.content == b"from the parent;"
 
 
-def test_a_process_that_forgets_to_close_still_ends(remote: Broker) -> None:
+def test_a_process_that_does_not_close_its_client_still_ends(remote: Broker) -> None:
     program = (
         "import sys; from coranto.client import SyncJournalClient\n"
         "client = SyncJournalClient(sys.argv[1]); client.head('test/journal')\n"

@@ -38,7 +38,7 @@ async def test_every_change_of_matching_journals_is_reported(client: JournalClie
 
 
 @pytest.mark.parametrize("failure", [Break.CUT, grpc.StatusCode.UNAVAILABLE, Break.END], ids=str)
-async def test_a_watch_continues_where_it_was(
+async def test_a_watch_resumes_at_its_last_snapshot(
     client: JournalClient, broker: FakeBroker, failure: Break | grpc.StatusCode
 ) -> None:
     broker.create("a/journal")
@@ -51,7 +51,7 @@ async def test_a_watch_continues_where_it_was(
     assert broker.requests[1].watch_resume.etcd.revision == 2
 
 
-async def test_a_change_elsewhere_is_not_told_after_resuming(client: JournalClient, broker: FakeBroker) -> None:
+async def test_other_changes_are_not_reported_after_a_resume(client: JournalClient, broker: FakeBroker) -> None:
     broker.create("a/journal")
     async with contextlib.aclosing(client.watch("name:prefix=a/")) as snapshots:
         assert await names(snapshots) == ("a/journal",)
@@ -64,7 +64,7 @@ async def test_a_change_elsewhere_is_not_told_after_resuming(client: JournalClie
         assert await waiting == ("a/journal", "a/other")
 
 
-async def test_retry_timeout_is_for_the_first_snapshot(broker: FakeBroker) -> None:
+async def test_the_retry_timeout_applies_to_the_first_snapshot(broker: FakeBroker) -> None:
     await broker.refuse()
     async with (
         JournalClient(broker.endpoint, retry_timeout=0.1) as client,
@@ -82,7 +82,7 @@ async def test_refusals_end_a_watch(client: JournalClient, broker: FakeBroker) -
         await names(client.watch("(("))
 
 
-def test_messages_that_have_no_place_are_noticed() -> None:
+def test_misplaced_messages_are_refused() -> None:
     header = pb.Header(route=pb.Route(primary=-1))
     header.etcd.CopyFrom(pb.Header.Etcd(cluster_id=1, member_id=2, revision=3, raft_term=4))
     entry = pb.ListResponse.Journal(spec=pb.JournalSpec(name="a/journal"))
@@ -102,7 +102,7 @@ def test_messages_that_have_no_place_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("blank", [b"", bytes.fromhex("12060a0012001a00")], ids=["absent", "as Gazette writes it"])
-def test_a_blank_header_is_none(blank: bytes) -> None:
+def test_a_blank_header_counts_as_absent(blank: bytes) -> None:
     header = pb.Header(route=pb.Route(primary=-1))
     header.etcd.CopyFrom(pb.Header.Etcd(cluster_id=1, member_id=2, revision=3, raft_term=4))
     more = pb.ListResponse.FromString(blank)
@@ -116,7 +116,7 @@ def test_a_blank_header_is_none(blank: bytes) -> None:
         assert complete.names == ("a/journal",)
 
 
-async def test_the_blocking_client_watches_too(broker: FakeBroker) -> None:
+async def test_watches_of_the_blocking_client(broker: FakeBroker) -> None:
     broker.create("a/journal")
 
     def watch() -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Appends: what is sent, what comes of each way to fail, and what is tried again."""
+"""Appends: sent messages, the outcome of each failure, and retries."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ async def _write_and_fail(client: JournalClient) -> None:
 
 
 async def _write_for(seconds: float, append: Appender, piece: bytes) -> None:
-    """Write until something stops it."""
+    """Write until an error stops it."""
     async with asyncio.timeout(seconds):
         while True:
             await append.write(piece)
 
 
-async def test_an_ended_appender_says_so(client: JournalClient, journal: FakeJournal) -> None:
+async def test_an_ended_appender_refuses_calls(client: JournalClient, journal: FakeJournal) -> None:
     append = client.appender(NAME)
     append.abort()
     with pytest.raises(InvalidInput, match="rolled back"):
@@ -132,7 +132,7 @@ async def test_cancelling_a_write_rolls_back(client: JournalClient, broker: Fake
     assert journal.content == b"next"
 
 
-async def test_cancelling_a_commit_is_a_cancellation(
+async def test_cancelling_a_commit_raises_a_cancellation(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.APPEND_HALF_CLOSED, Break.HANG)
@@ -153,7 +153,7 @@ STATUSES = [status for status in pb.Status.values() if status != pb.OK]
 
 @pytest.mark.parametrize("status", STATUSES, ids=pb.Status.Name)
 @pytest.mark.parametrize("point", [CallPoint.APPEND_BEGUN, CallPoint.APPEND_CONTENT], ids=lambda point: point.name)
-async def test_every_status_is_an_error_of_its_own_and_applies_nothing(
+async def test_every_status_has_its_own_error_and_applies_nothing(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, status: pb.Status.ValueType, point: CallPoint
 ) -> None:
     broker.at(point, status)
@@ -166,16 +166,14 @@ async def test_every_status_is_an_error_of_its_own_and_applies_nothing(
     assert journal.content == b""
 
 
-async def test_a_status_of_a_newer_broker_is_an_error(
-    client: JournalClient, broker: FakeBroker, journal: FakeJournal
-) -> None:
+async def test_an_unknown_status_is_an_error(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
     broker.at(CallPoint.APPEND_BEGUN, 99)
     with pytest.raises(StatusError, match="99"):
         await client.append(NAME, b"content")
     assert journal.content == b""
 
 
-async def test_a_refusal_in_the_middle_of_streaming_is_seen_by_the_writer(
+async def test_a_refusal_while_streaming_is_raised_to_the_writer(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.APPEND_CONTENT, None, pb.NOT_ALLOWED)
@@ -185,7 +183,9 @@ async def test_a_refusal_in_the_middle_of_streaming_is_seen_by_the_writer(
     assert journal.content == b""
 
 
-async def test_nothing_listens(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+async def test_an_append_without_a_listening_broker_is_unavailable(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
     await broker.refuse()
     with pytest.raises(Unavailable) as caught:
         await client.append(NAME, b"content", retry_timeout=0)
@@ -193,14 +193,14 @@ async def test_nothing_listens(client: JournalClient, broker: FakeBroker, journa
     assert broker.endpoint in str(caught.value)
 
 
-async def test_to_connect_may_take_more_than_a_moment(
+async def test_connecting_may_take_some_time(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await broker.refuse()
     serve = broker._proxy._serve
 
     async def serve_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.7)  # As on a machine that does much else.
+        await asyncio.sleep(0.7)  # As on a busy machine.
         await serve(reader, writer)
 
     monkeypatch.setattr(broker._proxy, "_serve", serve_late)
@@ -227,7 +227,7 @@ UNKNOWN = [Break.CUT, *(code for code in grpc.StatusCode if code not in _KNOWN)]
 
 @pytest.mark.parametrize("action", UNKNOWN, ids=lambda action: action.name)
 @pytest.mark.parametrize("applied", [False, True], ids=["not applied", "applied"])
-async def test_an_answer_that_is_lost_after_the_commit_leaves_the_outcome_unknown(
+async def test_an_answer_lost_after_the_commit_leaves_the_outcome_unknown(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, action: Break | grpc.StatusCode, applied: bool
 ) -> None:
     broker.at(CallPoint.APPEND_APPLIED if applied else CallPoint.APPEND_HALF_CLOSED, action)
@@ -240,7 +240,7 @@ async def test_an_answer_that_is_lost_after_the_commit_leaves_the_outcome_unknow
 
 @pytest.mark.parametrize("code", TURNED_AWAY, ids=lambda code: code.name)
 @pytest.mark.parametrize("point", [CallPoint.APPEND_BEGUN, CallPoint.APPEND_HALF_CLOSED], ids=lambda point: point.name)
-async def test_a_call_that_is_turned_away_was_not_applied(
+async def test_a_rejected_call_was_not_applied(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, code: grpc.StatusCode, point: CallPoint
 ) -> None:
     broker.at(point, code)
@@ -265,7 +265,7 @@ async def test_an_append_rolled_back_as_too_slow_is_repeated(
     assert journal.content == b"content"
 
 
-async def test_closing_the_client_fails_a_commit_whose_outcome_is_then_unknown(
+async def test_closing_the_client_leaves_the_outcome_of_a_commit_unknown(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.APPEND_HALF_CLOSED, Break.HANG)
@@ -285,7 +285,7 @@ async def test_closing_the_client_ends_an_append_before_its_commit(client: Journ
     assert journal.content == b""
 
 
-# -- What the broker answers is checked ----------------------------------------------------------------------------
+# -- Checks of the broker's answers --------------------------------------------------------------------------------
 
 
 def _other_sum(response: pb.AppendResponse) -> None:
@@ -319,7 +319,7 @@ async def test_an_answer_that_contradicts_the_request_is_refused(
 
 
 @pytest.mark.parametrize("empty", [ZERO_SUM, hashlib.sha1().digest()], ids=["zeros", "SHA-1 of nothing"])
-async def test_a_barrier_may_be_answered_with_either_sum_of_nothing(
+async def test_a_barrier_may_be_answered_with_either_sum_of_empty_content(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, empty: bytes
 ) -> None:
     part1, part2, part3 = sum_words(empty)
@@ -328,7 +328,7 @@ async def test_a_barrier_may_be_answered_with_either_sum_of_nothing(
 
 
 @pytest.mark.parametrize("name", ["", "/rooted", "a//b", "abc", "with space"])
-async def test_names_that_no_broker_accepts_are_not_sent(client: JournalClient, broker: FakeBroker, name: str) -> None:
+async def test_invalid_names_are_not_sent(client: JournalClient, broker: FakeBroker, name: str) -> None:
     with pytest.raises(InvalidInput):
         await client.append(name, b"content")
     with pytest.raises(InvalidInput):
@@ -358,13 +358,13 @@ async def test_an_offset_makes_an_append_happen_at_most_once(client: JournalClie
     assert journal.content == b"123456"
 
 
-# -- Trying again --------------------------------------------------------------------------------------------------
+# -- Retries -------------------------------------------------------------------------------------------------------
 
 TRANSIENT = [pb.NO_JOURNAL_PRIMARY_BROKER, pb.NOT_JOURNAL_PRIMARY_BROKER, pb.INSUFFICIENT_JOURNAL_BROKERS]
 
 
 @pytest.mark.parametrize("status", TRANSIENT, ids=pb.Status.Name)
-async def test_content_is_appended_again_while_brokers_cannot_serve(
+async def test_appends_are_retried_while_brokers_cannot_serve(
     client: JournalClient,
     broker: FakeBroker,
     journal: FakeJournal,
@@ -378,7 +378,7 @@ async def test_content_is_appended_again_while_brokers_cannot_serve(
     assert clock.slept == pytest.approx(0.05 * 2 + 0.1 * 2 + 0.25 + 0.5 + 1)
 
 
-async def test_retry_timeout_ends(
+async def test_retries_end_at_the_retry_timeout(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
 ) -> None:
     broker.at(CallPoint.APPEND_BEGUN, *[pb.NO_JOURNAL_PRIMARY_BROKER] * 10)
@@ -388,20 +388,18 @@ async def test_retry_timeout_ends(
     assert broker.count("Append") == 7
 
 
-async def test_a_broker_that_comes_back_is_found(
-    client: JournalClient, broker: FakeBroker, journal: FakeJournal
-) -> None:
+async def test_a_broker_that_returns_is_found(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
     await client.append(NAME, b"before ")
     await broker.refuse()
     with pytest.raises(Unavailable):
         await client.append(NAME, b"never", retry_timeout=0)
     await broker.accept()
-    async with JournalClient(broker.endpoint, retry_timeout=120) as patient:
-        await patient.append(NAME, b"after")
+    async with JournalClient(broker.endpoint, retry_timeout=120) as retrying:
+        await retrying.append(NAME, b"after")
     assert journal.content == b"before after"
 
 
-async def test_other_refusals_are_not_repeated(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+async def test_other_refusals_are_not_retried(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
     with pytest.raises(JournalNotFound):
         await client.append("no/such/journal", b"content")
     assert broker.count("Append") == 1
@@ -419,7 +417,7 @@ async def test_an_unknown_outcome_is_repeated_only_on_request(
     assert result.may_repeat
 
 
-async def test_an_append_that_was_refused_first_does_not_repeat(
+async def test_an_append_refused_before_it_was_applied_cannot_repeat(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.APPEND_CONTENT, pb.INSUFFICIENT_JOURNAL_BROKERS)
@@ -446,7 +444,7 @@ async def test_an_iterable_is_kept_while_no_broker_listens(
     assert journal.content == b"ab"
 
 
-async def test_an_append_chooses_the_fate_of_a_suspension(
+async def test_an_append_controls_the_suspension_of_its_journal(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     with pytest.raises(JournalSuspended):

@@ -1,4 +1,4 @@
-"""Appends whose connection breaks between the message that asks to commit and the half-close."""
+"""Appends whose connection breaks between the commit message and the half-close."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "test/journal"
 
 
 class _Call:
-    """An append whose connection breaks before, or right after, it has sent that it may commit."""
+    """An append whose connection breaks before or right after the commit message."""
 
     def __init__(self, call: Any, cut: Callable[[], None], *, after: bool) -> None:
         self._call = call
@@ -51,15 +51,15 @@ def _client(broker: FakeBroker, *, after: bool) -> JournalClient:
     return JournalClient(broker.endpoint, connect=Breaking)
 
 
-async def test_after_the_message_that_asks_to_commit_nobody_knows(broker: FakeBroker, journal: FakeJournal) -> None:
-    """A broker takes the end of its client for the end of the stream, or does not. This one does."""
+async def test_after_the_commit_message_the_outcome_is_unknown(broker: FakeBroker, journal: FakeJournal) -> None:
+    """A broker may or may not take the client's disconnect for the end of the stream. This one does."""
     async with _client(broker, after=True) as client:
         with pytest.raises(AppendOutcomeUnknown) as caught:
             await client.append(NAME, b"content", retry_timeout=0)
     assert caught.value.outcome is Outcome.UNKNOWN
 
 
-async def test_before_it_nothing_was_applied(broker: FakeBroker, journal: FakeJournal) -> None:
+async def test_before_the_commit_message_nothing_is_applied(broker: FakeBroker, journal: FakeJournal) -> None:
     async with _client(broker, after=False) as client:
         with pytest.raises(Unavailable) as caught:
             await client.append(NAME, b"content", retry_timeout=0)

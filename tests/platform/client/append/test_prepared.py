@@ -28,7 +28,7 @@ async def test_a_begun_append_is_committed_by_the_same_call(
     result = await append.commit(b"content")
     assert (result.begin, result.end, journal.content, broker.count("Append")) == (0, 7, b"content", 1)
     assert journal.registers == label_set(by="us")
-    append.abort()  # Nothing is left of what was begun.
+    append.abort()  # Does nothing after the commit.
     again = prepare(client, check_registers=label_selector(include={"by": "them"}))
     again.begin()
     with pytest.raises(RegisterMismatch):
@@ -37,7 +37,7 @@ async def test_a_begun_append_is_committed_by_the_same_call(
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_call_that_was_begun_and_is_refused_for_now_is_repeated(
+async def test_a_begun_call_that_is_refused_temporarily_is_repeated(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, times: int
 ) -> None:
     broker.at(CallPoint.APPEND_BEGUN, *[pb.NO_JOURNAL_PRIMARY_BROKER] * times)
@@ -67,7 +67,7 @@ async def test_content_that_cannot_be_sent_ends_the_call(client: JournalClient, 
     assert journal.content == b"other"
 
 
-async def test_an_error_at_the_beginning_of_a_call_is_raised_by_the_commit(broker: FakeBroker) -> None:
+async def test_an_error_while_opening_a_call_is_raised_by_the_commit(broker: FakeBroker) -> None:
     client = JournalClient(broker.endpoint)
     await client.close()
     append = prepare(client)
@@ -77,7 +77,7 @@ async def test_an_error_at_the_beginning_of_a_call_is_raised_by_the_commit(broke
 
 
 @pytest.mark.parametrize("parts", ["registers", "commit"])
-async def test_registers_that_nobody_looks_at_may_be_anything_but_the_rest_not(
+async def test_unread_registers_are_not_validated_but_the_rest_is(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, parts: str
 ) -> None:
     def tamper(response: pb.AppendResponse) -> None:

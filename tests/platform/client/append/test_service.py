@@ -1,4 +1,4 @@
-"""The batching service: order within a journal, parallel across them, bounded, and honest about failures."""
+"""The batching service: ordered within a journal, parallel across journals, bounded, with accurate errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coranto.wire import protocol_pb2 as pb
 NAME = "test/journal"
 
 
-async def test_small_appends_go_together_and_each_learns_where_it_is(
+async def test_small_appends_share_a_batch_and_each_gets_its_offsets(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     async with AppendService(client) as service:
@@ -67,14 +67,16 @@ async def test_journals_do_not_wait_for_each_other(client: JournalClient, broker
     assert service.pending_bytes == 0
 
 
-async def test_too_much_waits_in_turn(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+async def test_content_above_the_limit_waits_in_fifo_order(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
     broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
     service = AppendService(client, pending_bytes=10)
     await service.append(NAME, b"12345678")
     await broker.reached(CallPoint.APPEND_BEGUN)
     waiting = [asyncio.create_task(service.append(NAME, piece)) for piece in (b"abc", b"d", b"a very large piece")]
     done, _ = await asyncio.wait(waiting, timeout=0.05)
-    assert not done, "the small piece does not overtake the one that waits before it"
+    assert not done, "the small piece does not overtake the earlier one"
     assert service.pending_bytes == 8
     waiting[1].cancel()
     broker.cut()
@@ -84,7 +86,7 @@ async def test_too_much_waits_in_turn(client: JournalClient, broker: FakeBroker,
     assert service.pending_bytes == 0
 
 
-async def test_unknown_outcomes_are_repeated_unless_declined(
+async def test_unknown_outcomes_are_retried_unless_disabled(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     broker.at(CallPoint.APPEND_APPLIED, Break.CUT)
@@ -157,7 +159,7 @@ FAULTS: list[Action | None] = [None, grpc.StatusCode.UNAVAILABLE, Break.CUT]
     before=st.lists(st.sampled_from([*FAULTS, pb.NO_JOURNAL_PRIMARY_BROKER]), max_size=6),
     after=st.lists(st.sampled_from(FAULTS), max_size=3),
 )
-async def test_every_piece_is_where_its_future_says_and_in_order(
+async def test_every_piece_is_at_its_reported_offsets_and_in_order(
     pieces: list[tuple[str, int]],
     batch_bytes: int,
     pending_bytes: int,

@@ -1,4 +1,4 @@
-"""Pending appends on disk: they outlive the process, in order, and nothing is lost or read wrongly without an error."""
+"""Pending appends on disk: they survive the process in order, and losses or damage are errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def used(folder: Path) -> int:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_a_spill_has_after_each_restart_what_was_not_settled(
+def test_after_each_restart_a_spill_has_its_unsettled_content(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("spill")
@@ -82,7 +82,7 @@ def test_a_spill_has_after_each_restart_what_was_not_settled(
         spill.close()
 
 
-def test_one_journal_that_is_stuck_does_not_keep_the_files_of_others(spill: Spill, folder: Path) -> None:
+def test_a_stuck_journal_does_not_keep_the_files_of_others(spill: Spill, folder: Path) -> None:
     stuck = spill.add("stuck", b"first")
     for number in range(1_000):
         assert spill.has_room("busy", 100)
@@ -93,7 +93,7 @@ def test_one_journal_that_is_stuck_does_not_keep_the_files_of_others(spill: Spil
     assert used(folder) == 0
 
 
-def test_a_record_that_was_cut_off_is_removed_with_a_log_line(folder: Path) -> None:
+def test_a_torn_record_is_removed_and_logged(folder: Path) -> None:
     for cut in range(1, 40):
         spill = Spill(folder)
         spill.settle("a", spill.pending)
@@ -114,7 +114,7 @@ def test_a_record_that_was_cut_off_is_removed_with_a_log_line(folder: Path) -> N
         spill.close()
 
 
-def test_a_damaged_record_that_others_follow_is_an_error(folder: Path) -> None:
+def test_a_damaged_record_before_others_is_an_error(folder: Path) -> None:
     spill = Spill(folder)
     for number in range(3):
         spill.add("a", b"content %d" % number)
@@ -126,7 +126,7 @@ def test_a_damaged_record_that_others_follow_is_an_error(folder: Path) -> None:
     with pytest.raises(CorruptData, match=rf"{path} has a damaged record at offset 33\. .*Move the folder .* away"):
         Spill(folder)
     with pytest.raises(CorruptData):
-        Spill(folder)  # The lock was given back.
+        Spill(folder)  # The lock was released.
 
 
 def test_content_that_changes_on_disk_is_not_appended(spill: Spill, folder: Path) -> None:
@@ -139,7 +139,7 @@ def test_content_that_changes_on_disk_is_not_appended(spill: Spill, folder: Path
         spill.read(added)
 
 
-def test_one_process_uses_a_spill_at_a_time(spill: Spill, folder: Path) -> None:
+def test_a_spill_is_used_by_one_process_at_a_time(spill: Spill, folder: Path) -> None:
     program = f"from pathlib import Path; from coranto.client.append.spill import Spill; Spill(Path({str(folder)!r}))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "DirectoryInUse" in found.stderr
@@ -148,8 +148,8 @@ def test_one_process_uses_a_spill_at_a_time(spill: Spill, folder: Path) -> None:
         Spill(folder)
 
 
-def test_a_full_disk_refuses_content_and_keeps_what_is_there(folder: Path) -> None:
-    """A limit on the size of files acts as a full disk: a write is cut short, and the next one fails."""
+def test_a_full_disk_refuses_content_and_keeps_existing_content(folder: Path) -> None:
+    """A limit on file sizes simulates a full disk: one write is partial, and the next one fails."""
     program = f"""
 import resource, signal
 from pathlib import Path
@@ -186,7 +186,7 @@ def test_a_spill_is_bounded(spill: Spill) -> None:
 # -- The service -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_accepted_before_the_end_is_appended_first_by_the_next_service(
+async def test_content_accepted_before_a_stop_is_appended_first_after_the_restart(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, folder: Path
 ) -> None:
     broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
@@ -205,23 +205,23 @@ async def test_what_was_accepted_before_the_end_is_appended_first_by_the_next_se
     assert used(folder) == 0
 
 
-async def test_pending_content_is_on_disk_and_bounded_there(
+async def test_pending_content_on_disk_is_bounded_by_spill_bytes(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, folder: Path
 ) -> None:
     broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
     async with AppendService(client, spill=folder, pending_bytes=10, spill_bytes=1_000) as service:
         for _ in range(4):
-            await service.append(NAME, b"x" * 200)  # More than the bound of memory.
+            await service.append(NAME, b"x" * 200)  # More than the memory limit.
         waiting = asyncio.ensure_future(service.append(NAME, b"y" * 200))
         await broker.reached(CallPoint.APPEND_BEGUN)
-        await asyncio.sleep(0)  # With room, it would need no more than its turn.
+        await asyncio.sleep(0)  # With free space, one turn of the loop would be enough.
         assert not waiting.done()
         broker.cut()
         await waiting
     assert journal.content == b"x" * 800 + b"y" * 200
 
 
-async def test_content_that_finally_failed_stays_until_its_journal_is_reset(
+async def test_permanently_failed_content_is_kept_until_its_journal_is_reset(
     client: JournalClient, broker: FakeBroker, folder: Path
 ) -> None:
     with pytest.raises(JournalNotFound):
@@ -246,7 +246,7 @@ async def test_content_that_finally_failed_stays_until_its_journal_is_reset(
     assert used(folder) == 0
 
 
-async def test_options_that_a_spill_contradicts(client: JournalClient, folder: Path) -> None:
+async def test_options_that_conflict_with_a_spill_are_refused(client: JournalClient, folder: Path) -> None:
     with pytest.raises(InvalidInput, match="delivers at least once"):
         AppendService(client, spill=folder, retry_unknown=False)
     service = AppendService(client, spill=folder)
@@ -289,7 +289,7 @@ with SyncJournalClient.of(ClientConfig(endpoint)) as client, client.append_servi
 
 
 @pytest.mark.parametrize("is_away", [True, False], ids=["brokers away", "brokers there"])
-async def test_a_killed_process_loses_nothing_that_was_accepted(
+async def test_a_killed_process_loses_no_accepted_content(
     broker: FakeBroker, journal: FakeJournal, folder: Path, is_away: bool
 ) -> None:
     if is_away:
@@ -315,8 +315,8 @@ async def test_a_killed_process_loses_nothing_that_was_accepted(
     await asyncio.to_thread(append_the_rest)
     numbers = [int(each) for each in journal.content.split(b",")[:-1]]
     first_seen = list(dict.fromkeys(numbers))
-    assert first_seen == list(range(len(first_seen))), "each of them, in order"
+    assert first_seen == list(range(len(first_seen))), "all in order"
     assert len(first_seen) > accepted
     repeated = numbers[before:][: len(numbers) - len(first_seen)]
-    assert repeated == sorted(repeated), "what was appended again is appended in order"
+    assert repeated == sorted(repeated), "content is repeated in order"
     assert used(folder) == 0

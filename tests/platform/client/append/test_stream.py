@@ -1,6 +1,6 @@
-"""Messages in which a client's appends share a stream, also over frames to a slow broker.
+"""Messages of appends that share a client's stream, including frames to a slow broker.
 
-What brokers do with them is tested in their handlers.
+Tests of the brokers' handlers cover the other side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.broker.running import eventually
 
 
 class FakeCall:
-    """A call that keeps what is written, and answers when the test says so."""
+    """A call that records written messages and answers when the test calls `answer`."""
 
     def __init__(self) -> None:
         self.written: asyncio.Queue[list[int]] = asyncio.Queue()
@@ -37,7 +37,7 @@ class FakeCall:
         self.written.put_nowait([append.id for append in batch.appends])
 
     async def read(self) -> AppendAnswers:
-        await asyncio.sleep(0)  # As gRPC does, even if a message is there.
+        await asyncio.sleep(0)  # Like gRPC, even if a message is available.
         return await self._answers.get()
 
     def answer(self, ids: list[int]) -> None:
@@ -51,7 +51,7 @@ class FakeCall:
 
 
 async def _messages(call: FakeCall, count: int) -> list[list[int]]:
-    """Return the appends of messages until `count` were sent."""
+    """Return messages until they contain `count` appends."""
     found: list[list[int]] = []
     while sum(map(len, found)) < count:
         found.append(await asyncio.wait_for(call.written.get(), 10))
@@ -59,9 +59,7 @@ async def _messages(call: FakeCall, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("tasks", "sizes"), [(64, [32, 32]), (16, [8, 8]), (17, [8, 9]), (8, [8]), (1, [1])])
-async def test_appends_that_were_all_answered_together_go_on_in_two_halves_that_stay_apart(
-    tasks: int, sizes: list[int]
-) -> None:
+async def test_appends_answered_together_continue_in_two_alternating_halves(tasks: int, sizes: list[int]) -> None:
     call: Any = FakeCall()
     stream = AppendStream(GrpcCall(call))
 
@@ -73,7 +71,7 @@ async def test_appends_that_were_all_answered_together_go_on_in_two_halves_that_
     (first,) = await _messages(call, tasks)
     assert len(first) == tasks
     call.answer(first)
-    for _ in range(2):  # While one half is answered, the other is under way: it is not split again.
+    for _ in range(2):  # While one half is answered, the other is in flight and is not split again.
         halves = await _messages(call, tasks)
         assert [len(half) for half in halves] == sizes
         for half in halves:
@@ -85,13 +83,13 @@ async def test_appends_that_were_all_answered_together_go_on_in_two_halves_that_
 
 
 class FramedBroker:
-    """A broker of append streams over frames, which reads nothing until it is told to."""
+    """A broker of append streams over frames, which reads nothing until `reads` is set."""
 
     def __init__(self) -> None:
         self.reads = asyncio.Event()
         self.taken: list[int] = []
         self.ends_after: int | None = None
-        """The number of appends after which it ends the stream, and answers no more; None: it does not."""
+        """The number of appends after which it ends the stream without more answers, or None."""
         self._serving: set[asyncio.Task[None]] = set()
 
     def accept(self) -> FrameConnection:
@@ -134,7 +132,7 @@ async def framed(broker: FramedBroker) -> AsyncIterator[AppendStream]:
 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a connection hold little of what the other side does not read."""
+    """Make connections buffer little unread content."""
     real = of_connections._prepare
 
     def prepare(found: socket.socket) -> None:
@@ -147,7 +145,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_buffers")
-async def test_appends_to_a_broker_that_reads_slowly_wait_and_keep_their_order() -> None:
+async def test_appends_to_a_slowly_reading_broker_wait_and_keep_their_order() -> None:
     broker = FramedBroker()
     async with framed(broker) as stream:
         running = []
@@ -155,7 +153,7 @@ async def test_appends_to_a_broker_that_reads_slowly_wait_and_keep_their_order()
             request = pb.AppendRequest(journal=f"a/{number % 3}")
             running.append(asyncio.create_task(stream.append(request, b"x" * 4096, None)))
             if number % 10 == 0:
-                await asyncio.sleep(0)  # They go in several messages.
+                await asyncio.sleep(0)  # They are sent in several messages.
         await eventually(lambda: stream._writing)
         broker.reads.set()
         assert await asyncio.wait_for(asyncio.gather(*running), 60) == [b"done"] * 120
@@ -164,13 +162,13 @@ async def test_appends_to_a_broker_that_reads_slowly_wait_and_keep_their_order()
             journals.setdefault((each - 1) % 3, []).append(each)
         assert sorted(broker.taken) == list(range(1, 121))
         assert all(each == sorted(each) for each in journals.values())
-        # It is quick again, and sends without its task.
+        # The broker reads again, and the append is sent without the task.
         assert await asyncio.wait_for(stream.append(pb.AppendRequest(journal="a/0"), b"more", None), 10) == b"done"
         assert not stream._writing
 
 
 @pytest.mark.usefixtures("small_buffers")
-async def test_a_slow_broker_that_ends_the_stream_leaves_unknown_only_what_was_sent() -> None:
+async def test_if_a_slow_broker_ends_the_stream_only_sent_appends_are_unknown() -> None:
     broker = FramedBroker()
     broker.ends_after = 1
     async with framed(broker) as stream:

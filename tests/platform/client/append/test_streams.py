@@ -1,4 +1,4 @@
-"""The stream to a broker moves from gRPC to frames without a change of order, and goes on where frames do not pass."""
+"""The stream to a broker moves from gRPC to frames in order, and stays on gRPC if frames fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PORT = FramePort(port=1, key=b"key")
 
 
 class FakeCall:
-    """A call that keeps what is written, and answers when the test says so."""
+    """A call that records written messages and answers when the test calls `answer`."""
 
     def __init__(self, name: str, log: list[tuple[str, bytes]], first: AppendAnswers) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class FakeCall:
 
 
 class FakeFrames(GrpcCall[AppendAnswers]):
-    """A call whose first answer is read by itself."""
+    """A call whose first answer was already read."""
 
     def __init__(self, call: FakeCall) -> None:
         super().__init__(call)
@@ -69,7 +69,7 @@ class FakeFrames(GrpcCall[AppendAnswers]):
 
 
 class World:
-    """A broker that serves frames, or not, and the calls to it."""
+    """A broker with or without frames, and the calls to it."""
 
     host = "broker.example"
 
@@ -125,7 +125,7 @@ async def test_appends_move_to_frames_once_earlier_ones_are_answered(
     monkeypatch.setattr(append_streams, "HANDOVER_SECONDS", 60.0)
     first = world.begin(b"1")
     await world.sent(1)
-    await world.settled()  # The connection for frames stands.
+    await world.settled()  # The connection for frames is open.
     second = world.begin(b"2")
     await world.settled()
     third = world.begin(b"3")
@@ -141,9 +141,7 @@ async def test_appends_move_to_frames_once_earlier_ones_are_answered(
     await world.streams.close()
 
 
-async def test_appends_that_are_not_answered_soon_keep_the_stream_where_it_is(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_answers_delay_the_move_to_frames(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append_streams, "HANDOVER_SECONDS", 0.02)
     first = world.begin(b"1")
     await world.sent(1)
@@ -164,13 +162,13 @@ async def test_appends_that_are_not_answered_soon_keep_the_stream_where_it_is(
     await world.streams.close()
 
 
-async def test_frames_that_do_not_pass_are_told_once_and_cost_no_append(
+async def test_unreachable_frames_are_logged_once_and_lose_no_append(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.refusal = ended_with(grpc.StatusCode.UNAVAILABLE, "no connection within 5 s")
     for number in range(1, 6):
         if number > 3:
-            monkeypatch.setattr(world.streams, "_frames_at", 0.0)  # Time has gone by.
+            monkeypatch.setattr(world.streams, "_frames_at", 0.0)  # Simulates that time has passed.
         append = world.begin(b"x")
         await world.sent(number)
         world.calls[0].answer()
@@ -178,13 +176,13 @@ async def test_frames_that_do_not_pass_are_told_once_and_cost_no_append(
         await world.settled()
     assert len(world.calls) == 1
     assert world.tries == 3
-    told = capsys.readouterr().out
-    assert told.count("client.frames_unreachable") == 1
-    assert "no connection within 5 s" in told
+    output = capsys.readouterr().out
+    assert output.count("client.frames_unreachable") == 1
+    assert "no connection within 5 s" in output
     await world.streams.close()
 
 
-async def test_frames_that_break_leave_the_answer_unknown_and_grpc_goes_on(world: World) -> None:
+async def test_broken_frames_leave_the_answer_unknown_and_grpc_continues(world: World) -> None:
     first = world.begin(b"1")
     await world.sent(1)
     world.calls[0].answer()
@@ -200,13 +198,13 @@ async def test_frames_that_break_leave_the_answer_unknown_and_grpc_goes_on(world
     assert [name for name, _ in world.log] == ["gRPC", "frames", "gRPC"]
     world.calls[2].answer()
     assert await again == b"done"
-    # A connection that has just broken is not made again at once.
+    # A connection that has just broken is not reopened immediately.
     await world.settled()
     assert world.tries == 1
     await world.streams.close()
 
 
-async def test_a_broker_without_frames_is_not_dialled_and_new_certificates_begin_with_grpc() -> None:
+async def test_a_broker_without_frames_is_not_dialled_and_new_certificates_use_grpc() -> None:
     world = World(port=None)
     for number in (1, 2):
         append = world.begin(b"x")
