@@ -24,7 +24,7 @@ def loop() -> Iterator[LoopThread]:
 
 
 class Gated:
-    """Reads that end only when they are released. It records begun and cancelled ones."""
+    """Reads that end only when released, with records of the begun and cancelled ones."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

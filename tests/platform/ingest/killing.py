@@ -33,7 +33,7 @@ def crash_broker(cluster: EmbeddedCluster) -> None:
 
 
 class Killing:
-    """Runs ingest processes, one or two at a time, and kills each at a random moment.
+    """A runner of ingest processes, one or two at a time, that kills each at a random moment.
 
     Every second turn has one of `outages`, such as the death of a broker.
     """

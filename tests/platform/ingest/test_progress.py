@@ -1,4 +1,4 @@
-"""IngestProgress is recorded as changes, and completely often enough to keep reading short."""
+"""IngestProgress is recorded as changes, with enough complete records to keep reading short."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class UnreliableJournals:
 
 
 class Application:
-    """Publishes numbered messages and records those that must be read."""
+    """A publisher of numbered messages that records the messages to be read."""
 
     def __init__(self, number: int, journals: UnreliableJournals, max_batch_bytes: int = 150) -> None:
         self.journals = journals

@@ -1,4 +1,4 @@
-"""The cases of Gazette's own sequencer tests: the same histories, and their results for a reader.
+"""The cases of Gazette's own sequencer tests, with the same histories.
 
 The ranges of replays differ slightly, because this ring holds only pending messages and never acknowledgements.
 """

@@ -1,4 +1,4 @@
-"""Lines in chunks of any size make the same batches as together, and nothing is skipped silently."""
+"""Lines in chunks of any size make the same rows as the whole, and nothing is skipped silently."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Meta(BaseModel):
 
 
 class Order(BaseModel):
-    """Has a field for its UUID."""
+    """A model with a field for its UUID."""
 
     number: int
     price: Decimal = Decimal(0)
@@ -43,7 +43,7 @@ class Order(BaseModel):
 
 
 class Strict(BaseModel):
-    """Has no field for a UUID, and refuses unknown keys."""
+    """A model without a field for a UUID, which refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
     number: int
@@ -51,7 +51,7 @@ class Strict(BaseModel):
 
 
 class Item(BaseModel):
-    """Flat, like rows."""
+    """A flat model, like rows."""
 
     number: int
     name: str | None = None

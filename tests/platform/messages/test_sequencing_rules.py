@@ -213,7 +213,7 @@ def test_a_restored_sequencer_delivers_the_rest_once(
 
 
 class DeferringConsumer:
-    """Consumes a history, puts some messages back, and then continues or is restored from its checkpoint."""
+    """A consumer that puts some messages back, and then continues or is restored from its checkpoint."""
 
     def __init__(self, history: History, ring_size: int, decisions: list[tuple[bool, bool]]) -> None:
         self.history = history

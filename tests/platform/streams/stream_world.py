@@ -78,7 +78,7 @@ class VirtualClock:
 
 
 class CutPoint(enum.Enum):
-    """A message of an append with content whose loss breaks the connection.
+    """A message of an append with content where the connection can be cut.
 
     On a stream of small appends, a client sends the whole append as one message. It has no second message of content,
     and no separate status: the connection is then cut after the answer.

@@ -25,7 +25,7 @@ def delivered(error: Any, _: Any) -> None:
 
 
 class Topics:
-    """Creates topics and writes to them."""
+    """The topics of a test, and a producer for them."""
 
     def __init__(self, address: str, client: dict[str, str] | None = None) -> None:
         self.address = address

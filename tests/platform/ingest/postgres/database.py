@@ -89,7 +89,7 @@ class Database:
 
 
 class Copies:
-    """Tables built from events like by a consumer in upsert mode. With `exact`, no change may be missing or duplicated.
+    """Tables built from events as by a consumer in upsert mode. With `exact`, no change may be missing or duplicated.
 
     That needs tables with the replica identity FULL, whose updates contain earlier values. Rows of a snapshot may come
     after changes that they include.

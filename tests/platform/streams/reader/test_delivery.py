@@ -117,7 +117,9 @@ async def test_transactions_stay_whole_for_any_ring_size_and_cancellation(seed: 
 
 
 @pytest.mark.parametrize("off", [25 * 3600, -25 * 3600, 10**9])
-async def test_a_writer_whose_clock_is_off_loses_no_transaction(monkeypatch: pytest.MonkeyPatch, off: int) -> None:
+async def test_a_writer_whose_clock_is_off_causes_no_lost_transaction(
+    monkeypatch: pytest.MonkeyPatch, off: int
+) -> None:
     """Producers are pruned after each message, where possible."""
     monkeypatch.setattr("coranto.streams.reader.delivery._FIRST_PRUNE", 1)
     monkeypatch.setattr("coranto.streams.reader.delivery._PRUNE_EVERY", 1)

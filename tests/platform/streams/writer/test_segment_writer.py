@@ -17,7 +17,7 @@ from tests.platform.streams.stream_world import STREAM, StreamWorld, stream_worl
 
 
 class SlowContact:
-    """Delays the answer to the first contact with a segment."""
+    """A delay of the answer to the first contact with a segment."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, journal_end: str = "") -> None:
         self.answered, self.released = asyncio.Event(), asyncio.Event()

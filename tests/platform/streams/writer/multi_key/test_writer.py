@@ -412,7 +412,7 @@ async def test_completed_transactions_are_recorded_periodically(streams: Streams
 # ------------------------------------------------------------------------------------------------------------- recovery
 
 
-def test_the_first_decision_on_a_transaction_counts() -> None:
+def test_the_first_record_of_a_transaction_decides_it() -> None:
     acks = {"orders/segment/00000000": "YWNr"}
     found = replay(
         [
