@@ -82,7 +82,7 @@ def chosen(names: Sequence[str], *, kafka: bool) -> dict[str, Benchmark]:
     """Return the benchmarks with these names, or all of them, by the names of their results. Raises InvalidInput."""
     offered = KAFKA_BENCHMARKS if kafka else BENCHMARKS
     if unknown := sorted(set(names) - offered.keys()):
-        kind = " that stands beside Kafka" if kafka else ""
+        kind = " that compares with Kafka" if kafka else ""
         raise InvalidInput(f"no benchmark{kind} is named {', '.join(unknown)}; there are {', '.join(offered)}")
     chosen = {name: offered[name] for name in names or offered}
     return {f"{name}_kafka" if name in BENCHMARKS and kafka else name: each for name, each in chosen.items()}

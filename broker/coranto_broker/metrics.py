@@ -115,7 +115,7 @@ class Metrics:
         )
         self.etcd_budget = EtcdBudgetMetrics(self.registry)
         self.quotas = QuotaMetrics(self.registry)
-        self.calls = gauge("coranto_calls", "Calls under way.", ["method"])
+        self.calls = gauge("coranto_calls", "Calls in flight.", ["method"])
         self.frame_connections = gauge("coranto_frame_connections", "Open connections for frames.", ["method"])
         self.frame_bytes_held = gauge(
             "coranto_frame_bytes_held",

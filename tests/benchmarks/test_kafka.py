@@ -34,7 +34,7 @@ def test_results_beside_kafka_have_names_of_their_own() -> None:
 
 def test_a_benchmark_without_kafka_is_refused_beside_it() -> None:
     with pytest.raises(
-        InvalidInput, match="no benchmark that stands beside Kafka is named append; there are kafka_to_table, spark_"
+        InvalidInput, match="no benchmark that compares with Kafka is named append; there are kafka_to_table, spark_"
     ):
         chosen(["spark_source", "append"], kafka=True)
     with pytest.raises(InvalidInput, match="no benchmark is named nothing"):

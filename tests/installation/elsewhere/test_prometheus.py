@@ -89,7 +89,7 @@ CASES = [
         "CorantoJournalsHeldBack",
         one("coranto_journals_held_back", "0x4 3x9"),
         9,
-        "3 journals of b:1 refuse appends, as too much of them waits for the store.",
+        "3 journals of b:1 refuse appends: too much content is not stored yet.",
     ),
     Case(
         "CorantoStoreUnhealthy",
@@ -120,7 +120,7 @@ CASES = [
         "CorantoDiskFailure",
         one("coranto_disk_failures_total", "0x4 1x9"),
         9,
-        "The disk of b:1 failed to keep what was written.",
+        "The disk of b:1 lost content that was written.",
     ),
     Case(
         "CorantoStoreFailures",
@@ -132,25 +132,25 @@ CASES = [
         "CorantoContentNotStored",
         one("coranto_unpersisted_age_seconds", "90000x60"),
         40,
-        "Content of b:1 has waited 1d 1h 0m 0s to be stored.",
+        "Content of b:1 has been waiting for the store for 1d 1h 0m 0s.",
     ),
     Case(
         "CorantoFragmentsPileUp",
         one("coranto_fragments_pending", "90+5x120"),
         100,
-        "590 fragments of b:1 wait for the store, and there are more and more.",
+        "590 fragments of b:1 wait for the store, and the number grows.",
     ),
     Case(
         "CorantoAppendsRefused",
         one("coranto_appends_refused_total", "0+1x60"),
         20,
-        "b:1 refuses appends, as too many are under way.",
+        "b:1 refuses appends: too many are in flight.",
     ),
     Case(
         "CorantoAppendsWait",
         one("coranto_append_stream_waits_total", "0+1x60"),
         30,
-        "Streams of appends wait at b:1, as too many appends are under way.",
+        "Streams of appends wait at b:1: too many appends are in flight.",
     ),
     Case(
         "CorantoAppendsSlow",
@@ -189,7 +189,7 @@ CASES = [
         "CorantoAppendsBelowDemand",
         one("coranto_appends_below_demand_total", "0x10 1+1x60"),
         20,
-        "Appends to b:1 survive less than their journals demand.",
+        "Appends to b:1 have less durability than their journals require.",
     ),
     Case(
         "CorantoDurabilityDiffers",
@@ -198,7 +198,7 @@ CASES = [
             'coranto_broker_info{instance="b:2",version="0.1.0",fsync="never"}': "1x60",
         },
         20,
-        "Brokers differ in fsync, so acknowledgements survive different things.",
+        "Brokers differ in fsync, so acknowledgements differ in durability.",
         "",
     ),
     Case(
@@ -212,7 +212,7 @@ CASES = [
         "CorantoEtcdWritesRefused",
         {'coranto_etcd_writes_refused_total{instance="b:1",limit="caller"}': "0x2 1+10x30"},
         20,
-        "b:1 refuses changes, as too much was written to etcd (limit: caller).",
+        "b:1 refuses changes: too much was written to etcd (limit: caller).",
         "instance limit",
     ),
     Case(
