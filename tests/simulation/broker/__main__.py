@@ -1,4 +1,4 @@
-"""The command `python -m tests.simulation.broker`: runs seeds, and prints how to repeat those that fail."""
+"""The command `python -m tests.simulation.broker`: runs seeds and prints how to replay failed ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(
         bool | None, typer.Option(help="Let small appends share streams, or none. By default, most seeds let them.")
     ] = None,
 ) -> None:
-    """Run simulations. The exit code is 1 when one of them found something."""
+    """Run simulations. The exit code is 1 when a run fails."""
     given = {} if append_streams is None else {"append_streams": append_streams}
     play_seeds(
         lambda number, tell: run(options_of(number, **given), tell=tell),

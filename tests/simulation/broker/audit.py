@@ -1,4 +1,4 @@
-"""Checks that only a simulation can make: of replicas' disks when an append is acknowledged, and of etcd's history."""
+"""Checks that need a simulation: replicas' disks when an append is acknowledged, and etcd's history."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> N
 
 
 def check_claims(world: World, operation: Operation, claimed: Durability) -> None:
-    """Check that an append survives what its client was told: replicas and zones have it, and some on their disks."""
+    """Check that an append is as durable as its client was informed: in replicas and zones, and synced."""
     journal, begin, content = operation.journal, operation.begin, operation.content
     stored = _stored(world, journal, begin, content)
     if claimed.stored and not stored:
@@ -72,7 +72,7 @@ def _zones(machines: Sequence[BrokerHost]) -> int:
 
 
 def check_demand(world: World, operation: Operation, claimed: Durability) -> None:
-    """Check that an acknowledgement of an append is what the journal's labels demand, if they do not accept less."""
+    """Check that an acknowledged append meets the journal's labels, unless they accept less."""
     demand = demand_of(world.new_spec(operation.journal).labels)
     world.coverage.sometimes("an append was acknowledged below its demand", not claimed.meets(demand))
     if demand.refuses and not claimed.meets(demand):
@@ -80,9 +80,9 @@ def check_demand(world: World, operation: Operation, claimed: Durability) -> Non
 
 
 def check_backlog(world: World, operation: Operation, route: pb.Route) -> None:
-    """Check that a journal's backlog stays within its bound, apart from a completing fragment and those under way."""
+    """Check that a journal's backlog is within its bound, plus one completing fragment and those being stored."""
     if not world.bounds_backlog or not world.exists(operation.journal):
-        return  # Without its item, nobody can say which spool is the journal's: etcd is being restored.
+        return  # Without its item the journal's spool is unknown: etcd is being restored.
     machine, journal = world.machine_of(route.members[route.primary]), operation.journal
     folder = spool_path(world, machine, journal)
     stored = {each.fragment.begin for each in world.store.objects.values() if each.fragment.journal == journal}
@@ -106,14 +106,14 @@ def _has(world: World, machine: BrokerHost, journal: str, offset: int, content: 
 
 
 def _held(world: World, machine: BrokerHost, journal: str, offset: int, wanted: bytes, *, durable: bool) -> bool:
-    # A journal that is created again after etcd was emptied first has its content in the former journal's folder.
+    # A journal that is recreated after etcd was emptied first has its content in the former journal's folder.
     parent = folder_of(machine.settings.data_dir / "spools", journal, 0).parent
     revisions = machine.disk.names(parent)
     return any(_holds(machine, parent / each, offset, wanted, durable=durable) for each in revisions)
 
 
 def _holds(machine: BrokerHost, folder: Path, offset: int, wanted: bytes, *, durable: bool) -> bool:
-    # The commit log says how much content counts. There may be an empty log, of a roll that a full disk refused.
+    # The commit log bounds the valid content. A log may be empty after a roll on a full disk.
     ends: dict[int, int] = {}
     read = machine.disk.durable if durable else machine.disk.content
     for name in machine.disk.names(folder):
@@ -162,7 +162,7 @@ def watch_allocator(world: World) -> Callable[[Sequence[Op]], None]:
             elif isinstance(op, Delete):
                 removed.setdefault(key.item, []).append(key)
         for item, keys in removed.items():
-            gone = [key for key in keys if (item, key.member) not in put]  # An assignment that is put again has moved.
+            gone = [key for key in keys if (item, key.member) not in put]  # It moved.
             if gone:
                 _check_removal(world, item, gone)
 
@@ -183,7 +183,7 @@ def _check_removal(world: World, item: str, gone: Sequence[AssignmentKey]) -> No
 
 
 def replica_contents(world: World, journal: str) -> Iterator[Observation]:
-    """Yield the local content of the running brokers' replicas of a journal, as readers would get it."""
+    """Yield the readable local content of the running brokers' replicas of a journal."""
     for machine in world.machines:
         if not machine.is_up:
             continue
@@ -207,7 +207,7 @@ def record_of(world: World, journal: str) -> InSyncRecord | None:
 def recovered(world: World, machine: BrokerHost, journal: str) -> Recovered:
     """Recover a journal's spool on a machine whose broker is dead, as a new process would.
 
-    The result excludes content that the process would set aside because others went on without it.
+    The result excludes content that the process would set aside because other replicas diverged from it.
     """
     process = Process(world.loop, f"auditor of {machine.name}")
     folder = SpoolFolder(

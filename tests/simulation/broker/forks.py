@@ -1,9 +1,9 @@
-"""Forks in the simulated world: a source with retention is forked again and again while everything fails.
+"""Simulation of forks: a source with retention is forked repeatedly under faults.
 
-Forks are made at any offset, of the source and of other forks. Calls that make them are given up midway and repeated,
-forks are dropped, and all journals are appended to. In the end, and before a fork is dropped, its content must be that
-of its source up to the fork's offset, whatever retention has removed. Retention of the source is short, and stores are
-slow, so that removals are often under way while a fork is made.
+Forks are made at any offset, of the source and of other forks. Calls that make them are cancelled and repeated, forks
+are dropped, and all journals are appended to. At the end, and before a fork is dropped, its content must equal its
+source's up to the fork's offset, whatever retention has removed. Retention of the source is short, and stores are slow,
+so that content is often removed while a fork is made.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ FAULTS = (
 
 
 class ForkWorld(World):
-    """A world that remembers all content that a store ever had."""
+    """A world that remembers all content that the store ever had."""
 
     def __init__(self, loop: SimLoop, options: Options) -> None:
         super().__init__(loop, options, [SOURCE])
@@ -98,7 +98,7 @@ class ForkWorld(World):
             known[begin] = content
 
     def lost_of(self, name: str) -> list[Fragment]:
-        """Return the fragments that the store has lost of a journal, and of those whose content it has as a fork."""
+        """Return the fragments that the store has lost of a journal, and of the journals that it is forked from."""
         chain = {name}
         while name in self.forks:
             name = self.forks[name].source
@@ -106,7 +106,7 @@ class ForkWorld(World):
         return [each for each in self.store.lost if each.journal in chain]
 
     def bytes_of(self, journal: str, begin: int, end: int) -> list[int]:
-        """Return the bytes [begin, end) that a journal must have, -1 for those that are not known."""
+        """Return the bytes [begin, end) that a journal must have, with -1 for unknown ones."""
         fork = self.forks.get(journal)
         if fork is not None and begin < min(end, fork.offset):
             middle = min(end, fork.offset)
@@ -127,14 +127,14 @@ class ForkReport(playing.SeedReport[Options, Anomaly]):
 
 @dataclass(slots=True)
 class Forker:
-    """Makes forks, drops some, and appends to all journals."""
+    """A client that makes forks, drops some, and appends to all journals."""
 
     world: ForkWorld
     number: int = 0
     asked: dict[str, tuple[str, int | None]] = field(default_factory=dict)
-    """Forks that may be forming, with source and offset."""
+    """Forks that may be incomplete, with source and offset."""
     dropped: set[str] = field(default_factory=set)
-    """Forks that were to be dropped. Whether they are may be unknown."""
+    """Forks whose drop was requested. Its outcome may be unknown."""
 
     @property
     def rng(self) -> random.Random:
@@ -152,7 +152,7 @@ class Forker:
                 elif kind < 0.85 and len(self.asked) < 3:
                     await self.begin()
                 elif kind < 0.93 and self.asked:
-                    await self.go_on(rng.choice([*self.asked]))
+                    await self.resume(rng.choice([*self.asked]))
                 elif kind < 0.95 and any(fork.shares for fork in world.forks.values()):
                     await self.harm()
                 elif world.forks:
@@ -185,10 +185,10 @@ class Forker:
         head = await client.head(source)
         at = None if rng.random() < 0.5 else max(0, head - rng.randrange(4000))
         self.asked[name] = source, at
-        await self.go_on(name)
+        await self.resume(name)
 
-    async def go_on(self, name: str, *, whole: bool = False) -> None:
-        """Make a fork, or go on with it. It is given up after a random time, unless it is to be `whole`."""
+    async def resume(self, name: str, *, whole: bool = False) -> None:
+        """Make a fork or resume it. Unless `whole`, the call may be cancelled after a random time."""
         world, rng = self.world, self.rng
         source, at = self.asked[name]
         client = world.client("writer-1", rng.choice(world.machines), 5.0)
@@ -208,7 +208,7 @@ class Forker:
         world.coverage.sometimes("a fork of a fork was complete", made.source != SOURCE)
         world.coverage.sometimes("a fork shares fragments", made.begin < made.shared_end)
         world.coverage.sometimes("a fork begins later than its source", made.begin > 0)
-        # It keeps its content, so that all of it can be compared in the end.
+        # Without retention, all of its content can be compared at the end.
         for _ in range(20):
             try:
                 (info,) = (await client.list(labels.label_selector(include={labels.NAME: name}))).journals
@@ -221,11 +221,11 @@ class Forker:
             return
 
     async def harm(self) -> None:
-        """Try to delete a journal that a fork shares fragments of, or to take its hold away. Brokers must refuse it."""
+        """Try to delete a journal that a fork shares fragments of, or to remove its hold. Brokers must refuse both."""
         world, rng = self.world, self.rng
         fork = rng.choice([each for each in world.forks.values() if each.shares])
         if not world.exists(fork.source):
-            return  # That it is gone is known.
+            return  # Its removal is known.
         client = world.client("writer-2", rng.choice(world.machines), 5.0)
         change = pb.ApplyRequest.Change(delete=fork.source, expect_mod_revision=-1)
         if rng.random() < 0.5:
@@ -259,7 +259,7 @@ class Forker:
                     self.check(fork, chunk)
                     at = chunk.end
             except (ContentGone, OffsetNotYetAvailable):
-                # Brokers pass by what is missing only once what follows it is hours old.
+                # Brokers skip missing content only once the content after it is hours old.
                 ends = [each.end for each in lost if each.begin <= at < each.end]
                 if not ends:
                     raise
@@ -273,7 +273,7 @@ class Forker:
         right = self.world.bytes_of(fork.name, chunk.offset, chunk.end)
         wrong = [n for n, (one, two) in enumerate(zip(chunk.content, right, strict=True)) if two not in (one, -1)]
         if wrong:
-            what = f"its byte {chunk.offset + wrong[0]} is not that of {fork.source}"
+            what = f"its byte {chunk.offset + wrong[0]} differs from {fork.source}"
             self.world.anomalies.append(Anomaly("other-content", fork.name, what))
 
 
@@ -294,17 +294,17 @@ async def _run(world: ForkWorld, report: ForkReport) -> None:
 
 
 async def _finish(world: ForkWorld, forker: Forker, report: ForkReport) -> None:
-    """Complete all forks that are forming, and drop those whose call had not come to anything."""
+    """Complete all incomplete forks, and forget those that cannot be completed."""
     until = world.loop.time() + HEALING_SECONDS
     for name in list(forker.asked):
         while name in forker.asked:
             try:
-                await forker.go_on(name, whole=True)
+                await forker.resume(name, whole=True)
             except (ContentGone, OffsetJump, JournalNotFound):
                 forker.asked.pop(name, None)
             except CorantoError as error:
                 if isinstance(error, (CorruptData, OffsetNotYetAvailable)) and world.store.lost:
-                    forker.asked.pop(name, None)  # It tells that content of the fork or its source is missing.
+                    forker.asked.pop(name, None)  # Content of the fork or its source is lost.
                 elif world.loop.time() > until:
                     report.anomalies.append(Anomaly("stuck", name, f"it is not completed: {error}"))
                     return
@@ -312,7 +312,7 @@ async def _finish(world: ForkWorld, forker: Forker, report: ForkReport) -> None:
 
 
 async def _examine(world: ForkWorld, forker: Forker, report: ForkReport) -> None:
-    """Let retention work for a while, and then compare all forks, and append to all journals."""
+    """Let retention run for a while, then compare all forks and append to all journals."""
     await asyncio.sleep(2.5 * RETENTION_SECONDS)
     for name in [each for each in forker.dropped if each in world.forks and not world.exists(each)]:
         del world.forks[name]
@@ -340,10 +340,10 @@ async def _examine(world: ForkWorld, forker: Forker, report: ForkReport) -> None
 
 
 def options_for(seed: int) -> Options:
-    """Return the options of a seed: those of the broker's simulation, with little skew and one source."""
+    """Return the options of a seed: as in the broker's simulation, but with little skew and one source."""
     rng = random.Random(f"forks of {seed}")
     faults = tuple(each for each in FAULTS if rng.random() < rng.choice((0.1, 0.4)))
-    # Only what is on the disk survives a crash of machines.
+    # Only synced content survives a machine crash.
     synced = {"fsync": Fsync.COMMIT} if CRASH in faults else {}
     return options_of(
         seed,
@@ -376,7 +376,7 @@ def main(
     first: First = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Run simulations of forks. The exit code is 1 when one of them found something."""
+    """Run simulations of forks. The exit code is 1 when a run fails."""
     play_seeds(
         lambda number, tell: run(options_for(number), tell=tell), seed=seed, seeds=seeds, first=first, quiet=quiet
     )

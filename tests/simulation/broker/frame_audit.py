@@ -1,13 +1,13 @@
-"""Checks of appends over frames by the bytes themselves: what was sent and answered, and what clients were told.
+"""Checks of appends over frames at the level of bytes: sent, answered, and reported to clients.
 
-A parser of its own reads both directions of each client's connections, at the transport. So it knows by itself which
-appends of a broken connection had been sent and had no answer. Exactly those may be reported as unknown. The anomalies:
+An independent parser reads both directions of each client's connections, at the transport. It identifies the appends
+of a broken connection that were sent and have no answer. Exactly those may be reported as unknown. The anomalies:
 
 ========================  ==========================================================================================
 misreported-append        an append that was sent and not answered was reported as applied, or as not applied; or one
                           that was answered was reported as unknown
-foreign-answer            a client was told another outcome of its append than the broker's answer to it
-broken-frames             one side took what the other had sent for no frames, or for frames that have no place there
+foreign-answer            a client got another outcome of its append than the broker's answer to it
+broken-frames             one side rejected the other's bytes as invalid frames, or as frames in an invalid place
 ========================  ==========================================================================================
 """
 
@@ -33,7 +33,7 @@ _HEADER = struct.Struct(">IB")
 
 @dataclass(slots=True)
 class _Direction:
-    """The bytes of one direction that are not parsed yet."""
+    """The unparsed bytes of one direction."""
 
     pending: bytearray = field(default_factory=bytearray)
     begun: bool = False
@@ -60,7 +60,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Wire:
-    """A connection as its client's transport sees it."""
+    """A connection at its client's transport."""
 
     method: str = ""
     sent: _Direction = field(default_factory=_Direction)
@@ -69,19 +69,20 @@ class _Wire:
 
 
 class FrameAudit:
-    """Listens to all connections of a world, and checks the appends of its clients."""
+    """Parser of all connections of a world, and checks of its clients' appends."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._brokers = {machine.name for machine in world.machines}
         self._wires: dict[SimTransport, _Wire] = {}
         self._sent: dict[bytes, list[_Sent]] = {}
-        world.tcp.on_bytes = self._hear
+        world.tcp.on_bytes = self._parse
 
     def check(self, operation: Operation, *, retried: bool, given_up: bool) -> None:
-        """Check what a client was told of an append.
+        """Check the outcome of an append that its client got.
 
-        `retried`: it may have been sent several times, also over gRPC. `given_up`: nobody waited for the outcome.
+        `retried`: it may have been sent several times, also over gRPC. `given_up`: its caller did not wait for the
+        outcome.
         """
         tries = self._sent.get(operation.content, []) if operation.content else []
         answers = [each.answer for each in tries if each.answer is not None]
@@ -94,8 +95,8 @@ class FrameAudit:
         if outcome is OperationOutcome.OK:
             coverage.sometimes("an append over frames was acknowledged")
             if done and all((each.begin, each.end) != (operation.begin, operation.end) for each in done):
-                told = [(each.begin, each.end) for each in done]
-                self._found("foreign-answer", operation, f"the broker answered {told}")
+                answered = [(each.begin, each.end) for each in done]
+                self._found("foreign-answer", operation, f"the broker answered {answered}")
             elif not done and not retried:
                 self._found("misreported-append", operation, "no answer says so")
         elif outcome is OperationOutcome.FAIL:
@@ -111,7 +112,7 @@ class FrameAudit:
     def _found(self, name: str, operation: Operation, why: str) -> None:
         self._world.anomalies.append(Anomaly(name, operation.journal, f"{operation}; {why}"))
 
-    def _hear(self, end: SimTransport, sent: bool, data: bytes) -> None:
+    def _parse(self, end: SimTransport, sent: bool, data: bytes) -> None:
         if not end.is_client:
             return
         wire = self._wires.setdefault(end, _Wire())

@@ -1,4 +1,4 @@
-"""Clients that go over frames: streams that move to them while appends are in flight, and clients that never read."""
+"""Clients that use frames: streams that move to them while appends are in flight, and clients that never read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.broker.workload import Workload
 
 ANSWER_SECONDS = 120.0
-"""The time within which each append ends, whatever the faults: its answer comes, or its connection breaks."""
+"""The time until each append ends, under all faults: with an answer or a broken connection."""
 GONE = "gone away"
 """The error of an operation whose caller did not wait for its outcome."""
 
@@ -39,13 +39,13 @@ class FrameLoad:
         """Run one of a client's operations over frames."""
         rng = self._rng
         if rng.random() < 0.2:
-            await self._deaf(name, machine)
+            await self._append_unread(name, machine)
         else:
             streams = rng.choice((1, 1, 2))
             await asyncio.gather(*(self._busy(name, machine) for _ in range(streams)))
 
     async def _busy(self, name: str, machine: BrokerHost) -> None:
-        """Append by several tasks over one stream, fast enough for it and for replication to move to frames."""
+        """Append by several tasks over one stream, fast enough that it and replication move to frames."""
         world, rng, workload = self._world, self._rng, self._workload
         retry_timeout = rng.choice((0.0, 0.0, 2.0))
         connection = world.connection(name, machine)
@@ -81,8 +81,8 @@ class FrameLoad:
                 what = f"{operation} has neither an answer nor a broken connection after {seconds:.0f} s"
                 self._world.anomalies.append(Anomaly("unanswered", operation.journal, what))
 
-    async def _deaf(self, name: str, machine: BrokerHost) -> None:
-        """Append, and read no answer: for a while, or until the end of the run."""
+    async def _append_unread(self, name: str, machine: BrokerHost) -> None:
+        """Append and read no answer, for a while or until the end of the run."""
         world, rng, workload = self._world, self._rng, self._workload
         dialer, broker = world.dialer(name, machine.endpoint), machine.broker
         if dialer is None or broker is None or broker.frames is None:
@@ -110,11 +110,11 @@ class FrameLoad:
             world.coverage.sometimes("a client read no answers")
 
     def check_order(self, name: str, given: list[Operation]) -> None:
-        """Check that what committed of a client's appends is in the journal in the order in which it was given."""
+        """Check that a client's committed appends are in the journal in the order of its calls."""
         committed = [each for each in given if each.outcome is OperationOutcome.OK]
         options = self._world.options
         if options.shuffle or not options.append_streams or len(committed) < 2:
-            return  # Then the order in which they are sent is another, or none.
+            return  # The order of sending differs, or is undefined.
         self._world.coverage.sometimes("appends that were given together committed in their order")
         for journal in self._world.journals:
             offsets = [each.begin for each in committed if each.journal == journal]

@@ -1,4 +1,4 @@
-"""The nemesis: injects faults one after another, several at a time, until it is stopped, and then mends everything."""
+"""The nemesis: injects concurrent faults until it is stopped, and then ends them all."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.simulation.broker.world import LAYOUT, BrokerHost, World
 
 
 class Nemesis:
-    """Injects the faults of the run's options."""
+    """Injector of the faults of the run's options."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = world.rng
-        self._mends: dict[int, Callable[[], None]] = {}
+        self._repairs: dict[int, Callable[[], None]] = {}
         self._faults: dict[str, Callable[[BrokerHost], Awaitable[None]]] = {
             "kill": self._kill,
             "kill in write": self._kill_in_write,
@@ -60,7 +60,7 @@ class Nemesis:
         return self._world.options.faults
 
     async def run(self) -> None:
-        """Inject faults until cancelled. `heal` mends those that remain."""
+        """Inject faults until cancelled. `heal` ends the remaining faults."""
         world, rng = self._world, self._rng
         if not self.names:
             return
@@ -84,15 +84,15 @@ class Nemesis:
 
     @property
     def is_done(self) -> bool:
-        """True once nothing of what it began goes on. An operator finishes the present restore after `heal`, too."""
+        """True once all its work has ended. An operator finishes a restore that runs at `heal`."""
         return not self._operator.is_busy
 
     def heal(self) -> None:
-        """Mend all faults."""
+        """End all faults."""
         world = self._world
-        for mend in list(self._mends.values()):
-            mend()
-        self._mends.clear()
+        for repair in list(self._repairs.values()):
+            repair()
+        self._repairs.clear()
         self._operator.rest()
         world.store.faults = StoreFaults()
         for machine in world.machines:
@@ -106,13 +106,13 @@ class Nemesis:
                 machine.process.resume()
             machine.boot(0.1)
 
-    async def _for_a_while(self, mend: Callable[[], None], low: float, high: float) -> None:
-        """Wait between `low` and `high` seconds, then mend. `heal` may mend earlier."""
+    async def _for_a_while(self, repair: Callable[[], None], low: float, high: float) -> None:
+        """Wait between `low` and `high` seconds, then call `repair`, unless `heal` did so earlier."""
         number = self._world.loop.number()
-        self._mends[number] = mend
+        self._repairs[number] = repair
         await asyncio.sleep(self._rng.uniform(low, high))
-        if self._mends.pop(number, None) is not None:
-            mend()
+        if self._repairs.pop(number, None) is not None:
+            repair()
 
     @property
     def _lease(self) -> float:
@@ -154,7 +154,7 @@ class Nemesis:
             await self._for_a_while(process.resume, low, high)
 
     async def _long_outage(self, machine: BrokerHost) -> None:
-        """End the broker until after its lease has run out."""
+        """Stop the broker until after its lease has expired."""
         machine.end()
 
         def back() -> None:
@@ -205,13 +205,13 @@ class Nemesis:
     async def _isolate(self, machine: BrokerHost) -> None:
         """Cut a broker off from all other brokers, but not from etcd."""
         others = [other.name for other in self._world.machines if other is not machine]
-        mends = [self._world.network.cut_both(machine.name, other) for other in others]
+        repairs = [self._world.network.cut_both(machine.name, other) for other in others]
 
-        def mend() -> None:
-            for each in mends:
+        def repair() -> None:
+            for each in repairs:
                 each()
 
-        await self._for_a_while(mend, 0.5, 8.0)
+        await self._for_a_while(repair, 0.5, 8.0)
 
     async def _cut_etcd(self, machine: BrokerHost) -> None:
         longest = self._rng.choice((self._lease / 3, 2 * self._lease))
@@ -232,15 +232,15 @@ class Nemesis:
         self._world.tcp.break_connections(machine.name, self._rng, 0.5)
 
     async def _slow_readers(self, machine: BrokerHost) -> None:
-        """Let some ends of a machine's connections, on either side, look at nothing that comes for a while."""
+        """Let some ends of a machine's connections, on either side, read nothing for a while."""
         ends = [each for each in self._world.tcp.live if machine.name in (each.node, each.peer[0])]
-        mends = [each.stall() for each in ends if self._rng.random() < 0.5]
+        repairs = [each.stall() for each in ends if self._rng.random() < 0.5]
 
-        def mend() -> None:
-            for each in mends:
+        def repair() -> None:
+            for each in repairs:
                 each()
 
-        await self._for_a_while(mend, 0.05, 20.0)
+        await self._for_a_while(repair, 0.05, 20.0)
 
     # -- Services ------------------------------------------------------------------------------------------------------
 
@@ -257,47 +257,47 @@ class Nemesis:
         refuse, fail, lag = rng.choice((0.0, 0.3, 0.9)), rng.choice((0.0, 0.3)), rng.choice((0.0, 3.0))
         store.faults = replace(store.faults, refuse=refuse, fail_after_applying=fail, list_lag=lag)
 
-        def mend() -> None:
+        def repair() -> None:
             store.faults = replace(store.faults, refuse=0.0, fail_after_applying=0.0, list_lag=0.0)
 
-        await self._for_a_while(mend, 1.0, 8.0)
+        await self._for_a_while(repair, 1.0, 8.0)
 
     async def _slow_store(self, _: BrokerHost) -> None:
         store = self._world.store
 
-        def mend() -> None:
+        def repair() -> None:
             store.faults.slow = 0.0
 
         store.faults.slow = self._rng.choice((0.5, 5.0, 20.0))
-        await self._for_a_while(mend, 1.0, 8.0)
+        await self._for_a_while(repair, 1.0, 8.0)
 
     async def _refuse_fragments(self, _: BrokerHost) -> None:
-        """Let the store refuse fragments but pass probes."""
+        """Let the store refuse fragments but accept probes."""
         store = self._world.store
 
-        def mend() -> None:
+        def repair() -> None:
             store.faults.refuse_fragments = 0.0
 
         store.faults.refuse_fragments = self._rng.choice((0.8, 1.0, 1.0))
-        await self._for_a_while(mend, 2.0, 25.0)
+        await self._for_a_while(repair, 2.0, 25.0)
 
     async def _lose_a_fragment(self, _: BrokerHost) -> None:
-        """Let the store lose a fragment that is not the last one of its journal, whose end tells brokers the head."""
+        """Let the store lose a fragment other than the last one of its journal, whose end defines the head."""
         stored = [each.fragment for each in self._world.store.objects.values()]
         last = {each.journal: each.end for each in sorted(stored, key=lambda each: each.end)}
         if inner := [each for each in stored if each.end < last[each.journal]]:
             self._world.store.lose(self._rng.choice(inner))
 
     async def _flip_a_bit(self, machine: BrokerHost) -> None:
-        """Let the disk damage the next fragment that the machine's broker is about to store, if another has it too."""
+        """Let the disk damage the next fragment that the machine's broker will store, if a replica has it too."""
         machine.flips_next = True
 
     async def _disk_full(self, machine: BrokerHost) -> None:
-        def mend() -> None:
+        def repair() -> None:
             machine.disk.full = False
 
         machine.disk.full = True
-        await self._for_a_while(mend, 0.1, 3.0)
+        await self._for_a_while(repair, 0.1, 3.0)
 
     async def _disk_fails(self, machine: BrokerHost) -> None:
         """Let syncs fail: one, some, or all for a while."""
@@ -312,11 +312,11 @@ class Nemesis:
             left -= 1
             return True
 
-        def mend() -> None:
+        def repair() -> None:
             disk.fail_sync = None
 
         disk.fail_sync = fails
-        await self._for_a_while(mend, 0.1, 5.0)
+        await self._for_a_while(repair, 0.1, 5.0)
 
     async def _change_spec(self, _: BrokerHost) -> None:
         """Apply another replication, codec or fragment length, as an operator does."""
@@ -325,7 +325,7 @@ class Nemesis:
         if not world.exists(journal):
             return  # etcd was emptied.
         spec = world.spec(journal)
-        # One step at a time: to go from three replicas to one is the same as losing two.
+        # One step at a time: a change from three replicas to one is the same as the loss of two.
         if rng.random() < 0.5 and world.options.replication > 1 and world.is_consistent(journal):
             spec.replication = rng.randint(2, min(3, world.options.brokers)) if world.options.brokers > 1 else 1
         else:
@@ -337,7 +337,7 @@ class Nemesis:
         await self._operator.restore()
 
     async def _suspend(self, machine: BrokerHost) -> None:
-        """Suspend a journal, as operators do with idle ones, although this one is not. The next append wakes it."""
+        """Suspend a journal, as operators do with idle ones, although it is in use. The next append resumes it."""
         world, rng = self._world, self._rng
         journal, client = rng.choice(world.journals), world.client("operator", machine, retry_timeout=1.0)
         try:

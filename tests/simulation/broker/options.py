@@ -1,4 +1,4 @@
-"""The options of a run, derived from its seed. Each can be given instead."""
+"""The options of a run, derived from its seed. Each can be overridden."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DEMANDS: Mapping[str, Mapping[str, str]] = {
     "zones": {ACK_ZONES: "2"},
     "zones or less": {ACK_ZONES: "2", ACK_UNMET: "accept"},
 }
-"""Labels of journals that say what acknowledged appends survive, by the name of the option's value."""
+"""Labels of journals that define the durability of acknowledged appends, by the value of the option."""
 
 _SYNCED = ("fsync", "synced")
 CRASH = "crash machine"
@@ -80,13 +80,13 @@ class Options:
     stored_at_end: bool = True
     """True: end by a graceful shutdown, after which everything must be stored. False: end by killing every broker."""
     nested: bool = False
-    """True if the name of each journal but the first continues the name of the one before."""
+    """True if the name of each journal but the first extends the name of the one before."""
     append_streams: bool = True
     """True if small appends share streams."""
     group_append_bytes: int = 1 << 16
-    """Calls of more bytes stream their content to the replicas."""
+    """Larger calls stream their content to the replicas."""
     frames: bool = False
-    """True if brokers serve frames too, and clients and brokers move to them."""
+    """True if brokers also serve frames, and clients and brokers move to them."""
     frame_read_bytes: int = 1 << 20
     """Bytes that a connection for frames receives ahead of its reader."""
     faults: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Options:
 
     @property
     def syncs_commits(self) -> bool:
-        """True if acknowledged appends are on the disk, by the brokers' policy or the journals' labels."""
+        """True if acknowledged appends are synced, by the brokers' policy or the journals' labels."""
         return self.fsync is Fsync.COMMIT or self.durability in _SYNCED
 
     @property
@@ -110,7 +110,7 @@ class Options:
 
 
 def demands_of(seed: int, *, spread: bool) -> str:
-    """Return the name of the labels that journals have in the runs of a seed. Only if `spread` they have two zones."""
+    """Return the name of the durability labels in a seed's runs. Only with `spread` may they require two zones."""
     rng = random.Random(f"durability of {seed}")
     return rng.choice([each for each in DEMANDS if spread or each in _SYNCED]) if rng.random() < 0.2 else ""
 
@@ -138,7 +138,7 @@ def options_of(seed: int, **given: Any) -> Options:
     brokers = rng.choice((1, 3, 3, 4, 5))
     fsync = rng.choice((Fsync.NEVER, Fsync.NEVER, Fsync.COMMIT, Fsync.INTERVAL))
     zones, replication = rng.choice((1, 2, 3)), rng.randint(1, min(brokers, 3))
-    # A run with given options may be one in which journals cannot have what they ask for.
+    # With given options, journals may be unable to meet these labels.
     asks = given.keys() <= {"append_streams"}
     durability = demands_of(seed, spread=zones > 1 and replication > 1) if asks else ""
     syncs_commits = fsync is Fsync.COMMIT or durability in _SYNCED
@@ -158,8 +158,8 @@ def options_of(seed: int, **given: Any) -> Options:
         shuffle=rng.random() < 0.7,
         min_append_rate=rng.choice((0, 1 << 16)),
         stored_at_end=rng.random() < 0.5,
-        # Few kinds of faults at a time, so that each run has its own character; sometimes none.
-        # Few runs allow crashes of machines, so most of those should have some.
+        # Few kinds of faults per run, sometimes none, so that runs differ.
+        # Few runs allow machine crashes, so most of those should have some.
         faults=tuple(each for each in possible if rng.random() < rng.choice((0.15, 0.4)) + 0.3 * (each == CRASH)),
         nested=random.Random(f"names of {seed}").random() < 0.4,
         append_streams=shares_streams(seed),

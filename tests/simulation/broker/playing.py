@@ -1,7 +1,7 @@
-"""The common part of all simulations: playing a script in a world, the report, and the command for many seeds.
+"""The common part of all simulations: run a script in a world, report, and run many seeds from the command line.
 
-Each simulation has its own options, made from a seed, its own `World`, and a script: a coroutine that runs everything
-and adds its findings to the report.
+Each simulation has its own options, made from a seed, its own `World`, and a script: a coroutine that runs the
+simulation and adds its findings to the report.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tests.simulation.broker.world import BrokerHost, World
 
 Tell = Callable[[str], None]
 
-Seed = Annotated[int | None, typer.Option(help="Run this seed alone, and tell everything that happens.")]
-Seeds = Annotated[int, typer.Option(help="How many seeds to run.")]
-First = Annotated[int, typer.Option(help="The first of them.")]
-Quiet = Annotated[bool, typer.Option(help="With --seed: only the result.")]
+Seed = Annotated[int | None, typer.Option(help="Run this seed alone, and print every event.")]
+Seeds = Annotated[int, typer.Option(help="The number of seeds to run.")]
+First = Annotated[int, typer.Option(help="The first seed.")]
+Quiet = Annotated[bool, typer.Option(help="With --seed: print only the result.")]
 
 _SHOWN = 12
 
@@ -45,7 +45,7 @@ R = TypeVar("R", bound="SeedReport[Any, Any]")
 
 @dataclass(slots=True)
 class SeedReport(Generic[O_co, A]):
-    """The result of a run with options `O_co`: anomalies `A` (broken promises), problems that no program may have."""
+    """The result of a run with options `O_co`: anomalies `A` (broken promises), and general problems."""
 
     command: ClassVar[str]
     """The shell command that plays the simulation."""
@@ -65,12 +65,12 @@ class SeedReport(Generic[O_co, A]):
 
     @property
     def flags(self) -> str:
-        """The flags of the command beside the seed, each after a space."""
+        """The flags of the command after the seed, each preceded by a space."""
         return ""
 
     @property
     def replay(self) -> str:
-        """The command that repeats the run."""
+        """The command that replays the run."""
         return f"{self.command} --seed {self.options.seed}{self.flags}"
 
     @property
@@ -101,8 +101,8 @@ def play(
 ) -> None:
     """Play the script on the world's loop, end all programs, and complete the report.
 
-    `tell` is called with events as they happen. `prepare` may tamper with the world beforehand. `machines` are the
-    world's machines beside its brokers.
+    `tell` is called with events as they happen. `prepare` may change the world beforehand. `machines` are the world's
+    machines other than its brokers.
     """
     loop = world.loop
     with listening(world, tell):
@@ -130,7 +130,7 @@ def listening(world: World, tell: Tell | None) -> Iterator[None]:
         what = str(event.get("event"))
         world.coverage.sometimes(f"log: {what}")
         error = event.get("exc_info")
-        if error is True:  # It was logged within its handler.
+        if error is True:  # Logged within its handler.
             error = sys.exception()
         if method == "error" and error and not isinstance(error, OSError):  # Disks may fail.
             world.problems.append(
@@ -167,7 +167,7 @@ def play_seeds(
 ) -> None:
     """Play `seed` alone, or `seeds` seeds from `first` on, print the results, and exit the process.
 
-    The exit code is 1 when a run found something, otherwise 0.
+    The exit code is 1 when a run fails, otherwise 0.
     """
     if seed is not None:
         report = play_one(seed, None if quiet else print)

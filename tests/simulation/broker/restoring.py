@@ -1,6 +1,6 @@
-"""Operators who restore etcd from a backup, or begin with an empty etcd and apply the journals again.
+"""Operators who restore etcd from a backup, or start an empty etcd and apply the journals again.
 
-They then have the brokers adopt that etcd. Until then the brokers may not go on.
+They then have the brokers adopt that etcd. Until then the brokers may not serve.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.simulation.broker.world import LAYOUT, BrokerHost, World
 
 
 class Operator:
-    """Restores etcd, one restore at a time, and finishes each one regardless of faults meanwhile."""
+    """Operator that restores etcd, one restore at a time, and finishes each one regardless of faults."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -27,17 +27,17 @@ class Operator:
 
     @property
     def is_busy(self) -> bool:
-        """True while a restore is under way."""
+        """True while a restore runs."""
         return self._at_work is not None and not self._at_work.done()
 
     def rest(self) -> None:
-        """Begin no more restores, but finish the present one."""
+        """Start no more restores, but finish a running one."""
         self._may_restore = False
 
     async def restore(self) -> None:
-        """Make a backup and restore it some time later, or begin with an empty etcd. Returns once brokers may serve.
+        """Restore a backup after some time, or start an empty etcd. Returns once brokers may serve.
 
-        Returns at once while another restore is under way. Cancelling it does not stop the restore.
+        Returns immediately while another restore runs. Cancelling it does not stop the restore.
         """
         if self.is_busy:
             return
@@ -51,7 +51,7 @@ class Operator:
         await asyncio.sleep(seconds)
         if not self._may_restore:
             return
-        # With a new cluster id, every broker notices by itself. With the same id, one that was down could not notice.
+        # With a new cluster id, every broker detects the restore. With the same id, a broker that was down cannot.
         careful = rng.random() < 0.5
         if careful:
             await self._stop_brokers()
@@ -61,16 +61,16 @@ class Operator:
         world.unsure = True
         world.etcd.restore(backup, new_id=not careful)
         if not careful:
-            await asyncio.sleep(rng.uniform(0.0, 4.0))  # Time until somebody notices.
+            await asyncio.sleep(rng.uniform(0.0, 4.0))  # The operator reacts late.
             await self._stop_brokers()
         for machine in rng.sample(world.machines, len(world.machines)):
             await self._until_done(self._gather, machine)
-            if rng.random() < 0.3:  # Somebody starts brokers too early.
+            if rng.random() < 0.3:  # An operator starts brokers too early.
                 machine.locked = machine.stays_down = False
                 machine.boot(0.0)
         await self._until_done(self._finish, world.machines[0])
         if not backup.kvs:
-            # Other programs write to etcd too, so that journals are not always created at the same revision as before.
+            # Other programs write to etcd too, so journals may be created at other revisions than before.
             for _ in range(rng.randint(0, 3)):
                 world.etcd.txn([], [Put("of another program", b"")], [])
             world.etcd.txn([], specs, [])
@@ -94,7 +94,7 @@ class Operator:
     async def _until_done(
         self, command: Callable[[Adoption, BrokerHost, Process], Awaitable[object]], at: BrokerHost
     ) -> None:
-        """Run a command on a machine until it succeeds. Brokers that start there meanwhile do not get to serve."""
+        """Run a command on a machine until it succeeds. Brokers that start there before it does cannot serve."""
         world = self._world
         while True:
             process = Process(world.loop, f"{at.name}.operator")

@@ -1,4 +1,4 @@
-"""One run: boot, faults under load, healing, proof of life, and a check of all observations and of the final state."""
+"""One run: boot, faults under load, recovery, liveness checks, and a check of all observations and the final state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.simulation.broker.world import World
 from tests.simulation.kit.checker import Anomaly, FinalJournal, check
 
 LIVELINESS_SECONDS = 150.0
-"""Time after healing within which everything must work again. A pulse may be up to a minute away."""
+"""Time after the last fault until everything must work again. A pulse may be up to a minute away."""
 _NOT_FRESH = frozenset(
     {
         "pause",
@@ -37,7 +37,7 @@ _NOT_FRESH = frozenset(
         "restore etcd",
     }
 )
-"""Faults after which a broker may serve stale reads: until it hears that it lost a journal, or until the brokers that
+"""Faults after which a broker may serve stale reads, until it learns that it lost a journal, or until the brokers that
 have the journal's end are back."""
 
 
@@ -80,10 +80,10 @@ async def _run(world: World, report: RunReport) -> None:
         report.anomalies.append(Anomaly("stuck", "all journals", "the operator does not get etcd adopted"))
     await _prove_alive(world, workload, report)
     await workload.stop()
-    # A commit of a client that went away may still be under way. It must arrive before its journal is read back.
+    # A commit of a disconnected client may still be in flight. It must arrive before its journal is read back.
     await asyncio.sleep(2 * world.network.delays.congested[1])
     if report.anomalies or world.problems:
-        return  # Nothing can be read back with certainty.
+        return  # No content can be read back reliably.
     finals = {journal: await _read_back(world, journal, report) for journal in world.journals}
     if not report.anomalies:
         await _end(world, finals, report)
@@ -93,7 +93,7 @@ async def _run(world: World, report: RunReport) -> None:
 
 
 async def _prove_alive(world: World, workload: Workload, report: RunReport) -> None:
-    """Check that all journals are whole again and take appends through every broker, and that readers reach the end."""
+    """Check that all journals are complete and take appends through every broker, and that readers reach the end."""
 
     def whole() -> bool:
         return all(machine.is_up for machine in world.machines) and all(map(world.is_whole, world.journals))
@@ -116,7 +116,7 @@ async def _prove_alive(world: World, workload: Workload, report: RunReport) -> N
                 report.anomalies.append(
                     Anomaly("stuck", journal, f"after healing, through {machine.name}: {operation}")
                 )
-    # A head may count an append under way that comes to nothing. Only what was acknowledged must be seen.
+    # A head may count an append in flight that then fails. Only acknowledged content must be seen.
     acknowledged = [each for each in world.history.operations if each.kind is not OperationKind.HEAD]
     ends = {
         journal: max((each.end for each in acknowledged if each.journal == journal), default=0)
@@ -151,7 +151,7 @@ async def _read_back(world: World, journal: str, report: RunReport) -> FinalJour
 
 
 async def _barrier(world: World, client: JournalClient, journal: str) -> AppendResult:
-    """Append nothing, and repeat it if its outcome is unknown: a broker may exit that could not hand over."""
+    """Append nothing, and repeat it if its outcome is unknown, as when a broker exits before its handover."""
     while True:
         try:
             return await client.append(journal, b"")
@@ -167,7 +167,7 @@ async def _end(world: World, finals: dict[str, FinalJournal], report: RunReport)
             machine.stop_requested.set()
         ended = await world.until(lambda: not any(machine.is_up for machine in world.machines), 120.0)
         if not ended:
-            report.anomalies.append(Anomaly("stuck", "all journals", "brokers do not end when asked to"))
+            report.anomalies.append(Anomaly("stuck", "all journals", "brokers do not end on request"))
     for machine in world.machines:
         machine.end()
     for journal, final in finals.items():
@@ -177,13 +177,13 @@ async def _end(world: World, finals: dict[str, FinalJournal], report: RunReport)
             for stored in world.store.objects.values()
             if stored.fragment.journal == journal
         ]
-        _look_at_disks(world, journal, final, report)
+        _check_disks(world, journal, final, report)
     if world.options.stored_at_end and not report.anomalies:
         await _prove_replaceable(world, finals, report)
 
 
 async def _prove_replaceable(world: World, finals: dict[str, FinalJournal], report: RunReport) -> None:
-    """Check that brokers with empty disks go on where brokers that exited gracefully ended, without an operator."""
+    """Check that brokers with empty disks continue after a graceful exit of all brokers, without an operator."""
     for machine in world.machines:
         machine.replace_disk()
         machine.stays_down = False
@@ -195,18 +195,18 @@ async def _prove_replaceable(world: World, finals: dict[str, FinalJournal], repo
             async with asyncio.timeout(LIVELINESS_SECONDS):
                 barrier = await _barrier(world, client, journal)
         except (CorantoError, TimeoutError) as error:
-            what = f"brokers with new disks do not go on: {type(error).__name__} {error}"
+            what = f"brokers with new disks do not continue: {type(error).__name__} {error}"
             report.anomalies.append(Anomaly("stuck", journal, what))
             continue
         if barrier.end != len(final.content):
-            what = f"brokers with new disks go on at {barrier.end} of {len(final.content)}"
+            what = f"brokers with new disks continue at {barrier.end} of {len(final.content)}"
             report.anomalies.append(Anomaly("lost-write", journal, what))
         elif barrier.registers != final.registers:
             what = f"brokers with new disks have {barrier.registers}, not {final.registers}"
             report.anomalies.append(Anomaly("register-drift", journal, what))
 
 
-def _look_at_disks(world: World, journal: str, final: FinalJournal, report: RunReport) -> None:
+def _check_disks(world: World, journal: str, final: FinalJournal, report: RunReport) -> None:
     """Check I13: disks and store together have all content, and the registers."""
     spans = [(fragment.begin, fragment.end) for fragment, _ in final.fragments]
     newest: tuple[int, pb.LabelSet] = (0, pb.LabelSet())

@@ -1,4 +1,4 @@
-"""The workload: clients that append in all possible ways, ask for heads and tail journals. History records it all."""
+"""The workload: clients that append in all possible ways, request heads and tail journals. All calls are recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWNERS = ("ada", "bob", "cleo")
 
 
 class Workload:
-    """Writers and tail readers. `run` ends when all writers are done. Readers go on until `stop`."""
+    """Writers and tail readers. `run` ends when all writers are done. Readers continue until `stop`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -68,18 +68,18 @@ class Workload:
         elif kind < 0.45:
             await self.stream(name, client, journal)
         elif kind < 0.55:
-            await self.together(name, rng.choice(world.machines))
+            await self.append_concurrently(name, rng.choice(world.machines))
         else:
             await self.append(name, client, journal)
 
     async def head(self, name: str, client: JournalClient, journal: str) -> Operation:
         operation = self._begin(name, OperationKind.HEAD, journal)
 
-        async def ask() -> None:
+        async def request() -> None:
             operation.begin = operation.end = await client.head(journal)
             operation.outcome = OperationOutcome.OK
 
-        await self.finish(operation, ask())
+        await self.finish(operation, request())
         return operation
 
     async def barrier(self, name: str, client: JournalClient, journal: str) -> Operation:
@@ -93,10 +93,10 @@ class Workload:
         await self.finish(operation, self.applied(operation, self.begun(client, operation)))
         return operation
 
-    async def together(self, name: str, machine: BrokerHost) -> None:
-        """Append several times at once, to any journals. Some callers give up.
+    async def append_concurrently(self, name: str, machine: BrokerHost) -> None:
+        """Append concurrently to any journals. Some callers do not wait for the outcome.
 
-        Without retries, what commits of it is in the journal in the order in which it was given, if it shares a stream.
+        Without retries, appends that share a stream commit in the order of the calls.
         """
         rng, world = self._rng, self._world
         retry_timeout = rng.choice((0.0, 2.0))
@@ -112,11 +112,11 @@ class Workload:
                 operation.outcome, operation.error = OperationOutcome.INFO, GONE
 
         await asyncio.gather(*(self.finish(operation, one(operation)) for operation in given))
-        if not retry_timeout:  # Then each is sent once.
+        if not retry_timeout:  # Each is sent once.
             self._frames.check_order(name, given)
 
     async def stream(self, name: str, client: JournalClient, journal: str) -> Operation:
-        """Append in one call, in pieces. Some are abandoned midway, or once the commit may have been sent."""
+        """Append in one call, in pieces. Some are abandoned before or after the commit may have been sent."""
         rng = self._rng
         operation = self.begin_append(name, journal)
         give_up = rng.random()
@@ -155,7 +155,7 @@ class Workload:
         await self.finish(operation, work())
         return operation
 
-    # -- Its parts -----------------------------------------------------------------------------------------------------
+    # -- Steps ---------------------------------------------------------------------------------------------------------
 
     def begun(self, client: JournalClient, operation: Operation) -> Awaitable[AppendResult]:
         return client.append(
@@ -202,14 +202,14 @@ class Workload:
                 await self._assure(operation, result)
 
     async def _assure(self, operation: Operation, result: AppendResult) -> None:
-        """Check what the client was told that an append survives, and sometimes wait until it survives more."""
+        """Check the durability that was reported to the client, and sometimes wait for more."""
         world, rng = self._world, self._rng
         assert result.durability is not None
         check_claims(world, operation, result.durability)
         check_demand(world, operation, result.durability)
         if rng.random() < 0.3:
             synced, number = rng.random() < 0.7, rng.randint(1, 2)
-            with contextlib.suppress(CorantoError):  # It survives less than that, or nobody answers.
+            with contextlib.suppress(CorantoError):  # It is less durable, or no broker answers.
                 found = await result.durable(
                     replicas=number, zones=number, synced=synced, retry_timeout=rng.choice((0, 3))
                 )

@@ -63,17 +63,17 @@ _RESTART_SECONDS = (0.2, 1.5)
 
 
 class World:
-    """The brokers of one run and everything that they need. Larger worlds extend it."""
+    """The brokers of one run and their environment. Larger worlds extend it."""
 
     def __init__(self, loop: SimLoop, options: Options, journals: Sequence[str] = ()) -> None:
-        """`journals` are names that replace those of the options."""
+        """Let `journals`, if any, replace the names of the options."""
         self.loop = loop
         self.options = options
         self.rng = loop.rng
         self.coverage = PathCoverage()
         self.history = History()
         self.anomalies: list[Anomaly] = []
-        """Broken promises that were found during the run."""
+        """Promises that were broken during the run."""
         self.problems: list[str] = []
         """Problems that no program may have, independent of the journals' content."""
         self.network = Network(loop, self.rng, Delays(congestion=options.congestion))
@@ -91,7 +91,7 @@ class World:
         self.journals = list(journals) or options.names
         self.machines = [BrokerHost(self, number) for number in range(options.brokers)]
         self.unsure = False
-        """True while etcd was restored and does not know which broker has which content."""
+        """True while a restored etcd has no record of the content of each broker."""
 
     def start(self) -> None:
         """Create the journals and boot the machines."""
@@ -149,14 +149,14 @@ class World:
         )
 
     def is_whole(self, journal: str) -> bool:
-        """Return True if the journal is consistent, or is fully suspended until somebody appends to it."""
+        """Return True if the journal is consistent, or is fully suspended until the next append."""
         if self.exists(journal) and effective_replication(self.spec(journal), 9) == 0:
             return not self.assignments(journal)
         return self.is_consistent(journal)
 
     @property
     def bounds_backlog(self) -> bool:
-        """True if brokers bound their backlog and hold appends back."""
+        """True if brokers bound their backlog and delay appends."""
         return "store refuses fragments" in self.options.faults
 
     def is_damaged(self, machine: BrokerHost, journal: str, offset: int) -> bool:
@@ -169,7 +169,7 @@ class World:
         )
 
     def unflipped(self, journal: str, offset: int, content: bytes) -> bytes:
-        """Return content as it was before a disk damaged it. Until the broker detects damage, no reader can."""
+        """Return content as it was before a disk damaged it. Readers may see damage until the broker detects it."""
         for flip in self.flips:
             position = flip.offset - offset
             if flip.fragment.journal == journal and 0 <= position < len(content) and content[position] == flip.wrong:
@@ -180,7 +180,7 @@ class World:
         return next(machine for machine in self.machines if machine.name == member.suffix)
 
     def count_faults(self) -> Counter[str]:
-        """Count the effects of faults. A fault that was injected may hit nothing."""
+        """Count the effects of faults. An injected fault may have none."""
         counts: Counter[str] = Counter({"network: a message was held": self.network.held}) + self.tcp.counts
         for place, found in (
             ("store: a call was", self.store.faulty),
@@ -246,7 +246,7 @@ def synced(kv: KeyValue) -> pb.Route:
 
 
 class Host:
-    """A machine that runs one program, and starts it again whenever its process ends."""
+    """A machine that runs one program, and restarts it whenever its process ends."""
 
     def __init__(self, world: World, name: str, zone: str) -> None:
         self.name = name
@@ -258,8 +258,8 @@ class Host:
         self.stays_down = False
         self.locked = False
         """True while an operator prevents all starts."""
-        self.held_up: list[Process] = []
-        """Processes that stand still, or did, and that others may consider dead."""
+        self.suspended: list[Process] = []
+        """Processes that are or were suspended, and that others may consider dead."""
         self._loop = world.loop
         self._rng = world.rng
         self._problems = world.problems
@@ -271,7 +271,7 @@ class Host:
         return self.process is not None and self.process.alive
 
     def boot(self, delay: float) -> None:
-        """Start a process after `delay` seconds, unless one runs by then or starts are prevented."""
+        """Start a process after `delay` seconds, unless one runs or starts are prevented."""
         self._loop.later(delay, self._boot)
 
     def kill(self) -> None:
@@ -283,11 +283,11 @@ class Host:
         """End all its processes, and start no more."""
         self.stays_down = True
         self.kill()
-        for process in self.held_up:
+        for process in self.suspended:
             process.kill()
 
     async def serve(self, process: Process) -> None:
-        """Run the program until it ends, on the simulation's effects."""
+        """Run the program until it ends, on simulated effects."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -329,7 +329,7 @@ class BrokerHost(Host):
         self.broker: Broker | None = None
         self.session: MemberSession | None = None
         self.flips_next = False
-        """True if the disk damages the next fragment that is about to be stored and that another machine has too."""
+        """True if the disk damages the next fragment that is about to be stored and that a replica has too."""
         self._world = world
         skew = world.options.skew
         self._skew, self._rate = world.rng.uniform(-skew, skew), world.rng.uniform(0.999, 1.001)
@@ -344,7 +344,7 @@ class BrokerHost(Host):
             group_append_bytes=world.options.group_append_bytes,
             exit_seconds=10.0,
             advertise=self.endpoint,
-            # A run writes little, so the bounds are low, and some runs reach them.
+            # A run writes little, so the bounds are low enough for some runs to reach them.
             max_unpersisted_journal_bytes=JOURNAL_BACKLOG_BYTES if world.bounds_backlog else 0,
             max_unpersisted_bytes=BROKER_BACKLOG_BYTES if world.bounds_backlog else 0,
         )
@@ -354,7 +354,7 @@ class BrokerHost(Host):
         return super().is_up and self.broker is not None
 
     def crash(self) -> None:
-        """Lose power. Content that was not synced may be lost."""
+        """Lose power. Unsynced content may be lost."""
         self.kill()
         self.disk.crash()
 
@@ -383,10 +383,10 @@ class BrokerHost(Host):
         return committed and sum_of(content) == fragment.sum
 
     def _about_to_store(self, sealed: Sealed) -> None:
-        """Let the disk damage the fragment at the last moment, so that the damage is found before many reads.
+        """Let the disk damage the fragment immediately before it is stored, so that few reads see the damage.
 
-        Damages it only if another machine of the Route has it and no disk has damaged it before. A machine that is no
-        longer in the Route may have to set its copy aside, together with what it alone wrote behind it.
+        Damages it only if another machine of the Route has it and no disk has damaged it before. A machine that has
+        left the Route may have to set its copy aside, together with the content that it alone wrote after it.
         """
         world, fragment = self._world, sealed.fragment
         if not self.flips_next or any(flip.fragment.content_name == fragment.content_name for flip in world.flips):
@@ -479,7 +479,7 @@ class _SimServing:
 
 
 class _SimBroker(Broker):
-    """A broker that reports appends committed together, and fragments that it is about to store."""
+    """A broker that reports group commits, and fragments that it is about to store."""
 
     def __init__(
         self, coverage: PathCoverage, about_to_store: Callable[[Sealed], None], *args: Any, **kwargs: Any
@@ -512,7 +512,7 @@ class WorldConnection(Connection):
         process: Process | None = None,
         dialer: FrameDialer | None = None,
     ) -> None:
-        """Without `dialer` all goes over the twin of gRPC."""
+        """Without `dialer` all calls use the twin of gRPC."""
         self._sim_dialer = dialer
         super().__init__(ClientConfig(endpoint))
         self._sim_stub = rpc.stub(node, endpoint, process)

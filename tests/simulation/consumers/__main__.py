@@ -1,4 +1,4 @@
-"""`python -m tests.simulation.consumers`: run seeds, and say how to repeat those that fail."""
+"""The command `python -m tests.simulation.consumers`: runs seeds and prints how to replay failed ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .run import run
 
 
 def main(seed: Seed = None, seeds: Seeds = 100, first: First = 0, quiet: Quiet = False) -> None:
-    """Run simulations. The exit code is 1 when one of them found something."""
+    """Run simulations. The exit code is 1 when a run fails."""
     play_seeds(
         lambda number, tell: run(options_of(number), tell=tell), seed=seed, seeds=seeds, first=first, quiet=quiet
     )

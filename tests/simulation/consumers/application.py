@@ -1,6 +1,6 @@
-"""The application: counts and sums by key, keeps proof of each message, and publishes one message for each.
+"""The application: counts and sums by key, records each message, and publishes one message for each.
 
-Its store is any of `KINDS`, within a `WatchedStore` that writes down what the store says to the runtime.
+Its store is any of `KINDS`, within a `WatchedStore` that records the store's reports to the runtime.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ CREATE TABLE IF NOT EXISTS tokens (n INTEGER PRIMARY KEY, token TEXT);
 
 
 class BookStore(ABC):
-    """A store, as the place of a `Book`."""
+    """A store that has a `Book`."""
 
     store: Store
 
     async def begin(self) -> None:  # noqa: B027  # Most have nothing to begin.
-        """Must be awaited before the others are called, by `async` methods."""
+        """Start a transaction. `async` methods must await it before they call the others."""
 
     @abstractmethod
     def record(self, entry: Entry) -> int:
-        """Count a message in the current transaction; returns the sum of its key."""
+        """Count a message in the current transaction, and return the sum of its key."""
 
     @abstractmethod
     def end_transaction(self, token: str) -> None: ...
@@ -115,7 +115,7 @@ class SqliteBook(BookStore):
             "INSERT INTO sums VALUES (?, 1, ?) ON CONFLICT DO UPDATE SET count = count + 1, total = total + ?",
             (entry.key, entry.amount, entry.amount),
         )
-        # A clock has 64 bits, and no sign.
+        # A clock has 64 bits and is unsigned.
         row = [str(value) if name == "clock" else value for name, value in entry._asdict().items()]
         connection.execute("INSERT INTO entries VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
         (total,) = connection.execute("SELECT total FROM sums WHERE key = ?", (entry.key,)).fetchone()
@@ -137,7 +137,7 @@ def load_book(decoded: Any) -> Book:
 
 
 def read_database(path: Path) -> Book:
-    """The book of a SQLite store's database."""
+    """Return the book of a SQLite store's database."""
     connection = sqlite3.connect(path)
     try:
         sums = {key: [count, total] for key, count, total in connection.execute("SELECT * FROM sums ORDER BY key")}
@@ -152,7 +152,7 @@ def read_database(path: Path) -> Book:
 
 
 class WatchedStore(Store):
-    """A store whose word is taken down: what it restored, and what it said was committed."""
+    """A store whose restored and committed transactions are recorded."""
 
     def __init__(self, inner: BookStore, owner: Owner, record: Record, now: Callable[[], float]) -> None:
         self.book = inner
@@ -198,7 +198,7 @@ class WatchedStore(Store):
 
 
 class Tally(Application[WatchedStore]):
-    """Its methods are plain; they do not block."""
+    """The application with synchronous methods, which do not block."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Tally(Application[WatchedStore]):
 
 
 class AsyncTally(Tally):
-    """As `Tally`, with methods that take their time."""
+    """`Tally` with methods that wait."""
 
     async def consume_message(  # type: ignore[override]
         self, shard: Shard, store: WatchedStore, message: Envelope[Any], publisher: ShardPublisher

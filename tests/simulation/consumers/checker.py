@@ -1,30 +1,30 @@
-"""Checks that stores and output journals are as exactly-once semantics promise.
+"""Checks of stores and output journals against the promises of exactly-once semantics.
 
 `check` takes the record of a run, the content of its journals, and the books of its shards. Names of anomalies:
 
 =========================  =========================================================================================
-wrong-fate                 readers of an input do not see what its producer committed, and only that
+wrong-fate                 readers of an input see other messages than its producer committed
 lost-message        (I8)   a committed message is missing in a store
 duplicate-delivery  (I8)   a message counts twice in a store
-aborted-delivery    (I8)   a message that was rolled back, or never committed, was given to the application
+aborted-delivery    (I8)   a message that was rolled back, or never committed, was delivered to the application
 out-of-order        (I8)   messages of one producer of a journal count in another order than it sent them
-wrong-sum           (I9)   sums are not those of the messages that count in the store
+wrong-sum           (I9)   sums differ from those of the messages that count in the store
 lost-commit         (I9)   a commit that the store confirmed is not in its final state
 duplicate-commit    (I9)   a transaction was committed twice
-diverged-restore    (I9)   an owner restored what is not a beginning of the final state
+diverged-restore    (I9)   an owner restored a state that is not a prefix of the final state
 zombie-commit       (I9)   an owner committed after a later one had restored
 early-ack           (I10)  an acknowledgement was written before its transaction was known to be committed
-stray-ack           (I10)  an output has an acknowledgement that is of no committed transaction
+stray-ack           (I10)  an output has an acknowledgement of no committed transaction
 missing-ack         (I10)  an output lacks an acknowledgement of a committed transaction
 lost-output                a message in a store has no committed message in the output
-duplicate-output           ... or has several
-output-of-nothing          an output has a committed message of what is not in the store
+duplicate-output           a message in a store has several committed messages in the output
+output-of-nothing          an output has a committed message for a message that is not in the store
 output-out-of-order        outputs of a shard are in another order than its messages
-sequencer-disagrees        the runtime's sequencer reads another thing than the rules say
-fold-disagrees             Spark's tasks, which fold many ranges of a journal, read another thing than the rules say
+sequencer-disagrees        the runtime's sequencer reads other messages than this module
+fold-disagrees             Spark's tasks, which fold many ranges of a journal, read other messages than this module
 =========================  =========================================================================================
 
-What a journal's messages mean is told here by the rules of `coranto.messages.sequencer`, written down once more.
+Committed messages are computed here by an independent implementation of the rules of `coranto.messages.sequencer`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LONGEST_LINE = 1000
 def check(
     record: Record, inputs: Mapping[str, bytes], outputs: Mapping[str, bytes], shards: Sequence[FinalShard]
 ) -> list[Anomaly]:
-    """All anomalies. Every producer is done, and every shard has read all that counts."""
+    """Return all anomalies. Every producer must be done, and every shard must have read all committed messages."""
     found: list[Anomaly] = []
     committed: dict[str, list[Message]] = {}
     for journal, content in inputs.items():
@@ -78,7 +78,7 @@ def check(
 
 
 def committed_of(journal: str, content: bytes) -> list[Message]:
-    """The committed messages of a journal, in the order in which they were committed."""
+    """Return the committed messages of a journal, in commit order."""
     decided: dict[bytes, int] = {}
     pending: dict[bytes, list[Message]] = {}
     found: list[Message] = []
@@ -107,7 +107,7 @@ def _messages(journal: str, content: bytes) -> Iterator[Message]:
 
 
 def _check_fates(record: Record, journal: str, committed: Sequence[Message]) -> Iterable[Anomaly]:
-    """Producers and readers agree on what is committed."""
+    """Check that producers and readers agree on the committed messages."""
     seen = Counter(message.message["id"] for message in committed)
     for sent in record.sent.values():
         if sent.journal == journal and (seen[sent.id] == 1) != (sent.fate is Fate.COMMITTED):
@@ -125,7 +125,7 @@ def _check_sequencer(journal: str, content: bytes, expected: Sequence[Message]) 
 
 
 def _check_folds(journal: str, content: bytes, expected: Sequence[Message]) -> Iterable[Anomaly]:
-    """Cut a journal into ranges at any offsets: for a source that reads all, and for a consumer's transactions."""
+    """Check ranges cut at arbitrary offsets: for a source that reads all, and for a consumer's transactions."""
     wanted = sorted(each.begin for each in expected)
     memory = Memory({journal: content}, _CHUNK_BYTES)
     for ranges in _RANGES:
@@ -206,7 +206,7 @@ def _check_ownership(record: Record, shard: FinalShard) -> Iterable[Anomaly]:
 
 
 def _took_over(later: Owner, earlier: Owner) -> bool:
-    """Return whether one owner restored its checkpoint after another had."""
+    """Return True if one owner restored its checkpoint after another one had."""
     return earlier.restored < later.opened and later.restored < float("inf")
 
 

@@ -1,12 +1,11 @@
-"""A SQL database: sessions, row locks, transactions, and the ways in which the answer to a commit gets lost.
+"""A simulated SQL database: sessions, row locks, transactions, and commits whose answer is lost.
 
-It behaves, towards those who write checkpoints under a fence, as a database server does:
+For clients that write checkpoints under a fence, it behaves as a database server does:
 
-* A session that has changed a shard's row has it locked until it commits or ends; others wait for that.
-* What a session sends arrives in order. A client that gives up on a session says so behind all that it has sent, so
-  a commit may take place after its client has given up; but whoever then waits for the lock finds it done or undone.
-* A session ends when its client dies, when nothing is heard of it over a link that is cut, or when it keeps a row
-  locked and does nothing.
+* A session that has changed a shard's row has it locked until it commits or ends. Others wait for that.
+* Requests of a session arrive in order. A client that closes a session sends the close after them, so a commit may take
+  place after its client has timed out. A later holder of the lock finds it either applied or rolled back.
+* A session ends when its client dies, when its link is cut for long, or when it keeps a row locked and is idle.
 
 `SimSqlStore` is a store over it, as `SqlShardStore` is one over the real ones.
 """
@@ -35,33 +34,33 @@ from .history import Book, Entry
 NODE = "database"
 TIMEOUT_SECONDS = 5.0
 IDLE_SECONDS = 8.0
-"""The time that a session may keep a row locked without doing anything."""
+"""The longest time that an idle session may keep a row locked."""
 _RESOLVE_WAITS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
 
 T = TypeVar("T")
 
 
 class _Lost(Exception):
-    """The session broke; what was under way may have taken place or not."""
+    """The session broke. The pending request may have been applied or not."""
 
 
 class _Refused(Exception):
-    """The database did not do it."""
+    """The database rejected the request."""
 
 
 @dataclass(slots=True)
 class DatabaseFaults:
-    """Chances per call."""
+    """Probabilities per call."""
 
     refuse: float = 0.0
     lose_answer: float = 0.0
-    """It is done, and the session breaks before the answer is there."""
+    """The request is applied, and the session breaks before the answer arrives."""
     lose_request: float = 0.0
 
 
 @dataclass(slots=True)
 class Changes:
-    """The changes that a transaction makes to a shard's book. Sums are added to, so that doing it twice shows."""
+    """The changes of a transaction to a shard's book. Sums are increments, so that a repetition is visible."""
 
     entries: list[Entry] = field(default_factory=list)
     token: str = ""
@@ -86,10 +85,10 @@ class _Row:
 
 
 class SimDatabase:
-    """The server."""
+    """The database server."""
 
     checks_fences = True
-    """A test has one that does not, to see that this is noticed."""
+    """A test sets it to False, to prove that the checker finds the effects."""
 
     def __init__(self, loop: SimLoop, network: Network) -> None:
         self.network = network
@@ -108,7 +107,7 @@ class SimDatabase:
         return row.fence, row.checkpoint, copy.deepcopy(row.book)
 
     async def update(self, session: Session, shard: str, fence: int, checkpoint: bytes, changes: Changes) -> bool:
-        """Change a shard's row, to be committed. False, and nothing is changed, when the fence is another one."""
+        """Change a shard's row without committing. Return False, without a change, if the fence differs."""
         row = await self._lock(session, shard)
         if self.checks_fences and row.fence != fence:
             self._unlock(row)
@@ -130,20 +129,20 @@ class SimDatabase:
         self._unlock(row)
 
     async def read(self, session: Session, shard: str) -> tuple[int, bytes]:
-        """The fence and the checkpoint, once nobody has the row locked."""
+        """Return the fence and the checkpoint, once the row is unlocked."""
         row = await self._lock(session, shard)
         self._unlock(row)
         return row.fence, row.checkpoint
 
     def end(self, session: Session) -> None:
-        """A session is over: what it has not committed is undone."""
+        """End a session, and roll back its uncommitted changes."""
         for row in self._rows.values():
             if row.holder is session:
                 self._unlock(row)
         session.staged = None
 
     async def _lock(self, session: Session, shard: str) -> _Row:
-        """Whoever comes first has it first."""
+        """Lock a row, in request order (FIFO)."""
         row = self.row(shard)
         if row.holder is None:
             row.holder = session
@@ -164,12 +163,12 @@ class SimDatabase:
 
 
 class Session:
-    """A client's connection, and the server's end of it."""
+    """A client's connection and the server's session."""
 
     def __init__(self, database: SimDatabase, node: str, process: Process) -> None:
         self.process = process
         self.over = False
-        """At the server's end."""
+        """True once the server has ended it."""
         self.staged: tuple[str, bytes, Changes] | None = None
         self.busy_until = 0.0
         self._database = database
@@ -184,7 +183,7 @@ class Session:
         process.on_death.append(self.close)
 
     async def call(self, serve: Callable[[], Awaitable[T]]) -> T:
-        """Have the server do something. Raises _Refused, and _Lost when there is no answer."""
+        """Let the server handle a request. Raises _Refused, or _Lost if there is no answer."""
         self.process.check_alive()
         answer: asyncio.Future[T] = self._loop.create_future()
         faults, rng = self._database.faults, self._network.rng
@@ -221,7 +220,7 @@ class Session:
             raise _Lost("the server does not answer") from None
 
     def close(self) -> None:
-        """Give the session up. The server hears of it behind all that was sent, or finds out by itself."""
+        """Close the session. The server ends it after all earlier requests, or when the link times out."""
         if self.close in self.process.on_death:
             self.process.on_death.remove(self.close)
         self._up.send(self._ended)
@@ -240,7 +239,7 @@ class Session:
             self._loop.create_task(self._work(), name="database")
 
     async def _work(self) -> None:
-        """Requests are handled one after the other."""
+        """Handle requests one after the other."""
         while self._inbox:
             await self._inbox.popleft()()
         self._works = False
@@ -258,14 +257,14 @@ class SimSqlStore(Store):
     """A shard's book in the database."""
 
     retries_blindly = False
-    """A test has one that does, to see that this is noticed."""
+    """A test sets it to True, to prove that the checker finds the effects."""
 
     def __init__(
         self, database: SimDatabase, node: str, process: Process, clock: SimClock, reached: Callable[[str], None]
     ) -> None:
-        """`reached` is told of each step before it is taken."""
+        """Create a store. `reached` is called with each step before it is taken."""
         self.book = Book()
-        """As this owner sees it: what is committed, and what it did since."""
+        """The book as this owner sees it: its state when restored, and the owner's own changes."""
         self._reach = database, node, process
         self._database = database
         self._clock = clock
@@ -299,7 +298,7 @@ class SimSqlStore(Store):
         return asyncio.ensure_future(self._commit(shard, checkpoint.to_bytes(), changes, wait_for))
 
     async def destroy(self) -> None:
-        """Sessions are closed as they are done with."""
+        """Do nothing: each session is closed after its use."""
 
     async def _commit(
         self, shard: str, checkpoint: bytes, changes: Changes, wait_for: Sequence[Awaitable[object]]
@@ -329,14 +328,16 @@ class SimSqlStore(Store):
             session.close()
 
     async def _resolve(self, shard: str, checkpoint: bytes, cause: Exception) -> None:
-        """Return if the commit took place; raise what became of it otherwise."""
+        """Return if the commit took place. Raises the actual outcome otherwise."""
         for wait in (*_RESOLVE_WAITS, None):
             session = Session(*self._reach)
             try:
                 fence, found = await session.call(functools.partial(self._database.read, session, shard))
             except (_Lost, _Refused) as error:
                 if wait is None:
-                    raise CommitOutcomeUnknown(f"the commit of {shard} broke, and nothing is heard: {error}") from cause
+                    raise CommitOutcomeUnknown(
+                        f"the commit of {shard} broke, and there is no answer: {error}"
+                    ) from cause
                 await self._clock.sleep(wait)
                 continue
             finally:
@@ -344,5 +345,7 @@ class SimSqlStore(Store):
             if found == checkpoint:
                 return
             if fence != self._fence:
-                raise Fenced(f"{shard}: the commit broke, and fence {self._fence} was raised meanwhile") from cause
+                raise Fenced(
+                    f"{shard}: the commit broke, and fence {self._fence} was raised by a later owner"
+                ) from cause
             raise SqlStoreError(f"the commit of {shard} was not applied") from cause

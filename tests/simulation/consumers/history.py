@@ -1,4 +1,4 @@
-"""The events of a run that I8 to I10 are about: plain values, so that the checker can be tested alone."""
+"""The events of a run that I8 to I10 concern: plain values, so that the checker can be tested alone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Fate(enum.Enum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     ABANDONED = "abandoned"
-    """Its producer went away without a word."""
+    """Its producer went away without a decision."""
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A message of a producer. `number` orders those of one producer."""
+    """A message of a producer. `number` orders the messages of one producer."""
 
     id: str
     journal: str
@@ -44,18 +44,18 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Book:
-    """The state of a shard that the application keeps in its store: what it counted, and the proof of it."""
+    """The application's state of a shard in its store: counts and sums, and the entries that prove them."""
 
     sums: dict[str, list[int]] = field(default_factory=dict)
-    """By key: how many, and how much."""
+    """By key: the count and the sum."""
     entries: list[Entry] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
-    """Of all committed transactions, in order."""
+    """All committed transactions, in order."""
 
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """One store object: a process's ownership of a shard. Times are virtual seconds; infinite when it never came."""
+    """One store object: a process's ownership of a shard. Times are virtual seconds, infinite if it never happened."""
 
     number: int
     shard: str
@@ -65,12 +65,12 @@ class Owner:
     found: tuple[str, ...] = ()
     """The tokens that it restored."""
     confirmed: list[str] = field(default_factory=list)
-    """The tokens of which its store said that they are committed."""
+    """The tokens that its store confirmed as committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A call of `consume_message`, whatever became of its transaction."""
+    """A call of `consume_message`, whatever the outcome of its transaction."""
 
     owner: int
     shard: str
@@ -79,7 +79,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """An ACK that a consumer set out to append; `licensed` if its transaction was known to be committed then."""
+    """An ACK that a consumer was about to append. `licensed` if its transaction was then known to be committed."""
 
     process: str
     journal: str
@@ -90,7 +90,7 @@ class Acknowledgement:
 
 @dataclass(slots=True)
 class Record:
-    """All of a run."""
+    """All events of a run."""
 
     sent: dict[str, Sent] = field(default_factory=dict)
     owners: list[Owner] = field(default_factory=list)

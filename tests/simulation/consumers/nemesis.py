@@ -19,7 +19,7 @@ from .world import SHARDS, STEPS, ConsumerMachine, ConsumerWorld
 
 
 class ConsumerNemesis(Nemesis):
-    """Injects the faults of both kinds of options."""
+    """Injector of the faults of both kinds of options."""
 
     def __init__(self, world: ConsumerWorld) -> None:
         super().__init__(world)
@@ -47,7 +47,7 @@ class ConsumerNemesis(Nemesis):
     @property
     def names(self) -> tuple[str, ...]:
         options = self._all.of_consumers
-        # Consumers are what this is about.
+        # Most faults should hit consumers.
         return (*options.faults, *options.faults, *options.brokers.faults)
 
     def heal(self) -> None:
@@ -78,13 +78,13 @@ class ConsumerNemesis(Nemesis):
         machine.kill()
 
     async def _kill_at_step(self, machine: ConsumerMachine) -> None:
-        """Just before a step, or in its course."""
+        """Kill the process just before a step, or during it."""
         process = machine.process
         if process is not None:
             machine.at_step[self._rng.choice(STEPS)] = self._soon(process.kill)
 
     async def _zombie_at_step(self, machine: ConsumerMachine) -> None:
-        """It comes to a step, hangs there while others take over, and goes on."""
+        """Pause the process at a step until others have taken over, and then resume it."""
         process = machine.process
         if process is None:
             return
@@ -106,7 +106,7 @@ class ConsumerNemesis(Nemesis):
         await self._hold(machine, 0.05, self._consumer_lease / 3)
 
     async def _zombie(self, machine: ConsumerMachine) -> None:
-        """The lease runs out, others take over, and then it goes on."""
+        """Pause the process until its lease has expired and others have taken over, and then resume it."""
         await self._hold(machine, 1.2 * self._consumer_lease, 2.5 * self._consumer_lease)
 
     async def _hold(self, machine: ConsumerMachine, low: float, high: float) -> None:
@@ -148,10 +148,10 @@ class ConsumerNemesis(Nemesis):
         network = self._all.network
         way = self._rng.random()
         if way < 0.6:
-            mend = network.cut_both(one, other)
+            repair = network.cut_both(one, other)
         else:
-            mend = network.cut(one, other) if way < 0.8 else network.cut(other, one)
-        await self._for_a_while(mend, 0.1, longest)
+            repair = network.cut(one, other) if way < 0.8 else network.cut(other, one)
+        await self._for_a_while(repair, 0.1, longest)
 
     async def _break_consumer_calls(self, machine: ConsumerMachine) -> None:
         rpc = self._all.rpc
@@ -165,19 +165,19 @@ class ConsumerNemesis(Nemesis):
         rng, server = self._rng, self._all.database
         server.faults = DatabaseFaults(*(rng.choice((0.0, 0.1, 0.3)) for _ in range(3)))
 
-        def mend() -> None:
+        def repair() -> None:
             server.faults = DatabaseFaults()
 
-        await self._for_a_while(mend, 0.5, 6.0)
+        await self._for_a_while(repair, 0.5, 6.0)
 
     async def _move_shard(self, _: ConsumerMachine) -> None:
-        """An operator has a shard assigned anew, also one that failed."""
+        """Reassign a shard, even one that failed, as an operator does."""
         shards = [self._rng.choice(self._all.shards)]
-        with contextlib.suppress(grpc.aio.AioRpcError):  # The process asked may be down.
+        with contextlib.suppress(grpc.aio.AioRpcError):  # The process may be down.
             await self._all.any_stub().Unassign(pc.UnassignRequest(shards=shards))
 
     async def _change_shard(self, _: ConsumerMachine) -> None:
-        """An operator applies another spec."""
+        """Apply another spec, as an operator does."""
         world, rng = self._all, self._rng
         shard = rng.choice(world.shards)
         spec = world.shard_spec(shard)

@@ -1,4 +1,4 @@
-"""The options of a run, derived from its seed. Each can be given instead."""
+"""The options of a run, derived from its seed. Each can be overridden."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FAULTS = (
     "move shard",
     "change shard",
 )
-"""Of consumers; those of brokers are in `tests.simulation.broker.options`."""
+"""Faults of consumers. Those of brokers are in `tests.simulation.broker.options`."""
 
 KINDS = ("sql", "tables", "json", "sqlite")
-"""Of stores: a simulated database, `SqlShardStore` over a file, and the two of recovery logs."""
+"""Kinds of stores: a simulated database, `SqlShardStore` over a file, and the two of recovery logs."""
 
 _DAY = 24 * 3600.0
 PRODUCER_SKEWS = ((0.0,), (0.0, 1.1 * _DAY), (0.0, -1.1 * _DAY, 1.1 * _DAY), (0.0, 9000 * _DAY, -9000 * _DAY))
@@ -38,7 +38,7 @@ PRODUCER_SKEWS = ((0.0,), (0.0, 1.1 * _DAY), (0.0, -1.1 * _DAY, 1.1 * _DAY), (0.
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Times are virtual seconds. `faults` are those that may happen, by name."""
+    """The options of a run. Times are virtual seconds. `faults` names the faults that may happen."""
 
     seed: int
     consumers: int = 3
@@ -53,21 +53,21 @@ class Options:
     transactions: int = 10
     """The number of transactions of each producer."""
     plain: bool = False
-    """True if the application's methods are plain ones, rather than `async`."""
+    """True if the application's methods are synchronous."""
     defers: bool = False
     min_txn_seconds: float = 0.0
     max_txn_seconds: float = 1.0
     ring_size: int = 0
     read_ahead: int = 0
     copy_bytes: int = 1 << 16
-    """The size at which a SQLite store records its database anew."""
+    """The size at which a SQLite store rewrites the recording of its database."""
     seconds: float = 15.0
     """The approximate duration of faults."""
     lease_seconds: float = 6.0
     skew: float = 0.0
-    """The largest skew of the consumers' clocks, either way, in seconds."""
+    """The largest skew of the consumers' clocks in either direction, in seconds."""
     producer_skews: tuple[float, ...] = (0.0,)
-    """The skews of the producers' clocks. Each producer has one of these, and another one after it begins anew."""
+    """The skews of the producers' clocks. Each producer has one of these, and another one after a restart."""
     faults: tuple[str, ...] = ()
     brokers: BrokerOptions = field(default_factory=lambda: broker_options_of(0))
 
@@ -76,7 +76,7 @@ class Options:
 
 
 def options_of(seed: int, **given: Any) -> Options:
-    """The options of a seed, some of them given. Raises InvalidInput for a name that is none.
+    """Return the options of a seed, with some replaced by `given`. Raises InvalidInput for an unknown name.
 
     `broker_faults` may be given, too.
     """
@@ -84,7 +84,7 @@ def options_of(seed: int, **given: Any) -> Options:
     brokers = broker_options_of(seed, durability="")  # These journals have no labels.
     rate = rng.choice((0.0, 0.3, 0.7))
     broker_faults = given.pop("broker_faults", tuple(fault for fault in brokers.faults if rng.random() < rate))
-    # An etcd that goes back loses the shards, too. The brokers' simulation restores etcd.
+    # A restore of an older etcd would lose the shards, too. The brokers' simulation restores etcd.
     broker_faults = tuple(fault for fault in broker_faults if fault != "restore etcd")
     inputs = rng.choice((1, 2, 2, 3))
     shards = tuple(rng.choice(KINDS) for _ in range(rng.choice((1, 2, 3))))
@@ -109,7 +109,7 @@ def options_of(seed: int, **given: Any) -> Options:
         lease_seconds=rng.choice((2.0, 4.0)),
         skew=rng.choice((0.0, 0.5, 5.0)),
         producer_skews=random.Random(f"clocks of {seed}").choice(PRODUCER_SKEWS),
-        # Few kinds at a time, so that each run has a character of its own; sometimes none.
+        # Few kinds of faults per run, sometimes none, so that runs differ.
         faults=tuple(fault for fault in FAULTS if rng.random() < rng.choice((0.15, 0.4))),
         brokers=replace(brokers, journals=1, writers=producers, readers=0, faults=broker_faults),
     )

@@ -1,4 +1,4 @@
-"""One run: boot, faults under load, healing, proof of life, and a check of what stores and journals hold."""
+"""One run: boot, faults under load, recovery, liveness checks, and a check of the contents of stores and journals."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from .workload import Workload
 from .world import HINTS, LOGS, ConsumerWorld, apply_shards, has_log
 
 EXPLAINED = ("SqlStoreError", "CommitOutcomeUnknown", "IndexHasGreaterOffset", "Unavailable", "Fenced")
-"""The errors with which a shard may fail for good: stores and brokers away for long, and an owner that was replaced."""
+"""Errors that may fail a shard permanently: long outages of stores and brokers, and a replaced owner."""
 CORRUPT = "CorruptFragment"
-"""The error of a shard that has read a damaged replica, whose sum is known at the end of the fragment."""
+"""The error of a shard that has read a damaged replica. The sum is only verified at the end of the fragment."""
 LIVELINESS_SECONDS = 200.0
-"""The time after healing in which everything must work again."""
+"""The time after the last fault until everything must work again."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Report(playing.SeedReport[Options, Anomaly]):
     command = "python -m tests.simulation.consumers"
 
     failures: list[str] = field(default_factory=list)
-    """Reasons for which shards were FAILED. Faults may be the cause; an operator has them assigned anew."""
+    """Reasons of shards that were FAILED. Faults may be the cause. An operator reassigns them."""
 
     @property
     def remarks(self) -> list[str]:
@@ -60,7 +60,7 @@ Prepare = Callable[[ConsumerWorld], None]
 
 
 def run(options: Options, *, tell: Tell | None = None, prepare: Prepare | None = None) -> Report:
-    """Run one simulation. `tell` hears of events as they happen; `prepare` may tamper with the world beforehand."""
+    """Run one simulation. `tell` is called with events as they happen. `prepare` may change the world beforehand."""
     report = Report(options)
     with tempfile.TemporaryDirectory(prefix="coranto-simulation-") as folder:
         with simulated(options.seed, shuffle=options.brokers.shuffle) as loop:
@@ -82,7 +82,7 @@ async def _run(world: ConsumerWorld, report: Report) -> None:
     workload, nemesis = Workload(world), ConsumerNemesis(world)
     harm = asyncio.ensure_future(nemesis.run())
     published = asyncio.ensure_future(workload.run())
-    operator = asyncio.ensure_future(_look_after_failed_shards(world))
+    operator = asyncio.ensure_future(_reassign_failed_shards(world))
     await asyncio.wait([published], timeout=2.0 * world.of_consumers.seconds)
     for task in (harm, operator):
         task.cancel()
@@ -105,18 +105,18 @@ async def _run(world: ConsumerWorld, report: Report) -> None:
     _note(world, report, shards)
 
 
-async def _look_after_failed_shards(world: ConsumerWorld) -> None:
-    """Act as an operator who sees that a shard has failed for a while."""
+async def _reassign_failed_shards(world: ConsumerWorld) -> None:
+    """Act as an operator who reassigns shards that have failed for a while."""
     while True:
         await asyncio.sleep(world.rng.uniform(1.0, 6.0))
-        with contextlib.suppress(grpc.aio.AioRpcError):  # The process asked may be down.
+        with contextlib.suppress(grpc.aio.AioRpcError):  # The process may be down.
             await world.any_stub().Unassign(pc.UnassignRequest(shards=world.shards, only_failed=True))
 
 
 async def _prove_alive(
     world: ConsumerWorld, workload: Workload, published: asyncio.Future[None], report: Report
 ) -> bool:
-    """Journals are whole again, and every shard reads on to the end of what was published."""
+    """Check that journals are complete again, and that every shard reads to the end of the published content."""
 
     def whole() -> bool:
         machines = (*world.machines, *world.consumers)
@@ -146,7 +146,7 @@ async def _prove_alive(
 
 
 async def _read_through(world: ConsumerWorld, shard: str, offsets: dict[str, int]) -> None:
-    """Return once a shard has read this far, by its own word. One that failed is assigned anew, as operators do."""
+    """Return once a shard reports that it has read this far. A failed one is reassigned, as operators do."""
     while True:
         try:
             response = await world.any_stub().Stat(pc.StatRequest(shard=shard, read_through=offsets))
@@ -162,7 +162,7 @@ async def _read_through(world: ConsumerWorld, shard: str, offsets: dict[str, int
 
 
 async def _end_consumers(world: ConsumerWorld, report: Report) -> None:
-    """All at once, gracefully or not: what was read through is committed and acknowledged."""
+    """End all consumers, gracefully or not. Everything they have read through is committed and acknowledged."""
     gracefully = world.rng.random() < 0.5
     for machine in world.consumers:
         machine.stays_down = True
@@ -171,11 +171,11 @@ async def _end_consumers(world: ConsumerWorld, report: Report) -> None:
         else:
             machine.kill()
     if not await world.until(lambda: not any(machine.is_up for machine in world.consumers), 60.0):
-        report.anomalies.append(Anomaly("stuck", "consumers", "they do not end when asked to"))
+        report.anomalies.append(Anomaly("stuck", "consumers", "they do not end on request"))
 
 
 async def _read_back(client: JournalClient, journal: str) -> bytes:
-    """All of a journal."""
+    """Return all content of a journal."""
     async with asyncio.timeout(LIVELINESS_SECONDS):
         end = (await client.append(journal, b"", retry_unknown=True)).end
         content = bytearray()
@@ -214,7 +214,7 @@ def _check_reads(world: ConsumerWorld, finals: dict[str, bytes], report: Report)
         if finals[seen.journal][seen.offset : seen.offset + len(seen.content)] == seen.content:
             continue
         report.anomalies.append(
-            Anomaly("inconsistent-offsets", seen.journal, f"{seen.by} read something else at {seen.offset}")
+            Anomaly("inconsistent-offsets", seen.journal, f"{seen.by} read other content at {seen.offset}")
         )
 
 

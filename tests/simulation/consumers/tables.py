@@ -1,7 +1,7 @@
 """`SqlShardStore` itself in the simulation, over SQLite files.
 
-Its statements run between two moments of virtual time, so of what can go wrong in a database there are dead clients,
-whose connections are rolled back, locks that those who hang keep, and commits whose answer is lost.
+Its statements take no virtual time. So the possible database faults are dead clients, whose transactions are rolled
+back, locks that paused clients keep, and commits whose answer is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENTRIES = Table(
     "entries",
     _METADATA,
     Column("n", Integer, primary_key=True),
-    *(Column(name, BigInteger if name == "amount" else Text) for name in Entry._fields),  # A clock has no sign.
+    *(Column(name, BigInteger if name == "amount" else Text) for name in Entry._fields),  # A clock is unsigned.
 )
 TOKENS = Table("tokens", _METADATA, Column("n", Integer, primary_key=True), Column("token", Text))
 
@@ -40,7 +40,7 @@ TOKENS = Table("tokens", _METADATA, Column("n", Integer, primary_key=True), Colu
 def open_store(
     path: Path, process: Process, faults: Callable[[], DatabaseFaults], chance: Callable[[], float], reached: Any
 ) -> SqlShardStore:
-    """The store of a process, which is told of each commit before it is made (`reached`)."""
+    """Return the store of a process. `reached` is called before each commit."""
 
     def commit(connection: Connection) -> None:
         reached("commit")
@@ -57,7 +57,7 @@ def open_store(
     @event.listens_for(database.engine, "connect")
     def connected(connection: sqlite3.Connection, _record: Any) -> None:
         process.check_alive()
-        # Nobody can wait for a lock here: whoever holds it would wait, too. And files need not outlive the machine.
+        # Waiting for a lock would block its holder, too. And the files need not survive the machine.
         connection.execute("PRAGMA busy_timeout=0")
         connection.execute("PRAGMA synchronous=OFF")
 
@@ -65,7 +65,7 @@ def open_store(
 
 
 class _ProcessDatabase(SqlStore):
-    """A database whose transactions end with the process that has them."""
+    """A database whose transactions end with their process."""
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
@@ -82,7 +82,7 @@ class _ProcessDatabase(SqlStore):
 
 
 def record(store: SqlShardStore, entry: Entry) -> int:
-    """Count a message; returns the sum of its key."""
+    """Count a message, and return the sum of its key."""
     connection, by_key = store.connection, SUMS.c.key == entry.key
     found = connection.execute(select(SUMS).where(by_key)).one_or_none()
     _, count, total = found if found is not None else (entry.key, 0, 0)

@@ -1,4 +1,4 @@
-"""Producers: they publish alone and in transactions, roll back, go away in between, and repeat themselves."""
+"""Producers that publish single messages and transactions, roll back, go away during one, and repeat appends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYS = ("ant", "bee", "cat", "dog", "eel")
 
 
 class Workload:
-    """All producers. Each message is taken down with what becomes of it."""
+    """All producers. Each message is recorded with its fate."""
 
     def __init__(self, world: ConsumerWorld) -> None:
         self._world = world
@@ -31,7 +31,7 @@ class Workload:
         await asyncio.gather(*work)
 
     async def close(self) -> None:
-        """One last message to each input, so that there is something behind all that is left undecided."""
+        """Append a last message to each input, after all undecided content."""
         producer = _Producer(self._world, 0)
         for journal in self._world.inputs:
             self.closing[journal] = await producer.close(journal)
@@ -122,7 +122,7 @@ class _Producer:
         return message
 
     async def _append(self, journal: str, content: bytes) -> AppendResult:
-        """Append, and sometimes once more what is appended already, as after an answer that was lost."""
+        """Append, and sometimes repeat the append, as after a lost answer."""
         result = await self._append_once(journal, content)
         if self._rng.random() < 0.15:
             self._world.coverage.sometimes("a producer repeated an append")
@@ -136,7 +136,7 @@ class _Producer:
                 self._end = result.end
                 return result
             except (IndexHasGreaterOffset, StoreUnhealthy) as error:
-                away = isinstance(error, IndexHasGreaterOffset)  # The brokers that have the journal's end.
+                away = isinstance(error, IndexHasGreaterOffset)  # The brokers with the journal's end are away.
                 self._world.coverage.sometimes(
                     f"a producer waited for {'brokers that are away' if away else 'the store'}"
                 )

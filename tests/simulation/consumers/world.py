@@ -1,4 +1,4 @@
-"""The world of brokers with consumers, their database, and clients of both added to it."""
+"""The brokers' world extended by consumers, their database, and clients of both."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ LOGS = "logs"
 HINTS = "/hints/tally"
 TIMEOUT = 60.0
 STEPS = ("fence", "publish", "update", "commit", "log", "acknowledge")
-"""Of a transaction. `fence`, `update` and `commit` are the database's, `log` is an append to a recovery log."""
+"""Steps of a transaction. `fence`, `update` and `commit` are the database's, `log` is an append to a recovery log."""
 
 
 class ConsumerWorld(World):
-    """Everything there is in one run. `folder` is a real one, into which recovery logs are played."""
+    """The brokers, consumers and stores of one run. `folder` is a real one, for played recovery logs."""
 
     def __init__(self, loop: SimLoop, options: Options, folder: Path) -> None:
         self.of_consumers = options
@@ -66,7 +66,7 @@ class ConsumerWorld(World):
         self.record = Record()
         self.database = SimDatabase(loop, self.network)
         self.failures: list[str] = []
-        """Reasons for which shards were FAILED."""
+        """Reasons of shards that were FAILED."""
         self.consumers = [ConsumerMachine(self, number) for number in range(options.consumers)]
         self.etcd.before_txn.append(self._note_failures)
 
@@ -82,7 +82,7 @@ class ConsumerWorld(World):
         return spec
 
     def tables_of(self, shard: str) -> Path:
-        """The SQLite file of a shard with tables."""
+        """Return the SQLite file of a shard with tables."""
         return self.folder / f"{shard}.db"
 
     def sources_of(self, shard: str) -> list[str]:
@@ -103,7 +103,7 @@ class ConsumerWorld(World):
         )
 
     def journal_client(self, node: str, process: Process | None = None, clock: SimClock | None = None) -> JournalClient:
-        """A client that may go to every broker, and learns where journals are."""
+        """Return a client that may call every broker, and learns the locations of journals."""
         return JournalClient(**self._client_options(node, process, clock))
 
     def watched_client(self, machine: ConsumerMachine, process: Process, clock: SimClock) -> WatchedClient:
@@ -120,7 +120,7 @@ class ConsumerWorld(World):
         }
 
     def any_stub(self) -> pc_grpc.ShardAsyncStub:
-        """Of the service of one of the consumers, as an operator has it."""
+        """Return a stub of any consumer's service, as an operator has it."""
         return self.rpc.shard_stub("operator", self.rng.choice(self.consumers).endpoint)
 
     def _note_failures(self, ops: Sequence[Op]) -> None:
@@ -135,13 +135,13 @@ class ConsumerWorld(World):
 
 
 class ConsumerMachine(Host):
-    """A machine with a consumer, most of the time."""
+    """A machine that runs a consumer."""
 
     def __init__(self, world: ConsumerWorld, number: int) -> None:
         super().__init__(world, f"consumer-{number}", f"zone-{number % 2}")
         self.consumer: Consumer | None = None
         self.at_step: dict[str, Callable[[], None]] = {}
-        """The fault that strikes when the process reaches a step, one of `STEPS`."""
+        """The faults to inject when the process reaches a step, by step."""
         self._world = world
         options = world.of_consumers
         self._skew, self._rate = world.rng.uniform(-options.skew, options.skew), world.rng.uniform(0.999, 1.001)
@@ -163,14 +163,14 @@ class ConsumerMachine(Host):
         self.at_step.clear()
 
     def reached(self, step: str) -> None:
-        """The process is about to take a step."""
+        """Inject the fault of a step that the process is about to take."""
         action = self.at_step.pop(step, None)
         if action is not None:
             self._loop.note(f"{self.name} has reached: {step}")
             action()
 
     async def serve(self, process: Process) -> None:
-        """Do the same as `coranto_consumers.runtime.process.ConsumerProcess`, with the simulation's effects."""
+        """Run the same parts as `coranto_consumers.runtime.process.ConsumerProcess`, with simulated effects."""
         world = self._world
         clock = SimClock(world.loop, process, skew=self._skew, rate=self._rate)
         coordinator = SimCoordinator(world.etcd, world.network, self.name, process, clock)
@@ -227,7 +227,7 @@ class ConsumerMachine(Host):
                 book = SqliteBook(shard.recorder, world.of_consumers.copy_bytes)
             return book, owner
 
-        # Plain methods over tables wait for commits, in a thread of their own, and there are no threads here.
+        # Synchronous methods over tables wait for commits in their own thread, and simulations have no threads.
         has_tables = any(shard.startswith("tables-") for shard in world.shards)
         kind = Tally if world.of_consumers.plain and not has_tables else AsyncTally
         defers = world.of_consumers.defers
@@ -235,8 +235,7 @@ class ConsumerMachine(Host):
 
 
 class WatchedClient(JournalClient):
-    """A consumer's client: what it reads is held against what becomes of it, and the ACKs that it appends against what
-    is known to be committed then."""
+    """A consumer's client that records its reads, and its ACKs with the commits known at that time."""
 
     def __init__(self, world: ConsumerWorld, machine: ConsumerMachine, process: Process, **options: Any) -> None:
         super().__init__(**options)
@@ -257,7 +256,7 @@ class WatchedClient(JournalClient):
         return await super().append(journal, content, **options)
 
     def _note_acknowledgements(self, journal: str, content: bytes) -> bool:
-        """Returns whether there are any."""
+        """Record the ACKs in an append. Return True if there are any."""
         self._process.check_alive()
         record, found = self._world.record, False
         for envelope in iter_messages(JsonLines(), journal, [content], 0):

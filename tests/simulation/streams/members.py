@@ -89,7 +89,7 @@ class Member(Host):
         except ReaderOffline:
             world.coverage.sometimes("group: a reader was told that it is out")
             return
-        if auto and process not in self.held_up and not world.stream_options.faults:
+        if auto and process not in self.suspended and not world.stream_options.faults:
             self._notes.left.add(reader._token)
         world.coverage.sometimes("group: a reader left")
         if reader.is_finished:
@@ -105,7 +105,7 @@ class Member(Host):
         if kind < 0.65:
             world.loop.later(rng.uniform(0.2, 6.0), self._die, process)
             return
-        self.held_up.append(process)
+        self.suspended.append(process)
         world.loop.later(rng.uniform(0.2, 4.0), process.pause)
         world.loop.later(rng.uniform(4.0, 12.0), process.resume)
 

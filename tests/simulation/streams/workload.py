@@ -65,7 +65,7 @@ class WriterHost(Host):
             return
         self._world.coverage.sometimes("a program was taken for dead")
         process.pause()
-        self.held_up.append(process)
+        self.suspended.append(process)
         self.process = None
         self.boot(0.01)
         self._world.loop.later(self._rng.uniform(0.1, 4.0), process.resume)
