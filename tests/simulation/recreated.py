@@ -1,14 +1,13 @@
-"""A simulated world of journals that are deleted and created again, or lose content, and of a shard whose store goes
-back to copies.
+"""Simulation of journals that are deleted and recreated, or lose content, and of a shard whose store is restored.
 
-One shard reads three journals. Between its runs, and while it runs, journals grow, two of them are deleted and created
-again under their names, brokers are killed, all of their disks are lost, and the shard's store is set back to an older
-copy of itself: rows and checkpoint. When disks are lost, an operator lets the third journal continue where its store
-ends (`reset-head`). The shard continues where content is lost, as its label says.
+One shard reads three journals. Between its runs, and while it runs, journals grow, two of them are deleted and
+recreated under their names, brokers are killed, all of their disks are lost, and the shard's store is restored from an
+older copy of itself: rows and checkpoint. When disks are lost, an operator lets the third journal continue where its
+store ends (`reset-head`). The shard continues after lost content, as its label says.
 
-What must hold after each commit, and in the end: of each journal that there ever was, the store has the messages from
-the first one on, in order, each once, but for lost ones; of the present journals, it has all in the end. A position
-that is taken for one of other content breaks that: it passes over messages, or reads some again.
+After each commit and at the end, the store must have the messages of each journal that ever existed, from the first one
+on, in order, each once, except for lost ones. Of the present journals, it must have all at the end. A position that is
+used for other content breaks that: messages are skipped or read twice.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from coranto_consumers.stores.base import Store
 
 JOURNALS = ("in/one", "in/two")
 STORED = "in/stored"
-"""It is never created again."""
+"""It is never recreated."""
 BROKERS = 2
 STEPS = 12
 SECONDS = 120.0
-"""The time in which a shard must have read what there is."""
+"""The time until a shard must have read all content."""
 
 Row = tuple[str, int, int]
-"""A message that counted: its journal, the number of journals with that name before it, and its own number there."""
+"""A message that counted: its journal, the number of earlier journals of that name, and its own number there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a run: what it found wrong, and how often it took interesting paths."""
+    """The result of a run: its anomalies, and the counts of interesting paths."""
 
     seed: int
     anomalies: list[str] = field(default_factory=list)
@@ -95,7 +94,7 @@ class _World:
         self.made: Counter[str] = Counter()
         self.published: Counter[tuple[str, int]] = Counter()
         self.present: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
-        """The messages that journals have, with the offset at which each became committed."""
+        """The messages of journals, with the offset of their commits."""
         self.kept = Kept()
         self.copies = [self.kept]
         self.running = False
@@ -116,7 +115,7 @@ class _World:
             key = journal, self.made[journal]
             found = {row[2] for row in self.kept.rows if row[:2] == key}
             if missing := self.present[key].keys() - found:
-                self.report.anomalies.append(f"{journal}: {sorted(missing)} do not count in the end")
+                self.report.anomalies.append(f"{journal}: {sorted(missing)} do not count at the end")
 
     async def create(self, journal: str) -> None:
         spec = pb.JournalSpec(
@@ -141,7 +140,7 @@ class _World:
         self.made[journal] += 1
         await self.create(journal)
         self.report.coverage["a journal was created again"] += 1
-        if self.rng.random() < 0.7:  # Perhaps it grows beyond what was read of the one before.
+        if self.rng.random() < 0.7:  # It may grow beyond the part that was read of the one before.
             await self.publish(journal)
 
     async def publish(self, journal: str = "") -> None:
@@ -167,13 +166,13 @@ class _World:
         return (await self.client.append(journal, content, retry_unknown=True, retry_timeout=600.0)).end
 
     async def lose_disks(self) -> None:
-        """Store what there is, and lose the disks of all brokers with what is written then, perhaps after it was read.
+        """Store all content, then lose all disks with the content written after that, perhaps after it was read.
 
-        An operator lets the stored journal continue where its store ends, and creates the others again.
+        An operator lets the stored journal continue where its store ends, and recreates the others.
         """
-        everybody = range(BROKERS)
-        await asyncio.gather(*(self.cluster.stop(number) for number in everybody))
-        await asyncio.gather(*(self.cluster.start(number) for number in everybody))
+        all_brokers = range(BROKERS)
+        await asyncio.gather(*(self.cluster.stop(number) for number in all_brokers))
+        await asyncio.gather(*(self.cluster.start(number) for number in all_brokers))
         await self.cluster.ready(STORED, timeout=120.0)
         await self.publish(STORED)
         await self.publish(STORED)
@@ -181,13 +180,13 @@ class _World:
             await asyncio.sleep(self.rng.uniform(0.0, 3.0))
         else:
             await self.consume(alone=True)
-        for number in everybody:
+        for number in all_brokers:
             await self.cluster.kill(number, expire=True)
             machine = self.cluster._machine(number)
             disk = machine.disk.for_process(Process(self.cluster._world.timeline, "wiper"))
             for path in machine.disk.paths():
                 disk.remove(Path(path))
-        await asyncio.gather(*(self.cluster.start(number) for number in everybody))
+        await asyncio.gather(*(self.cluster.start(number) for number in all_brokers))
         await self.cluster.ready(STORED, timeout=120.0)
         await reset_head(self.client, STORED)
         head = await self.client.head(STORED)
@@ -210,20 +209,20 @@ class _World:
         await self.cluster.start(number)
 
     async def restore(self) -> None:
-        """Set the store back to a copy of itself."""
+        """Restore the store from a copy of itself."""
         self.kept = self.rng.choice(self.copies)
         self.report.coverage["the store went back"] += 1
 
     async def consume(self, *, completely: bool = False, alone: bool = False) -> None:
-        """Run the shard for a while, or until it has read what there is. It starts again after errors.
+        """Run the shard for a while, or until it has read all content. Restarts it after errors.
 
-        Something may happen meanwhile, unless it is to run `alone`.
+        Unless it runs `completely` or `alone`, journals may be recreated or lost while it runs.
         """
         deadline = self.loop.time() + (SECONDS if completely else self.rng.uniform(0.0, 10.0))
-        meanwhile = not completely and not alone and self.rng.random() < 0.4
+        disturbed = not completely and not alone and self.rng.random() < 0.4
         running = asyncio.ensure_future(self.keep_running())
         self.running = True
-        if meanwhile:
+        if disturbed:
             await asyncio.sleep(self.rng.uniform(0.0, 3.0))
             await self.rng.choice([self.recreate, self.lose_disks])()
         while self.loop.time() < deadline:
@@ -287,12 +286,12 @@ class _World:
 
 
 def error_is_passing(error: Exception) -> bool:
-    """Return True for an error of brokers that are away."""
+    """Return True for an error of unavailable brokers."""
     return isinstance(error, TimeoutError) or (isinstance(error, CorantoError) and error.retriable)
 
 
 class _Rows(Application["_RowStore"]):
-    """Keeps each message as a row."""
+    """An application that keeps each message as a row."""
 
     def __init__(self, world: _World) -> None:
         self._world = world
@@ -306,11 +305,11 @@ class _Rows(Application["_RowStore"]):
         store.rows.append((message.journal, message.message["made"], message.message["n"]))
 
     async def finalize_txn(self, shard: Shard, store: _RowStore, publisher: ShardPublisher) -> None:  # type: ignore[override]
-        """Nothing is left to be done."""
+        """Do nothing."""
 
 
 class _RowStore(Store):
-    """Commits rows and checkpoint together, at once."""
+    """A store that commits rows and checkpoint together, without delay."""
 
     def __init__(self, world: _World) -> None:
         self._world = world
@@ -330,4 +329,4 @@ class _RowStore(Store):
         return done
 
     async def destroy(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds no resources."""

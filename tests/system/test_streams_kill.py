@@ -217,7 +217,7 @@ async def test_no_transaction_is_partial_doubled_or_out_of_order_through_kills(t
                 messages = parse(content, json_lines=True)
                 segments.append(Segment(segment.number, segment.range, content, segment.sealed_at, messages))
     anomalies, places = check(history, segments, set(names))
-    anomalies += check_delivered(history, places, reader, may_see_what_came_to_nothing=False)
+    anomalies += check_delivered(history, places, reader, may_see_uncommitted=False)
     assert [str(anomaly) for anomaly in anomalies] == []
     assert int(acknowledged) > 0.95 * len(history.units)
     assert len(segments) > 4

@@ -313,7 +313,7 @@ class Host:
         try:
             await self.serve(process)
         except (CorantoError, OSError) as error:
-            self._loop.note(f"{process.name} cannot go on: {error}")
+            self._loop.note(f"{process.name} cannot continue: {error}")
         except Exception as error:  # noqa: BLE001  # Reported with the run.
             self._problems.append(f"{process.name} failed: {error!r}")
         finally:

@@ -8,7 +8,7 @@ lost-message        (I8)   a committed message is missing in a store
 duplicate-delivery  (I8)   a message counts twice in a store
 aborted-delivery    (I8)   a message that was rolled back, or never committed, was delivered to the application
 out-of-order        (I8)   messages of one producer of a journal count in another order than it sent them
-wrong-sum           (I9)   sums differ from those of the messages that count in the store
+wrong-sum           (I9)   sums differ from the sums of the messages in the store
 lost-commit         (I9)   a commit that the store confirmed is not in its final state
 duplicate-commit    (I9)   a transaction was committed twice
 diverged-restore    (I9)   an owner restored a state that is not a prefix of the final state

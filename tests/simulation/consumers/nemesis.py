@@ -1,4 +1,4 @@
-"""Faults of consumers, in addition to those of brokers."""
+"""Faults of consumers, in addition to faults of brokers."""
 
 from __future__ import annotations
 

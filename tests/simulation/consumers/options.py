@@ -27,7 +27,7 @@ FAULTS = (
     "move shard",
     "change shard",
 )
-"""Faults of consumers. Those of brokers are in `tests.simulation.broker.options`."""
+"""Faults of consumers. Faults of brokers are in `tests.simulation.broker.options`."""
 
 KINDS = ("sql", "tables", "json", "sqlite")
 """Kinds of stores: a simulated database, `SqlShardStore` over a file, and the two of recovery logs."""
@@ -60,7 +60,7 @@ class Options:
     ring_size: int = 0
     read_ahead: int = 0
     copy_bytes: int = 1 << 16
-    """The size at which a SQLite store rewrites the recording of its database."""
+    """A SQLite store rewrites the recording of its database at this size."""
     seconds: float = 15.0
     """The approximate duration of faults."""
     lease_seconds: float = 6.0

@@ -1,1 +1,1 @@
-"""The checks of simulated journals, and twins of TCP and of disks that fail."""
+"""The checks of simulated journals, and fakes of TCP and of disks with faults."""

@@ -1,13 +1,13 @@
-"""The check that clients' observations, and the content of replicas and stores, are those of a correct journal.
+"""The check of clients' observations, and of the content of replicas and stores, against a correct journal.
 
-`check` takes a history, the final content of every journal, and the content of replicas and stores after the faults
-were healed. It returns anomalies. Their names are those of Jepsen's catalogue for Kafka where one fits:
+`check` takes a history, the final content of every journal, and the content of replicas and stores after all faults
+have ended. It returns anomalies, named as in Jepsen's catalogue for Kafka where possible:
 
 ========================  ==========================================================================================
 lost-write                an acknowledged append is not in the journal
 inconsistent-offsets      an acknowledged append is not at its acknowledged offset, or an offset had different bytes
                           at different times or places: no reader may see an append that does not commit
-aborted-read              (G1a) an append that failed, or was given up, is in the journal
+aborted-read              (G1a) an append that failed or was abandoned is in the journal
 duplicate                 an append is in the journal twice
 torn-append               a part of an append is in the journal, or content of no append
 register-drift            registers after an append do not follow from the appends up to it
@@ -60,7 +60,7 @@ class FinalJournal:
     fragments: list[tuple[Fragment, bytes]] = field(default_factory=list)
     """Objects in the store, as stored."""
     fully_stored: bool = False
-    """True if all content should be in the store by now. Before that, a broker may be late with an earlier fragment."""
+    """True if all content must be in the store. Otherwise a broker may still have to store an earlier fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class _Placed:
 def check(history: History, finals: Mapping[str, FinalJournal], *, fresh_heads: bool = True) -> list[Anomaly]:
     """Return all anomalies. With `fresh_heads`, a head that lags behind acknowledged appends is an anomaly.
 
-    Brokers that were cut off from etcd, or paused, may serve such heads until they notice.
+    Brokers that were cut off from etcd, or paused, may serve such heads until they detect it.
     """
     found: list[Anomaly] = []
     for journal, final in finals.items():
@@ -99,7 +99,7 @@ def _check_journal(
     registers, drift = _replay_registers(journal, placed, final)
     found += drift
     if not found:
-        # The order of appends is certain now. It remains to check that all answers fit it.
+        # The order of appends is known. All answers must be consistent with it.
         found += _check_order(journal, placed, operations, registers)
         found += _check_heads(journal, placed, operations, fresh)
     found += _check_fragments(journal, final)
@@ -121,7 +121,7 @@ def _parse(journal: str, content: bytes, operations: Mapping[int, Operation]) ->
             continue
         following = HEADER.search(content, position + 1)
         end = following.start() if following else len(content)
-        whose = f"a part of {operation}" if operation is not None else "content of nobody"
+        whose = f"a part of {operation}" if operation is not None else "content of no append"
         found.append(Anomaly("torn-append", journal, f"[{position}, {end}) is {whose}"))
         position = end
     return placed, found
@@ -150,14 +150,14 @@ def _check_outcomes(
         elif operation.outcome is OperationOutcome.FAIL and at:
             found.append(Anomaly("aborted-read", journal, f"{operation} is at [{at[0].begin}, {at[0].end})"))
         if at and operation.offset and at[0].begin != operation.offset:
-            found.append(Anomaly("misplaced-append", journal, f"{operation} asked for offset {operation.offset}"))
+            found.append(Anomaly("misplaced-append", journal, f"{operation} requested offset {operation.offset}"))
     return found
 
 
-def _vain(placed: Sequence[_Placed], operations: Sequence[Operation]) -> dict[int, Operation]:
+def _unapplied(placed: Sequence[_Placed], operations: Sequence[Operation]) -> dict[int, Operation]:
     """Return the appends of unknown outcome that are not in the journal, by number."""
     applied = {each.operation.number for each in placed}
-    return {each.number: each for each in operations if _in_vain(each, applied)}
+    return {each.number: each for each in operations if _is_unapplied(each, applied)}
 
 
 def _check_bytes(journal: str, final: FinalJournal, observations: Sequence[Observation]) -> list[Anomaly]:
@@ -210,7 +210,7 @@ def _replay_registers(
             )
     if final.registers is not None and final.registers != registers:
         found.append(
-            Anomaly("register-drift", journal, f"in the end {_text(final.registers)} instead of {_text(registers)}")
+            Anomaly("register-drift", journal, f"at the end {_text(final.registers)} instead of {_text(registers)}")
         )
     return timeline, found
 
@@ -238,7 +238,7 @@ def _check_order(
     Some refusals are not checked: they may be due to an earlier append that was in progress and then did not commit.
     """
     applied = {each.operation.number for each in placed}
-    vain = min((each.invoked for each in operations if _in_vain(each, applied)), default=float("inf"))
+    unapplied = min((each.invoked for each in operations if _is_unapplied(each, applied)), default=float("inf"))
     tails = [0, *(each.end for each in placed)]
     calls = [_append_call(index, each.operation) for index, each in enumerate(placed)]
     for operation in operations:
@@ -258,13 +258,13 @@ def _check_order(
             }
         elif operation.kind is not OperationKind.HEAD and operation.refusal == pb.WRONG_APPEND_OFFSET:
             possible = {index for index, tail in enumerate(tails) if tail != operation.offset}
-        if possible is not None and (operation.outcome is OperationOutcome.OK or operation.returned < vain):
+        if possible is not None and (operation.outcome is OperationOutcome.OK or operation.returned < unapplied):
             calls.append(_look_call(possible, operation))
     impossible = first_impossible(0, calls)
     return [Anomaly("not-linearizable", journal, impossible.label)] if impossible is not None else []
 
 
-def _in_vain(operation: Operation, applied: set[int]) -> bool:
+def _is_unapplied(operation: Operation, applied: set[int]) -> bool:
     unknown = operation.outcome in (OperationOutcome.INFO, OperationOutcome.OPEN)
     return unknown and operation.kind is OperationKind.APPEND and operation.number not in applied
 
@@ -287,24 +287,24 @@ def _look_call(possible: set[int], operation: Operation) -> Call:
 def _check_heads(
     journal: str, placed: Sequence[_Placed], operations: Sequence[Operation], fresh: bool
 ) -> list[Anomaly]:
-    """Check heads. Any replica may report one; it may be ahead of acknowledgements, but not behind."""
+    """Check heads. Any replica may report one. It may be ahead of acknowledgements, but not behind."""
     found: list[Anomaly] = []
     acknowledged = [
         (each.operation.returned, each.end) for each in placed if each.operation.outcome is OperationOutcome.OK
     ]
     begun = [(each.operation.invoked, each.end) for each in placed]
-    # A single replica may include appends that did not commit after all, beyond any of the others.
-    vain = [(each.invoked, len(each.content)) for each in _vain(placed, operations).values()]
+    # A single replica may include appends that did not commit, beyond any other replica.
+    unapplied = [(each.invoked, len(each.content)) for each in _unapplied(placed, operations).values()]
     for operation in operations:
         if operation.kind is not OperationKind.HEAD or operation.outcome is not OperationOutcome.OK:
             continue
         low = max((end for at, end in acknowledged if at < operation.invoked), default=0)
         high = max((end for at, end in begun if at <= operation.returned), default=0)
-        high += sum(length for at, length in vain if at <= operation.returned)
+        high += sum(length for at, length in unapplied if at <= operation.returned)
         if fresh and operation.begin < low:
             found.append(Anomaly("stale-head", journal, f"{operation}, but {low} had been acknowledged"))
         if operation.begin > high:
-            found.append(Anomaly("future-head", journal, f"{operation}, but nobody had appended beyond {high}"))
+            found.append(Anomaly("future-head", journal, f"{operation}, but no append was beyond {high}"))
     return found
 
 

@@ -1,7 +1,7 @@
-"""Proof that a simulation covers the interesting paths: counters of paths that were taken.
+"""Counters of paths that a simulation took, which prove that it covers the interesting ones.
 
-A run that never meets a fault proves nothing. A simulation notes events under names (`sometimes`), and a test requires
-that every name occurred in some run.
+A run without faults proves nothing. A simulation counts named events (`sometimes`), and a test requires that every name
+occurred in some run.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections import Counter
 
 
 class PathCoverage:
-    """Counts of noted paths."""
+    """Counts of paths by name."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
     def sometimes(self, name: str, condition: object = True) -> None:
-        """Note that `name` happened, if `condition` holds."""
+        """Count `name` if `condition` holds."""
         if condition:
             self.counts[name] += 1
 
     def missing(self, names: set[str]) -> list[str]:
-        """Return those of `names` that never happened."""
+        """Return the names that never occurred."""
         return sorted(name for name in names if not self.counts[name])

@@ -1,9 +1,9 @@
-"""A machine's disk with faults: power losses of the machine, writes that are cut short, syncs that fail.
+"""A machine's disk with faults: power losses, partial writes, failing syncs.
 
-Written bytes and new names are visible to the next process at once (the kernel has them). But only synced changes are
-certain to survive a loss of power: `SimDisk.crash` undoes any part of the rest (`power.py`). Also, a process may be
-killed in the middle of a write (`kill_in_write`), which leaves a part of it; the disk may be full; and syncs may fail,
-after which processes see content that the disk will never have.
+Written bytes and new names are immediately visible to the next process (they are in the kernel). But only synced
+changes certainly survive a power loss: `SimDisk.crash` undoes any part of the rest (`power.py`). Also, a process may be
+killed during a write (`kill_in_write`), which leaves a part of it. The disk may be full. And syncs may fail, after
+which processes see content that is never on the disk.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class SimDisk(MemoryDisk):
         super().__init__()
         self.kill_in_write: Callable[[str], bool] | None = None
         self.fail_sync: Callable[[str], bool] | None = None
-        """A function that returns True if the sync of a file or folder, given by name, is to fail."""
+        """Return True if the sync of a file or folder, given by name, must fail."""
         self.before_sync: Callable[[str], object] = lambda name: None
         """Called with the name of a file or folder before each sync takes effect."""
         self.faulty: Counter[str] = Counter()
-        """The number of writes that met each fault."""
+        """The number of writes that hit each fault."""
         self._loop = loop
         self._rng = rng
         self._moment = 0
@@ -50,7 +50,7 @@ class SimDisk(MemoryDisk):
         self.faulty["torn with the machine"] += loss.torn
 
     def durable(self, path: Path) -> bytes | None:
-        """Return the bytes of a file that certainly survive a crash; None if the file may not survive."""
+        """Return a file's bytes that certainly survive a crash; None if the file may not survive."""
         file = self._files.get(str(path))
         if file is None or not self._names.holds(str(path), _inode(file)):
             return None
@@ -93,7 +93,7 @@ class SimDisk(MemoryDisk):
         self._names.sync_file(str(path), _inode(self._files[str(path)]))
 
     def _fails(self, process: Process, path: Path) -> bool:
-        """Return True if the sync of a file or folder is to fail. Its process may die before."""
+        """Return True if the sync of a file or folder fails. Its process may die first."""
         process.check_alive()
         self.before_sync(path.name)
         process.check_alive()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call, from `invoked` to `returned` (infinity if nobody saw it return).
+    """One call, from `invoked` to `returned` (infinity if no return was seen).
 
     `step` returns the state after the call, or None if the call is impossible in the given state.
     """
@@ -45,7 +45,7 @@ def first_impossible(initial: Hashable, calls: Sequence[Call]) -> Call | None:
     worst: Call | None = None
     furthest = -1
     while head.after is not None:
-        assert entry is not None  # The list ends with a return entry, at which the walk backtracks.
+        assert entry is not None  # The list ends with a return entry, where the walk backtracks.
         if entry.match is not None:
             following = entry.call.step(state)
             if following is not None:

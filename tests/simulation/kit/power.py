@@ -1,9 +1,9 @@
-"""The effect of a loss of power on files and names: any state between the synced one and the one that processes see.
+"""The effect of a power loss on files and names: any state between the synced and the visible one.
 
-The kernel writes at any time, a sector at a time. So each sector of a file may be left as at a different moment since
-the last sync, and so may the file's length. A sector within the length that was never written is zeros. Until their
-folder is synced, each creation, renaming and removal of a name may be lost or not, in any order. `PowerLoss` draws the
-extent of the damage.
+The kernel writes at any time, a sector at a time. So each sector of a file may have the content of a different moment
+since the last sync, and the file any length of that time. A sector within the length that was never written is zeros.
+Until their folder is synced, each creation, renaming and removal of a name may be lost or not, in any order.
+`PowerLoss` draws the extent of the damage.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 from coranto.testing.sim.disk import FileContent
 
 SECTOR_BYTES = 512
-"""The unit of bytes that a disk writes as a whole or not at all."""
+"""The unit of bytes that a disk writes atomically."""
 
 
 class FileChange(NamedTuple):
-    """A change of a file at moment `number`: it was cut to `position`, and `content` was added there."""
+    """A change of a file at moment `number`: it was truncated to `position`, and `content` was appended."""
 
     number: int
     position: int
@@ -28,7 +28,7 @@ class FileChange(NamedTuple):
 
 
 class PowerLoss:
-    """One loss of power: it chooses the moment of [first, last] at which each part of the disk is left."""
+    """One power loss: it chooses the moment in [first, last] whose state each part of the disk keeps."""
 
     KINDS = ("in order", "in order", "file by file", "sector by sector", "sector by sector", "all", "nothing")
 
@@ -39,10 +39,10 @@ class PowerLoss:
         self.kind = kind or rng.choice(self.KINDS)
         self._common = rng.randint(first, last)
         self.torn = 0
-        """The number of changes that were cut short."""
+        """The number of changes that survive in part."""
 
     def moment_of_file(self) -> int:
-        """Return the last moment whose change of a file survives; later changes do not."""
+        """Return the last moment whose change of a file survives."""
         if self.kind == "all":
             return self._first
         if self.kind == "nothing":
@@ -51,7 +51,7 @@ class PowerLoss:
 
     @property
     def by_sector(self) -> bool:
-        """True if each sector is left at a moment of its own."""
+        """True if each sector keeps the state of its own moment."""
         return self.kind == "sector by sector"
 
     def keeps_name(self, number: int) -> bool:
@@ -61,7 +61,7 @@ class PowerLoss:
         return number <= self.moment_of_file()
 
     def torn_length(self, change: FileChange) -> int:
-        """Return how many bytes survive of the last surviving change."""
+        """Return the number of bytes that survive of the last surviving change."""
         if len(change.content) > 1 and self._rng.random() < 0.7:
             self.torn += 1
             return self._rng.randrange(len(change.content))
@@ -84,7 +84,7 @@ class Inode(FileContent):
         self._base = bytes(self.data)
 
     def change(self, number: int, position: int, content: bytes) -> None:
-        """Cut the content to `position`, and append `content`."""
+        """Truncate the content to `position`, and append `content`."""
         self.changes.append(FileChange(number, position, content))
         del self.data[position:]
         self.data += content
@@ -104,7 +104,7 @@ class Inode(FileContent):
         self._set_durable(self._left_by(loss))
 
     def lose(self, loss: PowerLoss) -> int:
-        """Reduce the content to what a power loss leaves. Return the number of unsynced changes; 0 if none was lost."""
+        """Apply a power loss to the content. Return the number of unsynced changes; 0 if all survive."""
         before = len(self.changes)
         left = self._left_by(loss)
         lost = before if left != bytes(self.data) else 0
@@ -180,17 +180,17 @@ class NameChange:
 
 
 class Names:
-    """Names of files and folders as they are on the disk, and the changes that are not synced."""
+    """Names of files and folders on the disk, and the unsynced changes."""
 
     def __init__(self) -> None:
         self.files: dict[str, Inode] = {}
         self._folders = {""}
-        self._seen = {""}  # Folders as processes see them.
+        self._seen = {""}  # Folders that processes see.
         self._changes: list[NameChange] = []
 
     @property
     def first(self) -> int | None:
-        """The moment of the first change that is not synced."""
+        """The moment of the first unsynced change."""
         return self._changes[0].number if self._changes else None
 
     def make_folders(self, path: str, number: int) -> None:
@@ -212,16 +212,16 @@ class Names:
             self._changes.remove(each)
 
     def sync_file(self, path: str, inode: Inode) -> None:
-        """Make the name of a file that was replaced as a whole durable."""
+        """Make the name of a completely replaced file durable."""
         self._changes = [each for each in self._changes if path not in (each.old, each.new)]
         self.files[path] = inode
 
     def holds(self, path: str, inode: Inode) -> bool:
-        """Return True if a file is certain to keep its name."""
+        """Return True if a file certainly keeps its name."""
         return self.files.get(path) is inode and self._reachable(path)
 
     def lose(self, loss: PowerLoss) -> dict[str, Inode]:
-        """Reduce the names to what a power loss leaves. Return the files that still have names."""
+        """Apply a power loss to the names. Return the files that still have names."""
         for each in self._changes:
             if loss.keeps_name(each.number):
                 self._apply(each)

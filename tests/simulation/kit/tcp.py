@@ -1,12 +1,12 @@
 """TCP over the simulated network: byte streams with asyncio's transports, for real protocols.
 
-Each direction delivers the bytes that were written, in order, cut and joined in any way. Only as many bytes may be on
-their way as the peer's kernel takes. The transport keeps the others, and asks its protocol to pause.
+Each direction delivers the written bytes in order, split and joined arbitrarily. At most the window of the peer's
+kernel is in flight. The transport keeps the others, and asks its protocol to pause.
 
-Each end learns of the other's end independently. A process that ends, or closes, sends its kernel's FIN behind what it
-has sent; or a reset, if bytes came that it has not read, and then the other end may lose what it has not read either. A
-link that is cut tells nobody: bytes wait, and each end gives the connection up after a while or never. An end that
-goes on alone is half-open, until what it sends is answered with a reset.
+Each end learns independently that the other has ended. When a process ends or closes, its kernel sends a FIN after all
+sent bytes, or a reset if it has unread bytes. After a reset the other end may lose its unread bytes, too. A cut link
+signals nothing: bytes wait, and each end gives the connection up after a while or never. If only one end gives up, the
+other is half-open until its next bytes are answered with a reset.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from coranto.testing.sim.rpc import GIVE_UP_SECONDS
 from coranto.testing.sim.timeline import Process, current_process
 
 WINDOWS: Final = (256, 2048, 1 << 16)
-"""Bytes that may be on their way in one direction. They are few at times, because runs write little."""
+"""Bytes that may be in flight in one direction. Some windows are small, because runs write little."""
 
 MARKS: Final = (64, 1024, 1 << 16)
 """Bytes that a transport keeps before it asks its protocol to pause, if the protocol has set no lower limit."""
 
 HEADER_BYTES: Final = 8
-"""Cuts within so many bytes of a write are frequent, since headers stand there."""
+"""Splits within so many bytes of the start of a write are frequent, because headers are there."""
 
 _FIRST_PORT: Final = 30_000
 
@@ -39,23 +39,23 @@ class SimTcp:
     """The listeners and connections of a network."""
 
     def __init__(self, network: Network, loop: SimLoop, *, give_up: tuple[float, float] = GIVE_UP_SECONDS) -> None:
-        """`give_up` is the range of seconds after which an end gives up a connection over a cut link."""
+        """Create a network's connections. `give_up` is the range of seconds until an end gives up on a cut link."""
         self.network = network
         self.loop = loop
         self.give_up = give_up
         self.live: dict[SimTransport, None] = {}
         """The ends that are attached to a protocol and not lost."""
         self.on_bytes: Callable[[SimTransport, bool, bytes], None] = lambda end, sent, data: None
-        """Called with the bytes that an end's protocol has written (True), or is about to be given (False)."""
+        """Called with the bytes that an end's protocol has written (True), or is about to receive (False)."""
         self.counts: Counter[str] = Counter()
-        """The number of times at which something happened that only some runs see."""
+        """The number of events that only some runs have, by name."""
         self._listeners: dict[tuple[str, int], SimListener] = {}
         self._pairs: dict[_Pair, None] = {}
         self._ports = _FIRST_PORT
-        network.observe(self._link_cut, self._link_mended)
+        network.observe(self._link_cut, self._link_restored)
 
     def listen(self, node: str, port: int, process: Process) -> SimListener:
-        """Take a port of a node for a process, until it dies."""
+        """Bind a port of a node for a process, until it dies."""
         listener = self._listeners[node, port] = SimListener(self, node, port, process)
         return listener
 
@@ -76,7 +76,7 @@ class SimTcp:
         pair.client.made(protocol)
 
     def break_connections(self, node: str, rng: random.Random, share: float) -> None:
-        """Break some of a node's connections. What is on its way is lost, and each end learns of it by itself."""
+        """Break some of a node's connections. Bytes in flight are lost, and each end learns of the break on its own."""
         for pair in list(self._pairs):
             if node in (pair.client.node, pair.server.node) and rng.random() < share:
                 pair.lose()
@@ -102,8 +102,8 @@ class SimTcp:
             self.counts["tcp: an end gave its connection up"] += 1
             end.lost(TimeoutError("the other side does not answer"))
 
-    def _link_mended(self, source: str, target: str) -> None:
-        """Let an end that has given up answer what comes with a reset."""
+    def _link_restored(self, source: str, target: str) -> None:
+        """Let an end that has given up answer later bytes with a reset."""
         for pair in list(self._pairs):
             if {source, target} == {pair.client.node, pair.server.node} and (pair.client.gone or pair.server.gone):
                 self.loop.later(self.network.delay(), pair.lose)
@@ -140,7 +140,7 @@ class _Pair:
             listener.take(self.server)
 
     def lose(self) -> None:
-        """Lose the connection. Each end learns of it after a delay of its own."""
+        """Lose the connection. Each end learns of it after its own delay."""
         for end in (self.client, self.server):
             end.out.close()
             self._tcp.loop.later(self._tcp.network.delay(), end.was_reset)
@@ -175,9 +175,9 @@ class SimTransport(asyncio.Transport):
         self._high, self._low = self._mark, self._mark // 4
         self._writing_paused = self._resume_due = False
         self._received = bytearray()
-        self._ended = self._reset = False  # What came behind the received bytes.
+        self._ended = self._reset = False  # Events after the received bytes.
         self._reading_paused = self._stalled = False
-        self._look_due = False
+        self._delivery_due = False
         self._closing = False
 
     def __hash__(self) -> int:
@@ -195,8 +195,8 @@ class SimTransport(asyncio.Transport):
             self._process.check_alive()
         if self._closing or self.gone:
             return
-        if self._reset:  # The kernel tells on the next write.
-            self._look_soon()
+        if self._reset:  # The kernel reports it on the next write.
+            self._deliver_soon()
             return
         piece = bytes(data)
         self._tcp.on_bytes(self, True, piece)
@@ -220,7 +220,7 @@ class SimTransport(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._reading_paused = False
-        self._look_soon()
+        self._deliver_soon()
 
     def is_reading(self) -> bool:
         return not self._reading_paused and not self._closing
@@ -229,22 +229,22 @@ class SimTransport(asyncio.Transport):
         return self._closing or self.gone
 
     def close(self) -> None:
-        """Close once what was written is sent."""
+        """Close once all written bytes are sent."""
         if not self._closing and not self.gone:
             self._closing = True
             self._pump()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         if self.gone or (self._process is not None and not self._process.alive):
             return
         self._tell_end()
         self.lost(None)
 
-    # -- The rest of an end's life -------------------------------------------------------------------------------------
+    # -- The life of an end --------------------------------------------------------------------------------------------
 
     def own(self, process: Process | None) -> None:
-        """Have the kernel close this end when a process dies."""
+        """Let the kernel close this end when a process dies."""
         self._process = process
         if process is not None:
             process.on_death.append(self._died)
@@ -255,7 +255,7 @@ class SimTransport(asyncio.Transport):
         await self._opened
 
     async def attach(self, protocol: asyncio.Protocol) -> None:
-        """Serve the connection by a protocol of the calling process, as `coranto_broker.server` asks of a listener."""
+        """Serve the connection with a protocol of the calling process, as `coranto_broker.server` requires."""
         if self._process is not None:
             self._process.check_alive()
         self.made(protocol)
@@ -269,20 +269,20 @@ class SimTransport(asyncio.Transport):
             self._soon(protocol.connection_lost, ConnectionResetError("the connection was reset"))
             return
         self._tcp.live[self] = None
-        self._look_soon()
+        self._deliver_soon()
 
     def stall(self) -> Callable[[], None]:
-        """Have its process get no bytes, as if it did not look for them. Return a function that lets it look again."""
+        """Stop delivering bytes to its process. Return a function that resumes delivery."""
         self._stalled = True
 
-        def mend() -> None:
+        def resume() -> None:
             self._stalled = False
-            self._look_soon()
+            self._deliver_soon()
 
-        return mend
+        return resume
 
     def was_reset(self) -> None:
-        """Note a reset, or that the connection broke. What was received and not read may be lost with it."""
+        """Handle a reset or a broken connection. Received and unread bytes may be lost with it."""
         if self.gone:
             return
         if self._opened is not None and not self._opened.done():
@@ -293,10 +293,10 @@ class SimTransport(asyncio.Transport):
         if self._protocol is None:
             self.lost(None)
         else:
-            self._look_soon()
+            self._deliver_soon()
 
     def lost(self, error: Exception | None) -> None:
-        """End it, and tell the protocol."""
+        """End the connection, and notify the protocol."""
         if self.gone:
             return
         self.gone = self._closing = True
@@ -312,7 +312,7 @@ class SimTransport(asyncio.Transport):
         self._pair.end_gone()
 
     def arrived(self, message: tuple[Any, ...]) -> None:
-        """Take what the other side has sent."""
+        """Receive a message of the other side."""
         kind = message[0]
         if kind == "reset":
             self.was_reset()
@@ -326,20 +326,20 @@ class SimTransport(asyncio.Transport):
                 self._opened.set_result(None)
         elif kind == "data":
             self._received += message[1]
-            self._look_soon()
+            self._deliver_soon()
         elif kind == "read":
             self._window += message[1]
             self._pump()
         else:
             self._ended = True
-            self._look_soon()
+            self._deliver_soon()
 
     def _refused(self) -> None:
         if self._opened is not None and not self._opened.done():
-            self._opened.set_exception(ConnectionRefusedError("nobody listens there"))
+            self._opened.set_exception(ConnectionRefusedError("no listener is there"))
 
     def _died(self) -> None:
-        """Close it as the kernel of a dead process does."""
+        """Close this end as the kernel of a dead process does."""
         if not self.gone:
             self._tell_end()
             self._protocol = None
@@ -351,7 +351,7 @@ class SimTransport(asyncio.Transport):
         self.out.send(("reset",) if self._received else ("end",))
 
     def _pump(self) -> None:
-        """Send what the window allows, in pieces of any size."""
+        """Send as much as the window allows, in pieces of any size."""
         rng = self._tcp.network.rng
         while self._unsent and self._window > 0:
             most = min(len(self._unsent), self._window)
@@ -373,16 +373,16 @@ class SimTransport(asyncio.Transport):
             self._writing_paused = False
             self._protocol.resume_writing()
 
-    def _look_soon(self) -> None:
-        """Have the process look for what has come. Until then, more may come, which it is given as well."""
-        if self._protocol is not None and not self._look_due and not self.gone:
-            self._look_due = True
+    def _deliver_soon(self) -> None:
+        """Schedule a delivery to the process. It includes bytes that arrive until then."""
+        if self._protocol is not None and not self._delivery_due and not self.gone:
+            self._delivery_due = True
             self._tcp.loop.call_later(
-                self._tcp.network.rng.uniform(0, 0.0005), self._alive, self._look, context=self._context
+                self._tcp.network.rng.uniform(0, 0.0005), self._alive, self._deliver, context=self._context
             )
 
-    def _look(self) -> None:
-        self._look_due = False
+    def _deliver(self) -> None:
+        self._delivery_due = False
         protocol = self._protocol
         if self.gone or protocol is None:
             return
@@ -395,7 +395,7 @@ class SimTransport(asyncio.Transport):
                 self.out.send(("read", size))
                 self._tcp.on_bytes(self, False, data)
                 protocol.data_received(data)
-                self._look_soon()
+                self._deliver_soon()
                 return
             if self._ended and not self._reset and not protocol.eof_received():
                 self.close()
@@ -411,7 +411,7 @@ class SimTransport(asyncio.Transport):
 
 
 class SimListener:
-    """A port at which connections come: a `FrameListener` of `coranto_broker.server`."""
+    """A port that accepts connections: a `FrameListener` of `coranto_broker.server`."""
 
     def __init__(self, tcp: SimTcp, node: str, port: int, process: Process) -> None:
         self.node = node
@@ -423,7 +423,7 @@ class SimListener:
         process.on_death.append(self.close)
 
     async def accept(self) -> SimTransport:
-        """Return the next connection that is still there."""
+        """Return the next connection."""
         self.process.check_alive()
         while not self._come:
             self._waiter = self._tcp.loop.create_future()
@@ -436,7 +436,7 @@ class SimListener:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Take no more connections, and close those that nobody has accepted."""
+        """Accept no more connections, and close the unaccepted ones."""
         self._tcp.closed(self)
         come, self._come = self._come, deque()
         for end in come:

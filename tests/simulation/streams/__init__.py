@@ -1,4 +1,4 @@
-"""Streams on the broker simulation: real brokers, writers and readers of `coranto.streams`, and faults of every kind.
+"""Streams on the broker simulation: real brokers, writers and readers of `coranto.streams`, and all kinds of faults.
 
-`python -m tests.simulation.streams --seed N` runs one seed and tells everything that happens.
+`python -m tests.simulation.streams --seed N` runs one seed and prints every event.
 """

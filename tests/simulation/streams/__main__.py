@@ -1,4 +1,4 @@
-"""`python -m tests.simulation.streams`: run seeds, and say how to repeat those that fail."""
+"""The command `python -m tests.simulation.streams`: runs seeds and prints how to replay failed ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ def main(
     seeds: Seeds = 60,
     first: First = 0,
     groups: Annotated[bool, typer.Option(help="With transactions on several keys, and a reader group.")] = False,
-    lost_answers: Annotated[bool, typer.Option(help="Short, of one writer, each of whose appends is struck.")] = False,
+    lost_answers: Annotated[
+        bool, typer.Option(help="A short run of one writer, with a fault in each of its appends.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run simulations. The exit code is 1 when one of them found something."""
+    """Run simulations. The exit code is 1 when a run fails."""
     of = shared_options_of if groups else lost_answers_options_of if lost_answers else options_of
     play_seeds(lambda number, tell: run(of(number), tell=tell), seed=seed, seeds=seeds, first=first, quiet=quiet)
 

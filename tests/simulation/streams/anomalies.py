@@ -1,4 +1,4 @@
-"""Anomalies, as the checkers report them."""
+"""Anomalies that the checkers report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Anomaly(NamedTuple):
-    """One promise that was not kept."""
+    """One broken promise."""
 
     name: str
     detail: str

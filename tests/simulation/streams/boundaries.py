@@ -1,6 +1,6 @@
-"""Harm at a boundary between two messages of a writer's append: before one of them is delivered, or after.
+"""Faults at the boundaries between the messages of a writer's append: before or after the delivery of one of them.
 
-An append on a stream is one request and one response, which others may share.
+An append on a stream is one request and one response, which may contain other appends.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from coranto.wire.append_stream_pb2 import AppendAnswers, AppendBatch
 from .world import StreamWorld
 
 MESSAGES = ("open", "request", "content", "commit", "end", "response", "status")
-"""The messages of an append in a call of its own, in their order: the last two go to the client."""
+"""The messages of an append in its own call, in order. The last two go to the client."""
 STREAMED = ("request", "response")
 """The messages of an append on a stream."""
 
 WRITERS = ("writer-", "mover-")
-"""The names of the nodes whose appends are struck."""
+"""The prefixes of the names of nodes whose appends get faults."""
 _ACTS = ("break", "cut", "kill broker", "move primary", "kill writer", "usurp")
 _WEIGHTS = (12, 2, 2, 1, 2, 3)
 
@@ -33,24 +33,24 @@ class _Plan:
 
 
 class Boundaries:
-    """Strikes calls of programs that write."""
+    """Injector of faults into calls of programs that write."""
 
     def __init__(self, world: StreamWorld, strike_writer: Callable[[str, str], None]) -> None:
-        """`strike_writer` is given the node, and `kill writer` or `usurp`."""
+        """Create the injector. `strike_writer` gets the node, and `kill writer` or `usurp`."""
         self._world = world
         self._strike_writer = strike_writer
         self._plans: dict[SimCall, _Plan] = {}
         self._requested: set[SimCall] = set()
 
     def start(self) -> None:
-        self._world.rpc.on_delivery = self._hear
+        self._world.rpc.on_delivery = self._intercept
 
     def stop(self) -> None:
         self._world.rpc.on_delivery = None
         self._plans.clear()
         self._requested.clear()
 
-    def _hear(self, call: SimCall, to_server: bool, message: tuple[Any, ...]) -> bool:
+    def _intercept(self, call: SimCall, to_server: bool, message: tuple[Any, ...]) -> bool:
         if call.method.name not in ("Append", "AppendStream") or not call.node.startswith(WRITERS):
             return True
         streamed = call.method.name == "AppendStream"
@@ -71,7 +71,7 @@ class Boundaries:
         world.coverage.sometimes(f"{plan.act} {when} {name}")
         world.loop.note(f"boundary: {plan.act} {when} {name} of {call.node} at {call.peer}")
         if plan.after:
-            # While it is being handled.
+            # While it is handled.
             world.loop.later(world.rng.choice((0.0, world.rng.uniform(0.0, 0.005))), self._strike, call, plan.act)
             return True
         if plan.act == "break":
@@ -102,8 +102,8 @@ class Boundaries:
         if act == "break":
             world.rpc.break_call(call)
         elif act == "cut":
-            mend = world.network.cut_both(call.node, call.peer)
-            world.loop.later(world.rng.uniform(0.05, 3.0), mend)
+            repair = world.network.cut_both(call.node, call.peer)
+            world.loop.later(world.rng.uniform(0.05, 3.0), repair)
         elif act in ("kill writer", "usurp"):
             self._strike_writer(call.node, act)
         elif machine is not None and act == "kill broker":
@@ -113,7 +113,7 @@ class Boundaries:
 
 
 def _streamed(to_server: bool, message: tuple[Any, ...]) -> str:
-    """Name a message of a stream; empty if there is no append in it."""
+    """Name a message of a stream; empty if it has no append."""
     if message[0] != "message":
         return "status" if message[0] == "status" else ""
     if to_server:

@@ -1,22 +1,22 @@
-"""Comparison of the answers that writers got with the final content of the segments.
+"""Comparison of the answers to writers with the final content of the segments.
 
 Anomalies, by name:
 
 ===================  ===================================================================================================
 `unreadable`         a segment holds bytes that no writer writes
-`partial`            of a transaction there are some events but not all
-`torn`               a transaction's events are not one behind the other and its end behind them
-`duplicate`          an event stands in two places
-`lost`               what was acknowledged is not there, or what the registers say is durable
-`phantom`            what was said not to be applied is there
-`revived`            a writer that was fenced or expired counted an event as durable afterwards
-`misplaced`          what was acknowledged stands elsewhere, or begins elsewhere than it had to
-`unfenced`           what was given with a fence was applied although the fence had been raised anew before
-`foreign`            an event is in a segment that its key does not belong to, or nobody wrote it
-`reordered`          the events of a key are not in the order in which one writer wrote them, or in which one began
-                     after the other was acknowledged
+`partial`            only some of a transaction's events are in the stream
+`torn`               a transaction's events are not contiguous, or its end does not follow them
+`duplicate`          an event is in two places
+`lost`               an acknowledged unit is missing, or one that the registers report as durable
+`phantom`            a unit that was reported as not applied is in the stream
+`revived`            a writer that was fenced or expired later counted an event as durable
+`misplaced`          an acknowledged unit is at another place, or begins at another offset than it had to
+`unfenced`           a unit with a fence was applied although a later fence had been raised before
+`foreign`            an event is in a segment that its key does not belong to, or no writer wrote it
+`reordered`          the events of a key are not in the order of one writer's writes, or an event is before one that
+                     was acknowledged before it began
 `clock`              the clocks of a producer do not increase, so readers would drop messages
-`beyond-seal`        a sealed segment does not end where its label says
+`beyond-seal`        a sealed segment does not end at the offset of its label
 ===================  ===================================================================================================
 """
 
@@ -38,7 +38,7 @@ from .several import Part
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The position of a unit: bytes [begin, end), with its transaction's end, from the `index`-th message on."""
+    """The position of a unit: bytes [begin, end), including its transaction's end, from the `index`-th message on."""
 
     segment: Segment
     index: int
@@ -52,9 +52,9 @@ def check(
     stable: Collection[str],
     several: Mapping[int, Sequence[Part]] | None = None,
 ) -> tuple[list[Anomaly], dict[int, Place]]:
-    """All anomalies, and where units stand that are there. `stable` writers have one id in all of their processes.
+    """Return all anomalies, and the places of written units. `stable` writers use one id in all of their processes.
 
-    Transactions on several keys count for the order only: `several` are the parts of those that are committed.
+    For transactions on several keys, only the order is checked: `several` has the committed parts.
     """
     found: list[Anomaly] = []
     places = _places(history, segments, found)
@@ -69,7 +69,7 @@ def check(
 
 
 class Stand(NamedTuple):
-    """The events of a unit in one segment, which readers are given at once; what commits them ends at offset `end`."""
+    """The events of a unit in one segment, which readers get together. Their commit ends at offset `end`."""
 
     segment: int
     end: int
@@ -79,7 +79,7 @@ class Stand(NamedTuple):
 def stands_of(
     history: History, places: Mapping[int, Place], several: Mapping[int, Sequence[Part]]
 ) -> dict[int, list[Stand]]:
-    """Return the places that readers must be given, by unit."""
+    """Return the events that readers must get, by unit."""
     stands = {
         number: [Stand(place.segment.number, place.end, tuple(range(history.units[number].events)))]
         for number, place in places.items()
@@ -90,7 +90,7 @@ def stands_of(
 
 
 def _places(history: History, segments: Sequence[Segment], found: list[Anomaly]) -> dict[int, Place]:
-    """Return the place of each unit that is whole and correct. Report all others."""
+    """Return the place of each whole and correct unit. Report all others."""
     at: defaultdict[int, list[tuple[Segment, int]]] = defaultdict(list)
     for segment in segments:
         for index, message in enumerate(segment.messages):
@@ -100,20 +100,20 @@ def _places(history: History, segments: Sequence[Segment], found: list[Anomaly])
     for number, where in at.items():
         unit = history.units.get(number)
         if unit is None:
-            found.append(Anomaly("foreign", f"unit {number} in segment {where[0][0].number} was never asked for"))
+            found.append(Anomaly("foreign", f"unit {number} in segment {where[0][0].number} was never written"))
             continue
         if unit.keys:
             continue
         indexes = [segment.messages[index].part for segment, index in where]
         if len(set(indexes)) < len(indexes):
-            found.append(Anomaly("duplicate", f"{unit}: stands at {list(_shown(where))}"))
+            found.append(Anomaly("duplicate", f"{unit}: is at {list(_shown(where))}"))
             continue
         if len(indexes) < unit.events:
             found.append(Anomaly("partial", f"{unit}: only {sorted(indexes)} at {list(_shown(where))}"))
             continue
         place = _whole(unit, where)
         if place is None:
-            found.append(Anomaly("torn", f"{unit}: stands at {list(_shown(where))}"))
+            found.append(Anomaly("torn", f"{unit}: is at {list(_shown(where))}"))
             continue
         if not place.segment.range.contains(key_hash(unit.key)):
             found.append(Anomaly("foreign", f"{unit}: is in segment {place.segment.number} of {place.segment.range}"))
@@ -145,30 +145,30 @@ def _whole(unit: Unit, where: Sequence[tuple[Segment, int]]) -> Place | None:
 
 
 def _counted(unit: Unit, attempt: Attempt) -> bool:
-    """Return True if only the registers said that the unit is durable.
+    """Return True if only the registers report the unit as durable.
 
-    The place of an event that an earlier process wrote is not kept anywhere. That of a transaction was not found.
+    The place of an event of an earlier process is not recorded. The place of a transaction was not found.
     """
     return attempt.was_durable or (attempt.deduplicated and not unit.transaction and attempt.begin == -1)
 
 
 def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> None:
     if place is None:
-        # Once the program has continued without a unit, the registers count it as durable: they tell the last sequence.
+        # Once the program continues without a unit, the registers count it as durable: they have the last sequence.
         counted = [_counted(unit, each) and each.returned < unit.given_up for each in unit.attempts]
         if any(each.outcome is UnitOutcome.OK and not _counted(unit, each) for each in unit.attempts):
             found.append(Anomaly("lost", str(unit)))
         elif any(counted):
             found.append(Anomaly("lost", f"{unit}: it counted as durable"))
     if unit.outcome is UnitOutcome.NOT_APPLIED and place is not None:
-        found.append(Anomaly("phantom", f"{unit}: stands at {place.segment.number}:[{place.begin}, {place.end})"))
+        found.append(Anomaly("phantom", f"{unit}: is at {place.segment.number}:[{place.begin}, {place.end})"))
     if place is None:
         return
     for attempt in unit.attempts:
         if attempt.outcome is not UnitOutcome.OK:
             continue
-        told = attempt.segment, attempt.begin, attempt.end
-        if not _counted(unit, attempt) and told != (place.segment.number, place.begin, place.end):
+        reported = attempt.segment, attempt.begin, attempt.end
+        if not _counted(unit, attempt) and reported != (place.segment.number, place.begin, place.end):
             found.append(Anomaly("misplaced", f"{unit}: {place.segment.number}:[{place.begin}, {place.end})"))
         if attempt.fence != attempt.last_fence and not attempt.deduplicated:
             found.append(Anomaly("unfenced", str(unit)))
@@ -177,7 +177,10 @@ def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> Non
 
 
 def _check_ended(history: History, found: list[Anomaly]) -> None:
-    """The registers may by then have the entry of another process, which continued without the writer's units."""
+    """Check that no unit counts as durable for a writer that has ended.
+
+    The registers may then have the entry of another process, which continued without the writer's units.
+    """
     ended: dict[str, float] = {}
     for unit in history.units.values():
         for attempt in unit.attempts:
@@ -187,7 +190,7 @@ def _check_ended(history: History, found: list[Anomaly]) -> None:
         for attempt in unit.attempts:
             is_late = attempt.returned > ended.get(attempt.process, math.inf)
             if is_late and attempt.outcome is UnitOutcome.OK and _counted(unit, attempt):
-                found.append(Anomaly("revived", f"{unit}: {attempt.process} had ended before"))
+                found.append(Anomaly("revived", f"{unit}: {attempt.process} had already ended"))
 
 
 def _check_order(
@@ -200,7 +203,7 @@ def _check_order(
     by_key: defaultdict[str, list[tuple[int, int, Unit]]] = defaultdict(list)
     for number, place in places.items():
         unit = history.units[number]
-        # Of the segments of one key, one that succeeds another has a larger number.
+        # A successor segment has a larger number than its predecessors.
         by_key[unit.key].append((place.segment.number, place.index, unit))
     for number, parts in several.items():
         unit = history.units[number]
@@ -212,7 +215,7 @@ def _check_order(
         latest: dict[str | int, Unit] = {}
         begun: Unit | None = None
         for _, _, unit in line:
-            # Transactions of one writer on several keys may go side by side.
+            # One writer may write transactions on several keys concurrently.
             who = (
                 unit.number
                 if unit.keys
@@ -234,7 +237,7 @@ def _check_segment(history: History, segment: Segment, found: list[Anomaly]) -> 
     clocks: dict[bytes, Message] = {}
     for message in segment.messages:
         before = clocks.get(message.producer)
-        # Repeated may be what commits nothing, and what belongs to a transaction on several keys.
+        # Only messages that commit nothing, and messages of transactions on several keys, may be repeated.
         unit = history.units.get(message.unit)
         may_repeat = message.sequence < 0 if unit is None else bool(unit.keys)
         if before is not None and before.clock >= message.clock and not may_repeat:

@@ -1,4 +1,4 @@
-"""A program that reads the stream while it is written, whole transactions at a time, through every death of its own."""
+"""A program that reads the stream while it is written, by whole transactions, and survives its own deaths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .world import STREAM, StreamWorld
 
 
 class Follower(Host):
-    """A reader that keeps its results and its position together, as in a database."""
+    """A reader that stores its results and its position atomically, as in a database."""
 
     def __init__(self, world: StreamWorld, number: int) -> None:
         super().__init__(world, f"reader-{number}", "")
@@ -48,11 +48,11 @@ class Follower(Host):
                 process.check_alive()
                 self.delivered.append(events)
                 self._position = reader.position().to_json()
-        self.stays_down = True  # The stream is sealed, and read.
+        self.stays_down = True  # The stream is sealed and read completely.
 
 
 class Reads(Protocol):
-    """The transactions that a reader was given, as units and the places of their events in them."""
+    """The transactions that a reader got, as units and the places of their events in them."""
 
     name: str
     delivered: list[list[tuple[int, int]]]
@@ -69,13 +69,13 @@ def check_delivered(
     places: Mapping[int, Place],
     follower: Reads,
     *,
-    may_see_what_came_to_nothing: bool,
+    may_see_uncommitted: bool,
     several: Mapping[int, Sequence[Part]] | None = None,
 ) -> Sequence[Anomaly]:
-    """A reader is given every unit that is there whole and once, those of a key in the order in which they stand.
+    """Check that a reader gets each written unit whole and once, and the units of a key in the order of the segments.
 
-    Of transactions on several keys, `several`, that holds for the part in each segment. What anomalies there are is
-    named by `unread`, `read-torn`, `read-again`, `read-phantom` and `read-reordered`.
+    For transactions on several keys (`several`), that holds for the part in each segment. Anomalies are named `unread`,
+    `read-torn`, `read-again`, `read-phantom` and `read-reordered`.
     """
     found: list[Anomaly] = []
     who = follower.name
@@ -88,19 +88,19 @@ def check_delivered(
         stands = expected.get(number, [])
         stand = next((each for each in stands if each.indexes == indexes), None)
         if {each for each, _ in events} != {number} or (stands and stand is None):
-            found.append(Anomaly("read-torn", f"{who} was given {events} at once, of {unit}"))
+            found.append(Anomaly("read-torn", f"{who} got {events} together, of {unit}"))
             continue
         if stand is None:
-            if not may_see_what_came_to_nothing:
-                found.append(Anomaly("read-phantom", f"{who} was given what is not there: {unit}"))
+            if not may_see_uncommitted:
+                found.append(Anomaly("read-phantom", f"{who} got a unit that is not in the stream: {unit}"))
             continue
         seen[number, stand.segment] += 1
         for key in {unit.key_of(index) for index in indexes}:
             if latest.get(key, (-1, -1)) > (stand.segment, stand.end):
-                found.append(Anomaly("read-reordered", f"{who} was given {unit} too late"))
+                found.append(Anomaly("read-reordered", f"{who} got {unit} too late"))
             latest[key] = stand.segment, stand.end
     found += [Anomaly("read-again", f"{who}: {history.units[n]}") for (n, _), count in seen.items() if count > 1]
     missing = [n for n, stands in expected.items() for stand in stands if (n, stand.segment) not in seen]
     if missing:
-        found.append(Anomaly("unread", f"{who} was not given {missing[:10]}, such as {history.units[missing[0]]}"))
+        found.append(Anomaly("unread", f"{who} did not get {missing[:10]}, such as {history.units[missing[0]]}"))
     return found

@@ -1,4 +1,4 @@
-"""The writers' requests, and the answers that they got."""
+"""The writers' requests and the answers to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UnitOutcome(Enum):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One time that a process asked for a unit. Times are virtual seconds; `begin` and `end` are offsets, or -1."""
+    """One try of a process to write a unit. Times are virtual seconds; `begin` and `end` are offsets, or -1."""
 
     process: str
     invoked: float
@@ -36,30 +36,30 @@ class Attempt:
     deduplicated: bool = False
     expected_offset: int | None = None
     fence: int | None = None
-    """Of the fences that were raised for the key, which one it was given with; `last_fence` was the latest then."""
+    """The index of its fence among the fences raised for the key. `last_fence` is the index of the latest one then."""
     last_fence: int | None = None
     positions: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of a transaction on several keys: by segment, between which offsets its events are said to stand."""
+    """For a transaction on several keys: the reported offsets of its events, by segment."""
     visible: bool = True
-    """True if the acknowledged events were said to be readable."""
+    """True if the acknowledged events were reported as readable."""
     error: str = ""
 
     @property
     def was_durable(self) -> bool:
-        """True if the writer said that it was durable before, but did not find it."""
+        """True if the writer reported that the unit was already durable, but did not find it."""
         return self.error.startswith(PositionUnknown.__name__)
 
     @property
     def has_ended(self) -> bool:
-        """True if it said that its writer cannot continue."""
+        """True if the writer reported that it cannot continue."""
         return self.error.startswith((WriterExpired.__name__, WriterFenced.__name__))
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A plain event or a transaction of a program. Units of one writer are asked for in the order of their numbers.
+    """A plain event or a transaction of a program. One writer's units are written in the order of their numbers.
 
-    `keys` are those of its events, where it is a transaction on several keys; `key` is the first one then.
+    For a transaction on several keys, `keys` are the keys of its events, and `key` is the first one.
     """
 
     number: int
@@ -71,24 +71,24 @@ class Unit:
     attempts: list[Attempt] = field(default_factory=list)
     keys: tuple[str, ...] = ()
     given_up: float = math.inf
-    """The time at which its program decided to continue with later ones, without this one if it is not stored."""
+    """The time when its program continued with later ones, without this one if it is not stored."""
 
     def __str__(self) -> str:
         kind = f"transaction of {self.events}" if self.transaction else "event"
         kind = f"{kind} on {', '.join(self.keys)}" if self.keys else kind
-        told = "; ".join(
+        tries = "; ".join(
             f"{each.process} {each.invoked:.4f}-{each.returned:.4f} {each.outcome.value}"
             f" {each.segment}:[{each.begin}, {each.end}){' again' if each.deduplicated else ''} {each.error}"
             for each in self.attempts
         )
-        return f"unit {self.number} ({kind}) of {self.writer}, key {self.key}: {told or 'never tried'}"
+        return f"unit {self.number} ({kind}) of {self.writer}, key {self.key}: {tries or 'never tried'}"
 
     def give_up(self, now: float) -> None:
         self.given_up = min(self.given_up, now)
 
     @property
     def outcome(self) -> UnitOutcome:
-        """Over all attempts."""
+        """The best known outcome of all attempts."""
         found = {each.outcome for each in self.attempts}
         for outcome in (UnitOutcome.OK, UnitOutcome.UNKNOWN):
             if outcome in found:
@@ -101,20 +101,20 @@ class Unit:
 
     @property
     def acknowledged(self) -> float:
-        """Return the time at which it was first known to be durable and readable."""
+        """The time when it was first known to be durable and readable."""
         known = (each.returned for each in self.attempts if each.outcome is UnitOutcome.OK and each.visible)
         return min(known, default=math.inf)
 
     def key_of(self, index: int) -> str:
-        """The key of an event."""
+        """Return the key of an event."""
         return self.keys[index] if self.keys else self.key
 
     def event(self, index: int) -> dict[str, object]:
-        """The event of this place in the unit, as JSON."""
+        """Return the event of this place in the unit, as JSON."""
         return {"unit": self.number, "index": index, "events": self.events, "padding": "x" * self.padding}
 
     def content(self, index: int) -> bytes:
-        """The same as bytes."""
+        """Return the same event as bytes."""
         return json.dumps(self.event(index), separators=(",", ":")).encode()
 
 

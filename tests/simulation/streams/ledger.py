@@ -1,4 +1,4 @@
-"""A reader group's journal, read by a parser of its own: who held which segment, from where on and up to where."""
+"""A reader group's journal, read by an independent parser: holders of segments, with begin and consumed offsets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .segments import Segment
 
 @dataclass(slots=True)
 class Holding:
-    """A reader's time with a segment: from offset `begin` on, and said to be consumed up to `end`."""
+    """A reader's time with a segment: from offset `begin` on, with content reported as consumed up to `end`."""
 
     token: str
     segment: int
@@ -24,11 +24,11 @@ class Holding:
 
 @dataclass(slots=True)
 class Ledger:
-    """The state that results from the records of a group's journal."""
+    """The state after the records of a group's journal."""
 
     segments: Mapping[int, Segment]
     at: dict[int, int] = field(default_factory=dict)
-    """Up to where each segment that was taken up is consumed."""
+    """The consumed end of each acquired segment."""
     members: dict[str, str] = field(default_factory=dict)
     held: dict[int, Holding] = field(default_factory=dict)
     holdings: list[Holding] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Ledger:
         for number, offset in positions.items():
             holding = self.held.get(number)
             if holding is None or holding.token != token or offset < holding.end:
-                self._bad(f"{token} puts segment {number} at {offset}, which is held as {holding}")
+                self._bad(f"{token} moves segment {number} to {offset}, but it is held as {holding}")
             else:
                 holding.end = self.at[number] = offset
 
@@ -89,13 +89,15 @@ class Ledger:
     def _complete(self, token: str, completion: Mapping[str, Any]) -> None:
         number, end = int(completion["number"]), int(completion["end"])
         if end != self.segments[number].sealed_at:
-            self._bad(f"segment {number} is said to end at {end}, and was sealed at {self.segments[number].sealed_at}")
+            self._bad(
+                f"segment {number} is reported to end at {end}, but was sealed at {self.segments[number].sealed_at}"
+            )
         self._advance(token, {number: end})
         self._give_up(number, "completed")
         self.complete.add(number)
         for opened, begin in completion.get("opened", {}).items():
             if not self.segments[int(opened)].predecessors <= self.complete:
-                self._bad(f"segment {opened} was taken up when only {sorted(self.complete)} were read")
+                self._bad(f"segment {opened} was opened when only {sorted(self.complete)} were read")
             self.at[int(opened)] = int(begin)
 
     def _leave(self, token: str, kind: str) -> None:
@@ -124,7 +126,7 @@ def _offsets(positions: Mapping[str, Any]) -> dict[int, int]:
 
 
 def read_ledger(content: bytes, segments: Iterable[Segment]) -> Ledger:
-    """The records of a group's journal."""
+    """Return the ledger of a group's journal."""
     ledger = Ledger({segment.number: segment for segment in segments})
     for line in content.splitlines():
         ledger.take(json.loads(line))

@@ -1,6 +1,6 @@
-"""The readers of a reader group, in processes that join, leave, die and are taken for dead, and who operates the group.
+"""The readers of a reader group, in processes that join, leave, die and are fenced out, and the operator of the group.
 
-What they are given, and what they note of it, is kept here, to be checked by `sharing`.
+The events that they got, and their own notes, are kept here for the checks of `sharing`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEAT, _TIMEOUT = 0.5, 2.5
 
 
 class Given(NamedTuple):
-    """Events that a reader was given at once: all of a transaction, or one event."""
+    """Events that a reader got in one call: a whole transaction, or one event."""
 
     token: str
     segment: int
@@ -37,19 +37,19 @@ class Given(NamedTuple):
 
 @dataclass(slots=True)
 class Notes:
-    """The knowledge about a group. A token is that of one reader in one process."""
+    """The observations of a group. A token identifies one reader in one process."""
 
     given: list[Given] = field(default_factory=list)
     events: set[tuple[int, int]] = field(default_factory=set)
-    """Units and the places of events in them that were given to anybody."""
+    """Units and the places of events in them that any reader got."""
     marks: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By token and checkpoint: how much was given to all when the reader passed its mark."""
+    """By token and checkpoint: the number of all given entries when the reader passed its mark."""
     left: set[str] = field(default_factory=set)
-    """Those that left as they should, without ever having been held up: all they were given is consumed."""
+    """Readers that left regularly and were never suspended: they have consumed all their events."""
     checkpoints: dict[str, StreamPosition] = field(default_factory=dict)
-    """Those that were complete, and where they are said to be."""
+    """Complete checkpoints, with their reported positions."""
     through: dict[str, int] = field(default_factory=dict)
-    """By token, how much was given to all when the reader was last through with what it had been given itself."""
+    """By token: the number of all given entries when the reader had last finished all of its own."""
 
 
 class Member(Host):
@@ -62,7 +62,7 @@ class Member(Host):
         self._notes = notes
         self._number = number
         self.quiet = False
-        """True if nothing happens to it any more."""
+        """True once no more faults hit it."""
 
     async def serve(self, process: Process) -> None:
         world, rng = self._world, self._rng
@@ -97,7 +97,7 @@ class Member(Host):
             self.stays_down = True
 
     def _harm(self, process: Process) -> None:
-        """Have it die or stand still later on, perhaps."""
+        """Perhaps kill or suspend the process later."""
         world, rng = self._world, self._rng
         kind = rng.random()
         if self.quiet or kind < 0.3:
@@ -122,7 +122,7 @@ class Member(Host):
         begun = 0
         while until is None or clock.monotonic() < until or reader._rest:
             if not reader._rest:
-                begun = len(notes.given)  # Here the next transaction will begin.
+                begun = len(notes.given)  # The next transaction will begin here.
             if auto:
                 notes.through[reader._token] = len(notes.given)
             try:
@@ -147,7 +147,7 @@ class Member(Host):
             notes.through[reader._token] = len(notes.given)
 
     async def _commit(self, reader: GroupReader[Any], begun: int) -> None:
-        """A commit within a transaction counts up to where that has begun."""
+        """Commit. Within a transaction, only the events before it count."""
         self._notes.through[reader._token] = begun if reader._rest else len(self._notes.given)
         await reader.commit()
 
@@ -165,7 +165,7 @@ class Member(Host):
 
 
 class Keeper(Host):
-    """Initiates checkpoints, and has the group go back to one at times."""
+    """An operator that initiates checkpoints, and sometimes resets the group to one."""
 
     def __init__(self, world: StreamWorld, notes: Notes) -> None:
         super().__init__(world, "keeper", "")
@@ -200,7 +200,7 @@ class Keeper(Host):
 
 
 class Group:
-    """The group, and those who read."""
+    """The group and its readers."""
 
     def __init__(self, world: StreamWorld, members: int) -> None:
         self.notes = Notes()
@@ -210,7 +210,7 @@ class Group:
 
     @classmethod
     async def of(cls, world: StreamWorld, members: int) -> Group:
-        """Create it."""
+        """Create the group."""
         client = world.journal_client("prover", retry_timeout=100.0)
         group = ReaderGroup(client, STREAM, GROUP, clock=world.client_clock, entropy=world.rng.randbytes)
         async with asyncio.timeout(100.0):
@@ -218,7 +218,7 @@ class Group:
                 try:
                     await group.create()
                     return cls(world, members)
-                except StreamNotFound:  # The stream is new: a broker may not know it yet.
+                except StreamNotFound:  # The stream is new, so a broker may not know it yet.
                     await asyncio.sleep(0.1)
 
     @property
@@ -226,22 +226,22 @@ class Group:
         return [*self._members, self._keeper]
 
     def calm(self) -> None:
-        """Let nothing happen to the readers any more."""
+        """Inject no more faults into the readers."""
         self._keeper.end()
         for member in self._members:
             member.quiet = True
 
     def is_finished(self) -> bool:
-        """Return whether all readers have seen the end of the stream."""
+        """Return True if all readers have reached the end of the stream."""
         return all(member.stays_down and not member.is_up for member in self._members)
 
     def end(self) -> None:
-        """For good."""
+        """End all processes."""
         for host in self.hosts:
             host.end()
 
     def cover(self, ledger: Ledger) -> None:
-        """Note the paths that the run reached."""
+        """Note the paths that the run took."""
         coverage = self._world.coverage
         for holding in ledger.holdings:
             coverage.sometimes(f"group: a segment was {holding.ended_by or 'held'}")

@@ -1,4 +1,4 @@
-"""Programs that write transactions on several keys, several at a time, and die in the middle of them."""
+"""Programs that write transactions on several keys concurrently, and die during them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMEOUT = 40.0
 
 
 class Mover(Host):
-    """A machine on which such a program runs, in one process after the other. None tries again what another began."""
+    """A machine that runs such a program, in one process after the other. A process never retries another's units."""
 
     def __init__(self, world: StreamWorld, number: int) -> None:
         super().__init__(world, f"mover-{number}", "")
@@ -43,7 +43,7 @@ class Mover(Host):
             )
 
     def left(self) -> list[Unit]:
-        """Return the units that are still to be tried."""
+        """Return the units without an attempt."""
         return [unit for unit in self.program if not unit.attempts]
 
     async def serve(self, process: Process) -> None:
@@ -102,7 +102,7 @@ class Mover(Host):
             await self._read_back(unit, result)
 
     async def _read_back(self, unit: Unit, result: MultiKeyResult) -> None:
-        """Whoever reads after a commit finds it committed in all of its segments, whichever broker answers."""
+        """Check that a read after a commit finds it committed in all of its segments, at any broker."""
         world = self._world
         other = world.journal_client("verifier")
         found: list[int] = []

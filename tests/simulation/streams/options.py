@@ -1,4 +1,4 @@
-"""The options of a run, derived from its seed. Each can be given instead."""
+"""The options of a run, derived from its seed. Each can be overridden."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FAULTS = (
     "break watches",
     "exit gracefully",
 )
-"""Those of brokers; further ones are of writers' own calls (`harm`) and of the stream (`scale_seconds`)."""
+"""Faults of brokers. There are also faults of writers' calls (`harm`) and of the stream (`scale_seconds`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Times are virtual seconds. `units` are what each writer is asked to write: events and transactions."""
+    """The options of a run. Times are virtual seconds. `units` is the number of events and transactions per writer."""
 
     seed: int
     brokers: int = 3
@@ -41,22 +41,22 @@ class Options:
     keys: int = 4
     writers: int = 3
     stable: int = 2
-    """So many of the writers have an id of their own, which every process of theirs goes on with."""
+    """The number of writers with a fixed id, which all processes of such a writer use."""
     units: int = 80
     in_flight: int = 4
     window: int = 8
-    """The number of units that a writer waits for at a time."""
+    """The number of units that a writer writes concurrently."""
     json_lines: bool = False
     seconds: float = 8.0
-    """Writers spread their units over this time, in which there are faults, too."""
+    """The time over which writers spread their units, and faults happen."""
     harm: float = 0.04
-    """The chance of an append's call to be struck at one of its messages."""
+    """The probability of a fault at one of the messages of an append."""
     scale_seconds: float = 2.0
     """The average time between two scalings of the stream; 0 for no scaling."""
     sealed: bool = False
-    """True if the stream is sealed in the end."""
+    """True if the stream is sealed at the end."""
     largest: int = 200
-    """The most bytes that an event is padded by."""
+    """The most bytes of an event's padding."""
     max_writers: int = 64
     lease_seconds: float = 3.0
     congestion: float = 0.0
@@ -66,7 +66,7 @@ class Options:
     movers: int = 0
     """Programs that write transactions on several keys."""
     moves: int = 20
-    """The number that each of them is asked to write."""
+    """The number of transactions of each of them."""
     members: int = 0
     """The readers of the reader group."""
     append_streams: bool = True
@@ -99,7 +99,7 @@ class Options:
 
 
 def options_of(seed: int, **given: Any) -> Options:
-    """The options of a seed, some of them given. Raises InvalidInput for a name that is none."""
+    """Return the options of a seed, with some replaced by `given`. Raises InvalidInput for an unknown name."""
     rng = random.Random(f"streams {seed}")
     brokers = rng.choice((1, 2, 3, 3))
     writers = rng.choice((1, 2, 3, 4))
@@ -123,20 +123,20 @@ def options_of(seed: int, **given: Any) -> Options:
         shuffle=rng.random() < 0.7,
         fragment_length=rng.choice((1 << 12, 1 << 20)),
         append_streams=shares_streams(seed),
-        # Few kinds at a time, so that each run has a character of its own; often none but those of the calls.
+        # Few kinds of faults per run, so that runs differ. Often only the faults of calls.
         faults=tuple(fault for fault in FAULTS if rng.random() < rng.choice((0.0, 0.1, 0.25))),
     )
     return _given(options, given)
 
 
 def _max_writers_of(seed: int, writers: int, most: int) -> int:
-    """Return a number that is at times below that of the writers, so that those that write expire."""
+    """Return a number that is sometimes less than the number of writers, so that active writers expire."""
     rng = random.Random(f"crowded {seed}")
     return writers - 1 if writers > 1 and rng.random() < 0.15 else most
 
 
 def shared_options_of(seed: int, **given: Any) -> Options:
-    """As `options_of`, with transactions on several keys and a reader group beside fewer of the other units."""
+    """Return `options_of` with transactions on several keys, a reader group, and fewer other units."""
     rng = random.Random(f"groups {seed}")
     options = options_of(seed)
     return _given(
@@ -156,7 +156,7 @@ def shared_options_of(seed: int, **given: Any) -> Options:
 
 
 def lost_answers_options_of(seed: int, **given: Any) -> Options:
-    """A short run of one writer, each of whose appends is struck: for T10's ten thousand seeds."""
+    """Return a short run of one writer with a fault in each append: for T10's ten thousand seeds."""
     rng = random.Random(f"answers {seed}")
     options = replace(
         options_of(seed),

@@ -1,4 +1,4 @@
-"""One run: boot, faults under load, healing, the end of all programs, and a check of what stands in the segments."""
+"""One run: boot, faults under load, recovery, the end of all programs, and a check of the segments' content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .workload import Operator, WriterHost
 from .world import STREAM, StreamWorld
 
 LIVELINESS_SECONDS = 200.0
-"""The seconds after healing in which every program must be done. Brokers need up to 150 (see their simulation)."""
+"""The seconds after the last fault until every program must be done. Brokers need up to 150 (see their simulation)."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Report(playing.SeedReport[Options, Anomaly]):
 
 
 def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[StreamWorld], None] | None = None) -> Report:
-    """Run one simulation. `tell` hears of events as they happen; `prepare` may tamper with the world beforehand."""
+    """Run one simulation. `tell` is called with events as they happen. `prepare` may change the world beforehand."""
     report = Report(options)
     with simulated(options.seed, shuffle=options.shuffle) as loop:
         world = StreamWorld(loop, options)
@@ -92,7 +92,7 @@ async def _run(world: StreamWorld, report: Report) -> None:
 
 
 async def _write(world: StreamWorld, writers: list[WriterHost | Mover], report: Report) -> None:
-    """Let the programs write, through all harm, until they are done."""
+    """Let the programs write, under faults, until they are done."""
     by_name = {host.name: host for host in writers}
 
     def strike(name: str, act: str) -> None:
@@ -125,7 +125,7 @@ async def _write(world: StreamWorld, writers: list[WriterHost | Mover], report: 
 
 
 async def _segments(world: StreamWorld, streams: Streams) -> list[Segment]:
-    """Return the content of the stream once it is sealed, or once changes that were begun are finished."""
+    """Return the content of the stream once it is sealed, or once all started changes are finished."""
     options = world.stream_options
     async with asyncio.timeout(LIVELINESS_SECONDS):
         stream = await (streams.seal(STREAM) if options.sealed else streams.resume(STREAM))
@@ -171,24 +171,20 @@ async def _judge(
     await world.until(lambda: all(follower.events >= expected for follower in followers), LIVELINESS_SECONDS)
     lost = world.coverage.counts["a lease ran out"] > 0
     for follower in followers:
-        report.anomalies += check_delivered(
-            world.units, places, follower, may_see_what_came_to_nothing=lost, several=several
-        )
+        report.anomalies += check_delivered(world.units, places, follower, may_see_uncommitted=lost, several=several)
     if group is not None:
         await world.until(lambda: len(group.notes.events) >= expected, LIVELINESS_SECONDS)
         if world.stream_options.sealed and not await world.until(group.is_finished, LIVELINESS_SECONDS):
             report.anomalies.append(Anomaly("stuck", "a reader group has not finished a sealed stream"))
         group.end()
         content = await _content(world, readers_journal(STREAM, GROUP))
-        anomalies, ledger = check_shared(
-            world.units, segments, stands, group.notes, content, may_see_what_came_to_nothing=lost
-        )
+        anomalies, ledger = check_shared(world.units, segments, stands, group.notes, content, may_see_uncommitted=lost)
         report.anomalies += anomalies
         group.cover(ledger)
 
 
 def _note_ends(world: StreamWorld, several: Mapping[int, Sequence[Part]]) -> None:
-    """Note the ends of transactions whose writers died meanwhile."""
+    """Note the outcomes of transactions whose writers died during them."""
     for unit in world.units.units.values():
         if unit.keys and unit.attempts and unit.attempts[0].returned == math.inf:
             there = "committed" if unit.number in several else "dropped"
@@ -196,7 +192,7 @@ def _note_ends(world: StreamWorld, several: Mapping[int, Sequence[Part]]) -> Non
 
 
 async def _content(world: StreamWorld, journal: str) -> bytes:
-    """A journal's content, behind a barrier."""
+    """Return a journal's content up to a barrier."""
     client = world.journal_client("prover", retry_timeout=LIVELINESS_SECONDS)
     while True:
         try:
@@ -205,7 +201,7 @@ async def _content(world: StreamWorld, journal: str) -> bytes:
         except AppendOutcomeUnknown:
             await asyncio.sleep(0.5)
     content = bytearray()
-    # A broker that took over a sealed segment has nothing of it by itself; it knows what is stored.
+    # A broker that took over a sealed segment has no local content of it, but it knows the stored content.
     if end := max(barrier.end, await client.head(journal)):
         async for chunk in client.read(journal, 0, end_offset=end, block=True, direct=False, fail_on_jump=True):
             content += chunk.content

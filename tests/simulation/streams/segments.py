@@ -1,4 +1,4 @@
-"""The content of segments, read by a parser of the tests, so that the code under test does not check itself."""
+"""The content of segments, read by an independent parser, so that the code under test does not check itself."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from uuid import UUID
 
 from coranto.streams.model.keys import KeyRange
 
-CONTINUE, ACK = 1, 2  # The flags of messages; an event outside of transactions has none.
+CONTINUE, ACK = 1, 2  # The flags of messages. An event outside of transactions has none.
 _MAGIC = b"\x66\x33\x93\x36"
 
 
 class Message(NamedTuple):
-    """One message: its place in the journal, the parts of its UUID, and which event or transaction end it is.
+    """One message: its place in the journal, the parts of its UUID, and its event or transaction end.
 
-    `sequence` is -1 but for a transaction end, `unit` -1 for that and for other acknowledgements.
+    `sequence` is -1 except for a transaction end. `unit` is -1 for that and for other acknowledgements.
     """
 
     begin: int
@@ -33,12 +33,12 @@ class Message(NamedTuple):
 
 
 class Unreadable(Exception):
-    """Bytes that no writer writes."""
+    """Content that no writer writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment in the end. `sealed_at` is what its label says."""
+    """A segment at the end of a run. `sealed_at` is from its label."""
 
     number: int
     range: KeyRange
@@ -50,7 +50,7 @@ class Segment:
 
 
 def parse(content: bytes, *, json_lines: bool) -> list[Message]:
-    """The messages of a segment. Raises Unreadable."""
+    """Return the messages of a segment. Raises Unreadable."""
     try:
         return list(_lines(content) if json_lines else _frames(content))
     except (ValueError, KeyError, struct.error) as error:
@@ -95,5 +95,5 @@ def _frames(content: bytes) -> Iterator[Message]:
 
 
 def _uuid(uuid: UUID) -> tuple[int, tuple[bytes, int]]:
-    """Flags, and the producer and the clock. The clock is the time with four more bits of the sequence below it."""
+    """Return the flags, the producer and the clock: the time, shifted by the sequence's four bits."""
     return uuid.clock_seq & 0x3FF, (uuid.node.to_bytes(6, "big"), uuid.time << 4 | (uuid.clock_seq >> 10) & 0xF)

@@ -1,17 +1,17 @@
-"""Transactions on several keys: what stands of them in the segments, against what their writers were told.
+"""Check of transactions on several keys: the segments' content against the answers to the writers.
 
-What is committed is worked out here anew, from the messages' flags and clocks. Anomalies, by name:
+Committed events are computed independently from the messages' flags and clocks. Anomalies, by name:
 
 =======================  ===============================================================================================
-`partial`                of a transaction's events some are committed but not all
-`torn`                   the events of one segment are not in the order in which they were written
+`partial`                only some of a transaction's events are committed
+`torn`                   the events of one segment are not in the order of the writes
 `duplicate`              an event is committed twice, or under two producers
 `foreign`                an event is in a segment that its key does not belong to
-`lost`                   what was acknowledged is not committed
-`phantom`                what was said not to be applied is committed
-`misplaced`              events do not stand where that was said
-`undecided`              events are committed though no decision of it is recorded
-`undelivered`            a decision is recorded, but what it commits is not committed in a segment
+`lost`                   an acknowledged transaction is not committed
+`phantom`                a transaction that was reported as not applied is committed
+`misplaced`              events are not at the reported offsets
+`undecided`              events are committed without a recorded decision
+`undelivered`            a decision is recorded, but a segment lacks the commit
 =======================  ===============================================================================================
 """
 
@@ -32,7 +32,7 @@ from .segments import ACK, CONTINUE, Message, Segment, parse
 
 
 class Committed(NamedTuple):
-    """Events that were committed together, by the message at `index`, which ends at offset `end`."""
+    """Events committed together by the message at `index`, which ends at offset `end`."""
 
     index: int
     end: int
@@ -83,7 +83,7 @@ def committed(messages: Iterable[Message]) -> Iterator[Committed]:
 def check_several(
     history: History, segments: Sequence[Segment], decisions: bytes, *, json_lines: bool
 ) -> tuple[list[Anomaly], dict[int, list[Part]]]:
-    """All anomalies, and the parts of transactions on several keys. `decisions` is that journal's content."""
+    """Return all anomalies, and the committed parts of transactions. `decisions` is the content of their journal."""
     found: list[Anomaly] = []
     parts: defaultdict[int, list[Part]] = defaultdict(list)
     for segment in segments:
@@ -124,11 +124,11 @@ def _check(unit: Unit, parts: Sequence[Part], found: list[Anomaly]) -> None:
 
 def _check_positions(unit: Unit, attempt: Attempt, parts: Sequence[Part], found: list[Anomaly]) -> None:
     if attempt.positions.keys() != {part.segment.number for part in parts}:
-        found.append(Anomaly("misplaced", f"{unit}: is said to be in segments {sorted(attempt.positions)}"))
+        found.append(Anomaly("misplaced", f"{unit}: is reported to be in segments {sorted(attempt.positions)}"))
         return
     for part in parts:
         begin, end = attempt.positions[part.segment.number]
-        # What is repeated because an answer was lost may stand there twice: one of them is where that was said.
+        # Events that were repeated after a lost answer may be there twice: one copy is at the reported offsets.
         there = [each for each in part.segment.messages if begin <= each.begin < end]
         if [each.part for each in there] != part.indexes or {each.unit for each in there} != {unit.number}:
             found.append(Anomaly("misplaced", f"{unit}: {there} is at [{begin}, {end}) of {part.segment.number}"))

@@ -1,19 +1,19 @@
 """Comparison of the events that a group's readers got with the stream and the group's own journal.
 
-The group's journal is read by a parser of its own. It tells who held which segment from which offset on, and up to
-where each one had said that it had consumed it. An event counts as being where its transaction is committed.
+An independent parser reads the group's journal. It yields the holder of each segment, its first offset, and the
+consumed offset that it reported. The place of an event is the end of its commit.
 
 =======================  ===============================================================================================
-`group-state`            what the group's journal says contradicts itself, or the segments: positions go back, somebody
-                         holds what another one holds, a segment ends elsewhere, or is taken up before its predecessors
-`group-unread`           an event was given to nobody
-`group-skipped`          an event was said to be consumed that its reader was not given, or was not through with
-`group-again`            an event was given again that was said to be consumed, or twice to one reader, or by a reader
-                         that had left or given up the segment without saying so
-`group-torn`             a transaction was not given whole
-`group-phantom`          something was given that is not there
+`group-state`            the group's journal contradicts itself, or the segments: positions go back, a segment has two
+                         holders, ends at another offset, or is opened before its predecessors are complete
+`group-unread`           no reader got an event
+`group-skipped`          an event was reported as consumed that its reader did not get, or had not finished
+`group-again`            an event was given again that was reported as consumed, or twice to one reader, or by a reader
+                         that had left or released the segment without reporting it
+`group-torn`             only a part of a transaction was given
+`group-phantom`          an event was given that is not in the stream
 `group-reordered`        the events of a key were not given in order, or a segment's before its predecessors'
-`group-checkpoint`       something that was given before a reader's mark is behind the checkpoint, or the reverse
+`group-checkpoint`       an event that was given before a reader's mark is after the checkpoint, or the reverse
 =======================  ===============================================================================================
 """
 
@@ -42,18 +42,18 @@ def check_shared(
     notes: Notes,
     journal: bytes,
     *,
-    may_see_what_came_to_nothing: bool,
+    may_see_uncommitted: bool,
 ) -> tuple[list[Anomaly], Ledger]:
-    """All anomalies, and what the group's journal says."""
+    """Return all anomalies, and the ledger of the group's journal."""
     ledger = read_ledger(journal, segments)
     found = ledger.found
     by_place = {(number, stand.segment): stand for number, each in stands.items() for stand in each}
     given: list[tuple[Given, int]] = []
-    """The events in the stream, with the places where they are committed."""
+    """The events in the stream, with the offsets of their commits."""
     for each in notes.given:
         stand = by_place.get((each.unit, each.segment))
         if stand is None:
-            if not may_see_what_came_to_nothing:
+            if not may_see_uncommitted:
                 found.append(Anomaly("group-phantom", f"{each}: {history.units[each.unit]}"))
             continue
         if each.indexes != stand.indexes if each.whole else not set(each.indexes) <= set(stand.indexes):
@@ -82,7 +82,7 @@ def _check_holdings(
     ledger: Ledger,
     found: list[Anomaly],
 ) -> None:
-    """Check that readers got only events that were not consumed yet, and consumed only events that they got."""
+    """Check that readers got only unconsumed events, and consumed only events that they got."""
     held: defaultdict[tuple[str, int], list[Holding]] = defaultdict(list)
     for holding in ledger.holdings:
         held[holding.token, holding.segment].append(holding)
@@ -96,12 +96,12 @@ def _check_holdings(
         if not any(holding.begin < end for holding in mine):
             found.append(Anomaly("group-again", f"{each} at {end} was consumed before: {mine}"))
         last = max((holding.end for holding in mine), default=0)
-        told = all(holding.ended_by in _VOLUNTARY for holding in mine) or each.token in notes.left
-        if told and end > last:
-            found.append(Anomaly("group-again", f"{each} at {end} was not told by its reader, which was at {last}"))
+        reported = all(holding.ended_by in _VOLUNTARY for holding in mine) or each.token in notes.left
+        if reported and end > last:
+            found.append(Anomaly("group-again", f"{each} at {end} was not reported by its reader, which was at {last}"))
         events = {(each.unit, index) for index in each.indexes}
         if events & had[each.token, each.segment]:
-            found.append(Anomaly("group-again", f"{each} came twice to its reader"))
+            found.append(Anomaly("group-again", f"{each} was given twice to its reader"))
         had[each.token, each.segment] |= events
     by_segment: defaultdict[int, list[tuple[int, Stand]]] = defaultdict(list)
     for (number, segment), stand in by_place.items():
@@ -122,7 +122,7 @@ def _check_order(
 ) -> None:
     latest: dict[tuple[str, str], tuple[int, int]] = {}
     lines: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    """By key, the units that are there in order."""
+    """By key: the written units, in order."""
     for (number, segment), stand in by_place.items():
         for key in {history.units[number].key_of(index) for index in stand.indexes}:
             lines[key].append((segment, stand.end, number))
@@ -140,16 +140,18 @@ def _check_order(
     for each, end in given:
         unit = history.units[each.unit]
         if ahead := [number for number in predecessors[each.segment] if left[number]]:
-            found.append(Anomaly("group-reordered", f"{each} came before all of segments {ahead} had"))
+            found.append(Anomaly("group-reordered", f"{each} was given before the last event of segments {ahead} was"))
         for key in {unit.key_of(index) for index in each.indexes}:
             at = each.segment, end
             if latest.get((each.token, key), (-1, -1)) > at:
-                found.append(Anomaly("group-reordered", f"{each} came too late to its reader: {unit}"))
+                found.append(Anomaly("group-reordered", f"{each} was given too late to its reader: {unit}"))
             latest[each.token, key] = at
             seen.add((key, each.unit, each.segment))
             index = before[key, each.unit, each.segment]
             if index is not None and (key, lines[key][index][2], lines[key][index][0]) not in seen:
-                found.append(Anomaly("group-reordered", f"{each} came before {history.units[lines[key][index][2]]}"))
+                found.append(
+                    Anomaly("group-reordered", f"{each} was given before {history.units[lines[key][index][2]]}")
+                )
         if (each.unit, each.segment) not in first:
             first.add((each.unit, each.segment))
             left[each.segment] -= 1
@@ -168,7 +170,7 @@ def _check_checkpoints(
         for token in {token for token, passed in ledger.passed if passed == name}:
             mark = notes.marks.get((token, name))
             if mark is None:
-                found.append(Anomaly("group-checkpoint", f"{token} passed {name} without having kept anything"))
+                found.append(Anomaly("group-checkpoint", f"{token} passed {name} without a mark"))
                 continue
             for index, each in enumerate(notes.given):
                 stand = by_place.get((each.unit, each.segment))
@@ -176,11 +178,13 @@ def _check_checkpoints(
                     continue
                 if (stand.end <= limits.get(each.segment, -1)) is not (index < mark):
                     where = "before" if index < mark else "behind"
-                    found.append(Anomaly("group-checkpoint", f"{each} at {stand.end} came {where} {name}: {position}"))
+                    found.append(
+                        Anomaly("group-checkpoint", f"{each} at {stand.end} was given {where} {name}: {position}")
+                    )
 
 
 def _limits(position: StreamPosition, predecessors: Mapping[int, frozenset[int]]) -> dict[int, float]:
-    """By segment, the offset that a position is at; infinite for those that are wholly before it."""
+    """Return the offset of a position by segment; infinite for segments that are wholly before it."""
     limits: dict[int, float] = {}
     stack = list(position.segments)
     while stack:

@@ -1,4 +1,4 @@
-"""The programs on a stream. They write their units in order through all their crashes, scale, and follow."""
+"""The programs on a stream: they write their units in order through all their crashes, scale, and follow."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MAX_ACTIVE = 5
 _TIMEOUT = 40.0
 
 
-class _Again(CorantoError):
-    """The process is to end, and another one to go on."""
+class _Restart(CorantoError):
+    """The process must end, and another one continue."""
 
 
 class WriterHost(Host):
-    """A machine on which a program writes its units, in one process after the other."""
+    """A machine that runs a program, which writes its units, in one process after the other."""
 
     def __init__(self, world: StreamWorld, number: int, *, stable: bool) -> None:
         super().__init__(world, f"writer-{number}", "")
@@ -41,7 +41,7 @@ class WriterHost(Host):
         self._world = world
         self._rng = rng
         self._fresh = False
-        self._ends: dict[str, int] = {}  # By key, the latest end that was told.
+        self._ends: dict[str, int] = {}  # By key: the latest reported end.
         self._pause = options.seconds / options.units
         keys = [f"key {key}" for key in range(options.keys)]
         self.program = [
@@ -59,7 +59,7 @@ class WriterHost(Host):
                 unit.events = 1
 
     def usurp(self) -> None:
-        """Let the process be taken for dead, and another one go on. It wakes up later, and knows of nothing."""
+        """Suspend the process as if it had failed, and start another one. It resumes later, unaware of the other."""
         process = self.process
         if process is None or not process.alive or process.paused or not self.stable:
             return
@@ -71,9 +71,9 @@ class WriterHost(Host):
         self._world.loop.later(self._rng.uniform(0.1, 4.0), process.resume)
 
     def left(self) -> list[Unit]:
-        """Return the units that are still to be tried."""
+        """Return the units that must still be written."""
         if not self.stable:
-            # Nobody can tell what became of what another process has tried.
+            # The outcome of another process's attempts is unknown.
             return [unit for unit in self.program if not unit.attempts]
         return [unit for unit in self.program if unit.given_up == math.inf and unit.outcome is not UnitOutcome.OK]
 
@@ -81,13 +81,13 @@ class WriterHost(Host):
         world, options, rng = self._world, self._world.stream_options, self._rng
         left = self.left()
         if self._fresh:
-            # The stream has forgotten this writer, so nobody can tell any more what became of these.
+            # The stream has removed this writer, so the outcome of these can no longer be determined.
             doubtful = [unit for unit in left if unit.outcome is UnitOutcome.UNKNOWN]
             for unit in doubtful:
                 unit.give_up(world.loop.time())
             left = self.left()
         elif self.stable and left and rng.random() < 0.5:
-            # The program has forgotten that the last ones are there, and gives them again.
+            # The program forgets that the last ones are stored, and writes them again.
             before = [unit for unit in self.program if unit.number < left[0].number and unit.given_up == math.inf]
             left = before[len(before) - rng.randint(0, 4) :] + left if len(before) > 4 else left
         clock = SimClock(world.loop, process)
@@ -106,7 +106,7 @@ class WriterHost(Host):
         self._fresh = False
         async with writer:
             while not await self._write(writer, process, client, left):
-                # What failed is given again, to the same writer.
+                # Failed units are written again, to the same writer.
                 world.coverage.sometimes("a program goes on in the same process")
                 left = self.left()
         self.stays_down = True
@@ -116,11 +116,11 @@ class WriterHost(Host):
     async def _write(
         self, writer: StreamWriter[Any], process: Process, client: JournalClient, left: list[Unit]
     ) -> bool:
-        """Have units written. Returns False if the process is to give what is left again."""
+        """Write units. Return False if the process must write the remaining ones again."""
         options, rng = self._world.stream_options, self._rng
         waiting: dict[asyncio.Task[None], None] = {}
         failed: list[CorantoError] = []
-        heeds = not self.stable or rng.random() < 0.7  # Others look for failures only once everything is given.
+        stops_early = not self.stable or rng.random() < 0.7  # Others check for failures only after the last unit.
 
         def ended(task: asyncio.Task[None]) -> None:
             waiting.pop(task, None)
@@ -130,10 +130,10 @@ class WriterHost(Host):
         for unit in left:
             while len(waiting) >= options.window:
                 await asyncio.wait(list(waiting), return_when=asyncio.FIRST_COMPLETED)
-            if failed and heeds:
+            if failed and stops_early:
                 break
             if rng.random() < 0.01:
-                # One after the other, for nobody could tell which of two at a time was the later one.
+                # Serialized, so that the order of two fences is known.
                 async with self._world.raising[unit.key]:
                     self._world.fences[unit.key].append(await writer.raise_fence(unit.key, "sim"))
                 self._world.coverage.sometimes("a fence was raised")
@@ -152,13 +152,13 @@ class WriterHost(Host):
         if failed or self.left():
             self._world.coverage.sometimes("a program goes on in another process")
             self._fresh = any(isinstance(error, WriterExpired) for error in failed)
-            raise _Again(str(failed[0]) if failed else "there is more")
+            raise _Restart(str(failed[0]) if failed else "there is more")
         return True
 
     async def _give(
         self, writer: StreamWriter[Any], unit: Unit, attempt: Attempt, client: JournalClient
     ) -> asyncio.Task[None] | None:
-        """Have a unit written, behind all that was given before. Returns what waits for it, unless it ended at once."""
+        """Write a unit after all earlier ones. Return a task that awaits the outcome, unless it is already known."""
         rng, world = self._rng, self._world
         unit.attempts.append(attempt)
         sequence = unit.number if self.stable else None
@@ -171,7 +171,7 @@ class WriterHost(Host):
         elif kind < 0.6:
             done = writer.write_events(unit.key, events, sequence=sequence)
         elif kind < 0.62 and world.fences[unit.key]:
-            # Any that was ever raised: all but the latest are to be refused.
+            # Any earlier fence: all but the latest must be rejected.
             attempt.fence = rng.randrange(len(world.fences[unit.key]))
             attempt.last_fence = len(world.fences[unit.key]) - 1
             fence = world.fences[unit.key][attempt.fence]
@@ -189,7 +189,7 @@ class WriterHost(Host):
     async def _transact(
         self, writer: StreamWriter[Any], unit: Unit, attempt: Attempt, events: list[Any], sequence: int | None
     ) -> Awaitable[CommitResult] | None:
-        """As a block. Some are left by an exception, aborted, or open for too long: None is returned then."""
+        """Write a transaction as a block. Returns None if it ends by an exception, an abort or a timeout."""
         rng, coverage = self._rng, self._world.coverage
         chance = rng.random()
         transaction: Transaction[Any] = writer.transaction(
@@ -220,7 +220,7 @@ class WriterHost(Host):
             unit.give_up(self._world.loop.time())
             return None
         commit = asyncio.ensure_future(transaction.commit())
-        while transaction.raw_state is TransactionState.OPEN:  # noqa: ASYNC110  # What is given next is to be behind it.
+        while transaction.raw_state is TransactionState.OPEN:  # noqa: ASYNC110  # The next unit must follow it.
             await asyncio.sleep(0)
         if chance < 0.25:
             coverage.sometimes("waiting for a commit was cancelled")
@@ -259,7 +259,7 @@ class WriterHost(Host):
         self._world.loop.note(str(unit))
 
     async def _read_back(self, unit: Unit, result: EventPosition | CommitResult, client: JournalClient) -> None:
-        """T4: whoever reads after a commit reads what was committed, whichever broker answers."""
+        """Check T4: a read after a commit returns the committed content, at any broker."""
         world = self._world
         content = bytearray()
         try:
@@ -281,7 +281,7 @@ class WriterHost(Host):
 
 
 class Operator(Host):
-    """Scales the stream, and dies in the middle of it at times; the next process finishes what was begun."""
+    """An operator that scales the stream, and sometimes dies during it. The next process finishes the change."""
 
     def __init__(self, world: StreamWorld) -> None:
         super().__init__(world, "operator", "")

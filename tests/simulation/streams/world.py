@@ -1,4 +1,4 @@
-"""The world of brokers, and in it a stream with its writers and its operator."""
+"""The world of brokers, with a stream, its writers and its operator."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ STREAM = "sim/stream"
 
 
 class StreamWorld(World):
-    """Everything there is in one run."""
+    """The brokers and the stream of one run."""
 
     def __init__(self, loop: SimLoop, options: Options) -> None:
         super().__init__(loop, options.broker)
         self.stream_options = options
         self.units = History()
         self.fences: defaultdict[str, list[Fence]] = defaultdict(list)
-        """Those that were raised for each key, one after the other."""
+        """The fences raised for each key, in order."""
         self.raising: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Held by whoever raises a fence for a key."""
+        """Held while a fence is raised for a key."""
         self.broken: list[str] = []
-        """Promises that turned out not to be kept while the run went on: the anomaly's name and what happened."""
+        """Promises that were broken during the run: the anomaly's name and its details."""
 
     def journal_client(
         self, node: str, process: Process | None = None, clock: SimClock | None = None, *, retry_timeout: float = 30.0
     ) -> JournalClient:
-        """A client that may go to every broker, and learns where journals are."""
+        """Return a client that may call every broker, and learns the locations of journals."""
         endpoints = [machine.endpoint for machine in self.machines]
         self.rng.shuffle(endpoints)
         return JournalClient(
@@ -62,5 +62,5 @@ class StreamWorld(World):
         return spec
 
     async def look(self, client: JournalClient) -> Stream:
-        """The stream as brokers know it."""
+        """Return the stream as brokers describe it."""
         return decode(await client.list(segments_selector(STREAM)))
