@@ -1,4 +1,4 @@
-"""The checker of exactly-once semantics: a sound run passes, and each way of being wrong has its name."""
+"""The checker of exactly-once semantics: a sound run passes, and each violation has its name."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ def acknowledgement(clock: int) -> bytes:
 
 
 class Run:
-    """Ada commits m1 and m2 together; Bob publishes m3 alone, then m4 that he takes back. Two owners process that: the
-    second takes over from the first after its only transaction."""
+    """A run of two producers and two owners.
+
+    Ada commits m1 and m2 together. Bob publishes m3 alone, then m4, which he rolls back. The second owner takes over
+    after the only transaction of the first.
+    """
 
     def __init__(self) -> None:
         self.input = [
@@ -91,7 +94,7 @@ class Run:
         inputs, outputs = {IN: b"".join(self.input)}, {OUT: b"".join(self.output)}
         return [each.name for each in check(self.record, inputs, outputs, [FinalShard(SHARD, (IN,), book)])]
 
-    # -- What may be wrong ---------------------------------------------------------------------------------------------
+    # -- Violations ----------------------------------------------------------------------------------------------------
 
     def takes_back_the_commit(self) -> None:
         self.record.sent["m3"].fate = Fate.ROLLED_BACK
@@ -104,7 +107,7 @@ class Run:
         self.entries.append(self.entries[-1])
         self.sums = {"ant": [4, 8]}
 
-    def delivers_what_was_rolled_back(self) -> None:
+    def delivers_rolled_back_messages(self) -> None:
         self.record.deliveries.append(Delivery(0, SHARD, "m4"))
 
     def swaps_messages(self) -> None:
@@ -141,7 +144,7 @@ class Run:
     def publishes_twice(self) -> None:
         self.output += [published("m2", 6), acknowledgement(7)]
 
-    def publishes_what_is_not_there(self) -> None:
+    def publishes_unknown_messages(self) -> None:
         self.output += [published("m4", 6), acknowledgement(7)]
 
     def publishes_in_another_order(self) -> None:
@@ -158,7 +161,7 @@ def test_a_sound_run_has_no_anomalies() -> None:
         (Run.takes_back_the_commit, "wrong-fate"),
         (Run.loses_a_message, "lost-message"),
         (Run.counts_twice, "duplicate-delivery"),
-        (Run.delivers_what_was_rolled_back, "aborted-delivery"),
+        (Run.delivers_rolled_back_messages, "aborted-delivery"),
         (Run.swaps_messages, "out-of-order"),
         (Run.miscounts, "wrong-sum"),
         (Run.forgets_a_commit, "lost-commit"),
@@ -170,24 +173,24 @@ def test_a_sound_run_has_no_anomalies() -> None:
         (Run.never_acknowledges, "missing-ack"),
         (Run.loses_an_output, "lost-output"),
         (Run.publishes_twice, "duplicate-output"),
-        (Run.publishes_what_is_not_there, "output-of-nothing"),
+        (Run.publishes_unknown_messages, "output-of-nothing"),
         (Run.publishes_in_another_order, "output-out-of-order"),
     ],
 )
-def test_what_is_wrong_is_named(wrong: Callable[[Run], None], name: str) -> None:
+def test_each_anomaly_is_found(wrong: Callable[[Run], None], name: str) -> None:
     run = Run()
     wrong(run)
     assert name in run.anomalies()
 
 
-def test_an_owner_that_restored_at_the_same_time_is_not_taken_for_a_later_one() -> None:
+def test_a_concurrent_restore_does_not_count_as_a_later_one() -> None:
     run = Run()
-    run.record.owners[1].opened = 1.2  # Before the other had restored: which of the two is later only the store knows.
+    run.record.owners[1].opened = 1.2  # Before the restore of the other one. Only the store knows their order.
     run.tokens.append("0.1")
     assert "zombie-commit" not in run.anomalies()
 
 
-def test_committed_messages_are_those_of_the_rules() -> None:
+def test_committed_messages_follow_the_rules() -> None:
     content = b"".join(Run().input)
     assert [each.message["id"] for each in committed_of(IN, content)] == ["m3", "m1", "m2"]
     late = content + sent("m4", BOB, 2, Flags.CONTINUE_TXN) + line(BOB, 2, Flags.ACK_TXN)

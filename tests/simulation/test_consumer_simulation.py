@@ -1,4 +1,4 @@
-"""Real consumers in the simulated world: seeds are sound and go where it is interesting, planted bugs are caught."""
+"""Real consumers in the simulated world: seeds are sound and cover the interesting paths, planted bugs are caught."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ INTERESTING = {
     "sql: a later owner restored what an earlier one had committed",
     "sqlite: a later owner restored what an earlier one had committed",
 }
-"""Paths that some run must have taken, lest the others prove nothing."""
+"""Paths that some run must take, so that the others prove something."""
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def test_seed(seed: int) -> None:
     assert report.sound, f"\n{report}"
 
 
-def test_the_seeds_go_where_it_is_interesting() -> None:
+def test_the_seeds_cover_the_interesting_paths() -> None:
     wanted = dict.fromkeys(INTERESTING, 1)
     coverage: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
@@ -75,18 +75,18 @@ def test_the_seeds_go_where_it_is_interesting() -> None:
     assert outcomes["effects"] > 20 * SEEDS
 
 
-def test_a_commit_of_which_its_owner_never_knew_counts_once() -> None:
-    def kill_in_its_course(world: ConsumerWorld) -> None:
+def test_a_commit_unknown_to_its_owner_counts_once() -> None:
+    def kill_during_commit(world: ConsumerWorld) -> None:
         for machine in world.consumers:
             machine.at_step["commit"] = functools.partial(world.loop.later, 0.0001, machine.kill)
 
     options = options_of(1, shards=("sql",), inputs=1, sources=((0,),), faults=(), broker_faults=())
-    report = run(options, prepare=kill_in_its_course)
+    report = run(options, prepare=kill_during_commit)
     assert report.sound, f"\n{report}"
     assert report.coverage["a commit took place and its owner never knew"]
 
 
-def test_a_run_is_the_same_in_another_process() -> None:
+def test_a_run_is_reproducible_in_another_process() -> None:
     code = (
         "from tests.simulation.consumers.options import options_of\n"
         "from tests.simulation.consumers.run import run\n"
@@ -106,18 +106,18 @@ def test_a_run_is_the_same_in_another_process() -> None:
     assert report_of(5).digest != here.digest
 
 
-def test_a_failure_says_how_to_repeat_it() -> None:
+def test_a_failure_prints_its_replay_command() -> None:
     report = run(options_of(3, transactions=1, seconds=1.0), prepare=lambda world: world.problems.append("made up"))
     assert not report.sound
     assert "python -m tests.simulation.consumers --seed 3" in str(report)
     assert "max_txn_seconds=" in str(report)
 
 
-# -- Planted bugs: each of these consumers is broken in one way, and the checker says which ----------------------------
+# -- Planted bugs: each of these consumers has one bug, and the checker names its effect ----------------------------
 
 
 def is_caught(*names: str, prepare: Prepare | None = None, **options: Any) -> bool:
-    """Return whether one of a few seeds with these options finds an anomaly of one of these names."""
+    """Return True if one of a few seeds with these options finds an anomaly of one of these names."""
     given = {"broker_faults": (), "consumers": 3, "lease_seconds": 2.0, "inputs": 1, "sources": ((0,),), **options}
     return any(
         anomaly.name in names
@@ -129,14 +129,14 @@ def is_caught(*names: str, prepare: Prepare | None = None, **options: Any) -> bo
 def test_acknowledgements_before_the_commit_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = OrderedAppends.add
 
-    def at_once(self: OrderedAppends, journal: str, content: bytes, **_: object) -> Any:
+    def without_waiting(self: OrderedAppends, journal: str, content: bytes, **_: object) -> Any:
         return real(self, journal, content)
 
-    monkeypatch.setattr(OrderedAppends, "add", at_once)
+    monkeypatch.setattr(OrderedAppends, "add", without_waiting)
     assert is_caught("early-ack", shards=("sql",), faults=())
 
 
-def test_acknowledgements_that_nobody_writes_again_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledgements_not_repeated_after_a_takeover_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = WatchedStore.restore_checkpoint
 
     async def forget(self: WatchedStore, shard: str) -> Checkpoint:
@@ -144,11 +144,11 @@ def test_acknowledgements_that_nobody_writes_again_are_caught(monkeypatch: pytes
 
     monkeypatch.setattr(WatchedStore, "restore_checkpoint", forget)
 
-    def kill_before_it(world: ConsumerWorld) -> None:
+    def kill_before_acknowledging(world: ConsumerWorld) -> None:
         for machine in world.consumers:
             machine.at_step["acknowledge"] = machine.kill
 
-    assert is_caught("missing-ack", shards=("sql",), faults=(), prepare=kill_before_it)
+    assert is_caught("missing-ack", shards=("sql",), faults=(), prepare=kill_before_acknowledging)
 
 
 def test_a_database_without_a_fence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_database_without_a_fence_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_recorder_that_ignores_its_fence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What it records when another has taken over is out of place, and so lost, although it said otherwise.
+    # Its recording after a takeover is at a wrong offset, and thus lost, although it is confirmed.
     async def append(self: Recorder, groups: Sequence[Any]) -> None:
         pieces = [piece for group in groups for piece in group.pieces]
         if pieces:
@@ -170,17 +170,17 @@ def test_a_recorder_that_ignores_its_fence_is_caught(monkeypatch: pytest.MonkeyP
 def test_a_store_that_confirms_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = JsonFileStore.start_commit
 
-    async def at_once(
+    async def without_waiting(
         self: JsonFileStore[Any], shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]
     ) -> Awaitable[None]:
         await real(self, shard, checkpoint, wait_for)
 
         async def done() -> None:
-            """It has not waited for the log."""
+            """Do not wait for the log."""
 
         return done()
 
-    monkeypatch.setattr(JsonFileStore, "start_commit", at_once)
+    monkeypatch.setattr(JsonFileStore, "start_commit", without_waiting)
     assert is_caught(
         "lost-commit", "stray-ack", "output-of-nothing", shards=("json",), faults=("kill consumer", "zombie")
     )
@@ -198,7 +198,7 @@ def test_checkpoints_without_producers_are_caught(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_producers_forgotten_by_the_newest_clock_of_any_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_of_producers_by_the_newest_clock_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def prune(
         self: Pruning, journal: str, producers: Mapping[ProducerId, ProducerState], read_through: int
     ) -> dict[ProducerId, ProducerState]:
@@ -212,7 +212,7 @@ def test_producers_forgotten_by_the_newest_clock_of_any_are_caught(monkeypatch: 
     assert is_caught("duplicate-delivery", **options)
 
 
-def test_open_transactions_forgotten_by_their_clocks_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_of_open_transactions_by_their_clocks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Pruning.forgets
 
     def forgets(self: Pruning, state: ProducerState, read_through: int, first_offset: int = 0) -> bool:
@@ -233,7 +233,7 @@ def test_delivery_of_rolled_back_messages_is_caught(monkeypatch: pytest.MonkeyPa
     assert is_caught("aborted-delivery", shards=("sql",), faults=(), transactions=14)
 
 
-def test_commits_that_are_repeated_blindly_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blindly_repeated_commits_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimSqlStore, "retries_blindly", True)
 
     def lose_answers(world: ConsumerWorld) -> None:

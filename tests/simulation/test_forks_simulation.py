@@ -1,4 +1,4 @@
-"""Forks in the simulated world: seeds are sound and go where it is interesting, planted bugs are found."""
+"""Forks in the simulated world: seeds are sound and cover the interesting paths, and planted bugs are found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INTERESTING = {
 Patches = Callable[[ExitStack], None]
 
 
-def test_forks_have_the_content_of_their_sources_whatever_happens() -> None:
+def test_forks_have_the_content_of_their_sources_under_faults() -> None:
     coverage: Counter[str] = Counter()
     for seed in range(4):
         report = run(options_for(seed))

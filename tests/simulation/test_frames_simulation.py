@@ -1,4 +1,4 @@
-"""Frames in the simulated world: many seeds are sound and go everywhere, and planted bugs are caught."""
+"""Frames in the simulated world: many seeds are sound and cover all paths, and planted bugs are caught."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .coverage import missing, seeds_until
 
 SEEDS = 12
 FIRST = 100
-"""The seeds below are those of `test_simulation`, of which half have frames too."""
+"""The seeds below are from `test_simulation`. Half of them have frames."""
 
 INTERESTING = {
     *(f"fault: {fault}" for fault in FRAME_FAULTS),
@@ -53,12 +53,12 @@ ALONE = FRAMES | {"brokers": 1, "replication": 1, "lease_seconds": 10.0}
 
 
 def framed(seed: int) -> RunReport:
-    """Run a seed as the command does, but with frames if it has none."""
+    """Run a seed as the command does, but always with frames."""
     return run(options_of(seed) if frames_of(seed)["frames"] else options_of(seed, frames=True))
 
 
 @pytest.mark.exhaustive  # Half of the seeds of `test_simulation.py` have frames.
-def test_the_seeds_are_sound_and_go_where_it_is_interesting() -> None:
+def test_the_seeds_are_sound_and_cover_the_interesting_paths() -> None:
     wanted = dict.fromkeys(INTERESTING, 1)
     coverage: Counter[str] = Counter()
     for seed in seeds_until(SEEDS, coverage, wanted):
@@ -68,13 +68,13 @@ def test_the_seeds_are_sound_and_go_where_it_is_interesting() -> None:
     assert missing(coverage, wanted) == {}
 
 
-def test_half_of_the_seeds_have_frames_and_given_options_keep_them_out() -> None:
+def test_half_of_the_seeds_have_frames_unless_options_are_given() -> None:
     have = sum(options_of(seed).frames for seed in range(200))
     assert 70 < have < 130
     assert not any(options_of(seed, brokers=3).frames for seed in range(20))
 
 
-def test_a_run_with_frames_is_the_same_again_and_a_failure_says_how_to_repeat_it() -> None:
+def test_a_run_with_frames_is_reproducible_and_prints_its_replay_command() -> None:
     seed = next(seed for seed in range(20) if options_of(seed).frames)
     first, second = run(options_of(seed)), run(options_of(seed))
     assert (first.digest, first.steps) == (second.digest, second.steps)
@@ -88,7 +88,7 @@ def test_a_run_with_frames_is_the_same_again_and_a_failure_says_how_to_repeat_it
 
 
 def found(seeds: int, **options: Any) -> set[str]:
-    """Return the names of the anomalies, and problems, that some seeds with these options find."""
+    """Return the names of the anomalies and problems that a few seeds with these options find first."""
     names: set[str] = set()
     for seed in range(seeds):
         report = run(options_of(seed, **{"seconds": 8.0, "appends": 15, "faults": ()} | options))
@@ -98,7 +98,7 @@ def found(seeds: int, **options: Any) -> set[str]:
     return names
 
 
-def test_sound_code_is_not_taken_for_one_of_these() -> None:
+def test_there_is_no_anomaly_without_planted_bugs() -> None:
     assert found(3, **REPLICATED) == set()
     assert found(3, **ALONE) == set()
     assert found(3, **REPLICATED | {"faults": ("break calls", "slow readers")}) == set()
@@ -118,7 +118,7 @@ def test_an_answer_to_another_append_is_caught(monkeypatch: pytest.MonkeyPatch) 
     assert found(4, **ALONE)
 
 
-def test_a_frame_that_is_dropped_when_reading_pauses_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_dropped_when_reading_pauses_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = FrameConnection.data_received
 
     def data_received(connection: FrameConnection, data: bytes) -> None:
@@ -135,7 +135,7 @@ Move = Callable[[AppendStream, AppendStream], None]
 
 
 def move_by(move: Move) -> Any:
-    """Return a handover to frames that waits for nothing, and moves what is in flight by `move`."""
+    """Return a handover to frames that does not wait, and moves appends in flight by `move`."""
     real = AppendStreams._move
 
     async def moved(streams: AppendStreams, *arguments: Any) -> None:
@@ -182,7 +182,7 @@ def test_a_handover_that_overtakes_appends_in_flight_is_caught(monkeypatch: pyte
 
 
 def unanswered_as(monkeypatch: pytest.MonkeyPatch, report: Callable[[AppendStream, StreamedAppend, Any], None]) -> None:
-    """Have streams that break report their unanswered appends in another way."""
+    """Let broken streams report their unanswered appends by `report`."""
     real_fail, real_next = AppendStream._fail, AppendStream._next_batch
     kept: dict[tuple[AppendStream, int], StreamedAppend] = {}
 
@@ -204,12 +204,12 @@ def unanswered_as(monkeypatch: pytest.MonkeyPatch, report: Callable[[AppendStrea
 BREAKS = REPLICATED | {"faults": ("break calls",)}
 
 
-def test_unanswered_appends_that_are_reported_as_not_applied_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_appends_reported_as_not_applied_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     unanswered_as(monkeypatch, lambda stream, append, done: done.set_exception(NotSent("it was")))
     assert found(12, **BREAKS) & {"misreported-append", "foreign-answer", "aborted-read"}
 
 
-def test_unanswered_appends_that_are_reported_as_applied_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_appends_reported_as_applied_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     headers: list[pb.Header] = []
     real = AppendStream._answered
 
@@ -253,24 +253,24 @@ def is_framed(pipeline: Pipeline) -> bool:
     return any(isinstance(stream._call, FrameCall) for stream in streams)
 
 
-def test_an_answer_before_the_replicas_acknowledged_over_frames_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_before_acknowledgements_over_frames_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     acknowledge_early(monkeypatch, is_framed)
     assert "under-replicated-ack" in found(12, **REPLICATED | {"congestion": 0.1})
 
 
-def test_a_pipeline_that_takes_what_is_in_flight_for_acknowledged_when_it_moves_is_caught(
+def test_appends_counted_as_acknowledged_by_a_move_to_frames_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     acknowledge_early(monkeypatch, lambda pipeline: pipeline.renew_at < 0)
     assert "under-replicated-ack" in found(12, **REPLICATED | {"congestion": 0.1})
 
 
-def test_a_decoder_that_joins_a_cut_header_wrongly_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_joins_a_split_header_wrongly_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = FrameDecoder.feed
 
     def feed(decoder: FrameDecoder, data: bytes) -> list[Frame]:
         if decoder._introduced and 0 < len(decoder._incomplete) < 5:
-            decoder._incomplete.clear()  # It takes what comes for the beginning of a frame.
+            decoder._incomplete.clear()  # The rest is parsed as the beginning of a frame.
         return real(decoder, data)
 
     monkeypatch.setattr(FrameDecoder, "feed", feed)
@@ -282,7 +282,7 @@ def test_a_decoder_that_joins_a_cut_header_wrongly_is_caught(monkeypatch: pytest
 CONGESTED = REPLICATED | {"congestion": 0.1}
 
 
-def test_a_batch_that_answers_before_all_replicas_have_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_answers_before_all_replicas_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Batch._await_acks
 
     async def await_acks(batch: Batch, *arguments: Any) -> None:
@@ -296,7 +296,7 @@ def test_a_batch_that_answers_before_all_replicas_have_is_caught(monkeypatch: py
 
 
 def garble_some(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Have primaries send other content than they propose, now and then. Returns their count."""
+    """Let primaries sometimes send other content than they propose. Return the counts of messages."""
     real, garbled = Extension.encoded, Counter[str]()
 
     def encoded(extension: Extension) -> bytes:
@@ -311,35 +311,35 @@ def garble_some(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return garbled
 
 
-def test_content_that_is_not_what_its_proposal_sums_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_that_differs_from_the_sum_of_its_proposal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     garbled = garble_some(monkeypatch)
-    # A replica that has refused one ends the call at the next, which does not fit it. Nothing else comes of it.
+    # A replica that has refused one ends the call at the next one, which does not follow. There is no other effect.
     assert found(3, **CONGESTED) <= {"broken-frames"}
     assert garbled["garbled"]
 
 
-def test_a_replica_that_does_not_check_the_sum_of_a_proposal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_ignores_the_sum_of_a_proposal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Fragment.is_wire
 
     def is_wire(fragment: Fragment, wire: pb.Fragment) -> bool:
-        told = pb.Fragment()
-        told.CopyFrom(wire)
-        told.sum.CopyFrom(fragment.to_wire().sum)
-        return real(fragment, told)
+        claimed = pb.Fragment()
+        claimed.CopyFrom(wire)
+        claimed.sum.CopyFrom(fragment.to_wire().sum)
+        return real(fragment, claimed)
 
     garble_some(monkeypatch)
     monkeypatch.setattr(Fragment, "is_wire", is_wire)
     assert "under-replicated-ack" in found(12, **CONGESTED)
 
 
-def test_an_answer_that_is_taken_for_that_to_a_later_proposal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_counted_for_a_later_proposal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = PeerStream._received
     owed: Counter[int] = Counter()
 
     def received(stream: PeerStream, response: pb.ReplicateResponse) -> None:
         key = id(stream)
         if owed[key]:
-            owed[key] -= 1  # It was counted before it came.
+            owed[key] -= 1  # It was counted before it arrived.
             return
         real(stream, response)
         if stream._call.can_write_now and stream._requested:

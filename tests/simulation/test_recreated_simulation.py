@@ -1,4 +1,4 @@
-"""Journals that are created again, and stores that go back: seeds are sound, and planted bugs are caught."""
+"""Journals that are recreated, and stores that are restored: seeds are sound, and planted bugs are caught."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_seed(seed: int) -> None:
     assert not report.anomalies, f"seed {seed}: {report.anomalies}"
 
 
-def test_the_seeds_go_where_it_is_interesting() -> None:
+def test_the_seeds_cover_the_interesting_paths() -> None:
     coverage: Counter[str] = Counter()
     for seed in range(SEEDS):
         coverage += report_of(seed).coverage
@@ -66,23 +66,23 @@ def test_a_checkpoint_that_keeps_no_ids_is_caught(monkeypatch: pytest.MonkeyPatc
     assert is_caught()
 
 
-def test_brokers_whose_journals_all_have_one_id_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_give_all_journals_one_id_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_sync_records, "first_id", lambda cluster, create_revision: "one")
     assert is_caught()
 
 
-def test_a_shard_that_compares_ids_only_when_it_starts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_compares_ids_only_at_its_start_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadProgress, "expected_id", "")
     assert is_caught()
 
 
-def test_a_journal_that_keeps_its_id_when_its_head_falls_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard then passes over what is written between where the head fell to and its own offset."""
+def test_a_journal_that_keeps_its_id_after_its_head_was_reset_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard then skips the content between the new head and its own offset."""
     monkeypatch.setattr(fsm, "fallen_id", lambda journal_id, offset, revision: journal_id)
     assert is_caught()
 
 
-def test_a_shard_that_begins_again_where_a_head_fell_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads what its journal kept a second time."""
+def test_a_shard_that_restarts_at_offset_0_after_a_head_reset_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the remaining content of its journal a second time."""
     monkeypatch.setattr(recreated, "held_through", lambda known, offset, found: 0)
     assert is_caught()

@@ -1,4 +1,4 @@
-"""The checker finds each anomaly in a hand-made history, and none in a good one."""
+"""The checker finds each anomaly in a hand-made history, and none in a correct one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ J = "a/journal"
 RNG = random.Random(0)
 
 
-class Told:
-    """Builds a history of appends that follow one another, a second each."""
+class Scenario:
+    """A history of sequential appends, one per second."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -67,17 +67,17 @@ class Told:
         return [found.name for found in check(self.history, {J: final or self.final()}, fresh_heads=fresh)]
 
 
-def good() -> Told:
-    told = Told()
-    told.append(union="ada")
-    told.append(OperationOutcome.FAIL, there=False)
-    told.look(OperationKind.HEAD)
-    told.append(check="ada", union="bob")
-    told.append(OperationOutcome.INFO, there=False)
-    told.append(OperationOutcome.INFO)
-    told.look(OperationKind.BARRIER)
-    told.append()
-    return told
+def good() -> Scenario:
+    scenario = Scenario()
+    scenario.append(union="ada")
+    scenario.append(OperationOutcome.FAIL, there=False)
+    scenario.look(OperationKind.HEAD)
+    scenario.append(check="ada", union="bob")
+    scenario.append(OperationOutcome.INFO, there=False)
+    scenario.append(OperationOutcome.INFO)
+    scenario.look(OperationKind.BARRIER)
+    scenario.append()
+    return scenario
 
 
 def stored(content: bytes, begin: int, end: int) -> tuple[Fragment, bytes]:
@@ -85,90 +85,90 @@ def stored(content: bytes, begin: int, end: int) -> tuple[Fragment, bytes]:
     return Fragment(J, begin, end, sum_of(data), Codec.NONE), data
 
 
-def test_a_good_history_is_good() -> None:
-    told = good()
-    final = told.final()
-    final.fragments = [stored(told.content, 0, 30), stored(told.content, 30, len(told.content))]
+def test_a_correct_history_has_no_anomalies() -> None:
+    scenario = good()
+    final = scenario.final()
+    final.fragments = [stored(scenario.content, 0, 30), stored(scenario.content, 30, len(scenario.content))]
     final.fully_stored = True
-    final.replicas = [Observation("a replica", J, 10, told.content[10:40], 9.0)]
-    told.history.observations.append(Observation("a reader", J, 0, told.content, 9.0))
-    assert told.anomalies(final) == []
+    final.replicas = [Observation("a replica", J, 10, scenario.content[10:40], 9.0)]
+    scenario.history.observations.append(Observation("a reader", J, 0, scenario.content, 9.0))
+    assert scenario.anomalies(final) == []
 
 
-def _lose(told: Told) -> None:
-    told.append(there=False)
+def _lose(scenario: Scenario) -> None:
+    scenario.append(there=False)
 
 
-def _misplace(told: Told) -> None:
-    told.append().begin += 1
+def _misplace(scenario: Scenario) -> None:
+    scenario.append().begin += 1
 
 
-def _abort(told: Told) -> None:
-    told.append(OperationOutcome.FAIL)
+def _abort(scenario: Scenario) -> None:
+    scenario.append(OperationOutcome.FAIL)
 
 
-def _double(told: Told) -> None:
-    operation = told.append()
-    told.content += operation.content
+def _double(scenario: Scenario) -> None:
+    operation = scenario.append()
+    scenario.content += operation.content
 
 
-def _tear(told: Told) -> None:
-    operation = told.append(OperationOutcome.INFO)
-    told.content = told.content[: operation.begin + 15]
-    told.append()
+def _tear(scenario: Scenario) -> None:
+    operation = scenario.append(OperationOutcome.INFO)
+    scenario.content = scenario.content[: operation.begin + 15]
+    scenario.append()
 
 
-def _drift(told: Told) -> None:
-    told.append(union="cleo").registers = labels.label_set(owner="ada")
+def _drift(scenario: Scenario) -> None:
+    scenario.append(union="cleo").registers = labels.label_set(owner="ada")
 
 
-def _forget_registers(told: Told) -> None:
-    told.registers = pb.LabelSet()
+def _forget_registers(scenario: Scenario) -> None:
+    scenario.registers = pb.LabelSet()
 
 
-def _unchecked(told: Told) -> None:
-    told.append(union="ada")
-    told.append(check="bob")
+def _unchecked(scenario: Scenario) -> None:
+    scenario.append(union="ada")
+    scenario.append(check="bob")
 
 
-def _ignore_offset(told: Told) -> None:
-    told.append().offset = 1
+def _ignore_offset(scenario: Scenario) -> None:
+    scenario.append().offset = 1
 
 
-def _reorder(told: Told) -> None:
-    """The later append is in front of the earlier one, which had been acknowledged before it began."""
-    first, second = told.append(), told.append()
+def _reorder(scenario: Scenario) -> None:
+    """The later append is before the earlier one, which was acknowledged before it began."""
+    first, second = scenario.append(), scenario.append()
     first.invoked, second.invoked = second.invoked, first.invoked
     first.returned, second.returned = second.returned, first.returned
 
 
-def _stale_barrier(told: Told) -> None:
-    head = len(told.content)
-    told.append()
-    told.look(OperationKind.BARRIER, head)
+def _stale_barrier(scenario: Scenario) -> None:
+    head = len(scenario.content)
+    scenario.append()
+    scenario.look(OperationKind.BARRIER, head)
 
 
-def _stale_head(told: Told) -> None:
-    head = len(told.content)
-    told.append()
-    told.look(OperationKind.HEAD, head)
+def _stale_head(scenario: Scenario) -> None:
+    head = len(scenario.content)
+    scenario.append()
+    scenario.look(OperationKind.HEAD, head)
 
 
-def _future_head(told: Told) -> None:
-    # Further than appends that came to nothing could have brought a single replica.
-    told.look(OperationKind.HEAD, 2 * len(told.content) + 10_000)
+def _future_head(scenario: Scenario) -> None:
+    # Further than uncommitted appends could have moved a single replica.
+    scenario.look(OperationKind.HEAD, 2 * len(scenario.content) + 10_000)
 
 
-def _wrong_refusal(told: Told) -> None:
-    for operation in told.history.operations:
+def _wrong_refusal(scenario: Scenario) -> None:
+    for operation in scenario.history.operations:
         if operation.outcome is OperationOutcome.INFO and operation.begin < 0:
-            operation.outcome = OperationOutcome.FAIL  # Or else the refusal might rest on it.
-    operation = told.append(OperationOutcome.FAIL, there=False)
-    operation.offset, operation.refusal = len(told.content), pb.WRONG_APPEND_OFFSET
+            operation.outcome = OperationOutcome.FAIL  # Otherwise the refusal might result from it.
+    operation = scenario.append(OperationOutcome.FAIL, there=False)
+    operation.offset, operation.refusal = len(scenario.content), pb.WRONG_APPEND_OFFSET
 
 
-def _changing_bytes(told: Told) -> None:
-    told.history.observations.append(Observation("a reader", J, 3, b"?" + told.content[4:9], 1.0))
+def _changing_bytes(scenario: Scenario) -> None:
+    scenario.history.observations.append(Observation("a reader", J, 3, b"?" + scenario.content[4:9], 1.0))
 
 
 @pytest.mark.parametrize(
@@ -191,60 +191,60 @@ def _changing_bytes(told: Told) -> None:
         (_changing_bytes, "inconsistent-offsets"),
     ],
 )
-def test_each_anomaly_is_found(harm: Callable[[Told], None], name: str) -> None:
-    told = good()
-    harm(told)
-    assert name in told.anomalies()
+def test_each_anomaly_is_found(harm: Callable[[Scenario], None], name: str) -> None:
+    scenario = good()
+    harm(scenario)
+    assert name in scenario.anomalies()
 
 
-def test_a_read_of_an_append_that_came_to_nothing_is_an_anomaly() -> None:
-    told = good()
-    operation = told.append(OperationOutcome.INFO, there=False)
-    kept = len(told.content) - 10
-    seen = bytes(told.content[kept:]) + operation.content
-    told.append(OperationOutcome.OK)
-    assert told.anomalies() == []
-    told.history.observations.append(Observation("reader", operation.journal, kept, seen, 9.0))
-    assert told.anomalies() == ["inconsistent-offsets"]
+def test_a_read_of_an_uncommitted_append_is_an_anomaly() -> None:
+    scenario = good()
+    operation = scenario.append(OperationOutcome.INFO, there=False)
+    kept = len(scenario.content) - 10
+    seen = bytes(scenario.content[kept:]) + operation.content
+    scenario.append(OperationOutcome.OK)
+    assert scenario.anomalies() == []
+    scenario.history.observations.append(Observation("reader", operation.journal, kept, seen, 9.0))
+    assert scenario.anomalies() == ["inconsistent-offsets"]
 
 
-def test_a_head_may_lag_where_brokers_do_not_know_better() -> None:
-    told = good()
-    _stale_head(told)
-    assert told.anomalies(fresh=False) == []
+def test_a_head_may_lag_where_stale_reads_are_allowed() -> None:
+    scenario = good()
+    _stale_head(scenario)
+    assert scenario.anomalies(fresh=False) == []
 
 
-def test_a_refusal_may_rest_on_an_append_that_came_to_nothing() -> None:
-    told = good()
-    operation = told.append(OperationOutcome.FAIL, there=False)
-    operation.offset, operation.refusal = len(told.content), pb.WRONG_APPEND_OFFSET
-    assert told.anomalies() == []
+def test_a_refusal_may_result_from_an_uncommitted_append() -> None:
+    scenario = good()
+    operation = scenario.append(OperationOutcome.FAIL, there=False)
+    operation.offset, operation.refusal = len(scenario.content), pb.WRONG_APPEND_OFFSET
+    assert scenario.anomalies() == []
 
 
 def test_replicas_and_fragments_are_compared() -> None:
-    told = good()
-    content = told.content
+    scenario = good()
+    content = scenario.content
     end = len(content)
-    final = told.final()
+    final = scenario.final()
     final.replicas = [Observation("a replica", J, 0, content[:9] + b"#", 9.0)]
-    assert told.anomalies(final) == ["diverged-replica"]
-    final = told.final()
+    assert scenario.anomalies(final) == ["diverged-replica"]
+    final = scenario.final()
     for fragments in ([stored(content, 0, 30), stored(content, 40, end)], [stored(content, 0, 30)]):
         final.fragments = fragments
-        assert told.anomalies(final) == []
-        assert told.anomalies(replace(final, fully_stored=True)) == ["fragment-gap"]
+        assert scenario.anomalies(final) == []
+        assert scenario.anomalies(replace(final, fully_stored=True)) == ["fragment-gap"]
     fragment, data = stored(content, 0, 30)
     final.fragments = [(fragment, data[:-1] + b"#")]
-    assert told.anomalies(final) == ["corrupt-fragment"]
+    assert scenario.anomalies(final) == ["corrupt-fragment"]
     final.fragments = [stored(b"#" * 30, 0, 30)]
-    assert told.anomalies(final) == ["diverged-fragment"]
+    assert scenario.anomalies(final) == ["diverged-fragment"]
 
 
 # -- Linearizability -------------------------------------------------------------------------------------------------
 
 
 def counter(calls: list[tuple[float, float, str, int]]) -> Call | None:
-    """A counter: `add` takes it from one value to the next, `read` sees a value."""
+    """A counter: `add` increments it from an expected value, `read` sees a value."""
 
     def step_of(kind: str, value: int) -> Callable[[object], object]:
         if kind == "add":
@@ -259,7 +259,7 @@ def test_overlapping_calls_may_take_any_order() -> None:
     assert counter([(0, float("inf"), "add", 0), (5, 6, "read", 0), (7, 8, "read", 1)]) is None
 
 
-def test_calls_that_follow_one_another_may_not() -> None:
+def test_sequential_calls_keep_their_order() -> None:
     assert counter([(0, 1, "add", 0), (2, 3, "read", 0)]) is not None
     assert counter([(0, 9, "add", 0), (1, 2, "read", 1), (3, 4, "read", 0)]) is not None
 

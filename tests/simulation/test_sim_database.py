@@ -1,4 +1,4 @@
-"""The simulated database does what database servers do about locks, fences, and commits whose answer is lost."""
+"""The simulated database behaves as servers do, in locks, fences, and commits whose answer is lost."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(scenario: Callable[[Setting], Awaitable[None]], seeds: int = 5) -> None:
             loop.run_until_complete(main(loop))
 
 
-def test_what_is_committed_is_restored() -> None:
+def test_committed_state_is_restored() -> None:
     async def scenario(setting: Setting) -> None:
         store, _ = await setting.restored("one")
         await commit(store, "0.0")
@@ -84,7 +84,7 @@ def test_a_former_owner_cannot_commit() -> None:
     run(scenario)
 
 
-def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
+def test_a_commit_with_a_lost_answer_is_found_applied() -> None:
     async def scenario(setting: Setting) -> None:
         store, _ = await setting.restored("one")
 
@@ -100,7 +100,7 @@ def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
     run(scenario)
 
 
-def test_a_commit_that_did_not_get_there_is_found_undone() -> None:
+def test_a_commit_with_a_lost_request_is_found_unapplied() -> None:
     async def scenario(setting: Setting) -> None:
         store, _ = await setting.restored("one")
 
@@ -117,7 +117,7 @@ def test_a_commit_that_did_not_get_there_is_found_undone() -> None:
     run(scenario)
 
 
-def test_who_hangs_with_a_lock_holds_up_the_next_owner_until_the_session_is_ended() -> None:
+def test_a_paused_lock_holder_blocks_the_next_owner_until_its_session_ends() -> None:
     async def scenario(setting: Setting) -> None:
         old, process = await setting.restored("old")
         setting.on_step = lambda step: process.pause() if step == "update" else None
@@ -141,7 +141,7 @@ def test_who_hangs_with_a_lock_holds_up_the_next_owner_until_the_session_is_ende
     run(scenario)
 
 
-def test_a_commit_may_arrive_after_its_client_gave_up_but_not_after_another_owner_restored() -> None:
+def test_a_late_commit_is_applied_only_before_another_owner_restores() -> None:
     outcomes = set()
 
     async def scenario(setting: Setting) -> None:
@@ -149,7 +149,7 @@ def test_a_commit_may_arrive_after_its_client_gave_up_but_not_after_another_owne
 
         def cut(step: str) -> None:
             if step == "commit":
-                setting.loop.later(7.0, setting.network.cut("old", NODE))  # Cut now, and mended then.
+                setting.loop.later(7.0, setting.network.cut("old", NODE))  # Cut now, for 7 s.
 
         setting.on_step = cut
         committing = asyncio.ensure_future(commit(old, "0.0"))

@@ -1,4 +1,4 @@
-"""The simulated event loop: the same seed is the same run, time is virtual, processes die and stall."""
+"""The simulated event loop: runs are reproducible, time is virtual, processes die and stall."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.testing.sim.timeline import Killed, Process
 
 
 def trace_of(seed: int) -> list[tuple[float, int]]:
-    """The order in which tasks that sleep, wait for one another and meet at the same instants get to run."""
+    """Return the order of concurrent tasks that sleep and wait for each other."""
     trace: list[tuple[float, int]] = []
 
     async def work(loop: SimLoop, number: int, gate: asyncio.Event) -> None:
@@ -36,12 +36,12 @@ def trace_of(seed: int) -> list[tuple[float, int]]:
     return trace
 
 
-def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
+def test_runs_depend_only_on_the_seed() -> None:
     assert trace_of(1) == trace_of(1)
     assert trace_of(1) != trace_of(2)
 
 
-def test_an_hour_passes_at_once() -> None:
+def test_a_virtual_hour_takes_no_real_time() -> None:
     with simulated(0) as loop:
         loop.run_until_complete(asyncio.sleep(3600))
         assert loop.time() == 3600
@@ -64,7 +64,7 @@ def test_a_deadlock_is_reported() -> None:
         loop.run_until_complete(asyncio.Event().wait())
 
 
-def test_futures_in_sets_keep_their_order_from_run_to_run() -> None:
+def test_sets_of_futures_have_a_reproducible_order() -> None:
     def order() -> list[int]:
         with simulated(0) as loop:
             numbered = {loop.create_future(): number for number in range(50)}
@@ -94,7 +94,7 @@ async def _paused(loop: SimLoop, process: Process, seen: list[str]) -> None:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        # What unwinds after a kill cannot touch the world: its clock refuses.
+        # Code that unwinds after a kill cannot affect the world: its clock refuses.
         (_killed, ["1.0", "socket closed", "unwound at 1.5", "refused"]),
         (_paused, ["1.0", "resumed", "11.5", "unwound at 11.5", "12.5"]),
     ],
@@ -120,7 +120,7 @@ def test_processes(script: Script, expected: list[str]) -> None:
                     seen.append("refused")
 
         async def parent() -> None:
-            await asyncio.create_task(child())  # It belongs to the process as its parent does.
+            await asyncio.create_task(child())  # It belongs to its parent's process.
 
         process.start(parent())
         await asyncio.sleep(1.5)
@@ -132,7 +132,7 @@ def test_processes(script: Script, expected: list[str]) -> None:
     assert seen == expected
 
 
-def test_an_error_that_ends_a_task_unnoticed_is_reported() -> None:
+def test_an_unretrieved_error_of_a_task_is_reported() -> None:
     async def fail() -> None:
         raise ValueError("of nobody's concern?")
 

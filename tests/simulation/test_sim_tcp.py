@@ -18,7 +18,7 @@ PORT = 7
 
 
 class Recorder(asyncio.Protocol):
-    """Notes what happens to it."""
+    """A protocol that records its events."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -85,7 +85,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_bytes_come_in_order_in_other_pieces_both_ways() -> None:
+def test_bytes_arrive_in_order_in_other_pieces_both_ways() -> None:
     pieces: list[int] = []
 
     async def work(setting: Setting) -> None:
@@ -106,28 +106,28 @@ def test_bytes_come_in_order_in_other_pieces_both_ways() -> None:
     assert max(pieces) > 20
 
 
-def test_a_reader_that_pauses_or_does_not_look_stops_the_writer_and_loses_nothing() -> None:
+def test_a_paused_or_stalled_reader_stops_the_writer_and_loses_nothing() -> None:
     async def work(setting: Setting) -> None:
         client, server = await setting.connected()
         assert client.transport.get_extra_info("peername") == ("b", PORT)
         client.transport.set_write_buffer_limits(high=100_000)
         for how in (server.transport.pause_reading, server.transport.stall):
             before = len(server.received)
-            mend = how() or server.transport.resume_reading
+            restore = how() or server.transport.resume_reading
             for _ in range(100):
                 client.transport.write(b"x" * 4096)
             await asyncio.sleep(1.0)
             assert len(server.received) == before
             assert client.events[-1] == "pause"
             assert client.transport.get_write_buffer_size() > 100_000
-            mend()
+            restore()
             await until(lambda: len(server.received) == before + 409_600)  # noqa: B023
             await until(lambda: client.events[-1] == "resume")
 
     played(work, 5)
 
 
-def test_an_end_that_closes_sends_what_was_written_and_one_that_aborts_sends_what_was_on_its_way() -> None:
+def test_close_sends_all_written_bytes_and_abort_only_those_in_flight() -> None:
     async def closes(setting: Setting) -> None:
         client, server = await setting.connected()
         client.transport.write(b"y" * 50_000)
@@ -150,7 +150,7 @@ def test_an_end_that_closes_sends_what_was_written_and_one_that_aborts_sends_wha
     played(aborts)
 
 
-def test_to_close_with_unread_bytes_resets_the_connection_and_may_lose_what_the_other_side_has_not_read() -> None:
+def test_an_abort_with_unread_bytes_resets_and_may_lose_the_peers_unread_bytes() -> None:
     kept: list[int] = []
 
     async def work(setting: Setting) -> None:
@@ -158,12 +158,12 @@ def test_to_close_with_unread_bytes_resets_the_connection_and_may_lose_what_the_
         server.transport.pause_reading()
         client.transport.write(b"z" * 50)
         await asyncio.sleep(0.1)
-        mend = client.transport.stall()
+        restore = client.transport.stall()
         server.transport.write(b"the last words")
         await asyncio.sleep(0.1)
         server.transport.abort()
         await asyncio.sleep(0.1)
-        mend()
+        restore()
         await until(lambda: client.events == ["lost"])
         assert isinstance(client.error, ConnectionResetError)
         kept.append(len(client.received))
@@ -172,23 +172,23 @@ def test_to_close_with_unread_bytes_resets_the_connection_and_may_lose_what_the_
     assert set(kept) == {0, 14}
 
 
-def test_nobody_listens_or_no_answer_comes() -> None:
+def test_a_connect_fails_without_a_listener_or_an_answer() -> None:
     async def work(setting: Setting) -> None:
         with pytest.raises(ConnectionRefusedError):
             await setting.a.start(setting.tcp.connect("a", Recorder(), "b", PORT))
         setting.tcp.listen("b", PORT, setting.b)
-        mend = setting.network.cut("b", "a")
+        restore = setting.network.cut("b", "a")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
                 await setting.a.start(setting.tcp.connect("a", Recorder(), "b", PORT))
-        mend()
+        restore()
         await asyncio.sleep(1.0)
         assert not setting.tcp.live
 
     played(work, 5)
 
 
-def test_a_dead_process_is_told_of_by_its_kernel_and_a_cut_link_by_nobody() -> None:
+def test_a_peer_learns_of_a_dead_process_but_not_of_a_cut_link() -> None:
     async def dies(setting: Setting) -> None:
         client, server = await setting.connected()
         server.transport.write(b"sent before")
@@ -203,13 +203,13 @@ def test_a_dead_process_is_told_of_by_its_kernel_and_a_cut_link_by_nobody() -> N
 
     async def cut(setting: Setting) -> None:
         client, server = await setting.connected()
-        mend = setting.network.cut("a", "b")
+        restore = setting.network.cut("a", "b")
         client.transport.write(b"held")
         await asyncio.sleep(0.5)
         assert (client.events, server.events, server.received) == ([], [], b"")
-        await until(lambda: client.events or server.events)  # One gives up, and does not tell the other.
+        await until(lambda: client.events or server.events)  # One gives up, without a message to the other.
         half_open.append(not (client.events and server.events))
-        mend()
+        restore()
         await until(lambda: client.events and server.events)
         assert not setting.tcp.live
 
@@ -218,7 +218,7 @@ def test_a_dead_process_is_told_of_by_its_kernel_and_a_cut_link_by_nobody() -> N
     assert any(half_open)
 
 
-def test_a_paused_process_gets_nothing_until_it_goes_on() -> None:
+def test_a_paused_process_receives_nothing_until_it_resumes() -> None:
     async def work(setting: Setting) -> None:
         client, server = await setting.connected()
         setting.b.pause()

@@ -1,4 +1,4 @@
-"""The twins of the outside world do what the real ones may do, and nothing else."""
+"""The twins of disks, networks, etcd and stores behave only in ways that the real ones may."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def written(seed: int) -> tuple[SimLoop, SimDisk, Process]:
     return loop, disk, process
 
 
-def test_a_killed_process_leaves_every_byte_that_it_wrote() -> None:
+def test_a_killed_process_leaves_all_written_bytes() -> None:
     loop, disk, process = written(0)
     file = disk.for_process(process).open(FILE)
     file.write(b"some")
@@ -78,7 +78,7 @@ def test_a_crash_keeps_synced_content_and_any_prefix_of_the_rest() -> None:
         assert b"abcdef".startswith(content)
         assert len(content) >= 3
         other = disk.content(FILE.with_name("unsynced"))
-        assert not other or content == b"abcdef"  # In order: what was written later is not there without the earlier.
+        assert not other or content == b"abcdef"  # In order: later writes survive only with all earlier ones.
         left |= {content, other}
         loop.close()
     assert {b"abc", b"abcd", b"abcdef", None, b"xy"} <= left
@@ -113,13 +113,13 @@ def test_a_crash_keeps_any_sectors_of_unsynced_content() -> None:
         disk.crash("sector by sector")
         content = disk.content(FILE)
         assert content is not None
-        assert content.startswith(b"s" * 100), "what was synced stays, in a sector that was written to since, too"
+        assert content.startswith(b"s" * 100), "synced content stays, even in a sector that was written later"
         found.add((len(content), content[100:512].strip(b"\0")[:1], content[512:1024].strip(b"\0")[:1]))
         loop.close()
     assert {(1124, b"", b"b"), (1124, b"a", b""), (100, b"", b"")} <= found
 
 
-def test_names_outlive_a_crash_once_their_folders_are_synced() -> None:
+def test_names_survive_a_crash_once_their_folders_are_synced() -> None:
     for synced in ([FILE.parent, FILE.parent.parent], [FILE.parent], []):
         loop, disk, process = written(1)
         files = disk.for_process(process)
@@ -134,7 +134,7 @@ def test_names_outlive_a_crash_once_their_folders_are_synced() -> None:
         loop.close()
 
 
-def test_a_rename_and_a_removal_are_undone_or_not() -> None:
+def test_a_crash_may_undo_a_rename_or_a_removal() -> None:
     found = set()
     for seed in range(100):
         loop, disk, process = written(seed)
@@ -153,7 +153,7 @@ def test_a_rename_and_a_removal_are_undone_or_not() -> None:
     assert found == {("one", "two"), ("one",), ("file", "two"), ("file",)}
 
 
-def test_what_a_failed_sync_dropped_never_reaches_the_disk() -> None:
+def test_content_dropped_by_a_failed_sync_never_reaches_the_disk() -> None:
     lost = 0
     for seed in range(40):
         loop, disk, process = written(seed)
@@ -174,7 +174,7 @@ def test_what_a_failed_sync_dropped_never_reaches_the_disk() -> None:
     assert lost
 
 
-def test_a_process_dies_within_a_write() -> None:
+def test_a_process_may_die_during_a_write() -> None:
     lengths = set()
     for seed in range(40):
         loop, disk, process = written(seed)
@@ -188,7 +188,7 @@ def test_a_process_dies_within_a_write() -> None:
     assert {0, 8} < lengths
 
 
-def test_a_full_disk_takes_half() -> None:
+def test_a_full_disk_writes_half() -> None:
     loop, disk, process = written(0)
     file = disk.for_process(process).open(FILE)
     disk.full = True
@@ -198,7 +198,7 @@ def test_a_full_disk_takes_half() -> None:
     loop.close()
 
 
-def test_an_open_file_outlives_its_name() -> None:
+def test_an_open_file_survives_the_removal_of_its_name() -> None:
     loop, disk, process = written(0)
     files = disk.for_process(process)
     file = files.open(FILE)
@@ -212,17 +212,17 @@ def test_an_open_file_outlives_its_name() -> None:
 # -- Network -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lane_keeps_its_order_and_a_cut_holds_it_up() -> None:
+def test_a_lane_is_fifo_and_a_cut_delays_it() -> None:
     async def scenario(loop: SimLoop) -> None:
         network = Network(loop, loop.rng, Delays(congestion=0.3))
         arrived: list[tuple[int, float]] = []
         lane = Lane(network, "a", "b", lambda number: arrived.append((number, loop.time())))
         for number in range(50):
             lane.send(number)
-        mend = network.cut("a", "b")
+        restore = network.cut("a", "b")
         await asyncio.sleep(5)
         assert arrived == []
-        mend()
+        restore()
         for number in range(50, 60):
             lane.send(number)
         await asyncio.sleep(5)
@@ -235,7 +235,7 @@ def test_a_lane_keeps_its_order_and_a_cut_holds_it_up() -> None:
 
 
 class Service:
-    """Adds up what a client appends; what becomes of its handler is in `ended`."""
+    """A service that concatenates a client's appends. The end of its handler is in `ended`."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -271,7 +271,7 @@ class Setting:
         return call
 
 
-def test_a_call_goes_through() -> None:
+def test_a_call_succeeds() -> None:
     async def scenario(loop: SimLoop) -> None:
         setting = Setting(loop)
         call = await setting.started()
@@ -295,7 +295,7 @@ def test_an_abort_is_the_clients_error() -> None:
 
 
 @pytest.mark.parametrize("way", ["kill", "break", "cut", "cancel"])
-def test_a_broken_call_ends_at_both_ends(way: str) -> None:
+def test_a_broken_call_ends_on_both_sides(way: str) -> None:
     async def scenario(loop: SimLoop) -> None:
         setting = Setting(loop)
         call = await setting.started()
@@ -323,7 +323,7 @@ def test_a_broken_call_ends_at_both_ends(way: str) -> None:
         run(scenario, seed)
 
 
-def test_nobody_answers_at_an_endpoint_of_nobody() -> None:
+def test_a_call_to_an_endpoint_without_a_listener_is_refused() -> None:
     async def scenario(loop: SimLoop) -> None:
         stub = Setting(loop).rpc.stub("client", "http://nobody:80")
         with pytest.raises(grpc.aio.AioRpcError, match="refused"):
@@ -332,7 +332,7 @@ def test_nobody_answers_at_an_endpoint_of_nobody() -> None:
     run(scenario)
 
 
-def test_services_of_consumers_are_called_by_their_own_methods() -> None:
+def test_consumer_services_have_their_own_methods() -> None:
     class Shards:
         async def List(self, request: pc.ListRequest, context: Any) -> pc.ListResponse:
             return pc.ListResponse(shards=[pc.ListResponse.Shard(mod_revision=7)])
@@ -348,18 +348,18 @@ def test_services_of_consumers_are_called_by_their_own_methods() -> None:
     run(scenario)
 
 
-def test_a_connection_is_there_once_somebody_listens_and_until_the_link_is_cut() -> None:
+def test_a_channel_is_ready_while_there_is_a_listener_and_a_link() -> None:
     ready = grpc.ChannelConnectivity.READY
 
     async def scenario(loop: SimLoop) -> None:
         setting = Setting(loop)
         channel = setting.rpc.channel("client", "http://server:80")
-        mend = setting.network.cut("server", "client")
+        restore = setting.network.cut("server", "client")
         waiting = asyncio.ensure_future(channel.channel_ready())
         await asyncio.sleep(5.0)
         assert not waiting.done()
         assert channel.get_state() is not ready
-        mend()
+        restore()
         await waiting
         assert channel.get_state() is ready
         setting.process.kill()
@@ -372,7 +372,7 @@ def test_a_connection_is_there_once_somebody_listens_and_until_the_link_is_cut()
 
 
 class _Held:
-    """A timeline whose timers go off when a test says so, however late."""
+    """A timeline whose timers fire when a test advances it, however late."""
 
     epoch = 0.0
 
@@ -387,32 +387,32 @@ class _Held:
         self.timers.append((self.now + seconds, action, arguments))
 
     def note(self, what: str) -> None:
-        """Nobody compares runs."""
+        """Do nothing: no runs are compared."""
 
     def pass_until(self, now: float) -> None:
-        """Stand still until then, and let what was due meanwhile happen."""
+        """Stall until then, and fire all due timers."""
         self.now = now
         due, self.timers = [t for t in self.timers if t[0] <= now], [t for t in self.timers if t[0] > now]
         for _, action, arguments in due:
             action(*arguments)
 
 
-def test_a_lease_does_not_run_out_because_the_whole_process_stood_still() -> None:
+def test_a_lease_does_not_expire_because_the_whole_process_stalled() -> None:
     held = _Held()
     etcd = SimEtcd(cast(Any, held), cast(Any, None))
     lease = etcd.grant(10).id
     held.pass_until(100.0)
-    assert etcd.keep_alive(lease) == 10  # Whoever holds it is as late.
+    assert etcd.keep_alive(lease) == 10  # Its holder is as late.
     held.pass_until(105.0)
     held.pass_until(110.0)
     assert etcd.status(lease).granted == 0
     lease = etcd.grant(10).id
     held.pass_until(200.0)
     held.pass_until(205.0)
-    assert not etcd.keep_alive(lease)  # It did not use the time that it was given.
+    assert not etcd.keep_alive(lease)  # The holder did not use its additional time.
     lease = etcd.grant(10).id
     held.pass_until(215.3)
-    assert etcd.keep_alive(lease) == 10  # The end of it may be all that it has missed.
+    assert etcd.keep_alive(lease) == 10  # The stall may have lasted for the whole excess.
 
 
 def coordinator(loop: SimLoop) -> tuple[Network, SimEtcd, SimCoordinator]:
@@ -438,7 +438,7 @@ def test_transactions_are_guarded() -> None:
     run(scenario)
 
 
-def test_a_lease_takes_its_keys_with_it_unless_it_is_kept_alive() -> None:
+def test_a_lease_that_is_not_kept_alive_expires_with_its_keys() -> None:
     async def scenario(loop: SimLoop) -> None:
         _, _, client = coordinator(loop)
         lease = await client.lease_grant(5)
@@ -454,7 +454,7 @@ def test_a_lease_takes_its_keys_with_it_unless_it_is_kept_alive() -> None:
     run(scenario)
 
 
-def test_a_watch_resumes_without_gap_and_is_reset_by_compaction() -> None:
+def test_a_watch_resumes_without_a_gap_and_is_reset_by_compaction() -> None:
     async def scenario(loop: SimLoop) -> None:
         _, etcd, client = coordinator(loop)
         watch = client.watch("/", 2)
@@ -486,16 +486,16 @@ def test_a_watch_resumes_without_gap_and_is_reset_by_compaction() -> None:
     run(scenario)
 
 
-def test_an_answer_that_is_lost_leaves_the_outcome_unknown() -> None:
+def test_a_lost_answer_leaves_the_outcome_unknown() -> None:
     async def scenario(loop: SimLoop) -> None:
         network, etcd, client = coordinator(loop)
-        mend = network.cut("etcd", "client")
+        restore = network.cut("etcd", "client")
         with pytest.raises(TxnOutcomeUnknown):
             await client.txn([], [Put("/a", b"1")])
         with pytest.raises(Unavailable):
             await client.get("/a")
         assert "/a" in etcd.kvs
-        mend()
+        restore()
         assert (await client.get("/a"))[1] is not None
 
     run(scenario)
@@ -504,7 +504,7 @@ def test_an_answer_that_is_lost_leaves_the_outcome_unknown() -> None:
 # -- Object store ------------------------------------------------------------------------------------------------------
 
 
-def test_the_store_may_apply_a_put_and_fail_all_the_same() -> None:
+def test_the_store_may_apply_a_put_and_still_fail() -> None:
     async def scenario(loop: SimLoop) -> None:
         network = Network(loop, loop.rng)
         service = SimObjectStore(network, loop.rng)

@@ -1,4 +1,4 @@
-"""Real brokers in the simulated world: many seeds are sound and go where it is interesting, planted bugs are caught."""
+"""Real brokers in the simulated world: seeds are sound and cover the interesting paths, planted bugs are caught."""
 
 from __future__ import annotations
 
@@ -114,22 +114,22 @@ INTERESTING = {
     "log: orphaned_spool.taken_up",
     "log: spool.taken_up",
 }
-"""Paths that some run must have taken, lest the others prove nothing."""
+"""Paths that some run must take, so that the others prove something."""
 
 
 TAKEN: set[tuple[State, AppendEvent]] = set()
 """Transitions of the append state machine that some run of this process has taken."""
 
 OPERATORS = {
-    (State.RESOLVE, AppendEvent.SUSPENSION_MUST_CHANGE),  # A full suspension is woken.
-    (State.VALIDATE_PRECONDITIONS, AppendEvent.MUST_ROLL),  # Rolled to an explicit offset.
+    (State.RESOLVE, AppendEvent.SUSPENSION_MUST_CHANGE),  # A full suspension ends.
+    (State.VALIDATE_PRECONDITIONS, AppendEvent.MUST_ROLL),  # A roll to an explicit offset.
     (
         State.VALIDATE_PRECONDITIONS,
         AppendEvent.ETCD_CHANGED,
     ),  # Replicas could not be recorded after a confirmed loss.
     (State.STREAM_CONTENT, AppendEvent.LOSS_CONFIRMED),  # A loss is confirmed.
 }
-"""Paths that need an operator. Runs have none; `tests/broker/append/test_fsm.py` covers these paths."""
+"""Transitions that need an operator. Runs have none; `tests/broker/append/test_fsm.py` covers these transitions."""
 
 
 @functools.cache
@@ -150,7 +150,7 @@ def test_seed(seed: int) -> None:
     assert report.sound, f"\n{report}"
 
 
-def test_the_seeds_go_where_it_is_interesting() -> None:
+def test_the_seeds_cover_the_interesting_paths() -> None:
     transitions = {each for each, following in TRANSITIONS.items() if following is not State.ERROR} - OPERATORS
     wanted = dict.fromkeys([*INTERESTING, *map(str, transitions)], 1)
     coverage: Counter[str] = Counter()
@@ -162,12 +162,12 @@ def test_the_seeds_go_where_it_is_interesting() -> None:
         coverage.update(dict.fromkeys(map(str, TAKEN), 1))
         outcomes += report.outcomes
     assert missing(coverage, wanted) == {}
-    # About half of what is tried succeeds, or runs would prove little about what is acknowledged. A cut leaves all the
-    # appends of a stream unknown at once.
+    # About half of the appends must succeed, or runs would prove little about acknowledged ones. After a cut, all
+    # appends of a stream are unknown.
     assert outcomes["append ok"] > 0.75 * sum(outcomes[f"append {outcome}"] for outcome in ("fail", "info"))
 
 
-def test_a_run_is_the_same_in_another_process() -> None:
+def test_a_run_is_reproducible_in_another_process() -> None:
     code = (
         "from tests.simulation.broker.options import options_of\n"
         "from tests.simulation.broker.run import run\n"
@@ -190,23 +190,23 @@ def test_a_run_is_the_same_in_another_process() -> None:
     assert report_of(8).digest != here.digest
 
 
-def test_a_failure_says_how_to_repeat_it() -> None:
+def test_a_failure_prints_its_replay_command() -> None:
     report = run(options_of(3), prepare=lambda world: world.problems.append("made up"))
     assert not report.sound
     assert "python -m tests.simulation.broker --seed 3" in str(report)
     assert "fragment_length=" in str(report)
 
 
-def test_most_runs_let_appends_share_streams_and_some_do_not() -> None:
+def test_appends_share_streams_in_most_runs() -> None:
     shared = sum(options_of(seed).append_streams for seed in range(SEEDS))
     assert SEEDS // 2 < shared < SEEDS * 9 // 10
 
 
-# -- Planted bugs: each of these brokers is broken in one way, and the checker says which ------------------------------
+# -- Planted bugs: each of these brokers has one bug, and the checker names its effect --------------------------------
 
 
 def is_caught(*names: str, first: int = 0, **options: Any) -> bool:
-    """Return whether one of some seeds from `first` on with these options finds an anomaly of one of these names."""
+    """Return True if one of some seeds from `first` on with these options finds an anomaly of one of these names."""
     return any(
         anomaly.name in names
         for seed in range(first, first + 24)
@@ -220,7 +220,7 @@ POWER: dict[str, Any] = {"brokers": 1, "replication": 1, "fsync": Fsync.COMMIT, 
 STREAMS: dict[str, Any] = {"append_streams": True, "shuffle": False, "brokers": 3, "replication": 3}
 
 
-def test_a_queue_that_does_not_keep_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_reorders_appends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = JournalQueue._commit_next
 
     async def commit_reversed(queue: JournalQueue, head: QueuedAppend) -> None:
@@ -236,10 +236,10 @@ def test_a_batch_that_stays_in_the_queue_is_caught(monkeypatch: pytest.MonkeyPat
 
     def take(queue: JournalQueue, batch: Batch, *arguments: Any) -> None:
         waiting = dict(queue._waiting)
-        for append in waiting:  # Otherwise the state machine would not let it be proposed again.
+        for append in waiting:  # Otherwise the state machine would reject a second proposal.
             append.state = State.ACQUIRE_PIPELINE
         real(queue, batch, *arguments)
-        if len(batch.members) > 1:  # Its last append stays.
+        if len(batch.members) > 1:  # Its last append remains.
             last = batch.members[-1][0]
             queue._waiting = {append: None for append in waiting if append is last or append in queue._waiting}
 
@@ -247,7 +247,7 @@ def test_a_batch_that_stays_in_the_queue_is_caught(monkeypatch: pytest.MonkeyPat
     assert is_caught("duplicate", "lost-write", "out-of-order", "inconsistent-offsets", faults=(), **STREAMS)
 
 
-def test_a_batch_that_answers_its_members_out_of_turn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_swaps_the_answers_of_its_members_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Batch._outcomes
 
     def outcomes(batch: Batch, durability: Durability) -> list[tuple[QueuedAppend, AppendOutcome]]:
@@ -284,12 +284,12 @@ def test_a_broken_stream_that_says_nothing_was_sent_is_caught(monkeypatch: pytes
     assert is_caught("aborted-read", faults=("break calls",), **STREAMS)
 
 
-def test_to_look_at_the_last_record_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_of_the_last_commit_record_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_check, "_longest", lambda records, *_: (min(records), None))
     assert is_caught("stuck", "lost-write", faults=("crash machine",), **POWER)
 
 
-def test_a_sync_that_is_believed_after_one_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_trusted_after_a_failed_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def sync(self: SharedFile) -> None:
         self._open().sync()
 
@@ -300,12 +300,12 @@ def test_a_sync_that_is_believed_after_one_that_failed_is_caught(monkeypatch: py
     assert is_caught("under-replicated-ack", faults=("disk fails",), **POWER)
 
 
-def test_folders_that_are_not_synced_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsynced_folders_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProcessDisk, "sync_folder", lambda *_: None)
     assert is_caught("under-replicated-ack", faults=(), **POWER)
 
 
-def test_a_replica_that_answers_before_its_disk_has_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_answers_before_its_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def flush_nothing(self: DurableSpool) -> None:
         return None
 
@@ -316,8 +316,8 @@ def test_a_replica_that_answers_before_its_disk_has_it_is_caught(monkeypatch: py
 SURVIVES: dict[str, Any] = {"brokers": 3, "zones": 2, "replication": 2, "journals": 1, "fsync": Fsync.NEVER}
 
 
-def test_what_answers_tell_of_appends_holds() -> None:
-    """Each demand is met while brokers come and go, and clients learn of more than they were told at first."""
+def test_the_reported_durability_of_appends_holds() -> None:
+    """Each demand is met while brokers come and go, and clients learn of more durability than at first."""
     wanted = dict.fromkeys(
         (
             "an append was told to be on disks",
@@ -335,12 +335,12 @@ def test_what_answers_tell_of_appends_holds() -> None:
     assert missing(coverage, wanted) == {}
 
 
-def test_acknowledgements_that_claim_a_disk_that_did_not_sync_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledgements_that_claim_an_unsynced_disk_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DurableSpool, "is_on_disk", lambda *_: True)
     assert is_caught("overclaimed-ack", durability="zones", faults=(), **SURVIVES)
 
 
-def test_completed_fragments_that_are_claimed_and_not_synced_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completed_fragments_claimed_as_synced_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def force(spool: DurableSpool, *_: SharedFile) -> None:
         await spool.flush()
 
@@ -350,7 +350,7 @@ def test_completed_fragments_that_are_claimed_and_not_synced_are_caught(monkeypa
     assert is_caught("overclaimed-ack", durability="zones", faults=("store refuses fragments",), **options)
 
 
-def test_replicas_that_came_later_and_are_counted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_replicas_counted_for_durability_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FragmentIndex, "held_from", lambda *_: (0, []))
     options = SURVIVES | {"brokers": 4, "replication": 2, "lease_seconds": 3.0}
     faults = ("long outage", "store refuses fragments")
@@ -362,8 +362,8 @@ def test_acknowledgements_below_the_demand_are_caught(monkeypatch: pytest.Monkey
     assert is_caught("below-demand-ack", durability="zones", faults=("long outage",), **SURVIVES)
 
 
-def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A broker that forgets its spool when it is killed, tells nobody, and does not ask the store for the journal's end.
+def test_offsets_assigned_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that loses its spool when it is killed, and does not ask the store for the journal's end.
     real = decision._check
 
     def forget(folder: SpoolFolder, *, distrusted: bool) -> Recovered:
@@ -378,7 +378,7 @@ def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch
     assert is_caught("inconsistent-offsets", "duplicate", brokers=1, replication=1, faults=("kill",))
 
 
-def test_acknowledgements_that_are_lost_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledgements_without_replicas_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A primary that does not wait for its replicas.
     async def gather_nothing(self: Pipeline, proposal: object, since: int | None = None) -> Durability:
         self.spool.publish(self.spool.fragment)
@@ -388,14 +388,13 @@ def test_acknowledgements_that_are_lost_are_caught(monkeypatch: pytest.MonkeyPat
     assert is_caught("under-replicated-ack", brokers=3, replication=3, faults=("cut brokers",), congestion=0.1)
 
 
-def test_a_spool_that_is_lost_with_its_process_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A broker that writes no commit log.
+def test_a_spool_without_a_commit_log_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DurableSpool, "_record", lambda self, committed, **_: None)
     assert is_caught("under-replicated-ack", brokers=1, replication=1, faults=())
 
 
-def test_aborts_that_become_visible_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A broker that takes the end of a client's stream for its commit.
+def test_visible_content_of_aborted_appends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that commits when a client's stream ends without a commit.
     def commit_anyway(self: ContentStream) -> None:
         return
 
@@ -404,7 +403,7 @@ def test_aborts_that_become_visible_are_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_registers_that_drift_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A broker that, now and then, forgets what an append does to the registers.
+    # A broker that sometimes clears the registers after an append.
     calls = 0
     real = of_registers.after
 
@@ -417,8 +416,8 @@ def test_registers_that_drift_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     assert is_caught("register-drift", brokers=3, replication=3, faults=())
 
 
-def test_a_replica_that_diverges_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A disk that, now and then, keeps another byte than it was given.
+def test_a_diverged_replica_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A disk that sometimes changes a byte.
     calls = 0
     real = SharedFile.write_at
 
@@ -433,8 +432,8 @@ def test_a_replica_that_diverges_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     assert is_caught("diverged-replica", "under-replicated-ack", brokers=3, replication=3, faults=())
 
 
-def test_spools_that_others_went_on_without_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Brokers that trust, serve and store whatever they find on their disks.
+def test_use_of_diverged_spools_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Brokers that trust, serve and store any content on their disks.
     def final(*_: object) -> Judgement:
         return Judgement.FINAL
 
@@ -452,15 +451,15 @@ def test_spools_that_others_went_on_without_are_caught(monkeypatch: pytest.Monke
     )
 
 
-def test_routes_that_continue_without_acknowledged_content_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Primaries that go on whoever is with them. Two then write at the same offsets, or readers wait at a gap.
+def test_a_takeover_without_acknowledged_content_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Primaries that continue with any replicas. Two then write at the same offsets, or readers wait at a gap.
     monkeypatch.setattr(in_sync, "takeover", lambda *_: Takeover.CLEAN)
     options: dict[str, Any] = {"brokers": 3, "replication": 1, "lease_seconds": 3.0}
     assert is_caught("lost-write", "stuck", "unseen", faults=("long outage", "long pause"), **options)
 
 
-def test_replicas_that_show_content_that_others_may_lack_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Replicas as of an earlier version, and of Gazette: content is shown as soon as it has committed there.
+def test_replicas_that_serve_content_missing_on_others_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Replicas that serve content once it has committed locally, as Gazette's do.
     real = DurableSpool.propose
 
     def show(self: DurableSpool, *arguments: Any, **options: Any) -> ProposalDecision:
@@ -479,16 +478,16 @@ def test_replicas_that_show_content_that_others_may_lack_are_caught(monkeypatch:
 
     def plant(world: World) -> None:
         async def lose() -> None:
-            """The primary cannot reach one replica. It and the others are then lost, and that one goes on."""
+            """Cut one replica off from the primary, then end all others, and let that one continue."""
             journal = world.journals[0]
             await world.until(lambda: world.is_consistent(journal), 30.0)
             await asyncio.sleep(5.0)
             primary, *others = [world.machine_of(key.member) for key, _ in sorted(world.assignments(journal), key=slot)]
-            mend = world.network.cut_both(primary.name, others[0].name)
+            restore = world.network.cut_both(primary.name, others[0].name)
             await asyncio.sleep(1.5)
             for machine in (primary, *others[1:]):
                 machine.end()
-            mend()
+            restore()
             await asyncio.sleep(2 * world.options.lease_seconds)
             for machine in (primary, *others[1:]):
                 machine.stays_down = False
@@ -510,7 +509,7 @@ def test_replicas_that_show_content_that_others_may_lack_are_caught(monkeypatch:
     assert "inconsistent-offsets" in found()
 
 
-def test_brokers_that_do_not_write_down_where_they_ended_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_do_not_record_their_end_offsets_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def leave_nothing(*_: object) -> None:
         return None
 
@@ -518,8 +517,8 @@ def test_brokers_that_do_not_write_down_where_they_ended_are_caught(monkeypatch:
     assert is_caught("stuck", brokers=3, replication=2, faults=(), stored_at_end=True)
 
 
-def test_listings_that_take_every_subfolder_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A broker that counts whatever lies below a journal's folder as its own, as all did once, and as Gazette's do.
+def test_listings_that_include_subfolders_of_other_journals_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that takes all files below a journal's folder as its own, as Gazette's do.
     real = stores.sort_out
 
     def take_all(
@@ -531,19 +530,19 @@ def test_listings_that_take_every_subfolder_are_caught(monkeypatch: pytest.Monke
     monkeypatch.setattr(stores, "sort_out", take_all)
     options: dict[str, Any] = {"brokers": 3, "replication": 1, "journals": 2, "fragment_length": 1024}
     found = ("lost-write", "inconsistent-offsets", "torn-append")
-    # In most runs, journals are just stuck.
+    # In most runs, journals only get stuck.
     assert is_caught(*found, first=16, nested=True, faults=("kill",), **options)
 
 
-def test_damaged_content_that_is_stored_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A broker that stores what its disk gives it, whatever the SHA-1.
+def test_stored_damaged_content_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that stores the disk's content without a check of its SHA-1.
     monkeypatch.setattr(_Reading, "_finish", lambda self: self._compressor.finish())
     options: dict[str, Any] = {"brokers": 3, "replication": 3, "fragment_length": 1024}
     assert is_caught("corrupt-fragment", "stuck", faults=("flip a bit",), **options)
 
 
-def test_damaged_content_that_is_given_up_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A broker that finds the damage, and asks nobody else, nor waits until somebody has stored it.
+def test_discarded_damaged_content_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that detects damage, but neither asks other brokers nor waits until one of them has stored the fragment.
     def drop(self: FragmentPersister, job: Any, error: Exception) -> None:
         job.sealed.drop()
 
@@ -552,8 +551,8 @@ def test_damaged_content_that_is_given_up_is_caught(monkeypatch: pytest.MonkeyPa
     assert is_caught("stuck", "unseen", first=16, faults=("flip a bit",), **options)
 
 
-def test_spools_that_grow_without_bound_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A broker that never holds appends back.
+def test_unbounded_spools_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that never delays appends.
     monkeypatch.setattr(Backlog, "problem", lambda *_: "")
     options: dict[str, Any] = {"brokers": 3, "journals": 1, "fragment_length": 1024, "appends": 30}
     assert is_caught("unbounded-backlog", replication=1, faults=("store refuses fragments",), **options)
@@ -568,23 +567,23 @@ RESTORED: dict[str, Any] = {
 
 
 def test_brokers_that_trust_any_etcd_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # They serve with whatever etcd they are given, and nobody tells it what it has forgotten.
+    # They serve with any etcd, and do not restore its missing state.
     async def nothing(*_: object) -> str:
         return ""
 
-    async def look_on(*_: object) -> None:
+    async def do_nothing(*_: object) -> None:
         return None
 
     monkeypatch.setattr(residence, "differences", lambda *_: ())
     monkeypatch.setattr(residence.Residence, "_forgotten", nothing)
-    monkeypatch.setattr(Adoption, "gather", look_on)
-    monkeypatch.setattr(Adoption, "finish", look_on)
-    # A spool that names a later revision than etcd's makes its broker wait: then journals are stuck, at least.
+    monkeypatch.setattr(Adoption, "gather", do_nothing)
+    monkeypatch.setattr(Adoption, "finish", do_nothing)
+    # A spool with a later revision than etcd's makes its broker wait, so that at least journals are stuck.
     assert is_caught("lost-write", "inconsistent-offsets", "stuck", **RESTORED)
 
 
-def test_revisions_that_are_given_out_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Brokers that do not count on. Stamps and records of before then seem to be later than those of now.
+def test_revisions_used_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Brokers that do not raise the base revision. Earlier stamps and records then seem to be later than new ones.
     real_join, real_use = Adoption._join, Adoption._use
 
     async def join(
@@ -601,7 +600,7 @@ def test_revisions_that_are_given_out_twice_are_caught(monkeypatch: pytest.Monke
     assert is_caught("stuck", "lost-write", "inconsistent-offsets", first=24, **options)
 
 
-def test_a_removal_that_is_not_safe_is_caught() -> None:
+def test_an_unsafe_removal_of_an_assignment_is_caught() -> None:
     def plant(world: World) -> None:
         async def remove() -> None:
             await asyncio.sleep(5)

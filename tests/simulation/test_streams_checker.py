@@ -1,4 +1,4 @@
-"""The checker of streams finds each anomaly in a hand-made history, and none in a good one."""
+"""The checker of streams finds each anomaly in a hand-made history, and none in a correct one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ KEY = "a key"
 PRODUCERS = {"ada": ProducerId(b"\x01adaxx"), "bob": ProducerId(b"\x01bobxx")}
 
 
-class Told:
-    """A stream with one segment in which writers write one unit after the other, a second each."""
+class Scenario:
+    """A stream with one segment and sequential units, one per second."""
 
     def __init__(self, *, json_lines: bool) -> None:
         self.history = History()
@@ -80,153 +80,153 @@ class Told:
         return [anomaly.name for anomaly in check(self.history, segments, self.stable)[0]]
 
 
-def good(json_lines: bool = True) -> Told:
-    told = Told(json_lines=json_lines)
-    told.write("ada", 0)
-    told.write("ada", 3)
-    told.write("bob", 1)
-    told.write("bob", 2, outcome=UnitOutcome.NOT_APPLIED, there=False)
-    told.write("ada", 2, outcome=UnitOutcome.UNKNOWN)
-    told.write("bob", 2, outcome=UnitOutcome.UNKNOWN, there=False)
-    told.sealed[0] = len(told.segments[0])
-    told.segments[1], told.ranges[1] = b"", KeyRange.FULL
-    told.write("ada", 4, to=1)
-    return told
+def good(json_lines: bool = True) -> Scenario:
+    scenario = Scenario(json_lines=json_lines)
+    scenario.write("ada", 0)
+    scenario.write("ada", 3)
+    scenario.write("bob", 1)
+    scenario.write("bob", 2, outcome=UnitOutcome.NOT_APPLIED, there=False)
+    scenario.write("ada", 2, outcome=UnitOutcome.UNKNOWN)
+    scenario.write("bob", 2, outcome=UnitOutcome.UNKNOWN, there=False)
+    scenario.sealed[0] = len(scenario.segments[0])
+    scenario.segments[1], scenario.ranges[1] = b"", KeyRange.FULL
+    scenario.write("ada", 4, to=1)
+    return scenario
 
 
 @pytest.mark.parametrize("json_lines", [True, False])
-def test_a_good_history_is_good(json_lines: bool) -> None:
+def test_a_correct_history_has_no_anomalies(json_lines: bool) -> None:
     assert good(json_lines).anomalies() == []
 
 
-def _part(told: Told) -> None:
-    unit = told.write("ada", 3, outcome=UnitOutcome.UNKNOWN, there=False)
-    told.put(1, *told.messages(unit)[:2])
+def _part(scenario: Scenario) -> None:
+    unit = scenario.write("ada", 3, outcome=UnitOutcome.UNKNOWN, there=False)
+    scenario.put(1, *scenario.messages(unit)[:2])
 
 
-def _tear(told: Told) -> None:
-    first = told.write("ada", 2, outcome=UnitOutcome.UNKNOWN, there=False)
-    messages = told.messages(first)
-    told.put(1, *messages[:1])
-    told.write("bob", 0, to=1)
-    told.put(1, *messages[1:])
+def _tear(scenario: Scenario) -> None:
+    first = scenario.write("ada", 2, outcome=UnitOutcome.UNKNOWN, there=False)
+    messages = scenario.messages(first)
+    scenario.put(1, *messages[:1])
+    scenario.write("bob", 0, to=1)
+    scenario.put(1, *messages[1:])
 
 
-def _leave_out_the_end(told: Told) -> None:
-    unit = told.write("ada", 2, outcome=UnitOutcome.UNKNOWN, there=False)
-    told.put(1, *told.messages(unit)[:2])
+def _leave_out_the_end(scenario: Scenario) -> None:
+    unit = scenario.write("ada", 2, outcome=UnitOutcome.UNKNOWN, there=False)
+    scenario.put(1, *scenario.messages(unit)[:2])
 
 
-def _spread(told: Told) -> None:
-    unit = told.write("ada", 2, outcome=UnitOutcome.UNKNOWN, there=False)
-    messages = told.messages(unit)
-    told.put(1, messages[0])
-    told.segments[2], told.ranges[2] = b"".join(messages[1:]), KeyRange.FULL
+def _spread(scenario: Scenario) -> None:
+    unit = scenario.write("ada", 2, outcome=UnitOutcome.UNKNOWN, there=False)
+    messages = scenario.messages(unit)
+    scenario.put(1, messages[0])
+    scenario.segments[2], scenario.ranges[2] = b"".join(messages[1:]), KeyRange.FULL
 
 
-def _double(told: Told) -> None:
-    told.put(1, *told.messages(told.write("ada", 2, to=1)))
+def _double(scenario: Scenario) -> None:
+    scenario.put(1, *scenario.messages(scenario.write("ada", 2, to=1)))
 
 
-def _lose(told: Told) -> None:
-    told.write("ada", 2, there=False)
+def _lose(scenario: Scenario) -> None:
+    scenario.write("ada", 2, there=False)
 
 
-def _revive(told: Told) -> None:
-    expired = told.write("ada", 2, outcome=UnitOutcome.NOT_APPLIED, there=False)
+def _revive(scenario: Scenario) -> None:
+    expired = scenario.write("ada", 2, outcome=UnitOutcome.NOT_APPLIED, there=False)
     expired.attempts[0].error = "WriterExpired: not known any more"
-    _count(told).give_up(0.0)
+    _count(scenario).give_up(0.0)
 
 
-def _lose_what_was_counted(told: Told) -> None:
-    _count(told).give_up(told.now)
+def _lose_a_counted_event(scenario: Scenario) -> None:
+    _count(scenario).give_up(scenario.now)
 
 
-def _lose_what_was_placed(told: Told) -> None:
-    unit = _count(told)
+def _lose_a_placed_event(scenario: Scenario) -> None:
+    unit = _count(scenario)
     unit.give_up(0.0)
     unit.attempts.append(replace(unit.attempts[0], deduplicated=False, begin=0, end=10))
 
 
-def _count(told: Told) -> Unit:
-    """An event that is not there, and that the registers counted as durable."""
-    unit = told.write("ada", 0, there=False)
+def _count(scenario: Scenario) -> Unit:
+    """Count a missing event as durable, according to the registers."""
+    unit = scenario.write("ada", 0, there=False)
     unit.attempts = [replace(unit.attempts[0], deduplicated=True, begin=-1, end=-1)]
     return unit
 
 
-def _apply_what_failed(told: Told) -> None:
-    told.write("ada", 1, to=1, outcome=UnitOutcome.NOT_APPLIED)
+def _apply_what_failed(scenario: Scenario) -> None:
+    scenario.write("ada", 1, to=1, outcome=UnitOutcome.NOT_APPLIED)
 
 
-def _misplace(told: Told) -> None:
-    told.write("ada", 2, to=1).attempts[0].begin += 1
+def _misplace(scenario: Scenario) -> None:
+    scenario.write("ada", 2, to=1).attempts[0].begin += 1
 
 
-def _another_place_the_second_time(told: Told) -> None:
-    unit = told.write("ada", 2, to=1)
+def _another_place_the_second_time(scenario: Scenario) -> None:
+    unit = scenario.write("ada", 2, to=1)
     unit.attempts.append(replace(unit.attempts[0], begin=0, deduplicated=True))
 
 
-def _ignore_the_offset(told: Told) -> None:
-    unit = told.write("ada", 2, to=1)
+def _ignore_the_offset(scenario: Scenario) -> None:
+    unit = scenario.write("ada", 2, to=1)
     unit.attempts[0].expected_offset = unit.attempts[0].begin + 7
 
 
-def _ignore_the_fence(told: Told) -> None:
-    attempt = told.write("ada", 2, to=1).attempts[0]
+def _ignore_the_fence(scenario: Scenario) -> None:
+    attempt = scenario.write("ada", 2, to=1).attempts[0]
     attempt.fence, attempt.last_fence = 3, 4
 
 
-def _strange_segment(told: Told) -> None:
+def _strange_segment(scenario: Scenario) -> None:
     place = key_hash(KEY)
-    told.ranges[1] = KeyRange(place + 1, KEY_SPACE)
+    scenario.ranges[1] = KeyRange(place + 1, KEY_SPACE)
 
 
-def _nobodys(told: Told) -> None:
-    unit = told.write("ada", 0, to=1)
+def _nobodys(scenario: Scenario) -> None:
+    unit = scenario.write("ada", 0, to=1)
     unit.number = 77
-    told.put(1, *told.messages(unit))
+    scenario.put(1, *scenario.messages(unit))
 
 
-def _reorder_one_writers(told: Told) -> None:
-    first, second = told.write("ada", 1, to=1), told.write("ada", 1, to=1)
+def _reorder_one_writers(scenario: Scenario) -> None:
+    first, second = scenario.write("ada", 1, to=1), scenario.write("ada", 1, to=1)
     first.attempts[0].returned = second.attempts[0].returned = 99.0
     for unit, other in ((first, 0), (second, 0)):
         unit.attempts[other].outcome = UnitOutcome.UNKNOWN
     first.number, second.number = second.number, first.number
-    told.history.units = {unit.number: unit for unit in told.history.units.values()}
-    told.segments[1] = b""
-    told.history.units[7].attempts[0].outcome = UnitOutcome.UNKNOWN
-    for unit in (told.history.units[9], told.history.units[8]):
-        told.put(1, *told.messages(unit))
+    scenario.history.units = {unit.number: unit for unit in scenario.history.units.values()}
+    scenario.segments[1] = b""
+    scenario.history.units[7].attempts[0].outcome = UnitOutcome.UNKNOWN
+    for unit in (scenario.history.units[9], scenario.history.units[8]):
+        scenario.put(1, *scenario.messages(unit))
 
 
-def _reorder_over_time(told: Told) -> None:
-    """Of two writers the one that began when the other had been acknowledged is in front of it."""
-    told.write("bob", 1, to=1).attempts[0].invoked = 98.0
-    told.write("ada", 1, to=1)
+def _reorder_over_time(scenario: Scenario) -> None:
+    """Swap two writers' units. The first one began after the acknowledgement of the second one."""
+    scenario.write("bob", 1, to=1).attempts[0].invoked = 98.0
+    scenario.write("ada", 1, to=1)
 
 
-def _reorder_over_segments(told: Told) -> None:
-    unit = told.write("ada", 1, to=1, outcome=UnitOutcome.UNKNOWN)
-    told.segments[2], told.ranges[2] = b"", KeyRange.FULL
-    told.put(2, *told.messages(told.history.units[1]))
-    told.segments[0] = b""
-    told.sealed.clear()
-    told.history.units = {1: told.history.units[1], unit.number: unit}
-    told.history.units[1].attempts[0].outcome = UnitOutcome.UNKNOWN
-    told.segments[1] = b""
-    told.put(1, *told.messages(unit))
+def _reorder_over_segments(scenario: Scenario) -> None:
+    unit = scenario.write("ada", 1, to=1, outcome=UnitOutcome.UNKNOWN)
+    scenario.segments[2], scenario.ranges[2] = b"", KeyRange.FULL
+    scenario.put(2, *scenario.messages(scenario.history.units[1]))
+    scenario.segments[0] = b""
+    scenario.sealed.clear()
+    scenario.history.units = {1: scenario.history.units[1], unit.number: unit}
+    scenario.history.units[1].attempts[0].outcome = UnitOutcome.UNKNOWN
+    scenario.segments[1] = b""
+    scenario.put(1, *scenario.messages(unit))
 
 
-def _turn_the_clock_back(told: Told) -> None:
-    told.clock -= 1000 * CLOCK_TICK
-    told.write("ada", 1, to=1)
+def _turn_the_clock_back(scenario: Scenario) -> None:
+    scenario.clock -= 1000 * CLOCK_TICK
+    scenario.write("ada", 1, to=1)
 
 
-def _write_on_after_the_seal(told: Told) -> None:
-    told.write("bob", 1)
+def _write_on_after_the_seal(scenario: Scenario) -> None:
+    scenario.write("bob", 1)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def _write_on_after_the_seal(told: Told) -> None:
         (_lose, "lost"),
         (_count, "lost"),
         (_revive, "revived"),
-        (_lose_what_was_counted, "lost"),
-        (_lose_what_was_placed, "lost"),
+        (_lose_a_counted_event, "lost"),
+        (_lose_a_placed_event, "lost"),
         (_apply_what_failed, "phantom"),
         (_misplace, "misplaced"),
         (_another_place_the_second_time, "misplaced"),
@@ -256,20 +256,20 @@ def _write_on_after_the_seal(told: Told) -> None:
         (_write_on_after_the_seal, "beyond-seal"),
     ],
 )
-def test_each_anomaly_is_found(harm: Callable[[Told], None], name: str) -> None:
-    told = good()
-    harm(told)
-    assert name in told.anomalies()
+def test_each_anomaly_is_found(harm: Callable[[Scenario], None], name: str) -> None:
+    scenario = good()
+    harm(scenario)
+    assert name in scenario.anomalies()
 
 
-def test_an_event_that_the_program_gave_up_may_count_as_durable_later() -> None:
-    told = good()
-    unit = _count(told)
+def test_an_abandoned_event_may_count_as_durable_later() -> None:
+    scenario = good()
+    unit = _count(scenario)
     unit.give_up(unit.attempts[0].returned)
-    assert told.anomalies() == []
+    assert scenario.anomalies() == []
 
 
-def test_bytes_that_nobody_writes_are_no_messages() -> None:
+def test_bytes_that_no_writer_writes_are_unreadable() -> None:
     for json_lines, content in ((True, b"{}\n"), (True, b'{"_meta":'), (False, b"\x00" * 30), (False, b"\x66")):
         with pytest.raises(Unreadable):
             parse(content, json_lines=json_lines)

@@ -1,4 +1,4 @@
-"""Reader groups and transactions on several keys in the simulation of streams, and bugs planted for it to find."""
+"""Reader groups and transactions on several keys in the simulation of streams, and planted bugs for it to find."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WANTED = {
 
 
 @pytest.mark.timeout(900)
-def test_groups_share_a_stream_and_transactions_on_several_keys_are_whole() -> None:
+def test_reader_groups_and_transactions_on_several_keys_are_sound() -> None:
     total: Counter[str] = Counter()
     for seed in seeds_until(SEEDS, total, WANTED):
         report = run(shared_options_of(seed))
@@ -60,7 +60,7 @@ FEW: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 
 
 
 def caught(*names: str, first: int = 0, **options: Any) -> bool:
-    """Return whether one of a few seeds from `first` on shows one of these anomalies."""
+    """Return True if one of a few seeds from `first` on shows one of these anomalies."""
     for seed in range(first, first + 16):
         report = run(shared_options_of(seed, **FEW | options))
         if any(anomaly.name in names for anomaly in report.anomalies):
@@ -73,12 +73,12 @@ GROUP = {"movers": 1, "moves": 20, "members": 3, "units": 30, "harm": 0.0, "scal
 
 
 @pytest.mark.parametrize("options", [SEVERAL, GROUP], ids=["several keys", "a group"])
-def test_what_is_planted_below_is_not_there_otherwise(options: dict[str, Any]) -> None:
+def test_there_is_no_anomaly_without_planted_bugs(options: dict[str, Any]) -> None:
     report = run(shared_options_of(0, **FEW | options))
     assert report.sound, str(report)
 
 
-def test_decisions_that_ask_for_no_open_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_that_ignore_the_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def decide(self: Decisions, txn: str, acks: Mapping[str, bytes], token: str, **options: Any) -> None:
         gate = await self.gate()
         await right(self, txn, acks, gate.token or token, **options)
@@ -88,7 +88,7 @@ def test_decisions_that_ask_for_no_open_gate_are_caught(monkeypatch: pytest.Monk
     assert caught("partial", "undelivered", "lost", **SEVERAL | {"scale_seconds": 0.2, "harm": 0.0})
 
 
-def test_decisions_that_nobody_carries_out_for_the_dead_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_decisions_of_dead_writers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def finish(self: Decisions, gate: Gate) -> int:
         return 0
 
@@ -96,7 +96,7 @@ def test_decisions_that_nobody_carries_out_for_the_dead_are_caught(monkeypatch: 
     assert caught("partial", "undelivered", first=1, **SEVERAL)
 
 
-def test_a_decision_that_is_taken_for_failed_when_its_answer_is_lost_is_caught(
+def test_a_decision_treated_as_failed_after_a_lost_answer_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def was_decided(self: Decisions, txn: str, begin: int) -> bool:
@@ -118,7 +118,7 @@ def test_acknowledgements_before_the_decision_are_caught(monkeypatch: pytest.Mon
 
 
 def slow_recovery(patch: pytest.MonkeyPatch) -> None:
-    """Have processes that recover the stream stand still after they have read what was decided."""
+    """Let processes that recover the stream stall after they have read the decisions."""
 
     async def acknowledge(self: Decisions, journal: str, ends: list[LaneEnd], settled: int) -> None:
         await asyncio.sleep(3.0)
@@ -128,7 +128,7 @@ def slow_recovery(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Decisions, "_acknowledge", acknowledge)
 
 
-def test_acknowledgements_that_come_late_for_any_transaction_of_their_lane_are_caught(
+def test_late_acknowledgements_that_end_another_transaction_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def careless(changes: Iterable[LaneChange]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def test_readers_that_record_read_instead_of_consumed_events_are_caught(
     assert caught("group-skipped", first=3, **GROUP)
 
 
-def test_segments_that_pass_on_from_where_they_were_taken_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_released_at_their_acquired_positions_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def apply(self: Released, state: GroupState) -> GroupState:
         begun = {number: state.frontier.open[number] for number in self.positions}
         return right(replace(self, positions=begun), state)
@@ -168,7 +168,7 @@ def test_segments_that_pass_on_from_where_they_were_taken_are_caught(monkeypatch
     assert caught("group-again", "group-state", **GROUP | {"scale_seconds": 0.0, "segments": 3})
 
 
-def test_successors_that_are_read_before_all_of_their_predecessors_are_caught(
+def test_successors_read_before_all_predecessors_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def completion(self: Frontier, number: int, end: int, stream: Stream) -> Completion:
@@ -182,7 +182,7 @@ def test_successors_that_are_read_before_all_of_their_predecessors_are_caught(
     assert caught("group-state", "group-reordered", **GROUP)
 
 
-def test_readers_that_pass_a_mark_from_where_they_were_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_passed_at_former_positions_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def apply(self: CheckpointPassed, state: GroupState) -> GroupState:
         return right(replace(self, positions=state.owned_by(self.reader)), state)
 

@@ -1,8 +1,8 @@
-"""Thousands of transactions on simulated streams, and bugs that are planted for the checker to find.
+"""Thousands of transactions on simulated streams, and planted bugs for the checker to find.
 
-T1 (all or nothing), T2 (contiguous), T3 (invisible before), T4 (read back), T10 (lost answers), T11 (another process
-goes on), T12 (of any size), T13 (sealed, split and merged meanwhile), T14 (in order with plain events), T20
-(conditional) and T23 (pipelined) are what `tests.simulation.streams.checker` and `.follower` look for, in every run.
+In every run, `tests.simulation.streams.checker` and `.follower` check T1 (all or nothing), T2 (contiguous), T3
+(invisible before), T4 (read back), T10 (lost answers), T11 (another process continues), T12 (of any size), T13 (sealed,
+split and merged), T14 (in order with plain events), T20 (conditional) and T23 (pipelined).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def test_thousands_of_transactions_are_whole_once_and_in_order() -> None:
         assert sum(count for name, count in total.items() if name.startswith(act)), act
 
 
-def test_t10_nothing_is_doubled_or_lost_when_every_append_is_struck() -> None:
-    """The count of the contract is `python -m tests.simulation.streams --lost-answers --seeds 10000`."""
+def test_t10_faults_in_every_append_duplicate_and_lose_nothing() -> None:
+    """The full check of T10 is `python -m tests.simulation.streams --lost-answers --seeds 10000`."""
     total: Counter[str] = Counter()
     for seed in range(20):
         report = run(lost_answers_options_of(seed))
@@ -77,30 +77,30 @@ def test_t10_nothing_is_doubled_or_lost_when_every_append_is_struck() -> None:
     assert sum(count for name, count in total.items() if name.endswith(lost)) >= 10
 
 
-def test_writers_for_whom_there_is_no_place_go_on() -> None:
-    """Writers that take each other's only place see many answers about registers. Those of earlier attempts are old."""
-    crowded = {"writers": 2, "stable": 0, "max_writers": 1, "segments": 1, "keys": 12}
+def test_writers_beyond_the_limit_continue() -> None:
+    """Writers that evict each other get many answers about registers. Answers to earlier attempts are outdated."""
+    overbooked = {"writers": 2, "stable": 0, "max_writers": 1, "segments": 1, "keys": 12}
     total: Counter[str] = Counter()
     for seed in range(10):
-        report = run(options_of(seed, units=60, in_flight=2, seconds=3.0, harm=0.1, **crowded))
+        report = run(options_of(seed, units=60, in_flight=2, seconds=3.0, harm=0.1, **overbooked))
         assert report.sound, str(report)
         total += report.outcomes
     assert total["transaction ok"] > 500
 
 
-def test_a_seed_is_one_run() -> None:
+def test_a_seed_is_reproducible() -> None:
     one, again, other = run(options_of(7)), run(options_of(7)), run(options_of(8))
     assert (one.digest, one.steps) == (again.digest, again.steps)
     assert one.digest != other.digest
 
 
 @pytest.mark.parametrize("sizes", sampled([(1 << 16, 40), ((4 << 20) - 1000, 8)], 2))
-def test_large_transactions_are_no_different(sizes: tuple[int, int]) -> None:
+def test_large_transactions_are_sound(sizes: tuple[int, int]) -> None:
     largest, units = sizes
     large = {"largest": largest, "units": units, "writers": 2, "stable": 1, "harm": 0.5, "scale_seconds": 0.7}
     wanted = f"a unit of more than {'8 MiB' if units == 8 else '64 KiB'}"
     total: Counter[str] = Counter()
-    for seed in range(3, 33):  # One in five has a unit that large.
+    for seed in range(3, 33):  # One in five has a unit of that size.
         report = run(options_of(seed, brokers=2, faults=(), **large))
         assert report.sound, str(report)
         total += report.coverage
@@ -114,7 +114,7 @@ def test_large_transactions_are_no_different(sizes: tuple[int, int]) -> None:
 
 
 def caught(*names: str, first: int = 0, **options: Any) -> bool:
-    """Return whether one of a few seeds from `first` on shows one of these anomalies."""
+    """Return True if one of a few seeds from `first` on shows one of these anomalies."""
     given: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 0, "units": 60, "writers": 2}
     for seed in range(first, first + 16):
         report = run(options_of(seed, **given | options))
@@ -123,8 +123,8 @@ def caught(*names: str, first: int = 0, **options: Any) -> bool:
     return False
 
 
-def taken_back(append: PreparedAppend) -> pb.AppendRequest:
-    """The parameters of an append that was begun, and is not to be."""
+def aborted(append: PreparedAppend) -> pb.AppendRequest:
+    """Abort a prepared append, and return its parameters."""
     append.abort()
     return append._parameters
 
@@ -132,7 +132,7 @@ def taken_back(append: PreparedAppend) -> pb.AppendRequest:
 HARD = {"harm": 0.4, "in_flight": 4, "window": 16, "keys": 2, "stable": 0, "scale_seconds": 0.0}
 
 
-def test_what_is_planted_below_is_not_there_otherwise() -> None:
+def test_there_is_no_anomaly_without_planted_bugs() -> None:
     for seed in range(2):
         report = run(options_of(seed, brokers=2, replication=1, faults=(), readers=0, units=60, writers=2, **HARD))
         assert report.sound, str(report)
@@ -155,14 +155,14 @@ def test_appends_that_check_no_register_are_caught(monkeypatch: pytest.MonkeyPat
     assert caught("duplicate", "reordered", "lost", "clock", **HARD)
 
 
-def test_appends_that_are_blindly_repeated_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blindly_repeated_appends_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Sender._append
 
     async def blind(self: Sender, attempt: Attempt) -> None:
         if attempt.append is None:
             await right(self, attempt)
             return
-        union = taken_back(attempt.append).union_registers
+        union = aborted(attempt.append).union_registers
         try:
             attempt.result = await self._shared.client.append(
                 self._reconciler.segment.journal, attempt.content, union_registers=union, retry_unknown=True
@@ -174,9 +174,9 @@ def test_appends_that_are_blindly_repeated_are_caught(monkeypatch: pytest.Monkey
     assert caught("duplicate", **HARD)
 
 
-def test_keys_that_go_to_a_successor_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_move_to_a_successor_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unblocked(*_: Any) -> None:
-        """Nothing is waited for."""
+        """Do not wait."""
 
     def route(self: Routing, place: int) -> SegmentWriter:
         superseded, self._superseded = self._superseded, []
@@ -191,7 +191,7 @@ def test_keys_that_go_to_a_successor_too_early_are_caught(monkeypatch: pytest.Mo
     assert caught("reordered", first=40, **HARD | {"scale_seconds": 0.3, "harm": 0.2})
 
 
-def test_sequences_that_are_applied_above_a_gap_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_applied_above_a_gap_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     options = HARD | {"harm": 0.6, "stable": 2, "scale_seconds": 0.7, "faults": ("pause",)}
     assert not caught("lost", **options)
     monkeypatch.setattr(Gaps, "before", lambda *_: None)
@@ -205,7 +205,7 @@ def test_registers_that_change_without_their_content_are_caught(monkeypatch: pyt
         if attempt.append is None:
             await right(self, attempt)
             return
-        client, shared, parameters = self._shared.client, self._shared, taken_back(attempt.append)
+        client, shared, parameters = self._shared.client, self._shared, aborted(attempt.append)
         nothing = shared.events.acknowledgement(
             build_uuid(shared.identity.producer, attempt.first_clock, Flags.ACK_TXN)
         )
