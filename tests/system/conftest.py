@@ -25,21 +25,21 @@ from tests.servers.applying import apply_specs
 
 TIMEOUT_S = 180
 LEASE_S = 60
-"""No broker is to lose its lease because the machine stands still: what it does just then has no known outcome."""
-AT_ONCE = 6
+"""No broker may lose its lease because the machine stalls: the outcome of its work at that time would be unknown."""
+MAX_CONCURRENT = 6
 
 
 class Worker:
-    """A process of the matrix, by the words that it says."""
+    """A process of the matrix. It reports its progress in words."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
-    def tell(self, word: str | int) -> None:
+    def send(self, word: str | int) -> None:
         self._writer.write(f"{word}\n".encode())
 
-    async def says(self, *words: str) -> str:
-        """The next word, which must be one of these; none at all when the process is dead."""
+    async def expect(self, *words: str) -> str:
+        """Read the next word, which must be one of these; empty if the process is dead."""
         async with asyncio.timeout(TIMEOUT_S):
             try:
                 said = (await self._reader.readline()).decode().strip()
@@ -53,7 +53,7 @@ class Worker:
 
 
 class Workers:
-    """Starts processes, and waits for them to call."""
+    """The processes of the matrix: starts them, and accepts their connections."""
 
     def __init__(self, folder: Path) -> None:
         self._path = str(folder / "control")
@@ -91,7 +91,7 @@ def _start_zygote() -> subprocess.Popen[str]:
 
 
 class Matrix:
-    """Journals for cells, and runs the cells, several at once."""
+    """A client of journals, and a runner of concurrent cells."""
 
     def __init__(self, client: JournalClient, workers: Workers, etcd: str) -> None:
         self.client = client
@@ -102,7 +102,7 @@ class Matrix:
         await apply_specs(self.client, [_spec(name, content_type) for name in journals])
 
     async def publish(self, journal: str, *numbers: int) -> int:
-        """Publish a transaction, and return the journal's head behind it."""
+        """Publish a transaction, and return the journal's head after it."""
         builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
         for n in numbers:
             builder.add(journal, {"n": n})
@@ -120,15 +120,15 @@ class Matrix:
         return [each.message["n"] for each in found]
 
     async def run(self, cells: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
-        """Run the cells. Raises ExceptionGroup, after all of them, with the errors of those that failed."""
-        limit = asyncio.Semaphore(AT_ONCE)
+        """Run the cells. Raises ExceptionGroup after all of them, with the errors of failed cells."""
+        limit = asyncio.Semaphore(MAX_CONCURRENT)
         problems: list[Exception] = []
 
         async def run(name: str, cell: Callable[[], Awaitable[None]]) -> None:
             async with limit:
                 try:
                     await cell()
-                except Exception as error:  # noqa: BLE001 - all cells are to be told of
+                except Exception as error:  # noqa: BLE001 - all errors are reported
                     error.add_note(f"cell {name}")
                     problems.append(error)
 

@@ -1,4 +1,4 @@
-"""The control of the crash matrices' processes: the test's side, and a client that stops at the steps it names."""
+"""The control of the crash matrices' processes: a connection to the test, and a client that stops at named steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from coranto.errors import Fenced
 from coranto.messages import Flags, JsonLines, iter_messages
 from coranto_consumers.runtime.testing import RunningShard
 
-GO_ON = "go on"
+RESUME = "go on"
 
 
 def _word_of(words: queue.SimpleQueue[str]) -> str:
-    """The next word; the process ends when the test does."""
+    """Return the next word. The process ends when the test does."""
     word = words.get()
     if not word:
         os._exit(2)
@@ -28,14 +28,14 @@ def _word_of(words: queue.SimpleQueue[str]) -> str:
 
 
 class Control:
-    """The test, and where it wants this process to stop."""
+    """The connection to the test, and the point where this process must stop."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(job["control"])
         self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._permissions: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._sort_words, daemon=True).start()
+        threading.Thread(target=self._dispatch_words, daemon=True).start()
         self._point = job.get("point", "")
         self._dies = job.get("dies", False)
         self.armed = False
@@ -45,11 +45,11 @@ class Control:
     def say(self, word: str) -> None:
         self._socket.sendall(f"{word}\n".encode())
 
-    def _sort_words(self) -> None:
-        """Part commands from permissions to go on: two threads wait at once while a process hangs between commands."""
+    def _dispatch_words(self) -> None:
+        """Separate commands from permissions to resume, because a paused process has one waiting thread for each."""
         for line in self._socket.makefile("r"):
             word = line.strip()
-            (self._permissions if word == GO_ON else self._commands).put(word)
+            (self._permissions if word == RESUME else self._commands).put(word)
         self._commands.put("")
         self._permissions.put("")
 
@@ -57,7 +57,7 @@ class Control:
         return _word_of(self._commands)
 
     def arm(self) -> None:
-        """From now on, stop at the point, once."""
+        """Stop at the point the next time it is reached."""
         self.armed = bool(self._point)
 
     def _stops_at(self, point: str) -> bool:
@@ -70,16 +70,16 @@ class Control:
         return True
 
     def at(self, point: str) -> None:
-        """In a thread that may block."""
+        """Stop here if the test wants it, in a thread that may block."""
         if self._stops_at(point):
             _word_of(self._permissions)
 
     async def passing(self, point: str) -> None:
-        """On the event loop. All of it stands still meanwhile, as it does when a machine hangs."""
+        """Stop here if the test wants it, on the event loop. It stalls completely, as on a machine that hangs."""
         self.at(point)
 
     async def follow(self, shard: RunningShard, journal: str) -> None:
-        """Have the shard read as far as the test says, until it is told to finish or finds itself fenced off."""
+        """Let the shard read as far as the test says, until it must finish or is fenced off."""
         ready = asyncio.create_task(shard.primary.ready.wait())
         await asyncio.wait({ready, shard.task}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
@@ -98,7 +98,7 @@ class Control:
 
 
 class StoppingClient(JournalClient):
-    """Stops around reads, and around appends of messages."""
+    """A client that stops around reads, and around appends of messages."""
 
     control: Control
     acks = 0

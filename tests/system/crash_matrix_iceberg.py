@@ -19,7 +19,7 @@ COUNTS = NUMBERS.append(pa.field("count", pa.int64(), nullable=False))
 
 
 class StoppingCatalog(SqlCatalog):
-    """Stops around the check of a commit against the present table, and around the whole commit."""
+    """A catalog that stops around the check of a commit against the current table, and around the whole commit."""
 
     control: Control
 
@@ -37,9 +37,9 @@ class StoppingCatalog(SqlCatalog):
 
 
 class Appending(Application[IcebergShardStore]):
-    """Counts each number in the table, and publishes it to two journals.
+    """An application that counts each number in the table, and publishes it to two journals.
 
-    Messages append rows. Batches merge them by keys, so that a row that came twice would show as a higher count.
+    Messages append rows. Batches merge them by keys, so that a duplicate row increments a count.
     """
 
     def __init__(self, job: dict[str, Any], control: Control) -> None:

@@ -1,4 +1,4 @@
-"""A shard whose store lives in a recovery log, in a process of the crash matrix."""
+"""A shard with a store in a recovery log, in a process of the crash matrix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS counts (n INTEGER PRIMARY KEY, count INTEGE
 
 
 class LogClient(StoppingClient):
-    """Stops around appends to the recovery log, too, and in the midst of them."""
+    """A client that also stops around and during appends to the recovery log."""
 
     log: str
 
@@ -42,26 +42,26 @@ class LogClient(StoppingClient):
     async def append(self, journal: str, content: Any, **options: Any) -> AppendResult:
         if journal != self.log:
             return await super().append(journal, content, **options)
-        plainly = super(StoppingClient, self).append
+        unstopped = super(StoppingClient, self).append
         pieces = [content] if isinstance(content, bytes) else content
         if not any(pieces):
-            return await plainly(journal, content, **options)
+            return await unstopped(journal, content, **options)
         if "check_registers" not in options:
             await self.control.passing("handoff.before")
-            result = await plainly(journal, content, **options)
+            result = await unstopped(journal, content, **options)
             await self.control.passing("handoff.after")
             return result
         await self.control.passing("fence.before")
         try:
-            result = await plainly(journal, self._by_and_by(pieces), **options)
+            result = await unstopped(journal, self._in_steps(pieces), **options)
         except Unavailable:
-            # As with what is appended at once, which the client repeats by itself.
-            result = await plainly(journal, content, **options)
+            # A client repeats ordinary appends, too.
+            result = await unstopped(journal, content, **options)
         await self.control.passing("commit.after")
         return result
 
-    async def _by_and_by(self, pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
-        """The broker is asked to check the fence before it is sent content, and it commits once there is no more."""
+    async def _in_steps(self, pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
+        """Stop after the fence check, which precedes the content, and before the commit, which follows it."""
         await self.control.passing("fence.after")
         for piece in pieces:
             yield piece
@@ -69,14 +69,14 @@ class LogClient(StoppingClient):
 
 
 class HintClock(SystemClock):
-    """Hints are due when the application says so."""
+    """A clock that delays hints until the application sets `due`."""
 
     def __init__(self) -> None:
         self.due = asyncio.Event()
         self.written = asyncio.Event()
 
     async def sleep(self, seconds: float) -> None:
-        if seconds < HINTS_EVERY_S:  # Before something is tried again.
+        if seconds < HINTS_EVERY_S:  # The wait before a retry.
             await super().sleep(seconds)
             return
         await self.due.wait()
@@ -84,7 +84,7 @@ class HintClock(SystemClock):
 
 
 class StoppingCoordinator(EtcdCoordinator):
-    """Stops around what is written to etcd: claims of the log, and hints."""
+    """A coordinator that stops around writes to etcd: claims of the log, and hints."""
 
     control: Control
     hint_clock: HintClock
@@ -111,7 +111,7 @@ class StoppingCoordinator(EtcdCoordinator):
 
 
 class _Stopping(Store):
-    """Stops around what a store does to begin a commit. Hints are written then, before anything is acknowledged."""
+    """A store that stops around the start of a commit. Hints are written then, before anything is acknowledged."""
 
     control: Control
     hint_clock: HintClock
@@ -131,7 +131,7 @@ class _Stopping(Store):
     async def _hinted(self, commit: Awaitable[None]) -> None:
         await commit
         written = asyncio.ensure_future(self.hint_clock.written.wait())
-        while not written.done() and not self.recording.has_failed:  # Then no hints are tried to be written.
+        while not written.done() and not self.recording.has_failed:  # A failed recorder writes no hints.
             await asyncio.wait((written,), timeout=0.05)
         written.cancel()
 
@@ -149,7 +149,7 @@ class StoppingSqlite(_Stopping, SqliteStore):
 
 
 class Counting(Application[Any]):
-    """Counts in the store how often it consumed each number, and publishes it to two journals."""
+    """An application that counts each number in the store, and publishes it to two journals."""
 
     def __init__(self, job: dict[str, Any], control: Control, hint_clock: HintClock) -> None:
         self._job = job

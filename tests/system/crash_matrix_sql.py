@@ -15,7 +15,7 @@ from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.stores import SqlShardStore, SqlStore
 from coranto_consumers.stores.merge import Add
 
-# Drivers are imported now, once for all processes.
+# Import drivers once for all processes.
 for url in ("sqlite://", "postgresql+psycopg://", "mysql+pymysql://"):
     create_engine(url)
 
@@ -29,7 +29,7 @@ COUNTS = Table(
 
 
 class Counting(Application[SqlShardStore]):
-    """Counts in the store how often it consumed each number, and publishes it to two journals."""
+    """An application that counts each number in the store, and publishes it to two journals."""
 
     def __init__(self, job: dict[str, Any], control: Control) -> None:
         self._job = job

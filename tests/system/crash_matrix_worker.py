@@ -1,8 +1,8 @@
-"""Processes of the crash matrices. Run as a script, it imports everything once and forks for each line of input.
+"""Processes of the crash matrices. As a script, it imports everything once and forks for each line of input.
 
-Each process runs one shard, and talks to the test over a socket: a word a line. A process that is told of a point stops
-there, in its second transaction or as it takes over: it dies by SIGKILL, or it waits, as a machine that hangs would,
-until it is told to go on.
+Each process runs one shard, and communicates with the test over a socket, one word per line. A process with a point
+stops there, in its second transaction or during its takeover: it dies by SIGKILL, or pauses, as on a machine that
+hangs, until the test resumes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the processes but the kernel.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the processes.
     for line in sys.stdin:
         if os.fork() == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

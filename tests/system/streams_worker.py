@@ -1,6 +1,6 @@
-"""A program that writes units to a stream, and tells each thing that it does in a line: it may be killed at any time.
+"""A program that writes units to a stream and reports each step in a line. It may be killed at any time.
 
-The job comes as JSON on the command line: `endpoint`, `stream`, `writer` (its id), `pause` in seconds, and `units` as
+The job is JSON on the command line: `endpoint`, `stream`, `writer` (its id), `pause` in seconds, and `units` as
 `[number, key, [event, …], is a transaction]`. Lines are `["give", unit, time]`, `["ok", unit, time, segment, begin,
 end, deduplicated]` and `["failed", unit, time, outcome, error]`, in monotonic seconds.
 """
@@ -28,7 +28,7 @@ def say(*words: Any) -> None:
 
 
 async def work(job: dict[str, Any]) -> bool:
-    """Write the units, and return whether all are durable."""
+    """Write the units, and return True if all are durable."""
     failed = False
 
     async def settle(number: int, done: asyncio.Future[Any]) -> None:

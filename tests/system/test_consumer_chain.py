@@ -1,6 +1,6 @@
-"""Three consumers in a chain, over real processes, come to exact sums while those are killed all the time.
+"""Three consumers in a chain of real processes have exact sums although the processes are killed all the time.
 
-`python -m tests.chain --minutes 30` does it for as long as is wanted.
+`python -m tests.chain --minutes 30` runs it for a longer time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.chain.verdict import differences
 
 SECONDS = 2
 KILLS = 2
-"""Of brokers, and of consumers: harm goes on until then, and until each kind of harm was done."""
+"""Kills of brokers, and of consumers. Harm continues until then, and until each kind of harm has happened."""
 ALERTS = 10
 
 
@@ -50,7 +50,7 @@ def expected(*numbers: int) -> ExpectedStream:
     ],
     ids=["lost", "twice", "out of order", "another"],
 )
-def test_the_verdict_sees(found: list[int]) -> None:
+def test_the_verdict_reports_a_wrong_stream(found: list[int]) -> None:
     right, wrong = expected(*range(1, 11)), expected(*found)
     assert differences("clean", of_stream(right.cleaned), of_stream(right.cleaned)) == []
     (line,) = differences("clean", of_stream(right.cleaned), of_stream(wrong.cleaned))
@@ -58,7 +58,7 @@ def test_the_verdict_sees(found: list[int]) -> None:
     assert right.digest != wrong.digest
 
 
-def test_the_verdict_names_streams_that_are_missing() -> None:
+def test_the_verdict_names_missing_streams() -> None:
     lines = differences("store", {f"s{n}": [n] for n in range(5)}, {"s9": [1]})
     assert lines == [
         "store: s0: 1 expected, 0 found",

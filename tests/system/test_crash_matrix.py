@@ -1,8 +1,8 @@
-"""A consumer transaction is stopped at each of its steps, and another process takes the shard up.
+"""A consumer transaction is stopped at each of its steps, and another process takes over the shard.
 
-In half of the runs the process is killed there. In the other half it hangs: the other takes over, and then the first
-goes on, a zombie that knows nothing of that. Each input must count once in the store, a read-committed reader of each
-output must find each message once, and the zombie must be refused.
+In half of the runs the process is killed there. In the other half it hangs until the takeover, and then resumes as a
+zombie. Each input must count once in the store, a read-committed reader of each output must find each message once, and
+the zombie must be fenced off.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LOCKS = {
     "postgresql": ("fence.after", "commit.before"),
     "mariadb": ("fence.after", "commit.before"),
 }
-"""The steps at which a process that hangs may hold a lock that the new owner needs to raise the fence.
+"""The steps where a hanging process may hold a lock that the new owner needs to raise the fence.
 
-The process then goes on before the fence is raised, and may commit. The new owner finds its commit.
+The process then resumes before the fence is raised, and may commit. The new owner finds its commit.
 """
 POINTS_OF = {
     "sqlite": POINTS,
     "postgresql": POINTS,
-    # What lies further from the store than these has been stopped at with the others.
+    # Steps that do not concern the store are covered by the other kinds.
     "mariadb": [point for point in POINTS if point.startswith(("flush", "fence", "commit"))],
 }
 
@@ -50,36 +50,36 @@ async def run_cell(matrix: Any, cell: str, job: dict[str, Any]) -> None:
     source = job["input"]
     await matrix.create(source, *job["outputs"])
     old = await matrix.workers.start(job)
-    await old.says("restoring")
-    await old.says("restored")
-    old.tell(await matrix.publish(source, 1, 2))
-    await old.says("read")
-    old.tell(await matrix.publish(source, 3, 4, 5))
-    # Where it dies it says nothing any more.
-    await old.says("" if job["dies"] else "stopped")
+    await old.expect("restoring")
+    await old.expect("restored")
+    old.send(await matrix.publish(source, 1, 2))
+    await old.expect("read")
+    old.send(await matrix.publish(source, 3, 4, 5))
+    # A dead process sends no word.
+    await old.expect("" if job["dies"] else "stopped")
 
     new = await matrix.workers.start({key: value for key, value in job.items() if key != "point"})
-    await new.says("restoring")
+    await new.expect("restoring")
     if job["dies"]:
-        await new.says("restored")
+        await new.expect("restored")
     elif job["locks"]:
-        old.tell("go on")
-        await new.says("restored")
+        old.send("go on")
+        await new.expect("restored")
     else:
-        await new.says("restored")
-        old.tell("go on")
+        await new.expect("restored")
+        old.send("go on")
     last = await matrix.publish(source, 6)
     if not job["dies"]:
-        # It says that it has read what it was told of, if it came so far; then it meets what came last.
+        # It may report its earlier read first. Then it processes the last message.
         committed = job["locks"] or POINTS.index(job["point"]) >= POINTS.index("commit.after")
-        if await old.says("read", "fenced") == "read":
+        if await old.expect("read", "fenced") == "read":
             assert committed
-            old.tell(last)
-            await old.says("fenced")
-    new.tell(last)
-    await new.says("read")
-    new.tell("finish")
-    await new.says("finished")
+            old.send(last)
+            await old.expect("fenced")
+    new.send(last)
+    await new.expect("read")
+    new.send("finish")
+    await new.expect("finished")
     old.close()
     new.close()
 
@@ -88,7 +88,9 @@ async def run_cell(matrix: Any, cell: str, job: dict[str, Any]) -> None:
         rows = table.scan().to_arrow().select(["n", "count"]).sort_by("n").to_pylist()
         assert [tuple(row.values()) for row in rows] == [(n, 1) for n in range(1, 7)]
         named = {Path(path).name for path in table.inspect.all_data_files()["file_path"].to_pylist()}
-        assert files_below(Path(job["iceberg"]["warehouse"].removeprefix("file://"))) == named, "others are swept"
+        assert files_below(Path(job["iceberg"]["warehouse"].removeprefix("file://"))) == named, (
+            "unnamed files are deleted"
+        )
     else:
         store = SqlStore(job["store"])
         with store.engine.connect() as connection:
@@ -100,7 +102,7 @@ async def run_cell(matrix: Any, cell: str, job: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def databases() -> Iterator[Mapping[str, Future[str]]]:
-    """An empty database of each server; they start while the first cells run."""
+    """Yield an empty database of each server. The servers start while the first cells run."""
     kinds = {"postgresql": PostgresServer} | ({} if why_no_mariadb() else {"mariadb": MariadbServer})
     with contextlib.ExitStack() as servers, ThreadPoolExecutor(len(kinds)) as starting:
 
@@ -111,13 +113,13 @@ def databases() -> Iterator[Mapping[str, Future[str]]]:
 
 
 def half_of(points: list[str]) -> list[tuple[str, bool]]:
-    """Return each step once: half of them are the last of a killed process, and half of one that hangs."""
+    """Return each step once, half of them for killed processes and half for hanging ones."""
     return [(point, number % 4 < 2) for number, point in enumerate(points)]
 
 
 @PARTS
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql", pytest.param("mariadb", marks=needs_mariadb)])
-async def test_every_step_can_be_the_last(
+async def test_a_stop_at_any_step_keeps_exactly_once(
     kind: str, part: str, tmp_path: Path, databases: Mapping[str, Future[str]], matrix: Any
 ) -> None:
     shared = databases[kind].result() if kind in databases else ""
@@ -130,12 +132,12 @@ async def test_every_step_can_be_the_last(
             "point": point,
             "dies": dies,
             "locks": point in LOCKS[kind],
-            # Message by message, and in batches, by turns: the rules are the same.
+            # Single messages and batches alternate: the rules are the same.
             "in_batches": dies == (POINTS.index(point) % 2 == 0),
             "endpoint": matrix.client.config.endpoint,
             "input": f"{cell}/in",
             "outputs": [f"{cell}/out-a", f"{cell}/out-b"],
-            # A SQLite file has one writer at a time; cells must not stand in each other's way.
+            # A SQLite file has one writer at a time, and cells must not block each other.
             "store": shared or f"sqlite:///{tmp_path}/{cell}.db",
         }
     assert len(jobs) == len(POINTS_OF[kind])
@@ -148,11 +150,13 @@ def files_below(folder: Path) -> set[str]:
 
 
 ICEBERG_POINTS = ["flush.before", "commit.before", "fence.before", "fence.after", "commit.after", "ack1.before"]
-"""The steps of the store; what lies further from it has been stopped at with the others."""
+"""The steps of the store. Other steps are covered by the other kinds."""
 
 
 @PARTS
-async def test_every_step_of_an_iceberg_commit_can_be_the_last(part: str, tmp_path: Path, matrix: Any) -> None:
+async def test_a_stop_at_any_step_of_an_iceberg_commit_keeps_exactly_once(
+    part: str, tmp_path: Path, matrix: Any
+) -> None:
     jobs = {}
     for point, dies in part_of(part, itertools.product(ICEBERG_POINTS, (True, False)), half_of(ICEBERG_POINTS)):
         cell = f"iceberg-{point}-{'killed' if dies else 'zombie'}"

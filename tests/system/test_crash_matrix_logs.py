@@ -1,7 +1,7 @@
-"""The crash matrix of stores in recovery logs: as `test_crash_matrix`, and at each step of taking the log over.
+"""The crash matrix of stores in recovery logs: as `test_crash_matrix`, and at each step of taking over the log.
 
-An append to the log is fence check and commit at once, so it is stopped in its midst, too: when the broker was asked to
-check the fence and has no content yet, and when it has all of that and waits to be told that it is all.
+An append to the log contains the fence check and the commit. So it is also stopped within: after the fence check,
+before the content is sent, and after the content, before the end of the append.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ pytestmark = pytest.mark.timeout(900)
 
 STEPS = ("read", "consume", "publish", "flush", "record", "fence", "commit", "hint", "ack1", "ack2")
 TAKEOVER = ("claim", "handoff", "confirm", "backup", "hint1")
-"""Steps of the one that takes over, in its second life: at first there are no hints."""
+"""Steps of the takeover in a second life, because at first there are no hints."""
 POINTS = [f"{step}.{side}" for step in (*STEPS, *TAKEOVER) for side in ("before", "after")]
 POINTS_OF = {
     "sqlite-file": POINTS,
-    # What lies further from the store than these has been stopped at with the other.
+    # Steps that do not concern the store are covered by the other kind.
     "json": [point for point in POINTS if point.startswith(("flush", "record", "fence", "commit", "hint."))],
 }
 EVERY = [(n, 1) for n in range(1, 7)]
 
 
 class LogCell:
-    """One cell: a shard with its recovery log, its assignment in etcd, and the processes that have it in turn."""
+    """One cell: a shard with its recovery log, its assignment in etcd, and its successive processes."""
 
     def __init__(self, matrix: Any, etcd: EtcdCoordinator, folder: Path, kind: str, point: str, dies: bool) -> None:
         self.name = f"{kind}-{point}-{'killed' if dies else 'zombie'}"
@@ -63,57 +63,57 @@ class LogCell:
         old = await (self._stop_at_takeover() if at_takeover else self._stop_in_second_transaction())
 
         new = await self._start()
-        await new.says("restoring")
-        await new.says("restored")
+        await new.expect("restoring")
+        await new.expect("restored")
         hints = await self._hints()
         if not self._dies:
-            old.tell("go on")
+            old.send("go on")
         last = await matrix.publish(self._input, 6)
         if not self._dies:
             committed = not at_takeover and POINTS.index(self._point) >= POINTS.index("commit.after")
-            # It says how far it has come, if it came so far; then it meets what came last.
-            while await old.says("restored" if at_takeover else "read", "fenced") != "fenced":
+            # It may report its progress first. Then it processes the last message.
+            while await old.expect("restored" if at_takeover else "read", "fenced") != "fenced":
                 assert committed or at_takeover
-                old.tell(last)
-        new.tell(last)
-        await new.says("read")
-        new.tell("finish")
-        await new.says("finished")
+                old.send(last)
+        new.send(last)
+        await new.expect("read")
+        new.send("finish")
+        await new.expect("finished")
         old.close()
         new.close()
 
-        assert await self._hints() == hints, "a process that was no owner any more has stored hints"
+        assert await self._hints() == hints, "a former owner has stored hints"
         assert await self._counted() == EVERY
         for journal in self._outputs:
             assert await matrix.read_committed(journal) == list(range(1, 7))
 
     async def _stop_in_second_transaction(self) -> Any:
         old = await self._start(point=self._point, dies=self._dies)
-        await old.says("restoring")
-        await old.says("restored")
-        old.tell(await self._matrix.publish(self._input, 1, 2))
-        await old.says("read")
-        old.tell(await self._matrix.publish(self._input, 3, 4, 5))
-        await old.says("" if self._dies else "stopped")
+        await old.expect("restoring")
+        await old.expect("restored")
+        old.send(await self._matrix.publish(self._input, 1, 2))
+        await old.expect("read")
+        old.send(await self._matrix.publish(self._input, 3, 4, 5))
+        await old.expect("" if self._dies else "stopped")
         return old
 
     async def _stop_at_takeover(self) -> Any:
         first = await self._start()
-        await first.says("restoring")
-        await first.says("restored")
-        first.tell(await self._matrix.publish(self._input, 1, 2))
-        await first.says("read")
-        first.tell("finish")
-        await first.says("finished")
+        await first.expect("restoring")
+        await first.expect("restored")
+        first.send(await self._matrix.publish(self._input, 1, 2))
+        await first.expect("read")
+        first.send("finish")
+        await first.expect("finished")
         first.close()
         old = await self._start(point=self._point, dies=self._dies, at_takeover=True)
-        await old.says("restoring")
-        await old.says("" if self._dies else "stopped")
+        await old.expect("restoring")
+        await old.expect("" if self._dies else "stopped")
         await self._matrix.publish(self._input, 3, 4, 5)
         return old
 
     async def _start(self, **how: Any) -> Any:
-        """Assign the shard to a new process, as the allocator would, and to no other."""
+        """Assign the shard to a new process only, as the allocator would."""
         await self._etcd.txn([], [Delete(self._assignment)])
         assigned = (await self._etcd.txn([], [Put(self._assignment, b"")])).header.revision
         return await self._matrix.workers.start(
@@ -137,7 +137,7 @@ class LogCell:
         return await HintStore(self._etcd, self._keys).fetch()
 
     async def _counted(self) -> list[tuple[int, int]]:
-        """Return the store's counts, as the log has them."""
+        """Return the store's counts in the log."""
         folder = self._folder / "recovered"
         async with Player(self._matrix.client, (await self._hints()).pick(self._log), folder) as player:
             await player.finish()
@@ -150,7 +150,7 @@ class LogCell:
 
 @PARTS
 @pytest.mark.parametrize("kind", POINTS_OF)
-async def test_every_step_can_be_the_last(kind: str, part: str, matrix: Any, tmp_path: Path) -> None:
+async def test_a_stop_at_any_step_keeps_exactly_once(kind: str, part: str, matrix: Any, tmp_path: Path) -> None:
     points = POINTS_OF[kind]
     async with EtcdCoordinator(matrix.etcd) as etcd:
         cells = [

@@ -1,6 +1,6 @@
-"""Real brokers in two zones, a real etcd and an S3 server, under load: every fault, and what several leave behind.
+"""Real brokers in two zones, a real etcd and an S3 server, under load: each fault, and the effects of several faults.
 
-`python -m tests.faults --minutes 30` does them all in any order for as long as is wanted.
+`python -m tests.faults --minutes 30` injects them in random order for a longer time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 LASTING_LEASE_SECONDS = 40.0
-"""Leases that must not run out last this long, so that a machine that stands still for a while ends none."""
+"""Leases that must not expire are this long, so that a stalled machine loses none."""
 EXPIRING_LEASE_SECONDS = 9.0
-"""The leases of tests in which one lease must run out, but not all at once.
+"""The leases of tests where one lease must expire, but not all together.
 
 If all did, a reader might see content that is then lost (CHANGELOG, "Known limits").
 """
@@ -40,7 +40,7 @@ If all did, a reader might see content that is then lost (CHANGELOG, "Known limi
 
 @dataclass(frozen=True)
 class Round:
-    """Faults that share a cluster: each is over when the next one begins."""
+    """Sequential faults that share a cluster."""
 
     name: str
     options: RunOptions
@@ -66,13 +66,13 @@ ROUNDS = (
 )
 
 
-def test_every_fault_has_its_round() -> None:
+def test_each_fault_has_a_round() -> None:
     done = [fault for round_ in ROUNDS for fault in round_.faults]
     assert sorted(map(str, done)) == sorted(map(str, (*nemesis.FAULTS, nemesis.scale)))
 
 
 LONG_ROUNDS = {"hold_etcd", "cut_etcd", "kill_for_long", "roll", "scale"}
-"""Rounds that `make test` leaves to `make test-all`. In the others, brokers are killed, paused and cut off."""
+"""Rounds that only `make test-all` runs. In the others, brokers are killed, paused and cut off."""
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ LONG_ROUNDS = {"hold_etcd", "cut_etcd", "kill_for_long", "roll", "scale"}
     [pytest.param(each, marks=pytest.mark.exhaustive) if each.name in LONG_ROUNDS else each for each in ROUNDS],
     ids=lambda round_: round_.name.replace(" ", "_"),
 )
-async def test_a_round_of_faults(round_: Round, server: S3Server, tmp_path: Path) -> None:
+async def test_journals_stay_correct_under_faults(round_: Round, server: S3Server, tmp_path: Path) -> None:
     async with FaultRun(tmp_path, server, round_.options) as run:
         for fault in round_.faults:
             await fault(run)

@@ -1,4 +1,4 @@
-"""The proxies that harm connections, and the notes of what readers saw."""
+"""The proxies that inject faults into connections, and the notes of readers' observations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.servers.processes import until
 
 
 class Echo:
-    """A server that sends back what it gets, through a proxy with one link."""
+    """A server that echoes its input, through a proxy with one link."""
 
     def __init__(self, folder: Path) -> None:
         self.link = ProxiedLink()
@@ -54,21 +54,21 @@ async def echo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Echo]:
         yield echo
 
 
-async def ask(ends: tuple[asyncio.StreamReader, asyncio.StreamWriter], word: bytes) -> bytes:
+async def request(ends: tuple[asyncio.StreamReader, asyncio.StreamWriter], word: bytes) -> bytes:
     ends[1].write(word)
     return await ends[0].read(100)
 
 
-async def test_a_proxy_knows_who_dials(echo: Echo) -> None:
+async def test_a_proxy_identifies_the_calling_process(echo: Echo) -> None:
     ends = await echo.connect()
-    assert await ask(ends, b"hello") == b"hello"
+    assert await request(ends, b"hello") == b"hello"
     assert echo.pids == [os.getpid()]
     ends[1].close()
 
 
-async def test_a_cut_link(echo: Echo) -> None:
+async def test_a_cut_link_refuses_connections_until_it_heals(echo: Echo) -> None:
     ends = await echo.connect()
-    assert await ask(ends, b"hello") == b"hello"
+    assert await request(ends, b"hello") == b"hello"
     echo.link.cut()
     assert await ends[0].read(100) == b""
     refused = await echo.connect()
@@ -76,27 +76,27 @@ async def test_a_cut_link(echo: Echo) -> None:
     assert echo.link.refused == 2
     echo.link.heal()
     again = await echo.connect()
-    assert await ask(again, b"hello") == b"hello"
+    assert await request(again, b"hello") == b"hello"
     again[1].close()
 
 
-async def test_a_held_link(echo: Echo) -> None:
+async def test_a_held_link_delays_bytes_until_it_heals(echo: Echo) -> None:
     ends = await echo.connect()
-    assert await ask(ends, b"one") == b"one"
+    assert await request(ends, b"one") == b"one"
     echo.link.hold()
-    answer = asyncio.ensure_future(ask(ends, b"two"))
-    await until(lambda: echo.link.held > 0, "something is held up", 120)
+    answer = asyncio.ensure_future(request(ends, b"two"))
+    await until(lambda: echo.link.held > 0, "the link holds bytes", 120)
     assert not answer.done()
     echo.link.heal()
     assert await answer == b"two"
     ends[1].close()
 
 
-async def test_a_slow_link(echo: Echo) -> None:
+async def test_a_slow_link_delays_bytes_in_both_directions(echo: Echo) -> None:
     ends = await echo.connect()
     echo.link.delay(0.05)
     begun = asyncio.get_running_loop().time()
-    assert await ask(ends, b"hello") == b"hello"
+    assert await request(ends, b"hello") == b"hello"
     assert asyncio.get_running_loop().time() - begun >= 0.1
     ends[1].close()
 

@@ -64,7 +64,7 @@ async def test_the_checker_accepts_the_history_and_finds_each_planted_fault() ->
 
 
 @pytest.mark.parametrize("fault", PLANTS)
-async def test_a_planted_fault_leaves_the_given_history_as_it_was(fault: Callable[[Journal], None]) -> None:
+async def test_planting_a_fault_does_not_change_the_given_history(fault: Callable[[Journal], None]) -> None:
     history, content = await recorded()
     plant(fault, history, JOURNAL, content, 1)
     assert check(history, {JOURNAL: FinalJournal(content)}) == []

@@ -1,4 +1,4 @@
-"""Verdicts after faults: audits wait for the brokers' next listing, and content that is lost stays a problem."""
+"""Verdicts after faults: audits wait for the brokers' next listing, and lost content remains a problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def three_fragments(broker: FakeBroker, client: JournalClient, root: Path)
     return journal
 
 
-async def test_a_fragment_that_the_next_listing_shows_is_no_problem(tmp_path: Path) -> None:
+async def test_a_fragment_in_the_next_listing_is_not_a_problem(tmp_path: Path) -> None:
     async with FakeBroker() as broker, JournalClient(broker.endpoint) as client:
         journal = await three_fragments(broker, client, tmp_path)
         unlisted = journal.stored.pop(1)
@@ -31,7 +31,7 @@ async def test_a_fragment_that_the_next_listing_shows_is_no_problem(tmp_path: Pa
         assert (await audit).problems == []
 
 
-async def test_a_gap_that_stays_is_a_problem(tmp_path: Path) -> None:
+async def test_a_lasting_gap_is_a_problem(tmp_path: Path) -> None:
     async with FakeBroker() as broker, JournalClient(broker.endpoint) as client:
         journal = await three_fragments(broker, client, tmp_path)
         del journal.stored[1]
@@ -40,7 +40,7 @@ async def test_a_gap_that_stays_is_a_problem(tmp_path: Path) -> None:
         assert broker.count("ListFragments") > 1
 
 
-async def test_a_missing_file_is_a_problem_at_once(tmp_path: Path) -> None:
+async def test_a_missing_file_is_immediately_a_problem(tmp_path: Path) -> None:
     async with FakeBroker() as broker, JournalClient(broker.endpoint) as client:
         journal = await three_fragments(broker, client, tmp_path)
         (tmp_path / "fragments" / journal.stored[1].fragment.content_path).unlink()

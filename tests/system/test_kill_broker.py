@@ -1,4 +1,4 @@
-"""The only broker is killed with SIGKILL while a publisher runs: nothing acknowledged is lost, nothing is doubled."""
+"""The only broker is killed with SIGKILL while a publisher runs: nothing acknowledged is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEASE_S = 60
 
 def spec(name: str) -> pb.JournalSpec:
     made = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
-    # Small fragments: kills meet rolled, persisting and growing ones.
+    # Small fragments, so that kills hit rolled, persisting and growing ones.
     made.fragment.length = 16 << 10
     made.fragment.compression_codec = pb.GZIP
     made.fragment.stores.append("file:///")
@@ -40,12 +40,12 @@ def spec(name: str) -> pb.JournalSpec:
 
 
 class Publisher(threading.Thread):
-    """Publishes numbered messages in transactions until told to stop. `acknowledged` counts committed transactions."""
+    """A publisher of numbered messages in transactions, until stopped. `acknowledged` counts committed transactions."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(name="publisher", daemon=True)
         self._endpoint = endpoint
-        self._stop_asked = threading.Event()
+        self._stop_requested = threading.Event()
         self._progress = threading.Condition()
         self.acknowledged = 0
         self.error: BaseException | None = None
@@ -54,7 +54,7 @@ class Publisher(threading.Thread):
         try:
             with SyncJournalClient(self._endpoint, retry_timeout=TIMEOUT_S) as client:
                 self._publish(client)
-        except BaseException as error:  # noqa: BLE001 - handed to the test, which raises it
+        except BaseException as error:  # noqa: BLE001 - raised by the test
             self.error = error
         finally:
             with self._progress:
@@ -64,13 +64,13 @@ class Publisher(threading.Thread):
         mapping = RendezvousMapping(JOURNALS)
 
         def append(journal: str, content: bytes) -> object:
-            # Messages carry UUIDs, so an append whose outcome is unknown may be sent again.
+            # Messages carry UUIDs, so an append with an unknown outcome may be repeated.
             return client.append(journal, content, retry_unknown=True)
 
         publisher = SyncPublisher(
             append, producer=new_producer_id(os.urandom), clock=ProducerClock(time.time_ns), framing=JsonLines()
         )
-        while not self._stop_asked.is_set():
+        while not self._stop_requested.is_set():
             first = self.acknowledged * MESSAGES_PER_TRANSACTION
             for number in range(first, first + MESSAGES_PER_TRANSACTION):
                 publisher.add(mapping(str(number).encode()), {"number": number, "padding": "x" * 200})
@@ -80,7 +80,7 @@ class Publisher(threading.Thread):
                 self._progress.notify_all()
 
     def stop(self) -> None:
-        self._stop_asked.set()
+        self._stop_requested.set()
         self.join(TIMEOUT_S)
         assert not self.is_alive(), "the publisher did not finish its last transaction"
         if self.error is not None:
@@ -96,7 +96,7 @@ class Publisher(threading.Thread):
         assert reached, f"{self.acknowledged} transactions acknowledged, {transactions} expected"
 
 
-async def test_every_acknowledged_message_is_there_exactly_once(tmp_path: Path) -> None:
+async def test_acknowledged_messages_are_stored_exactly_once(tmp_path: Path) -> None:
     with EmbeddedCluster(tmp_path / "cluster", lease_seconds=LEASE_S, etcd_fsync=False) as cluster:
         info = cluster.info
         with SyncJournalClient(info.endpoint, retry_timeout=TIMEOUT_S) as client:

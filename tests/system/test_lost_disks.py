@@ -1,4 +1,4 @@
-"""All brokers lose their disks, and a journal continues where its store ends: no reader passes over what comes then."""
+"""All brokers lose their disks, and a journal continues where its store ends: no reader skips new content."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
         if await condition():
             return
         await asyncio.sleep(0.1)
-    raise AssertionError("it did not come to that")
+    raise AssertionError("the condition did not become true")
 
 
 async def publish(client: JournalClient, key: str, *numbers: int) -> int:
@@ -56,7 +56,7 @@ async def read(client: JournalClient, source: Source, end: int) -> tuple[list[in
 
 
 @pytest.mark.parametrize("brokers", sampled([2, 1], 2))
-async def test_a_shard_and_a_reader_find_out_that_content_was_lost(tmp_path: Path, brokers: int) -> None:
+async def test_a_shard_and_a_reader_detect_lost_content(tmp_path: Path, brokers: int) -> None:
     spec = pb.JournalSpec(name=JOURNAL, replication=brokers, labels=label_set({CONTENT_TYPE: JSON_LINES}))
     spec.fragment.length = 1024
     spec.fragment.compression_codec = pb.GZIP
@@ -85,7 +85,7 @@ async def test_a_shard_and_a_reader_find_out_that_content_was_lost(tmp_path: Pat
                 await shard.read_through({JOURNAL: end})
             numbers, behind = await read(client, Source(), end)
             assert numbers == [*range(20), 100, 101, 102]
-            for index in range(brokers):  # At once: none may bring another one to the end that it alone has.
+            for index in range(brokers):  # All together, so that no broker replicates its last content to another one.
                 cluster.signal_broker(index, signal.SIGSTOP)
             for index in range(brokers):
                 shutil.rmtree(tmp_path / "cluster" / "brokers" / f"broker-{index}")
@@ -106,7 +106,9 @@ async def test_a_shard_and_a_reader_find_out_that_content_was_lost(tmp_path: Pat
             with pytest.raises(JournalRecreated, match=f"lost its content from offset {fell_to} on"):
                 await read(client, behind, head)
             there = Source(fell_to, journal_id=behind.journal_id)
-            assert (await read(client, there, head))[0] == list(range(200, 230)), "it needs no confirmation"
+            assert (await read(client, there, head))[0] == list(range(200, 230)), (
+                "a reader that continues at the new head needs no confirmation"
+            )
             before = sums.sums()
             with pytest.raises(JournalRecreated, match=f"would skip its messages from {fell_to} to {end}"):
                 async with running_shard(sums, shard_of, client) as shard:

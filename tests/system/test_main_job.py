@@ -1,4 +1,4 @@
-"""The main job as the demo runs it, on a slice of the flights: both passes, the kill between them, the proof."""
+"""The main job of the demo on a slice of the flights: both passes, the kill between them, and the proof."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ pytestmark = [pytest.mark.timeout(1500), pytest.mark.usefixtures("spark")]
 FLIGHTS = 12_000
 
 
-def await_end_of_those_that_name(path: Path) -> None:
-    """Return once no process mentions `path` in its command line: a JVM ends a little after its program."""
+def await_end_of_processes_with(path: Path) -> None:
+    """Return once no process has `path` in its command line: a JVM ends a little after its program."""
     deadline = time.monotonic() + 60
-    while left := processes_that_name(path):
+    while left := processes_with(path):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
 
 
-def processes_that_name(path: Path) -> list[str]:
-    """Command lines of processes that mention `path`."""
+def processes_with(path: Path) -> list[str]:
+    """Return the command lines of processes that contain `path`."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # It ended while we looked.
+            continue  # It has ended.
         if str(path) in words:
             found.append(words)
     return found
@@ -54,7 +54,7 @@ def consume_into_postgresql(demo: Demo, config: ClientConfig, total: int, flight
     """Kill another consumer of the same journals, with its table in PostgreSQL. It publishes their alerts again."""
     with PostgresServer() as server, pytest.MonkeyPatch.context() as environment:
         published = [flights]
-        for _ in range(3):  # On a busy machine it may be done before it is killed.
+        for _ in range(3):  # On a busy machine it may finish before the kill.
             environment.setenv("CORANTO_STORE_URL", url := server.new_database())
             job = replace(SECOND, max_transaction_bytes=total // 4)
             published.append(flights)
@@ -77,7 +77,7 @@ def quiet() -> Iterator[Console]:
 
 
 @pytest.mark.parametrize("in_postgresql", sampled([False, True], 2))
-def test_the_main_job_holds_and_its_proof_can_fail(
+def test_the_main_job_is_proven_and_its_proof_detects_damage(
     tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch, in_postgresql: bool
 ) -> None:
     monkeypatch.delenv("CORANTO_STORE_URL", raising=False)
@@ -86,9 +86,9 @@ def test_the_main_job_holds_and_its_proof_can_fail(
     assert outcome.holds, [finding for _, finding in outcome.findings if not finding.holds]
     assert len(outcome.findings) == 7
     assert "kill -9" in outcome.killed
-    await_end_of_those_that_name(data)
+    await_end_of_processes_with(data)
 
-    # Run again, the consumer has nothing left to do, and all is proven anew.
+    # On a second run, the consumer has nothing left to do, and all is proven again.
     again = Demo(data, limit=FLIGHTS, console=quiet)
     store_url = f"sqlite:///{data / 'store.db'}"
     flights = load_flights(FLIGHTS)
@@ -103,7 +103,7 @@ def test_the_main_job_holds_and_its_proof_can_fail(
         if in_postgresql:
             consume_into_postgresql(again, config, total, flights, data)
 
-        # The proof notices when it does not hold: a cell of the table, then a byte of a fragment.
+        # The proof detects damage: a changed cell of the table, then a changed byte of a fragment.
         with sqlite3.connect(data / "store.db") as database:
             database.execute("UPDATE carrier_delays SET cancelled = cancelled + 1 WHERE carrier = 'UA'")
         assert not prove_table(store_url, FIRST.table, flights).holds

@@ -60,7 +60,7 @@ def spec_of(name: str, store: str, codec: pb.CompressionCodec.ValueType) -> pb.J
 
 
 async def persisted_up_to(client: JournalClient, journal: str) -> int:
-    """Return the end of what is persisted, once only the spool that is being written is not."""
+    """Return the end of the persisted content, once only the current spool is not persisted."""
     async with asyncio.timeout(180):
         while True:
             fragments = [info.fragment for info in await client.fragments(journal)]
@@ -75,7 +75,7 @@ async def read(client: JournalClient, journal: str, *, direct: bool) -> bytes:
 
 
 def signed_gets(server: S3Server) -> int:
-    """Return how often content was fetched by a signed URL."""
+    """Return the number of fetches by a signed URL."""
     lines = server.process.log.read_text().splitlines()
     return sum("GET /" in line and "X-Amz-Signature=" in line for line in lines)
 
@@ -114,7 +114,7 @@ async def test_a_broker_without_spools_serves_stored_content(
     for piece in PIECES:
         await client.append(journal, piece)
     end = await persisted_up_to(client, journal)
-    # Another cluster that knows nothing but the store: its broker lists it, and goes on behind what is there.
+    # Another cluster with only the store: its broker lists the fragments, and continues after them.
     environment = ANY_KEY.environment | server.environment
     with EmbeddedCluster(tmp_path / "other", lease_seconds=LEASE_S, environment=environment, etcd_fsync=False) as other:
         async with JournalClient.of(ClientConfig(other.info.endpoint)) as successor:
@@ -125,6 +125,6 @@ async def test_a_broker_without_spools_serves_stored_content(
                 assert await read(successor, journal, direct=direct) == CONTENT[:end] + b"more"
 
 
-async def test_a_bucket_that_does_not_exist_is_reported(client: JournalClient, server: S3Server) -> None:
+async def test_a_missing_bucket_is_reported(client: JournalClient, server: S3Server) -> None:
     with pytest.raises(StoreUnhealthy, match="no such bucket"):
         await client.store_health(server.store_url("elsewhere"))

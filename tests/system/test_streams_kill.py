@@ -1,5 +1,8 @@
-"""Writers and brokers are killed with SIGKILL while a stream is written, scaled and read: as in the simulation of
-streams, no transaction is partial, doubled or out of order, and the reader is given each of them whole and once."""
+"""Writers and brokers are killed with SIGKILL while a stream is written, scaled and read.
+
+As in the simulation of streams, no transaction is partial, duplicate or out of order, and the reader gets each of them
+whole and once.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +76,10 @@ class Program:
         self.lives = 0
 
     async def run(self) -> None:
-        """Until all units are durable."""
+        """Write until all units are durable."""
         while left := [unit for unit in self._units if unit.outcome is not UnitOutcome.OK]:
             if self.lives and self._random.random() < 0.7:
-                # It has forgotten that the last ones are there.
+                # It does not remember that the last ones are stored.
                 before = [unit for unit in self._units if unit.number < left[0].number]
                 left = before[-3:] + left
             await self._live(left)
@@ -103,7 +106,7 @@ class Program:
         try:
             async for line in process.stdout:
                 if not line.endswith(b"\n"):
-                    break  # It died while saying this.
+                    break  # It died while writing this line.
                 word, number, now, *more = json.loads(line)
                 if word == "give":
                     attempts[number] = Attempt(f"{self._name}.{self.lives}", now)
@@ -124,7 +127,7 @@ class Program:
 
 
 async def write_here(client: JournalClient, units: list[Unit]) -> None:
-    """A writer without an id, in this process."""
+    """Write with a writer without an id, in this process."""
     async with StreamWriter[Any](client, STREAM, retry_timeout=TIMEOUT_S) as writer:
         for unit in units:
             attempt = Attempt("here.1", time.monotonic())
@@ -158,7 +161,7 @@ class Reader:
         self.delivered: list[list[tuple[int, int]]] = []
 
     async def run(self, client: JournalClient) -> None:
-        """Until the stream is sealed and read."""
+        """Read until the stream is sealed and read completely."""
         async with StreamReader[Any](client, STREAM, block=True) as reader:
             async for transaction in reader.transactions():
                 self.delivered.append([(each.data["unit"], each.data["index"]) for each in transaction.events])
@@ -171,7 +174,7 @@ async def scale(streams: Streams, rng: random.Random) -> None:
         await streams.scale(STREAM, [change])
 
 
-async def test_no_transaction_is_partial_doubled_or_out_of_order_through_kills(tmp_path: Path) -> None:
+async def test_kills_leave_no_transaction_partial_duplicate_or_out_of_order(tmp_path: Path) -> None:
     rng = random.Random(5)
     history = History()
     names = [f"writer-{number}" for number in range(WRITERS)]

@@ -1,4 +1,4 @@
-"""A program that forgets a newline, another process that publishes, and readers: on real brokers."""
+"""A program that omits a newline, another process that publishes, and readers: on real brokers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
 
 
 def append(cluster: EmbeddedCluster, journal: str, content: bytes, *words: str) -> tuple[int, str]:
-    """`coranto journals append` in a process of its own."""
+    """Run `coranto journals append` in another process."""
     command = [*COMMAND, "journals", "append", journal, "--endpoint", cluster.info.endpoint, *words]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
     done = subprocess.run(command, input=content, capture_output=True, timeout=120, check=False, env=environment)
@@ -67,19 +67,19 @@ def append(cluster: EmbeddedCluster, journal: str, content: bytes, *words: str) 
 
 
 @pytest.mark.parametrize("torn", sampled([b'{"customer":"to', b'{"customer":"torn"}'], 2))
-def test_no_message_of_another_process_is_lost(cluster: EmbeddedCluster, torn: bytes) -> None:
+def test_a_torn_append_loses_no_message_of_another_process(cluster: EmbeddedCluster, torn: bytes) -> None:
     endpoint = cluster.info.endpoint
     for journal in (LABELLED, UNCHECKED):
         is_checked = journal == LABELLED
 
         def tear(journal: str = journal, is_checked: bool = is_checked) -> None:
             if is_checked:
-                code, told = append(cluster, journal, torn)
+                code, output = append(cluster, journal, torn)
                 assert code == 1
-                assert "the input ends within a line" in told
-            code, told = append(cluster, journal, torn, "--framing", "none")
-            assert code == is_checked, told
-            assert ("does not end with a newline" in told) is is_checked
+                assert "the input ends within a line" in output
+            code, output = append(cluster, journal, torn, "--framing", "none")
+            assert code == is_checked, output
+            assert ("does not end with a newline" in output) is is_checked
 
         tear()
         command = [sys.executable, "-c", PUBLISH, endpoint, journal]
