@@ -1,4 +1,4 @@
-"""`python -m tests.chain`: kill processes in a chain of consumers for a given time."""
+"""The command `python -m tests.chain`: kills processes in a chain of consumers for a given time."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _ROUND_MINUTES = 3.0
 
 
 def main(
-    seed: Annotated[int | None, typer.Option(help="Chooses numbers and harm. Default: by chance.")] = None,
-    minutes: Annotated[float, typer.Option(help="How long there is harm.")] = 5.0,
-    brokers: Annotated[int, typer.Option(help="How many brokers there are.", min=3)] = 4,
-    members: Annotated[int, typer.Option(help="How many processes each consumer has.", min=2)] = 2,
-    lease: Annotated[float, typer.Option(help="Seconds of leases.")] = 4.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of numbers and harm. Default: random.")] = None,
+    minutes: Annotated[float, typer.Option(help="Duration of the harm.")] = 5.0,
+    brokers: Annotated[int, typer.Option(help="Number of brokers.", min=3)] = 4,
+    members: Annotated[int, typer.Option(help="Number of processes per consumer.", min=2)] = 2,
+    lease: Annotated[float, typer.Option(help="Lease time in seconds.")] = 4.0,
     sql: Annotated[str, typer.Option(help="Store of the second consumer: postgresql or sqlite.")] = "postgresql",
-    log_level: Annotated[str, typer.Option(help="debug tells of each harm, and how long it took to mend.")] = "info",
-    folder: Annotated[Path | None, typer.Option(help="Where to keep logs and spools. Default: a new one.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug logs each harm and the time to recover.")] = "info",
+    folder: Annotated[Path | None, typer.Option(help="Folder of logs and spools. Default: a new one.")] = None,
 ) -> None:
     """Run three consumers in a chain while their processes and brokers are killed, then check every store and journal.
 
     The same seed gives the same order of numbers and of harm, but their timing depends on the machine. Runs of more
-    than three minutes are done in rounds, each with a new chain.
+    than three minutes are split into rounds, each with a new chain.
     """
     if sql not in ("postgresql", "sqlite"):
         raise typer.BadParameter(f"{sql!r} is neither postgresql nor sqlite", param_hint="--sql")

@@ -36,7 +36,7 @@ CleanState = dict[str, dict[str, int]]
 
 
 class Clean(Application[JsonFileStore[CleanState]]):
-    """Drops messages without a number, and publishes the others with their position in their stream."""
+    """An application that drops messages without a number, and publishes the others with their stream position."""
 
     def new_store(self, shard: Shard) -> JsonFileStore[CleanState]:
         return JsonFileStore(shard.recorder, {})
@@ -59,7 +59,7 @@ class Clean(Application[JsonFileStore[CleanState]]):
 
 
 class Aggregate(Application[SqlShardStore]):
-    """Keeps the sum of each stream in a table, and publishes it every `TOTAL_EVERY` numbers and at the last one."""
+    """An application that keeps each stream's sum in a table, and publishes it every `TOTAL_EVERY` numbers and last."""
 
     def __init__(self) -> None:
         self._database = SqlStore(os.environ[STORE_VARIABLE])
@@ -75,7 +75,7 @@ class Aggregate(Application[SqlShardStore]):
         mine = SUMS.c.stream == stream
         row = store.connection.execute(select(SUMS).where(mine)).one_or_none()
         _, count, total, digest = row if row is not None else (stream, 0, 0, 0)
-        # With the position from the first consumer, so that a wrong position changes the digest.
+        # Include the position from the first consumer, so that a wrong position changes the digest.
         digest = digest_of(digest, content["chunk"], n)
         values = {"count": count + 1, "sum": total + n, "digest": digest}
         if row is None:
@@ -87,7 +87,7 @@ class Aggregate(Application[SqlShardStore]):
 
 
 class Alert(Application[SqliteStore]):
-    """Keeps all sums in a local database, and publishes a sum that reaches a new level."""
+    """An application that keeps all sums in a local database, and publishes a sum that reaches a new level."""
 
     def new_store(self, shard: Shard) -> SqliteStore:
         # A small limit, so that the database is copied during the test.

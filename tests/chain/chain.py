@@ -81,7 +81,7 @@ class ChainConsumer:
 
     @property
     def is_complete(self) -> bool:
-        """True if every process is a member in etcd, and so has begun its work."""
+        """True if every process is a member in etcd, and so is ready."""
         return all(place.is_running and self.knows(n, place.incarnation) for n, place in enumerate(self.members))
 
     @property
@@ -94,7 +94,7 @@ class ChainConsumer:
         )
 
     def status(self) -> str:
-        """Return for messages which members have which shards, with their statuses."""
+        """Return the members of each shard with their statuses, for messages."""
         state = self.keyspace.state
         return "; ".join(
             f"{spec.id}: "
@@ -103,7 +103,7 @@ class ChainConsumer:
                     f"{each.member.suffix} {pc.ReplicaStatus.Code.Name(each.value.code)} {' '.join(each.value.errors)}"
                     for each in state.assignments(spec.id)
                 )
-                or "nobody"
+                or "no member"
             )
             for spec in self.stage.specs()
         )
@@ -120,9 +120,9 @@ class Chain(StagedContext):
         self.consumers: list[ChainConsumer] = []
         self.publishers: list[StreamPublisher] = []
         self.alerts: list[dict[str, Any]] = []
-        """Messages that read-committed readers of the last journals have seen, in order within each journal."""
+        """Messages of the last journals that read-committed readers got, in order within each journal."""
         self.streams_done = 0
-        """The number of streams of which these readers have seen the last number."""
+        """The number of streams whose last number these readers got."""
         self.store_url = ""
         self.client: JournalClient
         self.ground = Ground(self.folder)
@@ -133,7 +133,7 @@ class Chain(StagedContext):
         self._publishing: list[asyncio.Task[None]] = []
 
     def is_member(self, number: int) -> bool:
-        """Return True if a broker is a member in etcd. It is one until its lease ends."""
+        """Return True if a broker is a member in etcd, until its lease ends."""
         return self.ground.is_member(MemberId(ZONES[number % len(ZONES)], f"broker-{number}"))
 
     @property
@@ -177,17 +177,17 @@ class Chain(StagedContext):
             raise
 
     async def end_publishing(self) -> None:
-        """Make publishers publish the last number of each stream, and wait until they have ended."""
+        """Let publishers publish the last number of each stream, and wait until they have ended."""
         self._ending.set()
         await self.until(lambda: all(task.done() for task in self._publishing), "publishers end")
 
     def let_members_end(self) -> None:
-        """Restart no member that ends from now on."""
+        """Stop restarting members that end."""
         self._members_may_end = True
 
     def status(self) -> str:
         """Return the state of all processes, for messages."""
-        down = ", ".join(place.name for place in self.places if not place.is_running) or "nobody"
+        down = ", ".join(place.name for place in self.places if not place.is_running) or "none"
         return "\n".join((f"down: {down}", *(consumer.status() for consumer in self.consumers)))
 
     # -- Starting ------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class Chain(StagedContext):
         return consumer
 
     def _environment(self) -> dict[str, str]:
-        # Processes of consumers import their applications, which are below the repository's root.
+        # Consumer processes import their applications, which are below the repository's root.
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         return {STORE_VARIABLE: self.store_url, "CORANTO_FILE_ROOT": str(self.file_root), "PYTHONPATH": path}
 
@@ -310,7 +310,7 @@ class Chain(StagedContext):
                     await client.apply(changes)
                     is_applied = True
                 except Unavailable:
-                    await asyncio.sleep(0.1)  # The member has just ended by itself, after the machine stood still.
+                    await asyncio.sleep(0.1)  # The member has just ended, after the machine stalled.
         await self.until(lambda: consumer.is_serving, f"the shards of {consumer.stage.name} are served")
 
     def _start_publishing(self) -> None:
@@ -321,7 +321,7 @@ class Chain(StagedContext):
             self.publishers.append(publisher)
             self._publishing.append(asyncio.create_task(publisher.run()))
 
-    # -- Meanwhile -----------------------------------------------------------------------------------------------------
+    # -- While it runs -------------------------------------------------------------------------------------------------
 
     def _spawn(self, work: Any) -> None:
         self._tasks.append(asyncio.create_task(work))
@@ -330,7 +330,7 @@ class Chain(StagedContext):
         await _cancel([*self._tasks, *self._publishing])
 
     async def _supervise(self) -> None:
-        """Restart processes that end by themselves, for example when a lease runs out on a busy machine."""
+        """Restart processes that end, for example when a lease expires on a busy machine."""
         while True:
             for place in self.brokers if self._members_may_end else self.places:
                 if place.incarnation >= 0 and not place.is_harmed and not place.is_running:

@@ -1,4 +1,4 @@
-"""The journals and shards of the chain, and the expected results of published numbers. Pure."""
+"""The journals and shards of the chain, and the expected results of published numbers, without I/O."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def journal_specs(replication: int) -> list[pb.JournalSpec]:
 
 def _journal_spec(name: str, content_type: str, replication: int) -> pb.JournalSpec:
     spec = pb.JournalSpec(name=name, replication=replication, labels=label_set({CONTENT_TYPE: content_type}))
-    # Small fragments, so that most content that is read again comes from the fragment store.
+    # Small fragments, so that repeated reads mostly come from the fragment store.
     spec.fragment.length = 256 << 10
     spec.fragment.compression_codec = pb.GZIP
     spec.fragment.refresh_interval.FromSeconds(5)
@@ -109,7 +109,7 @@ def _journal_spec(name: str, content_type: str, replication: int) -> pb.JournalS
 
 @dataclass(slots=True)
 class ExpectedStream:
-    """The expected results of one stream: the contents of each consumer's store, and the messages they publish."""
+    """The expected results of one stream: the contents of each consumer's store, and the published messages."""
 
     stream: str
     count: int = 0
@@ -122,11 +122,11 @@ class ExpectedStream:
     alerts: list[dict[str, Any]] = field(default_factory=list)
 
     def noise(self) -> None:
-        """Note that a message without a number was published."""
+        """Record the publication of a message without a number."""
         self.dropped += 1
 
     def number(self, n: int, *, last: bool) -> None:
-        """Note that the next number was published."""
+        """Record the publication of the next number."""
         chunk, self.count = self.count, self.count + 1
         self.sum += n
         self.digest = digest_of(self.digest, chunk, n)

@@ -1,4 +1,4 @@
-"""The nemesis: does random harm to a chain, and repairs it."""
+"""The nemesis: injects random harm into a chain, and undoes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAUSE_SECONDS: Final = 3.0
 
 
 async def kill_member(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of a member of a consumer. Another one takes its shards when its lease is over."""
+    """SIGKILL of a member of a consumer. Another one takes over its shards when its lease expires."""
     await _restart([a_member(chain, rng)])
 
 
@@ -38,12 +38,12 @@ async def kill_primary_twice(chain: Chain, rng: random.Random) -> None:
 
 
 async def kill_consumer(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of all members of a consumer at once."""
+    """SIGKILL of all members of a consumer together."""
     await _restart([member for member in rng.choice(chain.consumers).members if not member.is_harmed])
 
 
 async def pause_member(chain: Chain, rng: random.Random) -> None:
-    """SIGSTOP of a member, and SIGCONT once others have its shards. It is then a zombie, and must end by itself."""
+    """SIGSTOP of a member, and SIGCONT once others have its shards. It is then a zombie, and must exit."""
     await _pause(chain, a_member(chain, rng))
 
 
@@ -51,25 +51,25 @@ async def pause_successor(chain: Chain, rng: random.Random) -> None:
     """SIGKILL of a shard's primary, and SIGSTOP of the next one, which becomes a zombie during its takeover."""
     consumer = rng.choice(chain.consumers)
     shard = rng.choice(consumer.stage.specs()).id
-    await chain.until(lambda: primary_of(consumer, shard) is not None, f"{shard} is given to a member")
+    await chain.until(lambda: primary_of(consumer, shard) is not None, f"{shard} is assigned to a member")
     victim = primary_of(consumer, shard)
     if victim is not None and not victim.is_harmed:
         await _restart([victim])
-        await chain.until(lambda: primary_of(consumer, shard) is not None, f"{shard} is given to another member")
+        await chain.until(lambda: primary_of(consumer, shard) is not None, f"{shard} is assigned to another member")
         successor = primary_of(consumer, shard)
         if successor is not None and not successor.is_harmed:
             await _pause(chain, successor)
 
 
 async def stop_member(chain: Chain, rng: random.Random) -> None:
-    """SIGTERM of a member, which hands its shards over."""
+    """SIGTERM of a member, which hands off its shards."""
     place = a_member(chain, rng)
     place.own_ends.append(f"exit code {await place.stop()} on SIGTERM")
     await place.start()
 
 
 async def kill_broker(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of a broker, which is restarted at once and goes on with its lease and spools."""
+    """SIGKILL of a broker, which is restarted immediately and continues with its lease and spools."""
     await _restart([rng.choice(chain.brokers)])
 
 
@@ -78,23 +78,23 @@ async def kill_broker_for_long(chain: Chain, rng: random.Random) -> None:
     number = rng.randrange(len(chain.brokers))
     broker = chain.brokers[number]
     await broker.kill()
-    await chain.until(lambda: not chain.is_member(number), f"etcd has given {broker.name} up")
+    await chain.until(lambda: not chain.is_member(number), f"etcd has dropped {broker.name} as a member")
     await chain.progress()
     await broker.start()
 
 
 async def kill_two_brokers(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of two brokers at once."""
+    """SIGKILL of two brokers together."""
     await _restart(rng.sample(chain.brokers, 2))
 
 
 async def kill_all_brokers(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of all brokers at once."""
+    """SIGKILL of all brokers together."""
     await _restart(chain.brokers)
 
 
 async def kill_broker_and_member(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of a broker and of a member of a consumer at once."""
+    """SIGKILL of a broker and of a member of a consumer together."""
     await _restart([rng.choice(chain.brokers), a_member(chain, rng)])
 
 
@@ -110,10 +110,10 @@ HANDS: Final[Mapping[str, tuple[Harm, ...]]] = {
 
 
 class ChainNemesis:
-    """Runs several hands at once. Each does all of its kinds of harm, in a new random order each time.
+    """Runs several hands concurrently. Each does all of its kinds of harm, in a new random order each time.
 
-    Half of the time a hand waits until the chain makes progress. Otherwise it goes on after a short pause, so that harm
-    also happens during recovery.
+    Half of the time a hand waits until the chain makes progress. Otherwise it continues after a short pause, so that
+    harm also happens during recovery.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -130,7 +130,7 @@ class ChainNemesis:
     async def run(self, seconds: float, *, kills: int = 0, alerts: int = 0) -> None:
         """Do harm for `seconds`, and until there were `kills` of each kind of process and `alerts` alerts.
 
-        It also goes on until every kind of harm was done. Raises ClusterError when the chain makes no progress.
+        It continues until every kind of harm was done. Raises ClusterError when the chain makes no progress.
         """
         now = asyncio.get_running_loop().time
         end = now() + seconds
@@ -168,7 +168,7 @@ class ChainNemesis:
 
 
 def primary_of(consumer: ChainConsumer, shard: str) -> ProcessSlot | None:
-    """Return the process that is a shard's primary according to etcd. None when that process is gone."""
+    """Return the process that is a shard's primary in etcd; None if that process has ended."""
     for each in consumer.keyspace.state.assignments(shard)[:1]:
         for number, place in enumerate(consumer.members):
             if each.slot == 0 and consumer.member_id(number, place.incarnation) == each.member:
@@ -177,7 +177,7 @@ def primary_of(consumer: ChainConsumer, shard: str) -> ProcessSlot | None:
 
 
 def a_member(chain: Chain, rng: random.Random) -> ProcessSlot:
-    """Return a random member of a consumer that no other hand is harming."""
+    """Return a random member of a consumer that is not harmed."""
     members = [member for consumer in chain.consumers for member in consumer.members]
     return rng.choice([member for member in members if not member.is_harmed])
 
@@ -185,14 +185,14 @@ def a_member(chain: Chain, rng: random.Random) -> ProcessSlot:
 async def _pause(chain: Chain, place: ProcessSlot) -> None:
     consumer = next(each for each in chain.consumers if place in each.members)
     number = consumer.members.index(place)
-    # A process that was just restarted is not yet a member, so it would not become a zombie.
+    # A restarted process is not a member immediately, so it would not become a zombie.
     await chain.until(lambda: consumer.knows(number, place.incarnation), f"{place.name} is a member")
     if place.is_harmed:
-        return  # Another hand has begun to harm it meanwhile.
+        return  # Another hand harms it now.
     incarnation = place.incarnation
     place.pause()
-    await chain.until(lambda: not consumer.knows(number, incarnation), f"etcd has given {place.name} up")
-    if consumer.stage.logged or chain.options.sql != "sqlite":  # It may hold a SQLite file's lock that others wait for.
+    await chain.until(lambda: not consumer.knows(number, incarnation), f"etcd has dropped {place.name} as a member")
+    if consumer.stage.logged or chain.options.sql != "sqlite":  # Its lock of a SQLite file may block others.
         await chain.until(lambda: consumer.is_serving, f"others have the shards of {place.name}")
     place.resume()
     await place.ended()
@@ -200,7 +200,7 @@ async def _pause(chain: Chain, place: ProcessSlot) -> None:
 
 
 async def _restart(places: Sequence[ProcessSlot]) -> None:
-    """Kill several processes at once, and start them again."""
+    """Kill several processes together, and restart them."""
     for place in places:
         place.is_harmed = True
     await asyncio.gather(*(place.kill() for place in places))

@@ -1,4 +1,4 @@
-"""Publishers of streams of numbers. They commit, roll back, repeat appends and vanish, and they note what they did."""
+"""Publishers of streams of numbers, which commit, roll back, repeat appends and vanish, and record expected results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _BATCH_BYTES: Final = 1 << 20
 class StreamPublisher:
     """Publishes the numbers of some streams in transactions across all partitions.
 
-    It sometimes leaves a transaction open for good and goes on as another producer, like a process that crashed. It
-    repeats an append until the append is known to be done, so content may be appended more than once.
+    It sometimes leaves a transaction open and continues as another producer, like a process that crashed. It repeats
+    each append until it is known to be applied, so content may be appended more than once.
     """
 
     def __init__(self, client: JournalClient, streams: list[str], rng: random.Random, ending: asyncio.Event) -> None:
@@ -35,7 +35,7 @@ class StreamPublisher:
 
     @property
     def numbers(self) -> int:
-        """The number of numbers that have been committed."""
+        """The number of committed numbers."""
         return sum(each.count for each in self.expected.values())
 
     async def run(self) -> None:

@@ -14,15 +14,15 @@ from tests.chain.verdict import ChainVerdict, conclude
 
 @dataclass(frozen=True, slots=True)
 class ChainResult:
-    """The harm that was done to a chain, and the result."""
+    """The harm to a chain, and the result."""
 
     verdict: ChainVerdict
     kills: dict[str, int]
-    """The number of processes of each kind that were killed."""
+    """The number of killed processes of each kind."""
     harm: dict[str, int]
     """The number of times that each kind of harm was done."""
     own_ends: dict[str, list[str]]
-    """The ends of processes that the nemesis did not kill, by name."""
+    """The exits of processes that the nemesis did not kill, by name."""
 
     @property
     def problems(self) -> list[str]:
@@ -44,7 +44,7 @@ async def run_chain(
 ) -> ChainResult:
     """Start a chain in `folder`, do harm for `seconds`, and check the result. Call it in the main thread.
 
-    Harm goes on until there were at least `kills` kills of each kind of process, and `alerts` alerts. Raises
+    Harm continues until there were at least `kills` kills of each kind of process, and `alerts` alerts. Raises
     ClusterError when the chain makes no progress, during harm or after it.
     """
     async with Chain(folder, options) as chain:

@@ -33,7 +33,7 @@ Rows = Mapping[str, Sequence[Any]]
 
 @dataclass(slots=True)
 class ChainVerdict:
-    """The problems found, if any, and counts of what was processed."""
+    """The problems, if any, and counts of processed messages."""
 
     problems: list[str]
     numbers: int
@@ -60,16 +60,16 @@ async def conclude(chain: Chain) -> ChainVerdict:
     begun = asyncio.get_running_loop().time()
     await chain.end_publishing()
     expected = chain.expected
-    await chain.until(lambda: chain.streams_done >= len(expected), "the last number of every stream has come through")
+    await chain.until(lambda: chain.streams_done >= len(expected), "the last number of every stream has arrived")
     settled = asyncio.get_running_loop().time() - begun
     await chain.until(
         lambda: all(consumer.is_serving and consumer.is_complete for consumer in chain.consumers),
-        "all shards are served, and all members there",
+        "all shards have a primary, and all members are present",
     )
     chain.let_members_end()
     problems = await _stop_consumers(chain)
     alerts = {stream: each.alerts for stream, each in expected.items()}
-    problems += differences("alerts, by readers that followed them", alerts, of_stream(chain.alerts))
+    problems += differences("alerts, as read by the followers", alerts, of_stream(chain.alerts))
     for journals, wanted in (
         (CLEAN, {stream: each.cleaned for stream, each in expected.items()}),
         (TOTALS, {stream: each.totals for stream, each in expected.items()}),
@@ -92,7 +92,7 @@ async def conclude(chain: Chain) -> ChainVerdict:
 
 
 def differences(what: str, expected: Rows, found: Rows) -> list[str]:
-    """Return a line for each of the first streams that are not as expected, and one for the number of the others."""
+    """Return a line for each of the first differing streams, and one for the number of the others."""
     wrong = [stream for stream in sorted(expected.keys() | found.keys()) if _at(expected, stream) != _at(found, stream)]
     lines = [
         f"{what}: {stream}: {_difference(_at(expected, stream), _at(found, stream))}" for stream in wrong[:_SAMPLE]
@@ -117,7 +117,7 @@ async def _stop_consumers(chain: Chain) -> list[str]:
     problems = [
         f"{member.name} ended with {code} on SIGTERM:\n{member.last_words()}"
         for member, code in zip(members, codes, strict=True)
-        # A member that lost its lease was about to end by itself with code 1. That is no problem.
+        # A member that lost its lease exits with code 1, which is expected.
         if code and not (code == 1 and "lease.lost" in member.last_words(lines=100))
     ]
     problems += [failure for consumer in chain.consumers for failure in consumer.failures]
@@ -159,11 +159,11 @@ async def _stores(chain: Chain) -> list[str]:
         with closing(sqlite3.connect(folder / DATABASE_FILE)) as database:
             for stream, *row in database.execute("SELECT * FROM totals ORDER BY stream, count"):
                 totals.setdefault(stream, []).append(tuple(row))
-    told = {
+    published = {
         stream: [(total["count"], total["sum"], total["digest"], 1) for total in each.totals]
         for stream, each in expected.items()
     }
-    return [*problems, *differences(f"store of {alert.name}", told, totals)]
+    return [*problems, *differences(f"store of {alert.name}", published, totals)]
 
 
 async def _recovered(chain: Chain, stage: Stage) -> list[Path]:
