@@ -1,4 +1,4 @@
-"""`python -m tests.faults`: faults of all kinds, chosen at random, for a given time."""
+"""The command `python -m tests.faults`: injects randomly chosen faults for a given time."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ _FAULTS_OF_A_ROUND = 5
 
 
 def main(
-    seed: Annotated[int | None, typer.Option(help="Chooses the faults. Default: by chance.")] = None,
-    minutes: Annotated[float, typer.Option(help="How long faults happen.")] = 5.0,
-    brokers: Annotated[int, typer.Option(help="How many brokers there are.", min=3)] = 4,
-    lease: Annotated[float, typer.Option(help="Seconds of the brokers' leases.")] = 4.0,
-    fault: Annotated[list[str] | None, typer.Option(help="Choose among these only; all: see nemesis.py.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Where to keep logs and spools. Default: a new one.")] = None,
-    pace: Annotated[float, typer.Option(help="Seconds that a writer waits between appends, on average.")] = 0.05,
-    outstanding: Annotated[int, typer.Option(help="How many appends of a writer of batches are in flight.", min=1)] = 6,
-    journals: Annotated[int, typer.Option(help="How many journals there are.", min=2)] = 2,
+    seed: Annotated[int | None, typer.Option(help="Seed of the faults. Default: random.")] = None,
+    minutes: Annotated[float, typer.Option(help="Duration of the faults.")] = 5.0,
+    brokers: Annotated[int, typer.Option(help="Number of brokers.", min=3)] = 4,
+    lease: Annotated[float, typer.Option(help="Lease time of brokers in seconds.")] = 4.0,
+    fault: Annotated[list[str] | None, typer.Option(help="Choose among these only. nemesis.py has all.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder of logs and spools. Default: a new one.")] = None,
+    pace: Annotated[float, typer.Option(help="Average seconds between a writer's appends.")] = 0.05,
+    outstanding: Annotated[int, typer.Option(help="Appends in flight of a writer of batches.", min=1)] = 6,
+    journals: Annotated[int, typer.Option(help="Number of journals.", min=2)] = 2,
     namespaces: Annotated[
         bool, typer.Option(help="Run each broker in a network namespace, and let the kernel drop packets (as root).")
     ] = False,
     histories: Annotated[
-        Path | None, typer.Option(help="Where to write each round's history, for Porcupine and Elle.")
+        Path | None, typer.Option(help="Folder for each round's history, for Porcupine and Elle.")
     ] = None,
 ) -> None:
     """Run real brokers under load and faults, then check that nothing acknowledged was lost and no offset changed.
 
-    The same seed does the same faults in the same order; how they meet the load depends on the machine.
+    The same seed injects the same faults in the same order. Their timing relative to the load depends on the machine.
     """
     chosen = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     available = nemesis.NAMESPACE_FAULTS if namespaces else nemesis.FAULTS
@@ -89,7 +89,7 @@ async def _run(
     namespaces: bool,
     histories: Path | None,
 ) -> list[str]:
-    """Run rounds of a few faults, each with a new cluster, until the time is over. Return the problems found."""
+    """Run rounds of a few faults, each with a new cluster, until the time is over. Return the problems."""
     chance = random.Random(options.seed)
     end, number, problems = time.monotonic() + seconds, 0, list[str]()
     async with contextlib.AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""etcd and brokers as processes, with proxies in front, so that faults can hit every single link."""
+"""etcd and brokers as processes, behind proxies, so that faults can hit each link."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _STARTS = 5
 
 
 class BrokerNode:
-    """A broker's place in the cluster: a name, a zone, a folder and ports that outlive its processes."""
+    """A broker's name, zone, folder and ports, which survive its processes."""
 
     def __init__(self, cluster: FaultyCluster, number: int, zone: str) -> None:
         self.name = f"broker-{number}"
         self.zone = zone
         self.member = MemberId(zone, self.name)
         self.is_wanted = True
-        """True if it should run when no fault is in progress."""
+        """True if it should run while there is no fault."""
         self.is_harmed = False
         """True while a fault holds it, so that it is not restarted when it ends."""
         self._changing = asyncio.Lock()
@@ -54,12 +54,12 @@ class BrokerNode:
 
     @property
     def endpoint(self) -> str:
-        """The address that others use: that of its proxy, or in a namespace its own."""
+        """The address for others: its proxy's, or in a namespace its own."""
         return self._to_me.endpoint if self._cluster.network is None else self.own_endpoint
 
     @property
     def own_endpoint(self) -> str:
-        """The address of the broker itself, bypassing its proxy."""
+        """The address of the broker itself, without its proxy."""
         return f"{self._host}:{self._port}"
 
     @property
@@ -72,7 +72,7 @@ class BrokerNode:
 
     @property
     def is_member(self) -> bool:
-        """True while etcd has it as a member, that is, until its lease ends."""
+        """True while etcd has it as a member, until its lease ends."""
         return self._cluster.ground.is_member(self.member)
 
     async def start(self) -> None:
@@ -95,16 +95,16 @@ class BrokerNode:
             await until(lambda: self.is_member or not self.is_running, f"{self.name} is a member")
             if self.is_running:
                 return
-            # If the machine stands still, the lease may run out during the start.
+            # On a stalled machine, the lease may expire during the start.
         raise ClusterError(f"{self.name} ended {_STARTS} times before it was a member:\n{self.last_words()}")
 
     async def seize(self) -> None:
-        """Wait for a start in progress, and prevent automatic restarts from now on."""
+        """Wait for a start in progress, and prevent automatic restarts."""
         async with self._changing:
             self.is_harmed = True
 
     async def kill(self) -> None:
-        """Send SIGKILL, and return when the process is gone."""
+        """Send SIGKILL, and return when the process has ended."""
         await self.seize()
         async with self._changing:
             await self._slot.kill()
@@ -125,12 +125,12 @@ class BrokerNode:
         self._slot.resume()
 
     async def ended(self) -> None:
-        """Wait until its process has ended by itself."""
+        """Wait until its process has exited."""
         await until(lambda: not self.is_running, f"{self.name} has ended")
 
     async def gone(self) -> None:
-        """Wait until its lease has run out."""
-        await until(lambda: not self.is_member, f"etcd has given {self.name} up")
+        """Wait until its lease has expired."""
+        await until(lambda: not self.is_member, f"etcd has dropped {self.name} as a member")
 
     async def close(self) -> None:
         await asyncio.to_thread(self._slot.close)
@@ -138,7 +138,7 @@ class BrokerNode:
         await self._etcd.close()
 
     async def restart(self) -> None:
-        """Restart it if it ended by itself and should run."""
+        """Restart it if it has exited and should run."""
         async with self._changing:
             if self.is_wanted and not self.is_harmed and self.pid and not self.is_running:
                 await self._start()
@@ -164,7 +164,7 @@ class BrokerNode:
 
 
 class FaultyCluster(StagedContext):
-    """etcd and brokers; `zones` are given to brokers in turn. Use as `async with`, in the main thread."""
+    """etcd and brokers, which are assigned to `zones` in turn. Use as `async with`, in the main thread."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class FaultyCluster(StagedContext):
         environment: Mapping[str, str] | None = None,
         network: Namespaces | None = None,
     ) -> None:
-        """With a `network`, each broker has a namespace, and there are no proxies between brokers or in front of them.
+        """Create a cluster. With a `network`, each broker has a namespace, and brokers have no proxies.
 
         Faults of their links then have no effect.
         """
@@ -222,7 +222,7 @@ class FaultyCluster(StagedContext):
         return broker
 
     def link(self, source: str, target: str) -> ProxiedLink:
-        """Return the link of connections from `source` to `target`, both by name. CLIENTS stands for all clients."""
+        """Return the link of connections from `source` to `target`, both by name. CLIENTS means all clients."""
         return self._links.setdefault((source, target), ProxiedLink())
 
     def between(self, one: BrokerNode, other: BrokerNode) -> tuple[ProxiedLink, ProxiedLink]:
@@ -237,7 +237,7 @@ class FaultyCluster(StagedContext):
         return link_of
 
     async def supervise(self) -> None:
-        """Restart brokers that end by themselves, for example because their lease ran out on a busy machine."""
+        """Restart brokers that exit, for example because their lease expired on a busy machine."""
         while True:
             await asyncio.gather(*(broker.restart() for broker in self.brokers))
             await asyncio.sleep(0.2)
@@ -257,11 +257,11 @@ class FaultyCluster(StagedContext):
         return [by_member[member] for member in members if member in by_member]
 
     def processes_of(self, journal: str) -> tuple[tuple[str, int, bool], ...]:
-        """Identify the processes that serve a journal, the primary's first. The value changes when one of them does."""
+        """Identify the processes that serve a journal, the primary first. The value changes when one is replaced."""
         return tuple((broker.name, broker.pid, broker.is_running) for broker in self.members_of(journal))
 
     def state_of(self, journals: Sequence[str]) -> str:
-        """Describe for messages which brokers run, and which journals they hold."""
+        """Describe for messages the running brokers and their journals."""
         running = ", ".join(f"{b.name}{'' if b.is_running else ' (down)'}" for b in self.brokers)
         held = "; ".join(
             f"{journal}: {[b.name for b in self.members_of(journal)]}{'' if whole else ' (not whole)'}"

@@ -1,7 +1,7 @@
 """Proxies that break connections. A fault applies to a *link*: all connections from one process to another.
 
-A broker announces one address to everybody, so the proxy in front of it has to find out who connects. It listens on a
-unix socket, for which the kernel tells the process at the other end.
+A broker announces one address to all others, so its proxy must identify the connecting process. It listens on a unix
+socket, because the kernel knows the process at the other end.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _BLOCK = 1 << 16
 
 
 class ProxiedLink:
-    """The connections from one process to another, present and future, and their fault."""
+    """The current and future connections from one process to another, and their fault."""
 
     def __init__(self) -> None:
         self.is_cut = False
         self.delay_seconds = 0.0
         self.refused = 0
-        """The number of connections that were broken or refused."""
+        """The number of broken or refused connections."""
         self.held = 0
-        """The number of blocks of content that were held up."""
+        """The number of delayed blocks of content."""
         self._passing = asyncio.Event()
         self._passing.set()
         self._pipes: set[_Pipe] = set()
@@ -37,7 +37,7 @@ class ProxiedLink:
             pipe.abort()
 
     def hold(self) -> None:
-        """Keep connections open, but hold up all traffic until `heal`."""
+        """Keep connections open, but hold all traffic until `heal`."""
         self._passing.clear()
 
     def delay(self, seconds: float) -> None:
@@ -45,7 +45,7 @@ class ProxiedLink:
         self.delay_seconds = seconds
 
     def heal(self) -> None:
-        """End all faults. Traffic that was held up passes now."""
+        """End all faults. Held traffic passes."""
         self.is_cut = False
         self.delay_seconds = 0.0
         self._passing.set()
@@ -66,7 +66,7 @@ class ProxiedLink:
 
 
 class Proxy:
-    """Forwards connections to a port. `link_of` returns the link for the id of the connecting process.
+    """A proxy of connections to a port. `link_of` returns the link for the id of the connecting process.
 
     It listens on a unix socket at `path`, if given. Otherwise it listens on a free port of `host`, and the process id
     is 0.
@@ -77,7 +77,7 @@ class Proxy:
     ) -> None:
         self._host = host
         self.upstream = upstream
-        """The port. May be changed at any time, for later connections."""
+        """The port. It may be changed at any time, for later connections."""
         self._link_of = link_of
         self._path = path
         self._server: asyncio.Server | None = None

@@ -1,6 +1,6 @@
-"""Network namespaces: each broker has an address of its own, and the kernel drops packets between two of them.
+"""Network namespaces: each broker has its own address, and the kernel drops packets between two of them.
 
-Unlike a proxy, a cut of this kind can be in one direction, and neither side sees a closed connection. It needs root.
+Unlike a proxy's, such a cut can be in one direction, and neither side sees a closed connection. It needs root.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Namespaces(StagedContext):
         await _run("ip", "link", "set", self._name, "up")
 
     async def add(self, broker: str) -> str:
-        """Return the address of a broker's namespace. It is created at the first call."""
+        """Return the address of a broker's namespace. The first call creates it."""
         if broker not in self._addresses:
             number = len(self._addresses) + 2
             address, name, wire = str(self._net[number]), self._namespace(broker), f"c{os.getpid()}v{number}"
-            self._addresses[broker] = address  # Before the first wait: brokers start together.
+            self._addresses[broker] = address  # Before the first wait, because brokers start concurrently.
             await _run("ip", "netns", "add", name)
             self._exits.push_async_callback(_run, "ip", "netns", "del", name)
             await _run("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -52,7 +52,7 @@ class Namespaces(StagedContext):
     def command(self, broker: str, command: Sequence[str]) -> list[str]:
         """Return the command that runs a broker's `command` in its namespace, with the same process id."""
         ip = shutil.which("ip") or "/sbin/ip"
-        # Only this machine reaches the namespaces.
+        # Only this machine can reach the namespaces.
         return [ip, "netns", "exec", self._namespace(broker), *command, "--serve-anyone-without-keys"]
 
     async def cut(self, source: str, target: str) -> None:
@@ -60,7 +60,7 @@ class Namespaces(StagedContext):
         await self._rules(target, "-A", "INPUT", "-s", self._addresses[source], "-j", "DROP")
 
     async def isolate(self, broker: str) -> None:
-        """Drop all packets to and from a broker, those of etcd, stores and clients included."""
+        """Drop all packets to and from a broker, including traffic of etcd, stores and clients."""
         await self._rules(broker, "-A", "INPUT", "-i", "eth0", "-j", "DROP")
         await self._rules(broker, "-A", "OUTPUT", "-o", "eth0", "-j", "DROP")
 

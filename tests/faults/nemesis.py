@@ -1,4 +1,4 @@
-"""The faults. Each is applied to a run under load, waits until its effect shows, and is undone again."""
+"""The faults. Each is applied to a run under load, waits until it has an effect, and is undone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fault = Callable[[FaultRun], Awaitable[None]]
 
 _DELAY_SECONDS = 0.03
 _DROPPED_PACKETS = 30
-"""The number of packets, most of them repetitions of the first, that a cut drops before it ends."""
+"""The number of packets, mostly retransmissions, that a cut drops before it ends."""
 _POLL_SECONDS = 0.1
 
 
@@ -30,7 +30,7 @@ async def victim_of(run: FaultRun) -> BrokerNode:
 
 
 async def kill_and_restart(run: FaultRun) -> None:
-    """Kill a broker (SIGKILL) and restart it at once: it resumes its lease and its spools."""
+    """Kill a broker (SIGKILL) and restart it immediately: it resumes its lease and its spools."""
     broker = await victim_of(run)
     await broker.kill()
     await broker.start()
@@ -59,7 +59,7 @@ async def pause_briefly(run: FaultRun) -> None:
 
 
 async def pause_beyond_lease(run: FaultRun) -> None:
-    """Pause a broker (SIGSTOP) and resume it when others have taken over: a zombie, which has to end by itself."""
+    """Pause a broker (SIGSTOP) and resume it when others have taken over: a zombie, which must exit."""
     broker = await victim_of(run)
     await broker.pause()
     await broker.gone()
@@ -82,8 +82,8 @@ async def cut_brokers(run: FaultRun) -> None:
 
 
 async def hold_brokers(run: FaultRun) -> None:
-    """Hold up traffic from the primary to a replica for a while."""
-    await _between_replicas(run, lambda there, _: there.hold(), lambda link: link.held, 1, "something is held up")
+    """Hold traffic from the primary to a replica for a while."""
+    await _between_replicas(run, lambda there, _: there.hold(), lambda link: link.held, 1, "the link holds traffic")
 
 
 async def delay_brokers(run: FaultRun) -> None:
@@ -104,7 +104,7 @@ async def delay_brokers(run: FaultRun) -> None:
 
 
 async def cut_etcd(run: FaultRun) -> None:
-    """Cut a broker off from etcd until its lease has run out: it has to end by itself, and others take over."""
+    """Cut a broker off from etcd until its lease has expired: it must exit, and others take over."""
     await _without_etcd(run, lambda broker: broker.to_etcd.cut())
 
 
@@ -114,7 +114,7 @@ async def hold_etcd(run: FaultRun) -> None:
 
 
 async def drop_one_way(run: FaultRun) -> None:
-    """Drop all packets from a primary to a replica: what the primary proposes is lost, without a closed connection."""
+    """Drop all packets from a primary to a replica, so that proposals are lost without a closed connection."""
     await _drop(run, both_ways=False)
 
 
@@ -124,7 +124,7 @@ async def drop_both_ways(run: FaultRun) -> None:
 
 
 async def isolate(run: FaultRun) -> None:
-    """Drop all packets of a broker until others have taken over: then it is a zombie, and has to end by itself."""
+    """Drop all packets of a broker until others have taken over: it is then a zombie, and must exit."""
     broker, network = await victim_of(run), _network(run)
     await broker.seize()
     await network.isolate(broker.name)
@@ -180,7 +180,7 @@ async def _between_replicas(
     times: int,
     what: str,
 ) -> None:
-    """Harm the links from a primary to a replica and back, until the fault hit the primary's traffic `times` times.
+    """Apply a fault to the links between a primary and a replica until the primary's traffic was hit `times` times.
 
     `felt` counts the hits of a link.
     """
@@ -191,7 +191,7 @@ async def _between_replicas(
         there, back = run.cluster.between(primary, replica)
         harm(there, back)
         goal = felt(there) + times
-        # If a broker ends by itself, because the machine stood still, try again with the new members.
+        # If a broker exits because the machine stalled, try again with the new members.
         await until(lambda: felt(there) >= goal or run.cluster.members_of(journal) != members, what)  # noqa: B023
         has_happened = felt(there) >= goal
         there.heal()
@@ -209,7 +209,7 @@ async def _drop(run: FaultRun, *, both_ways: bool) -> None:
         await network.cut(primary.name, replica.name)
         if both_ways:
             await network.cut(replica.name, primary.name)
-        # If a broker ends by itself, because the machine stood still, try again with the new members.
+        # If a broker exits because the machine stalled, try again with the new members.
         while dropped < _DROPPED_PACKETS and run.cluster.members_of(journal) == members:
             await asyncio.sleep(_POLL_SECONDS)
             dropped = await network.dropped(replica.name) - before
@@ -249,7 +249,7 @@ FAULTS: tuple[Fault, ...] = (
     hold_etcd,
     roll,
 )
-"""The faults that leave the number of brokers as it was."""
+"""The faults that do not change the number of brokers."""
 
 NAMESPACE_FAULTS: tuple[Fault, ...] = (
     kill_and_restart,
@@ -266,7 +266,7 @@ NAMESPACE_FAULTS: tuple[Fault, ...] = (
 """The faults of brokers in network namespaces."""
 
 EXPIRING = (kill_for_long, pause_beyond_lease, cut_etcd, hold_etcd)
-"""The faults that wait for a lease to run out."""
+"""The faults that wait for a lease to expire."""
 
 LASTING = (*EXPIRING, roll)
-"""The faults during which journals go on without one broker, so that no journal may need all brokers."""
+"""The faults where journals continue without one broker, so that no journal may need all brokers."""

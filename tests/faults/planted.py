@@ -1,7 +1,7 @@
-"""Faults planted in the history of one journal, to show that checkers find them.
+"""Faults planted in the history of one journal, to prove that checkers find them.
 
-Each function changes a sound history, in which the journal is a list of appends, and other answers are places in it.
-`plant` returns the changed history and content.
+Each function changes a sound history. In it, the journal is a list of appends, and other answers are positions in the
+list. `plant` returns the changed history and content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Journal:
     history: History
     appends: list[Operation]
     looks: dict[int, int]
-    """By the number of a barrier or read, the number of appends before it."""
+    """The number of appends before a barrier or read, by its number."""
     rng: random.Random
     reversed_reads: set[int]
     """The reads that return their last two appends in the wrong order."""
@@ -33,13 +33,13 @@ class Journal:
         self.looks = {number: count + by * (count > index) for number, count in self.looks.items()}
 
     def acknowledged(self) -> list[int]:
-        """Return the indexes of acknowledged appends, but for those near the ends."""
+        """Return the indexes of acknowledged appends, except those near the ends."""
         found = [index for index, each in enumerate(self.appends) if each.outcome is OperationOutcome.OK]
         return found[len(found) // 4 : -2]
 
 
 def lost(journal: Journal) -> None:
-    """Lose an acknowledged append: the next one has its place."""
+    """Lose an acknowledged append: the next one takes its place."""
     index = journal.rng.choice(journal.acknowledged())
     del journal.appends[index]
     journal.shift(index, -1)
@@ -100,7 +100,7 @@ PLANTS: tuple[Callable[[Journal], None], ...] = (lost, duplicated, reordered, re
 def plant(
     fault: Callable[[Journal], None], history: History, name: str, content: bytes, seed: int
 ) -> tuple[History, bytes]:
-    """Return the history of the journal `name` with a fault, and the final content that goes with it."""
+    """Return the history of the journal `name` with a fault, and the corresponding final content."""
     mine = History([copy.copy(each) for each in history.operations if each.journal == name])
     by_number = {each.number: each for each in mine.operations}
     appends = [by_number[number] for number, _ in numbers_in(content)]
@@ -120,7 +120,7 @@ def plant(
 
 
 def _rebuild(journal: Journal, by_number: dict[int, Operation]) -> bytes:
-    """Give all answers the offsets that follow from the list of appends. Return the content."""
+    """Recompute the offsets of all answers from the list of appends. Return the content."""
     offsets = [0]
     for each in journal.appends:
         if each.outcome is OperationOutcome.OK:

@@ -24,7 +24,7 @@ from tests.servers.s3 import ANY_KEY, S3Server
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of a run. `zones` are given to the brokers in turn; there is one journal per replication."""
+    """The options of a run. Brokers are assigned to `zones` in turn; there is one journal per replication."""
 
     seed: int = 0
     brokers: int = 3
@@ -33,7 +33,7 @@ class RunOptions:
     """The replication of each journal. If it is the number of brokers, a lost broker stops the journal's appends."""
     lease_seconds: float = 4.0
     pace: float = 0.05
-    """The seconds that a writer waits between appends, on average."""
+    """The average seconds between a writer's appends."""
     outstanding: int = 6
     """The most appends in flight of a writer of batches."""
 
@@ -42,7 +42,7 @@ class FaultRun(StagedContext):
     """One run. Use as `async with FaultRun(…) as run:`, apply faults, and get the verdict: `await run.conclude()`."""
 
     def __init__(self, folder: Path, server: S3Server, options: RunOptions, network: Namespaces | None = None) -> None:
-        """With a `network`, brokers run in its namespaces, and the server must be at its gateway."""
+        """Create a run. With a `network`, brokers run in its namespaces, and the server must be at its gateway."""
         super().__init__()
         self.options = options
         self.rng = random.Random(options.seed)
@@ -94,7 +94,7 @@ class FaultRun(StagedContext):
         """Heal the cluster, prove that it works again, end the workload, and return the verdict."""
         verdict = await conclude(self.cluster, self.workload, self.journals, StoreRegistry(), self.store)
         if self._supervisor is not None and self._supervisor.done():
-            verdict.problems.append(f"brokers were not started again: {self._supervisor.exception()}")
+            verdict.problems.append(f"brokers were not restarted: {self._supervisor.exception()}")
         return verdict
 
     async def _end_supervision(self) -> None:

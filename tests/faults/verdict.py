@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 0.25
 
 @dataclass(slots=True)
 class FaultVerdict:
-    """The result of a run. `problems` is empty if all was well."""
+    """The result of a run. `problems` is empty if the run was sound."""
 
     problems: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,7 @@ async def conclude(
         await workload.finish_writing()
         await _catch_up(cluster, workload, journals)
     except CorantoError as error:
-        verdict.problems.append(f"not well again after healing: {error}")
+        verdict.problems.append(f"does not work after healing: {error}")
     finally:
         await workload.stop()
     verdict.problems += workload.problems
@@ -62,7 +62,7 @@ async def conclude(
             verdict.problems += problems
         except CorantoError as error:
             verdict.problems.append(f"{journal} cannot be read back: {error}")
-    # A replica that was paused or cut off may lag behind until it notices, so heads need not be fresh.
+    # A paused or disconnected replica may lag behind until it detects that, so heads may be stale.
     verdict.problems += map(str, check(workload.history, finals, fresh_heads=False))
     verdict.contents = {journal: final.content for journal, final in finals.items()}
     return verdict
@@ -76,7 +76,7 @@ async def _heal(cluster: FaultyCluster, journals: Sequence[str]) -> None:
     end = loop.time() + TIMEOUT_SECONDS
     while True:
         for broker in cluster.brokers:
-            # A broker without its lease ends by itself; a broker that was just started joins soon.
+            # A broker without its lease exits. A new broker joins soon.
             if broker.is_wanted and broker.is_running and not broker.is_member:
                 await until(lambda: broker.is_member or not broker.is_running, f"{broker.name} ends or joins")  # noqa: B023
             if broker.is_wanted and not broker.is_running:
@@ -99,7 +99,7 @@ async def _prove_alive(cluster: FaultyCluster, workload: FaultWorkload, journals
                 for _ in range(_TRIES):
                     operation = await workload.append_plainly(f"prover of {broker.name}", client, journal)
                     if operation.outcome is not OperationOutcome.INFO:
-                        break  # INFO: the asked broker or the primary ended by itself meanwhile, so try again.
+                        break  # INFO: the called broker or the primary exited, so try again.
                 if operation.outcome is not OperationOutcome.OK:
                     raise ClusterError(f"{broker.name} takes no appends: {operation}")
 
@@ -118,15 +118,15 @@ async def _catch_up(cluster: FaultyCluster, workload: FaultWorkload, journals: S
 async def _final(
     cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str
 ) -> tuple[FinalJournal, list[str]]:
-    """Return a journal's final content and problems, as seen while no broker of the journal came or went.
+    """Return a journal's final content and problems, collected while none of its brokers was replaced.
 
-    It tries again if one did: on a machine that stands still, a broker may lose its lease at any time.
+    It tries again if one was: on a stalled machine, a broker may lose its lease at any time.
     """
     for _ in range(_TRIES):
         await _heal(cluster, [journal])
         before = cluster.processes_of(journal)
         try:
-            found = await _look(cluster, journal, stores, store)
+            found = await _collect(cluster, journal, stores, store)
         except CorantoError:
             if cluster.processes_of(journal) == before:
                 raise
@@ -136,7 +136,7 @@ async def _final(
     raise ClusterError(f"its brokers never stayed; {cluster.state_of([journal])}")
 
 
-async def _look(
+async def _collect(
     cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str
 ) -> tuple[FinalJournal, list[str]]:
     """Return a journal's content as its primary, each replica and the store have it, and the problems found."""
@@ -164,10 +164,10 @@ async def _look(
 async def settled_audit(
     client: JournalClient, stores: StoreRegistry, journal: str, timeout_seconds: float
 ) -> JournalAudit:
-    """Audit a journal, and again while gaps are all that is wrong, for at most `timeout_seconds`.
+    """Audit a journal, repeatedly while its only problems are gaps, for at most `timeout_seconds`.
 
-    A broker that has just become a replica lists fragments that other brokers store as they end only once it lists the
-    stores again. Reads do not wait for that, because they ask its peers. Content that is lost stays a gap.
+    A new replica knows fragments that exiting brokers have stored only after its next listing of the stores. Reads do
+    not wait for that, because they use its peers. Lost content remains a gap.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_seconds

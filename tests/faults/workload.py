@@ -1,4 +1,4 @@
-"""Clients of the cluster, which append in several ways and read all the time. The history records all their calls."""
+"""Clients of the cluster, which continuously append in several ways and read. The history records all their calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.servers.processes import until
 TIMEOUT_SECONDS = 60.0
 _OWNERS = ("ada", "bob", "cleo")
 _GROWTH = 0.1
-"""A journal is read again once it has this part more acknowledged appends, and at least ten."""
+"""A journal is read again once the number of acknowledged appends has grown by this share, and by ten."""
 
 
 class FaultWorkload:
@@ -44,7 +44,7 @@ class FaultWorkload:
         pace: float,
         outstanding: int = 6,
     ) -> None:
-        """Prepare a workload. `pace` is the number of seconds that a writer waits between appends, on average.
+        """Prepare a workload. `pace` is the average number of seconds between a writer's appends.
 
         A writer of batches has at most `outstanding` appends in flight.
 
@@ -59,7 +59,7 @@ class FaultWorkload:
         self.read_to: dict[tuple[str, str], int] = {}
         """The offset of each following reader, by its name and journal."""
         self.seen: dict[str, bytearray] = {journal: bytearray() for journal in journals}
-        """The content that a reader got first, from offset zero on, by journal."""
+        """The first content read at each offset, from offset zero on, by journal."""
         self._cluster = cluster
         self._journals = journals
         self._zones = zones
@@ -83,14 +83,14 @@ class FaultWorkload:
             self._readers.append(asyncio.create_task(self._lists(f"lister-{zone}", config)))
 
     async def progress(self, appends: int = 20) -> None:
-        """Wait until `appends` more appends were acknowledged of every journal."""
+        """Wait until `appends` more appends of every journal are acknowledged."""
         goal = {journal: self.acknowledged[journal] + appends for journal in self._journals}
 
         def reached() -> bool:
             self.check_alive()
             return all(self.acknowledged[journal] >= goal[journal] for journal in self._journals)
 
-        await until(reached, f"appends go on; {self._cluster.state_of(self._journals)}")
+        await until(reached, f"appends continue; {self._cluster.state_of(self._journals)}")
 
     def check_alive(self) -> None:
         """Raise the exception that ended a writer or reader, if any."""
@@ -110,29 +110,29 @@ class FaultWorkload:
         await asyncio.gather(*self._writers, *self._readers, return_exceptions=True)
 
     async def append_plainly(self, name: str, client: JournalClient, journal: str) -> Operation:
-        """Make one append, and record it like those of the writers."""
+        """Append once, and record it like the writers' appends."""
         return self._note(await RecordedClient(client, self.history, name).append(journal, self._payload(20, 100)))
 
     # -- Writers -----------------------------------------------------------------------------------------------------
 
     async def _batches(self, name: str, config: ClientConfig) -> None:
         """Append through the append service, with several appends in flight."""
-        room = asyncio.Semaphore(self._outstanding)
+        slots = asyncio.Semaphore(self._outstanding)
         waiting: set[asyncio.Task[None]] = set()
         async with JournalClient.of(config) as client:
             service = AppendService(client, retry_unknown=False, retry_timeout=TIMEOUT_SECONDS)
             while not self._stopping:
-                await room.acquire()
+                await slots.acquire()
                 operation = self._begin_append(name, self._rng.choice(self._journals), 20, self._max_bytes)
                 done = service.append_nowait(operation.journal, operation.content)
-                task = asyncio.create_task(self._resolve(operation, done, service, room))
+                task = asyncio.create_task(self._resolve(operation, done, service, slots))
                 waiting.add(task)
                 task.add_done_callback(waiting.discard)
                 await self._pause()
             await asyncio.gather(*waiting)
 
     async def _resolve(
-        self, operation: Operation, done: asyncio.Future[Appended], service: AppendService, room: asyncio.Semaphore
+        self, operation: Operation, done: asyncio.Future[Appended], service: AppendService, slots: asyncio.Semaphore
     ) -> None:
         async def work() -> None:
             piece = await done
@@ -141,10 +141,10 @@ class FaultWorkload:
         await self._finish(operation, work())
         if operation.outcome is not OperationOutcome.OK:
             service.reset(operation.journal)
-        room.release()
+        slots.release()
 
     async def _calls(self, name: str, config: ClientConfig) -> None:
-        """Make appends of all kinds, one after the other: guarded by registers, at an offset, in pieces, or empty."""
+        """Append in all ways, one after the other: guarded by registers, at an offset, in pieces, or empty."""
         rng = self._rng
         async with JournalClient.of(config) as client:
             recorded = RecordedClient(client, self.history, name)
@@ -203,17 +203,17 @@ class FaultWorkload:
             goal = self._next_goal(journal)
             async with JournalClient.of(config) as client:
                 await self._read(name, client, journal, block=False, direct=direct)
-            await until(lambda: self.acknowledged[journal] >= goal, "appends go on", math.inf)  # noqa: B023
+            await until(lambda: self.acknowledged[journal] >= goal, "appends continue", math.inf)  # noqa: B023
 
     async def _lists(self, name: str, config: ClientConfig) -> None:
-        """Read all content linearizably, from time to time."""
+        """Read all content linearizably, repeatedly."""
         async with JournalClient.of(config) as client:
             recorded = RecordedClient(client, self.history, name)
             while True:
                 for journal in self._journals:
                     goal = self._next_goal(journal)
                     await recorded.read(journal)
-                await until(lambda: self.acknowledged[journal] >= goal, "appends go on", math.inf)  # noqa: B023
+                await until(lambda: self.acknowledged[journal] >= goal, "appends continue", math.inf)  # noqa: B023
 
     async def _read(self, name: str, client: JournalClient, journal: str, *, block: bool, direct: bool) -> None:
         offset = self.read_to[name, journal] if block else 0
@@ -251,7 +251,7 @@ class FaultWorkload:
         return operation
 
     def _next_goal(self, journal: str) -> int:
-        """Return the number of acknowledged appends at which a journal is read again."""
+        """Return the number of acknowledged appends that triggers the next read of a journal."""
         known = self.acknowledged[journal]
         return known + max(10, round(known * _GROWTH))
 
