@@ -1,1 +1,1 @@
-"""Real servers and processes for tests: etcd, S3, databases, and processes that tests kill, pause and start again."""
+"""Real servers and processes for tests: etcd, S3, databases, and processes that tests kill, pause and restart."""

@@ -1,4 +1,4 @@
-"""Creation of journals that tests need, even when answers get lost."""
+"""Creation of journals for tests, even when answers are lost."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TRIES: Final = 10
 
 
 async def apply_specs(client: JournalClient, specs: Iterable[pb.JournalSpec]) -> pb.Header:
-    """Create or overwrite journals with these specs, whatever their state before.
+    """Create or overwrite journals with these specs, whatever their state.
 
-    The apply is idempotent, so it is repeated when an answer was lost, for example because a broker ended on a machine
-    that stood still. Raises what `JournalClient.apply` does, ApplyOutcomeUnknown only after several tries.
+    The apply is idempotent, so it is repeated after a lost answer, for example because a broker exited on a stalled
+    machine. Raises the errors of `JournalClient.apply`; ApplyOutcomeUnknown only after several tries.
     """
     changes = [pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=ANY_REVISION) for spec in specs]
     for _ in range(_TRIES - 1):

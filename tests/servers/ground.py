@@ -1,4 +1,4 @@
-"""The ground of an experiment: a real etcd, and a view of the brokers and journals in it."""
+"""The environment of an experiment: a real etcd, and a view of the brokers and journals in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFIX = "/gazette/cluster"
 class Ground(StagedContext):
     """An etcd with its files in `folder`. Use as `async with`, in the main thread.
 
-    `keyspace` mirrors the brokers' part of etcd directly, whatever stands between etcd and brokers.
+    `keyspace` mirrors the brokers' part of etcd directly, without any proxies between etcd and brokers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class Ground(StagedContext):
         await self.keyspace.start()
 
     def is_member(self, member: MemberId) -> bool:
-        """Return True if etcd has a broker as a member. It is one until its lease ends."""
+        """Return True if etcd has a broker as a member, until its lease ends."""
         return self.keyspace.state.member(member) is not None
 
     def is_whole(self, journal: str) -> bool:

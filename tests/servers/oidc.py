@@ -34,7 +34,7 @@ def _rsa_key(number: int) -> rsa.RSAPrivateKey:
 
 
 def rsa_key() -> rsa.RSAPrivateKey:
-    """Return a key that differs from the last seven. Making one takes long."""
+    """Return a key that differs from the last seven. Creating one takes long."""
     return _rsa_key(next(_numbers) % 8)
 
 
@@ -63,12 +63,12 @@ class OidcServer:
         """The private keys by id. The public part of each is published."""
         self.key_fields: dict[str, Any] = {}
         self.jwks: bytes | None = None
-        """The answer for keys, if it is not made of `keys`."""
+        """The answer for keys, unless it is made of `keys`."""
         self.discovery: dict[str, Any] = {}
         """Values that override the discovery document."""
         self.status = 200
         self.drips = False
-        """Sends one byte at a time, and never ends."""
+        """True to send one byte at a time, without an end."""
         self.requests: Counter[str] = Counter()
         self.forms: list[dict[str, str]] = []
         self.token_seconds: float = 300
@@ -76,7 +76,7 @@ class OidcServer:
         self.refusal = ""
         """The error of the token endpoint, if it gives no tokens."""
         self.approved = False
-        """True once the person has entered the code."""
+        """True once the user has entered the code."""
         self.polls: list[str] = []
         """Errors of the next polls for a login, before `approved` counts."""
         self.refresh = ""
@@ -118,7 +118,7 @@ class OidcServer:
     def token(
         self, key_id: str = "rsa-1", algorithm: str = "RS256", headers: dict[str, Any] | None = None, **claims: Any
     ) -> str:
-        """Return a token. Claims that are None are left out."""
+        """Return a token. Claims that are None are omitted."""
         now = time.time()
         content = {"iss": self.issuer, "aud": AUDIENCE, "sub": "ada", "iat": int(now), "exp": int(now) + 300} | claims
         content = {name: value for name, value in content.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Processes that experiments kill, pause and start again. Only processes started here are signalled, by their pid."""
+"""Processes that experiments kill, pause and restart. Only processes started here are signalled, by their pid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto.cluster.processes import ChildProcess, describe_exit
 from coranto.errors import ClusterError
 
 SECONDS: Final = 180.0
-"""The time limit of each wait for an event that is sure to happen, even on a slow machine."""
+"""The time limit of each wait for an event that is certain, even on a slow machine."""
 _POLL_SECONDS: Final = 0.02
 
 CORANTO: Final = (sys.executable, "-P", "-c", "import sys; from coranto.cli import main; sys.exit(main())")
@@ -55,7 +55,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = SECON
 class ProcessSlot:
     """One process of an experiment, over all its restarts. `command(incarnation)` starts each incarnation.
 
-    `serves(incarnation)` tells whether an incarnation is ready.
+    `serves(incarnation)` returns True if an incarnation is ready.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class ProcessSlot:
         self.log = folder / "logs" / f"{name}.log"
         self.incarnation = -1
         self.is_harmed = False
-        """True while a fault holds the process, so that nobody else starts it."""
+        """True while a fault holds the process, so that only the fault starts it."""
         self.kills = 0
         self.own_ends: list[str] = []
-        """Descriptions of the ends of incarnations that nobody killed."""
+        """Descriptions of the exits of incarnations without a kill."""
         self._folder = folder
         self._environment = environment
         self._command = command
@@ -121,7 +121,7 @@ class ProcessSlot:
         self.is_harmed = False
 
     async def kill(self) -> None:
-        """Send SIGKILL, and return when the process is gone."""
+        """Send SIGKILL, and return when the process has ended."""
         self.is_harmed = True
         process = self._process
         if process is not None and process.alive:
@@ -139,8 +139,8 @@ class ProcessSlot:
         self._signal(signal.SIGCONT)
 
     async def ended(self) -> None:
-        """Wait until the process has ended by itself."""
-        await until(lambda: not self.is_running, f"{self.name} ends by itself")
+        """Wait until the process has exited."""
+        await until(lambda: not self.is_running, f"{self.name} exits")
         self.note_end()
 
     async def stop(self) -> int:
@@ -151,7 +151,7 @@ class ProcessSlot:
             return 0
         process.signal(signal.SIGCONT)
         process.signal(signal.SIGTERM)
-        await until(lambda: not process.alive, f"{self.name} ends politely:\n{self.last_words()}")
+        await until(lambda: not process.alive, f"{self.name} exits on SIGTERM:\n{self.last_words()}")
         assert process.exit_code is not None
         return process.exit_code
 

@@ -1,4 +1,4 @@
-"""An S3 server for tests: moto's, in a process of its own, reached over HTTP.
+"""An S3 server for tests: moto's, in a separate process, over HTTP.
 
 It holds its objects in memory and loses them when it ends. It accepts a signature with any key, until `add_user` has
 created users and `require_signatures` makes it verify every request against their keys and policies.
@@ -24,12 +24,14 @@ from coranto.fragments.store_endpoints import VARIABLE
 REGION = "us-east-1"
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 5.0
-_NOBODY = "AWS4-HMAC-SHA256 Credential=nobody/20200101/us-east-1/{}/aws4_request, SignedHeaders=host, Signature=none"
+_ANY_SIGNATURE = (
+    "AWS4-HMAC-SHA256 Credential=nobody/20200101/us-east-1/{}/aws4_request, SignedHeaders=host, Signature=none"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class AwsKey:
-    """The key with which a client signs requests."""
+    """The key of a client's signatures."""
 
     id: str
     secret: str
@@ -55,10 +57,10 @@ class S3Server:
         self._page_size = page_size
         self._process: ChildProcess | None = None
         self.endpoint = ""
-        """`http://host:port`, which stays the same when the server is started again."""
+        """`http://host:port`, which stays the same over restarts of the server."""
 
     def start(self) -> None:
-        """Start the server, and return when it serves."""
+        """Start the server, and return when it is ready."""
         port = free_port(int(self.endpoint.rpartition(":")[2] or 0))
         self.endpoint = f"http://{self._host}:{port}"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -134,9 +136,9 @@ class S3Server:
         self, method: str, path: str, body: bytes | None = None, *, service: str = ""
     ) -> tuple[Mapping[str, str], bytes]:
         # Without a service, the request is for moto's own interface, in plain text.
-        headers = {"Authorization": _NOBODY.format(service)} if service else {"Content-Type": "text/plain"}
+        headers = {"Authorization": _ANY_SIGNATURE.format(service)} if service else {"Content-Type": "text/plain"}
         if service == "s3" and body is not None:
-            headers["Content-Type"] = "application/octet-stream"  # Of a form, moto keeps no content.
+            headers["Content-Type"] = "application/octet-stream"  # moto discards the content of forms.
         request = urllib.request.Request(self.endpoint + path, body, headers, method=method)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=60) as response:

