@@ -124,7 +124,7 @@ FOLDERS = {"simulation": "simulation", "system": "system"}
 PROGRAMS = frozenset({"etcd", "java", "spark-submit", "initdb", "postgres", "mariadbd"})
 """Programs that only tests with one of these marks may start."""
 SERVER_MARKS = frozenset({"integration", "system", "simulation", "browser"})
-OF_SIMULATION = re.compile(r"_caught$|^test_planted_bugs|^test_what_is_planted|^test_sound_code|^test_the_seeds_go")
+OF_SIMULATION = re.compile(r"_caught$|^test_planted_bugs|^test_there_is_no_anomaly_without|^test_the_seeds_cover")
 """Tests of `simulation/` that examine the simulation: it finds planted bugs, and its seeds reach what they should.
 
 They are `exhaustive`.

@@ -39,8 +39,6 @@ _ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """The parts of a chain."""
-
     seed: int = 0
     brokers: int = 4
     replication: int = 3
@@ -50,7 +48,6 @@ class ChainOptions:
     streams: int = 12
     """The number of streams of each publisher."""
     lease_seconds: float = 4.0
-    """The lease time of brokers and consumers."""
     sql: str = "postgresql"
     """The second consumer's store: postgresql or sqlite."""
 

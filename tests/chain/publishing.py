@@ -35,7 +35,6 @@ class StreamPublisher:
 
     @property
     def numbers(self) -> int:
-        """The number of committed numbers."""
         return sum(each.count for each in self.expected.values())
 
     async def run(self) -> None:

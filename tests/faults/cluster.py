@@ -116,12 +116,10 @@ class BrokerNode:
             await self._slot.stop()
 
     async def pause(self) -> None:
-        """Send SIGSTOP."""
         await self.seize()
         self._slot.pause()
 
     def resume(self) -> None:
-        """Send SIGCONT."""
         self._slot.resume()
 
     async def ended(self) -> None:

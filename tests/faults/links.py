@@ -41,7 +41,6 @@ class ProxiedLink:
         self._passing.clear()
 
     def delay(self, seconds: float) -> None:
-        """Delay all traffic by `seconds`."""
         self.delay_seconds = seconds
 
     def heal(self) -> None:

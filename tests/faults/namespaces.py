@@ -70,7 +70,6 @@ class Namespaces(StagedContext):
         return sum(int(line.split()[0]) for line in listing.splitlines() if " DROP " in line)
 
     async def heal(self) -> None:
-        """Remove all rules."""
         await asyncio.gather(*(self._rules(broker, "-F") for broker in self._addresses))
 
     def _namespace(self, broker: str) -> str:

@@ -87,7 +87,6 @@ async def hold_brokers(run: FaultRun) -> None:
 
 
 async def delay_brokers(run: FaultRun) -> None:
-    """Delay all traffic between brokers."""
     links = [
         link
         for one in run.cluster.brokers

@@ -28,7 +28,6 @@ class FaultVerdict:
     problems: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     contents: dict[str, bytes] = field(default_factory=dict)
-    """The final content of each journal."""
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {name}" for name, count in sorted(self.outcomes.items()))

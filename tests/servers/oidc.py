@@ -108,7 +108,6 @@ class OidcServer:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
-        """Refuse connections."""
         self._stopping.set()
         if self._server is not None:
             self._server.shutdown()

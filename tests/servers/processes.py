@@ -130,12 +130,10 @@ class ProcessSlot:
             await until(lambda: not process.alive, f"{self.name} has ended")
 
     def pause(self) -> None:
-        """Send SIGSTOP."""
         self.is_harmed = True
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Send SIGCONT."""
         self._signal(signal.SIGCONT)
 
     async def ended(self) -> None:

@@ -109,11 +109,9 @@ class S3Server:
         self._call("PUT", f"/{bucket}/{quote(key)}", content, service="s3")
 
     def headers(self, bucket: str, key: str) -> Mapping[str, str]:
-        """Return the HTTP headers of an object."""
         return self._call("HEAD", f"/{bucket}/{quote(key)}", service="s3")[0]
 
     def acl(self, bucket: str, key: str) -> str:
-        """Return an object's access control list, as XML."""
         return self._call("GET", f"/{bucket}/{quote(key)}?acl", service="s3")[1].decode()
 
     def add_user(self, name: str, *actions: str) -> AwsKey:

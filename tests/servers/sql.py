@@ -145,7 +145,6 @@ class PostgresServer(_DatabaseServer):
         self._settings = (*_SETTINGS, *settings)
 
     def stop(self) -> None:
-        """Stop the server, which ends all sessions."""
         _end(self._process, self._stop_signal)
 
     def execute(self, statement: str) -> None:

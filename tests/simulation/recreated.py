@@ -71,7 +71,6 @@ class Report:
 
 
 def run(seed: int) -> Report:
-    """Run one simulation."""
     report = Report(seed)
 
     async def whole(loop: SimLoop) -> None:
@@ -209,7 +208,6 @@ class _World:
         await self.cluster.start(number)
 
     async def restore(self) -> None:
-        """Restore the store from a copy of itself."""
         self.kept = self.rng.choice(self.copies)
         self.report.coverage["the store went back"] += 1
 

@@ -42,7 +42,7 @@ def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> N
 
 
 def check_claims(world: World, operation: Operation, claimed: Durability) -> None:
-    """Check that an append is as durable as its client was informed: in replicas and zones, and synced."""
+    """Check the durability that was reported to the client of an append: replicas and zones, and synced ones."""
     journal, begin, content = operation.journal, operation.begin, operation.content
     stored = _stored(world, journal, begin, content)
     if claimed.stored and not stored:
@@ -199,7 +199,6 @@ def replica_contents(world: World, journal: str) -> Iterator[Observation]:
 
 
 def record_of(world: World, journal: str) -> InSyncRecord | None:
-    """Return a journal's in-sync record, or None."""
     kv = world.etcd.kvs.get(LAYOUT.in_sync_key(journal))
     return in_sync.decode(kv.value) if kv is not None else None
 
@@ -207,7 +206,7 @@ def record_of(world: World, journal: str) -> InSyncRecord | None:
 def recovered(world: World, machine: BrokerHost, journal: str) -> Recovered:
     """Recover a journal's spool on a machine whose broker is dead, as a new process would.
 
-    The result excludes content that the process would set aside because other replicas diverged from it.
+    The result excludes content that the process would set aside because it has diverged.
     """
     process = Process(world.loop, f"auditor of {machine.name}")
     folder = SpoolFolder(
@@ -230,7 +229,6 @@ def recovered(world: World, machine: BrokerHost, journal: str) -> Recovered:
 
 
 def disk_contents(machine: BrokerHost, found: Recovered) -> Iterator[Observation]:
-    """Yield the content of a recovered spool's fragments."""
     fragments = [(sealed.fragment, sealed.content.path) for sealed in found.sealed]
     current = found.spool.fragment
     if current.length and found.log is not None:

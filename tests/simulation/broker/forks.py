@@ -76,7 +76,6 @@ class ForkWorld(World):
     def __init__(self, loop: SimLoop, options: Options) -> None:
         super().__init__(loop, options, [SOURCE])
         self.content: dict[str, dict[int, bytes]] = {SOURCE: {}}
-        """All known content of each journal, by offset."""
         self.forks: dict[str, Fork] = {}
         """All forks that were ever complete, by name."""
         put = self.store.put
@@ -120,8 +119,6 @@ class ForkWorld(World):
 
 @dataclass(slots=True)
 class ForkReport(playing.SeedReport[Options, Anomaly]):
-    """The result of a run."""
-
     command = "python -m tests.simulation.broker.forks"
 
 

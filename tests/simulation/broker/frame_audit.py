@@ -53,8 +53,6 @@ class _Direction:
 
 @dataclass(slots=True)
 class _Sent:
-    """An append that was sent over a connection, and its answer."""
-
     answer: AppendAnswer | None = None
 
 

@@ -56,7 +56,6 @@ class Nemesis:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the faults that may happen."""
         return self._world.options.faults
 
     async def run(self) -> None:
@@ -88,7 +87,6 @@ class Nemesis:
         return not self._operator.is_busy
 
     def heal(self) -> None:
-        """End all faults."""
         world = self._world
         for repair in list(self._repairs.values()):
             repair()

@@ -68,7 +68,6 @@ class Options:
     """Number of operations of each writer."""
     readers: int = 2
     seconds: float = 20.0
-    """Approximate duration of workload and faults."""
     lease_seconds: float = 6.0
     fsync: Fsync = Fsync.NEVER
     codec: Codec = Codec.NONE
@@ -82,7 +81,6 @@ class Options:
     nested: bool = False
     """True if the name of each journal but the first extends the name of the one before."""
     append_streams: bool = True
-    """True if small appends share streams."""
     group_append_bytes: int = 1 << 16
     """Larger calls stream their content to the replicas."""
     frames: bool = False
@@ -100,7 +98,6 @@ class Options:
 
     @property
     def names(self) -> list[str]:
-        """The names of the journals."""
         if self.nested:
             return ["/".join(["sim/journal-0", *map(str, range(1, depth + 1))]) for depth in range(self.journals)]
         return [f"sim/journal-{number}" for number in range(self.journals)]

@@ -43,8 +43,6 @@ have the journal's end are back."""
 
 @dataclass(slots=True)
 class RunReport(playing.SeedReport[Options, Anomaly]):
-    """The result of a run."""
-
     command = "python -m tests.simulation.broker"
 
 

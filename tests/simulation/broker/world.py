@@ -83,7 +83,6 @@ class World:
         self.etcd.on_expiry.append(self._lease_ran_out)
         self.store = SimObjectStore(self.network, self.rng)
         self.disks: list[SimDisk] = []
-        """All disks that machines have had."""
         self.flips: list[BitFlip] = []
         """Bytes that disks have damaged."""
         self.clients = Process(loop, "clients")
@@ -94,7 +93,6 @@ class World:
         """True while a restored etcd has no record of the content of each broker."""
 
     def start(self) -> None:
-        """Create the journals and boot the machines."""
         puts = [Put(LAYOUT.item_key(name), self.new_spec(name).SerializeToString()) for name in self.journals]
         self.etcd.txn([], puts, [])
         for machine in self.machines:
@@ -267,7 +265,6 @@ class Host:
 
     @property
     def is_up(self) -> bool:
-        """True if it has a live process."""
         return self.process is not None and self.process.alive
 
     def boot(self, delay: float) -> None:

@@ -85,8 +85,6 @@ class _Row:
 
 
 class SimDatabase:
-    """The database server."""
-
     checks_fences = True
     """A test sets it to False, to prove that the checker finds the effects."""
 
@@ -254,8 +252,6 @@ class Session:
 
 
 class SimSqlStore(Store):
-    """A shard's book in the database."""
-
     retries_blindly = False
     """A test sets it to True, to prove that the checker finds the effects."""
 

@@ -90,8 +90,6 @@ class Acknowledgement:
 
 @dataclass(slots=True)
 class Record:
-    """All events of a run."""
-
     sent: dict[str, Sent] = field(default_factory=dict)
     owners: list[Owner] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
@@ -102,8 +100,6 @@ class Record:
 
 @dataclass(slots=True)
 class FinalShard:
-    """The final state of a shard."""
-
     name: str
     sources: tuple[str, ...]
     book: Book

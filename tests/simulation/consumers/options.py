@@ -43,11 +43,9 @@ class Options:
     seed: int
     consumers: int = 3
     shards: tuple[str, ...] = ("sql", "json", "sqlite")
-    """The kind of store of each shard."""
     inputs: int = 2
     outputs: int = 2
     sources: tuple[tuple[int, ...], ...] = ((0,), (1,), (0, 1))
-    """The inputs of each shard."""
     standbys: int = 1
     producers: int = 3
     transactions: int = 10

@@ -44,8 +44,6 @@ LIVELINESS_SECONDS = 200.0
 
 @dataclass(slots=True)
 class Report(playing.SeedReport[Options, Anomaly]):
-    """The result of a run."""
-
     command = "python -m tests.simulation.consumers"
 
     failures: list[str] = field(default_factory=list)
@@ -175,7 +173,6 @@ async def _end_consumers(world: ConsumerWorld, report: Report) -> None:
 
 
 async def _read_back(client: JournalClient, journal: str) -> bytes:
-    """Return all content of a journal."""
     async with asyncio.timeout(LIVELINESS_SECONDS):
         end = (await client.append(journal, b"", retry_unknown=True)).end
         content = bytearray()

@@ -100,7 +100,6 @@ def end_transaction(store: SqlShardStore, token: str) -> None:
 
 
 def read(path: Path) -> Book:
-    """Return the committed rows."""
     engine = SqlStore(f"sqlite:///{path}").engine
     with engine.connect() as connection:
         sums = {key: [count, total] for key, count, total in connection.execute(select(SUMS).order_by(SUMS.c.key))}

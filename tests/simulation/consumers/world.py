@@ -135,8 +135,6 @@ class ConsumerWorld(World):
 
 
 class ConsumerMachine(Host):
-    """A machine that runs a consumer."""
-
     def __init__(self, world: ConsumerWorld, number: int) -> None:
         super().__init__(world, f"consumer-{number}", f"zone-{number % 2}")
         self.consumer: Consumer | None = None

@@ -51,8 +51,6 @@ class Anomaly:
 
 @dataclass(slots=True)
 class FinalJournal:
-    """The final state of one journal."""
-
     content: bytes
     registers: pb.LabelSet | None = None
     replicas: list[Observation] = field(default_factory=list)

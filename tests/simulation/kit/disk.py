@@ -20,8 +20,6 @@ from tests.simulation.kit.power import Inode, NameChange, Names, PowerLoss
 
 
 class SimDisk(MemoryDisk):
-    """One machine's disk, with faults."""
-
     def __init__(self, loop: Timeline, rng: random.Random) -> None:
         super().__init__()
         self.kill_in_write: Callable[[str], bool] | None = None
@@ -57,7 +55,6 @@ class SimDisk(MemoryDisk):
         return _inode(file).durable
 
     def corrupt(self, path: Path, offset: int) -> None:
-        """Change one byte."""
         self._files[str(path)].data[offset] ^= 0xFF
 
     def write(self, process: Process, path: Path, file: FileContent, data: bytes) -> None:

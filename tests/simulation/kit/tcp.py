@@ -110,8 +110,6 @@ class SimTcp:
 
 
 class _Pair:
-    """The two ends of a connection."""
-
     def __init__(self, tcp: SimTcp, node: str, host: str, own_port: int, port: int) -> None:
         self._tcp = tcp
         self._number = tcp.loop.number()
@@ -235,7 +233,6 @@ class SimTransport(asyncio.Transport):
             self._pump()
 
     def abort(self) -> None:
-        """Close immediately."""
         if self.gone or (self._process is not None and not self._process.alive):
             return
         self._tell_end()

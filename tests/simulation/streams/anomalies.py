@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 
 class Anomaly(NamedTuple):
-    """One broken promise."""
-
     name: str
     detail: str
 

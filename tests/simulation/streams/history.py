@@ -11,8 +11,6 @@ from coranto.errors import Outcome, PositionUnknown, WriterExpired, WriterFenced
 
 
 class UnitOutcome(Enum):
-    """The known outcome of an attempt."""
-
     OK = "ok"
     NOT_APPLIED = "not applied"
     UNKNOWN = "unknown"
@@ -106,7 +104,6 @@ class Unit:
         return min(known, default=math.inf)
 
     def key_of(self, index: int) -> str:
-        """Return the key of an event."""
         return self.keys[index] if self.keys else self.key
 
     def event(self, index: int) -> dict[str, object]:
@@ -120,8 +117,6 @@ class Unit:
 
 @dataclass(slots=True)
 class History:
-    """All units of a run, by number."""
-
     units: dict[int, Unit] = field(default_factory=dict)
 
     def add(

@@ -200,8 +200,6 @@ class Keeper(Host):
 
 
 class Group:
-    """The group and its readers."""
-
     def __init__(self, world: StreamWorld, members: int) -> None:
         self.notes = Notes()
         self._world = world
@@ -210,7 +208,6 @@ class Group:
 
     @classmethod
     async def of(cls, world: StreamWorld, members: int) -> Group:
-        """Create the group."""
         client = world.journal_client("prover", retry_timeout=100.0)
         group = ReaderGroup(client, STREAM, GROUP, clock=world.client_clock, entropy=world.rng.randbytes)
         async with asyncio.timeout(100.0):
@@ -236,7 +233,6 @@ class Group:
         return all(member.stays_down and not member.is_up for member in self._members)
 
     def end(self) -> None:
-        """End all processes."""
         for host in self.hosts:
             host.end()
 

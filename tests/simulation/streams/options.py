@@ -54,7 +54,6 @@ class Options:
     scale_seconds: float = 2.0
     """The average time between two scalings of the stream; 0 for no scaling."""
     sealed: bool = False
-    """True if the stream is sealed at the end."""
     largest: int = 200
     """The most bytes of an event's padding."""
     max_writers: int = 64
@@ -68,9 +67,7 @@ class Options:
     moves: int = 20
     """The number of transactions of each of them."""
     members: int = 0
-    """The readers of the reader group."""
     append_streams: bool = True
-    """True if small appends share streams."""
     faults: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -78,7 +75,6 @@ class Options:
 
     @property
     def broker(self) -> BrokerOptions:
-        """The options of the world of brokers."""
         return BrokerOptions(
             self.seed,
             brokers=self.brokers,

@@ -35,8 +35,6 @@ LIVELINESS_SECONDS = 200.0
 
 @dataclass(slots=True)
 class Report(playing.SeedReport[Options, Anomaly]):
-    """The result of a run."""
-
     command = "python -m tests.simulation.streams"
 
     @property

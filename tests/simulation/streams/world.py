@@ -56,7 +56,6 @@ class StreamWorld(World):
         return Streams(client, clock=self.client_clock, entropy=self.rng.randbytes)
 
     def template(self) -> pb.JournalSpec:
-        """Return the spec template of the stream's journals."""
         spec = self.new_spec(STREAM)
         spec.name = ""
         return spec
