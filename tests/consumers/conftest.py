@@ -40,7 +40,7 @@ def mariadb() -> Iterator[MariadbServer]:
 
 @pytest.fixture
 def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
-    """Gives the URL of an empty store in a database of a kind."""
+    """Returns the URL of an empty store in a database of the given kind."""
 
     def make(kind: str) -> str:
         if kind == "sqlite":
@@ -55,12 +55,12 @@ def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str],
 
 @pytest.fixture(params=DATABASES)
 def store_url(request: pytest.FixtureRequest, new_store: Callable[[str], str]) -> str:
-    """The URL of an empty store, of each kind in turn."""
+    """The URL of an empty store, for each kind of database."""
     return new_store(request.param)
 
 
 class Broker:
-    """A fake broker on a loop of its own, so that Spark's processes can reach it while a test blocks."""
+    """A fake broker on its own event loop, so that Spark's processes can reach it while a test blocks."""
 
     def __init__(self, fake: FakeBroker, loop: LoopThread) -> None:
         self.fake = fake

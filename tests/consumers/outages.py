@@ -1,4 +1,4 @@
-"""Outages that last until what waits for them has tried again a few times, however fast the machine is."""
+"""Outages that last for a fixed number of retries, on a machine of any speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RETRIES = 3
 
 
 class Outage:
-    """One outage, begun by a test, and ended by the third wait of what it affects."""
+    """One outage, begun by a test and ended by the third wait of the code that retries."""
 
     def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
         self._begin, self._end = begin, end
@@ -28,10 +28,10 @@ class Outage:
         self.under_way = False
         self.has_been = False
         self.waits: list[float] = []
-        """The waits during the outage, in seconds. None of them takes place."""
+        """The requested waits during the outage, in seconds. They return immediately."""
 
     def begin(self) -> None:
-        """Begin the outage, the first time."""
+        """Begin the outage; later calls have no effect."""
         with self._lock:
             if self.has_been:
                 return
@@ -39,11 +39,11 @@ class Outage:
             self.begun()
 
     def begun(self) -> None:
-        """Note that the outage has begun in another way."""
+        """Record that the outage has begun in another way."""
         self.under_way = self.has_been = True
 
     def wait(self, seconds: float) -> None:
-        """Take the place of a sleep: the outage ends instead of time passing."""
+        """Replace a sleep: the outage ends after the last retry, and no time passes."""
         with self._lock:
             if self.under_way:
                 self.waits.append(seconds)
@@ -66,7 +66,7 @@ class OutageClock(SystemClock):
 
 
 class ArmedLink(ProxiedLink):
-    """A link that is cut when the last of a number of new connections comes."""
+    """A link that is cut when a given number of new connections has arrived."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class ArmedLink(ProxiedLink):
 
 
 class ProxiedStore(AbstractContextManager["ProxiedStore"]):
-    """A database behind a proxy: `outage` breaks all connections, and lets none be made."""
+    """A database behind a proxy: `outage` breaks all connections and refuses new ones."""
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
@@ -100,7 +100,7 @@ class ProxiedStore(AbstractContextManager["ProxiedStore"]):
         return self._url.set(port=port).render_as_string(hide_password=False)
 
     def outage_at(self, store: SqlStore, statement: str, *, after: bool) -> None:
-        """Begin the outage when a statement that contains a text is about to be sent, or has been answered."""
+        """Begin the outage before a statement that contains a text is sent, or after it is answered."""
 
         def sent(_connection: Connection, _cursor: Any, text: str, *_: Any) -> None:
             if statement in text:
@@ -109,7 +109,7 @@ class ProxiedStore(AbstractContextManager["ProxiedStore"]):
         event.listen(store.engine, "after_cursor_execute" if after else "before_cursor_execute", sent)
 
     def outage_at_connection(self, number: int) -> None:
-        """Begin the outage at a connection that will be made, counted from 1."""
+        """Begin the outage at the given new connection, counted from 1."""
         self.link.on_cut, self.link.left = self.outage.begun, number
 
     def serve_from(self, port: int) -> None:
@@ -117,13 +117,13 @@ class ProxiedStore(AbstractContextManager["ProxiedStore"]):
         self._proxy.upstream = port
 
     def commit_at(self, *, answered: bool) -> Callable[[Connection], None]:
-        """Return a commit that begins the outage: before its request is sent, or before its answer is read."""
+        """Return a commit that begins the outage before its request is sent, or before its answer is read."""
 
         def commit(connection: Connection) -> None:
             if answered and not self.outage.has_been:
                 connection.exec_driver_sql("COMMIT")
                 self.outage.begin()
-                connection.exec_driver_sql("SELECT 1")  # The client learns that the connection is lost.
+                connection.exec_driver_sql("SELECT 1")  # The client notices that the connection is lost.
             self.outage.begin()
             connection.commit()
 

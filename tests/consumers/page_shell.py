@@ -1,4 +1,4 @@
-"""Pages whose examples are followed word by word: their files, and the lines of their consoles."""
+"""Runs the examples of a page literally: writes its files and runs its console lines."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ECHO = re.compile(r"echo '(?P<line>.*)' \| (?P<command>.*)")
 
 
 class Followed(NamedTuple):
-    """The commands that were run, and the lines of output that a page promised."""
+    """The number of commands that were run, and of output lines that the page shows."""
 
     commands: int
     promised: int
 
 
 class Shell:
-    """Runs the lines of a console in this process. Commands with one of the words `failing` have to end with 1."""
+    """Runs console lines in this process. Commands with one of the words `failing` must exit with 1."""
 
     def __init__(
         self, capture: pytest.CaptureFixture[str], environment: pytest.MonkeyPatch, failing: Collection[str]
@@ -41,7 +41,7 @@ class Shell:
             environment.delenv(name)
 
     def run(self, line: str) -> list[str]:
-        """Run a line, and return the lines that it printed."""
+        """Run a line, and return the printed lines."""
         self.commands += 1
         echo = ECHO.fullmatch(line)
         given, line = (f"{echo['line']}\n", echo["command"]) if echo else ("", line)
@@ -61,7 +61,7 @@ class Shell:
         return [_words_of(each) for each in self._capture.readouterr().out.splitlines()]
 
     def follow(self, text: str) -> Followed:
-        """Write the files of a text, run its commands, and look for what they are said to print."""
+        """Write the files of a text, run its commands, and check their output for the shown lines."""
         promised, printed = 0, list[str]()
         for block in BLOCK.finditer(text):
             if block["kind"] != "console":
@@ -73,7 +73,7 @@ class Shell:
                     printed = self.run(line.removeprefix("$ "))
                 else:
                     promised += 1
-                    assert _words_of(line) in printed, f"{line!r} is promised, and this is printed: {printed}"
+                    assert _words_of(line) in printed, f"{line!r} is shown, but the output is {printed}"
         return Followed(self.commands, promised)
 
 

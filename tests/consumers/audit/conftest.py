@@ -34,7 +34,7 @@ EXPECTATIONS = ("SELECT COUNT(*) FROM orders == messages", "SELECT SUM(cents) FR
 
 
 class Orders(Application[SqlShardStore]):
-    """Keeps each order as a row, and publishes it again."""
+    """Stores each order as a row and republishes it."""
 
     def __init__(self, database: SqlStore) -> None:
         self.database = database
@@ -53,7 +53,7 @@ class Orders(Application[SqlShardStore]):
 
 
 class Memories:
-    """A memory of audits in this process."""
+    """An audit memory in this process."""
 
     url = ""
 
@@ -94,7 +94,7 @@ class Scene:
         builder.finish()
 
     async def publish(self, count: int, *journals: str) -> None:
-        """Publish a transaction of orders over journals, a duplicate of one of them, and one that is rolled back."""
+        """Publish a transaction of orders over journals, each batch appended twice, and one that is rolled back."""
         journals = journals or ("in/one", "in/two")
         good, bad = self.producer(), self.producer()
         for n in range(count):
@@ -102,7 +102,7 @@ class Scene:
         bad.add(journals[0], {"cents": 7})
         await self.flush(bad)
         batches = good.take_batches(1 << 20)
-        for journal, batch in [*batches, *batches]:  # Each is appended twice.
+        for journal, batch in [*batches, *batches]:
             await self.client.append(journal, batch)
         good.ack_intents()
         for journal, intent in good.commit().items():

@@ -1,4 +1,4 @@
-"""The audit of a consumer finds and names each planted damage, and nothing in a sound one."""
+"""The audit of a consumer reports each injected damage, and nothing for a sound consumer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def moved(checkpoint: Checkpoint, journal: str, offset: int) -> Checkpoint:
 
 
 @pytest.mark.parametrize("store_url", DATABASES, indirect=True)
-async def test_a_sound_consumer_has_no_findings_whatever_its_journals_hold(scene):
+async def test_a_sound_consumer_has_no_findings(scene):
     for _ in range(3):
         await scene.publish(20)
         await scene.consume()
@@ -74,7 +74,7 @@ async def test_a_sound_consumer_has_no_findings_whatever_its_journals_hold(scene
     )
 
 
-async def test_a_second_audit_continues_from_the_proof_of_the_first(scene):
+async def test_a_second_audit_continues_from_the_first_proof(scene):
     await scene.publish(20)
     await scene.consume()
     await scene.audit()
@@ -90,7 +90,7 @@ async def test_a_second_audit_continues_from_the_proof_of_the_first(scene):
     assert examined["replayed bytes"] == sum((await scene.heads()).values()) - before
 
 
-async def test_a_checkpoint_in_the_midst_of_a_transaction_is_sound(scene):
+async def test_a_checkpoint_inside_a_transaction_is_sound(scene):
     await scene.publish(20, "in/one")
     await scene.consume()
     reader = async_committed_reader(scene.client, "in/one", JsonLines())
@@ -125,10 +125,10 @@ async def test_a_checkpoint_that_was_set_back_is_found(scene, remember):
     assert kinds(report) == expected
     assert any("rows were added, or the checkpoint was set back" in each.message for each in report.errors)
     again = await scene.audit(remember=remember)
-    assert kinds(again) == expected  # An audit does not get used to it.
+    assert kinds(again) == expected  # Later audits repeat the finding.
 
 
-async def test_journals_alone_show_that_a_checkpoint_of_the_same_process_was_set_back(scene):
+async def test_journals_alone_prove_that_a_checkpoint_of_the_same_process_was_set_back(scene):
     """Without a memory and without expectations: the output has a later acknowledgement of the same producer."""
     async with running_shard(scene.app, SPEC, scene.client) as shard:
         await scene.publish(10)
@@ -168,18 +168,18 @@ async def test_a_checkpoint_that_was_set_forward_is_found(scene):
     write_checkpoint(scene, moved(now, "in/one", head + 1000))
     assert kinds(await scene.audit(remember=False, expect=())) == {Kind.CHECKPOINT_AHEAD}
 
-    write_checkpoint(scene, moved(now, "in/one", head))  # Within the journal: messages are left out.
+    write_checkpoint(scene, moved(now, "in/one", head))  # Within the journal: messages are omitted.
     report = await scene.audit(remember=False)
     assert kinds(report) == {Kind.CHECKPOINT_DIFFERS, Kind.EXPECTATION_FAILED}
     assert any("the checkpoint does not know it" in each.message for each in report.errors)
 
-    write_checkpoint(scene, moved(now, "in/one", now.sources["in/one"].read_through + 3))  # Within a message.
+    write_checkpoint(scene, moved(now, "in/one", now.sources["in/one"].read_through + 3))  # Inside a message.
     report = await scene.audit(remember=False, expect=())
     assert kinds(report) == {Kind.CHECKPOINT_DIFFERS}
     assert "no message ends" in report.errors[0].message
 
 
-async def test_producers_states_that_were_changed_are_found(scene):
+async def test_changed_producer_states_are_found(scene):
     await scene.publish(10)
     await scene.consume()
     now = checkpoint_of(scene)
@@ -200,7 +200,7 @@ async def test_producers_states_that_were_changed_are_found(scene):
         assert kinds(report) == {Kind.CHECKPOINT_DIFFERS}, changed
 
 
-async def test_a_checkpoint_that_was_deleted_is_found(scene):
+async def test_a_deleted_checkpoint_is_found(scene):
     await scene.publish(10)
     await scene.consume()
     await scene.audit()
@@ -211,7 +211,7 @@ async def test_a_checkpoint_that_was_deleted_is_found(scene):
     assert "under fence 1" in report.errors[0].message
     assert kinds(await scene.audit(remember=False, expect=())) == {Kind.CHECKPOINT_GONE}
 
-    # Somebody starts it before the audit: everything counts twice.
+    # The consumer starts before the audit: everything counts twice.
     scene.execute("DELETE FROM orders")
     scene.app.before = lambda order: None
     await scene.consume()
@@ -220,7 +220,7 @@ async def test_a_checkpoint_that_was_deleted_is_found(scene):
     assert Kind.CHECKPOINT_GONE in kinds(await scene.audit())
 
 
-async def test_a_checkpoint_that_is_no_checkpoint_is_found(scene):
+async def test_an_unreadable_checkpoint_is_found(scene):
     await scene.publish(10)
     await scene.consume()
     with scene.store.engine.begin() as connection:
@@ -229,7 +229,7 @@ async def test_a_checkpoint_that_is_no_checkpoint_is_found(scene):
     assert kinds(await scene.audit(expect=())) == {Kind.CHECKPOINT_UNREADABLE}
     with scene.store.engine.begin() as connection:
         connection.execute(update(CHECKPOINTS).values(checkpoint=Retired("its-successor").to_bytes()))
-    assert kinds(await scene.audit(expect=())) == set(), "a retired consumer has none, and needs none"
+    assert kinds(await scene.audit(expect=())) == set(), "a retired consumer needs no checkpoint"
 
 
 async def test_staged_rows_below_the_fence_are_found(scene):
@@ -252,10 +252,10 @@ async def test_staged_rows_below_the_fence_are_found(scene):
     assert kinds(await scene.audit(remember=False)) == {Kind.ROWS_LEFT_STAGED, Kind.CHECKPOINT_GONE}
 
 
-async def test_an_acknowledgement_that_was_not_appended_is_found_until_the_consumer_starts(scene):
+async def test_an_acknowledgement_that_was_not_appended_is_found_until_restart(scene):
     await scene.publish(10)
     await scene.consume()
-    # What a crash between the commit and the acknowledgement leaves.
+    # The state after a crash between the commit and the acknowledgement.
     builder = scene.producer()
     builder.add("out/one", {"cents": 1})
     await scene.flush(builder)
@@ -286,7 +286,7 @@ async def test_an_acknowledgement_without_its_messages_is_found(scene):
     assert "are not before it" in report.errors[0].message
 
 
-async def test_an_acknowledgement_that_comes_while_the_audit_looks_is_waited_for(scene):
+async def test_the_audit_waits_for_an_acknowledgement_that_is_still_being_appended(scene):
     await scene.publish(10)
     await scene.consume()
     builder = scene.producer()
@@ -297,7 +297,7 @@ async def test_an_acknowledgement_that_comes_while_the_audit_looks_is_waited_for
     missed = threading.Event()
 
     class Watched(SqlEvidence):
-        """Tells that the audit reads the store again, which it does when it misses an acknowledgement."""
+        """Signals that the audit reads the store again, as it does when an acknowledgement is missing."""
 
         reads = 0
 
@@ -314,7 +314,7 @@ async def test_an_acknowledgement_that_comes_while_the_audit_looks_is_waited_for
     assert kinds(await auditing) == set()
 
 
-async def test_an_acknowledgement_in_another_framing_than_the_sources_is_understood(scene):
+async def test_an_acknowledgement_with_another_framing_than_the_sources_is_read(scene):
     await scene.publish(10)
     await scene.consume()
 
@@ -323,8 +323,8 @@ async def test_an_acknowledgement_in_another_framing_than_the_sources_is_underst
     assert kinds(report) == set()
 
 
-async def test_a_source_that_is_suspended_is_sound(scene):
-    with pytest.raises(JournalSuspended):  # That confirms it. It never had content.
+async def test_a_suspended_source_is_sound(scene):
+    with pytest.raises(JournalSuspended):  # The error confirms the suspension. The journal never had content.
         await scene.client.append("in/one", b"", suspend=Suspend.NOW)
     now = Source(0, {})
     await scene.publish(10, "in/two")
@@ -335,7 +335,7 @@ async def test_a_source_that_is_suspended_is_sound(scene):
 
 
 @both
-async def test_table_rows_that_were_removed_or_changed_are_found(scene):
+async def test_removed_or_changed_table_rows_are_found(scene):
     await scene.publish(10)
     await scene.consume()
     assert kinds(await scene.audit()) == set()
@@ -358,7 +358,7 @@ async def test_table_rows_that_were_removed_or_changed_are_found(scene):
     assert kinds(await scene.audit()) == set()
 
 
-async def test_a_source_that_was_deleted_and_created_again_is_found(scene, cluster):
+async def test_a_recreated_source_is_found(scene, cluster):
     await scene.publish(10)
     await scene.consume()
     await scene.audit()
@@ -369,10 +369,10 @@ async def test_a_source_that_was_deleted_and_created_again_is_found(scene, clust
 
 
 @pytest.mark.parametrize("with_id", [True, False])
-async def test_a_source_that_etcd_has_again_is_the_same_if_its_id_or_its_content_is(
+async def test_a_source_in_a_restored_etcd_is_the_same_if_its_id_or_content_matches(
     scene: Scene, with_id: bool
 ) -> None:
-    """Its create revision is another one after etcd was restored. Earlier versions remembered no id."""
+    """The create revision changes when etcd is restored. Earlier versions stored no id."""
     await scene.publish(10)
     await scene.consume()
     await scene.audit()
@@ -390,10 +390,10 @@ async def test_a_source_that_etcd_has_again_is_the_same_if_its_id_or_its_content
     assert report.sound
     assert kinds(report) == (set() if with_id else {Kind.JOURNAL_RECREATED})
     assert report.subjects["shard-orders"]["messages"] == 20
-    assert kinds(await scene.audit()) == set(), "it is said once"
+    assert kinds(await scene.audit()) == set(), "reported once"
 
 
-async def test_what_is_remembered_of_a_proof_and_cannot_be_read_is_replaced(scene: Scene) -> None:
+async def test_an_unreadable_stored_proof_is_replaced(scene: Scene) -> None:
     await scene.publish(10)
     await scene.consume()
     await scene.audit()
@@ -408,7 +408,7 @@ async def test_what_is_remembered_of_a_proof_and_cannot_be_read_is_replaced(scen
     assert kinds(await scene.audit()) == set()
 
 
-async def test_a_truncated_segment_may_leave_the_checkpoint_and_one_that_exists_may_not(scene, cluster):
+async def test_only_a_truncated_segment_may_leave_the_checkpoint(scene, cluster):
     await scene.publish(10)
     await scene.consume()
     old, new = (f"shop/orders/segment/0000000{n}" for n in range(2))
@@ -423,10 +423,10 @@ async def test_a_truncated_segment_may_leave_the_checkpoint_and_one_that_exists_
     write_checkpoint(scene, now)
     report = await scene.audit(expect=())
     assert kinds(report) == {Kind.CHECKPOINT_SET_BACK}
-    assert {each.facts["journal"] for each in report.errors} == {old, new}, "nothing of the stream is left in it"
+    assert {each.facts["journal"] for each in report.errors} == {old, new}, "the checkpoint has no segment"
 
 
-async def test_an_expectation_that_cannot_be_examined_is_an_error(scene):
+async def test_an_expectation_that_cannot_be_evaluated_is_an_error(scene):
     await scene.publish(10)
     await scene.consume()
 
@@ -446,7 +446,7 @@ async def test_a_query_cannot_change_the_store(scene):
     assert kinds(await scene.audit(remember=False)) == set()
 
 
-async def test_a_cheap_audit_reads_no_sources_and_still_finds_what_the_store_shows(scene):
+async def test_a_cheap_audit_reads_no_sources_and_checks_the_store(scene):
     await scene.publish(10)
     await scene.consume()
     await scene.audit()
@@ -460,7 +460,7 @@ async def test_a_cheap_audit_reads_no_sources_and_still_finds_what_the_store_sho
 
 
 @both
-async def test_an_audit_beside_a_busy_consumer_finds_nothing(scene):
+async def test_an_audit_of_a_busy_consumer_finds_nothing(scene):
     reports: list[Report] = []
     enough = asyncio.Event()
     async with running_shard(scene.app, SPEC, scene.client) as shard:

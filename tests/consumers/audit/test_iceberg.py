@@ -1,4 +1,4 @@
-"""The evidence of an Iceberg store, found by a URL: what audits, `consumer offsets` and operators read of it."""
+"""Evidence from an Iceberg store, given by a URL: the data for audits, `consumer offsets` and operators."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_audit_sees_checkpoints_and_tables_of_one_commit(catalog: SqlCatalog,
     commit(owner, "shop.one", "shop.two")
     catalog.create_table("shop.three", ROWS.schema)
     owner.know("shop.three")
-    for name in ("shop.one", "shop.two", "shop.three"):  # After it: audits compare tables with the checkpoint.
+    for name in ("shop.one", "shop.two", "shop.three"):  # After the commit: audits compare tables with the checkpoint.
         catalog.load_table(name).append(ROWS)
     found = evidence(
         "SELECT count(*) FROM Shop.ONE",
@@ -89,7 +89,7 @@ def test_an_audit_sees_checkpoints_and_tables_of_one_commit(catalog: SqlCatalog,
     assert IcebergEvidence(IcebergHome.at(URL)).names("rev") == ["revenue"]
 
 
-def test_an_audit_tells_what_damage_there_is(catalog: SqlCatalog, owner: IcebergOwner) -> None:
+def test_an_audit_names_the_damage(catalog: SqlCatalog, owner: IcebergOwner) -> None:
     first = owner.load().metadata.snapshots[0].snapshot_id
     commit(owner, "shop.one")
     table = owner.load()

@@ -1,4 +1,4 @@
-"""The sealed memory of a consumer's audits: what somebody without a key changes in it does not pass."""
+"""The sealed memory of a consumer's audits: a change made without the key is detected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KeysAre = Callable[[Keys | None], None]
 
 @pytest.fixture
 async def audited(scene: Scene, keys_are: KeysAre) -> Scene:
-    """A consumer that has consumed, and that an auditor with keys has found sound."""
+    """A consumer that has consumed and passed an audit with keys."""
     keys_are(KEYS)
     await scene.publish(4)
     await scene.consume()
@@ -33,7 +33,7 @@ async def audited(scene: Scene, keys_are: KeysAre) -> Scene:
 
 @pytest.fixture
 def keys_are(monkeypatch: pytest.MonkeyPatch) -> KeysAre:
-    """Gives audits these keys. A client takes none to brokers that are not reached by TLS, as those of tests."""
+    """Gives audits these keys. A client without TLS, as in tests, uses no keys."""
     return lambda keys: monkeypatch.setattr("coranto_consumers.audit.check.Seal.of", lambda auth: Seal(keys))
 
 
@@ -42,13 +42,13 @@ def problems(report: Report) -> set[Kind]:
 
 
 def forged(content: bytes) -> bytes:
-    """A memory that has never seen the shard."""
+    """A memory without the shard."""
     known = Known.from_bytes(Seal(KEYS).open(content, NAME))
     assert known.shards
     return replace(known, shards={}).to_bytes()
 
 
-async def test_a_sealed_memory_is_continued_and_shows_a_checkpoint_that_was_set_back(audited: Scene) -> None:
+async def test_a_sealed_memory_is_continued_and_proves_a_checkpoint_set_back(audited: Scene) -> None:
     content = audited.memory.kept[NAME]
     assert Known.from_bytes(Seal(KEYS).open(content, NAME)).shards["shard-orders"].sources
     again = await audited.audit()
@@ -65,7 +65,7 @@ async def test_a_sealed_memory_is_continued_and_shows_a_checkpoint_that_was_set_
 
 
 @pytest.mark.parametrize("way", ["changed", "renamed", "unsigned", "another key"])
-async def test_a_memory_that_nobody_with_a_key_has_kept_is_refused_and_stays(audited: Scene, way: str) -> None:
+async def test_a_memory_without_a_valid_seal_is_refused_and_kept(audited: Scene, way: str) -> None:
     kept = audited.memory.kept
     content, plain = kept[NAME], forged(kept[NAME])
     head, _, signature = content.split(b".")
@@ -79,7 +79,7 @@ async def test_a_memory_that_nobody_with_a_key_has_kept_is_refused_and_stays(aud
     report = await audited.audit()
     assert problems(report) == {Kind.MEMORY_DAMAGED}
     assert not report.sound
-    assert kept[NAME] == planted, "somebody has to look at it first"
+    assert kept[NAME] == planted, "an operator must inspect it first"
     assert problems(await audited.audit(accept=True)) == {Kind.MEMORY_DAMAGED}
     assert problems(await audited.audit()) == set()
 

@@ -1,4 +1,4 @@
-"""Places of the memory of consumers' audits."""
+"""Storage locations of the memory of consumers' audits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ names = st.text(max_size=200)
 
 
 @given(names, names)
-def test_each_consumer_has_a_file_of_its_own_with_a_plain_name(one: str, other: str) -> None:
+def test_each_consumer_has_its_own_file_with_a_safe_name(one: str, other: str) -> None:
     assert (file_name(one) == file_name(other)) is (one == other)
     assert file_name(one).isascii()
     assert not set(file_name(one)) & set("/\\ :*?\0")
@@ -24,7 +24,7 @@ def test_each_consumer_has_a_file_of_its_own_with_a_plain_name(one: str, other: 
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])
-async def test_what_was_saved_last_is_loaded_and_nothing_before(kind: str, tmp_path: Path) -> None:
+async def test_load_returns_the_last_saved_content(kind: str, tmp_path: Path) -> None:
     place = str(tmp_path / "memory") if kind == "folder" else "file:///memory/"
     memory = memory_at(place, StoreRegistry(file_root=tmp_path))
     assert await memory.load("shop/sums") is None
@@ -36,7 +36,7 @@ async def test_what_was_saved_last_is_loaded_and_nothing_before(kind: str, tmp_p
         assert [path.name for path in (tmp_path / "memory").iterdir()] == [file_name("shop/sums")]
 
 
-async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+async def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     memory = memory_at(str(tmp_path / "file"), StoreRegistry())
     with pytest.raises(CorantoError, match=f"the folder {tmp_path / 'file'} of earlier audits cannot be used"):

@@ -16,7 +16,7 @@ from coranto_consumers.stores.json_file import checkpoint_to_json
 CHECKPOINT = Checkpoint({"in/one": Source(7, {ProducerId(b"\x01abcde"): ProducerState(9, 3)})}, {"out/one": b"ack"})
 
 
-def test_a_json_file_gives_its_checkpoint_and_takes_no_queries(tmp_path: Path) -> None:
+def test_a_json_file_has_a_checkpoint_and_accepts_no_queries(tmp_path: Path) -> None:
     lines = [{"in/one": 7}, {"sum": 3}, checkpoint_to_json(CHECKPOINT)]
     (tmp_path / "state.json").write_text("".join(json.dumps(each) + "\n" for each in lines))
 
@@ -28,7 +28,7 @@ def test_a_json_file_gives_its_checkpoint_and_takes_no_queries(tmp_path: Path) -
     assert RecoveredEvidence(tmp_path).read(["shard"], []).rows["shard"].damage
 
 
-def test_a_database_gives_its_checkpoint_and_answers_queries(tmp_path: Path) -> None:
+def test_a_database_has_a_checkpoint_and_answers_queries(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "store.db")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("CREATE TABLE gazette_checkpoint (rowid INTEGER PRIMARY KEY, checkpoint BLOB)")
@@ -50,7 +50,7 @@ def test_a_database_gives_its_checkpoint_and_answers_queries(tmp_path: Path) -> 
     connection.close()
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="coranto shards recover"):
         RecoveredEvidence(tmp_path).read(["shard"], [])
     with pytest.raises(InvalidInput, match="one shard, not of 2"):

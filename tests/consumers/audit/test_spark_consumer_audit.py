@@ -1,4 +1,4 @@
-"""The audit of a Spark consumer: sound after any crash and restart, and what a crash leaves is named until then."""
+"""The audit of a Spark consumer: it names the leftovers of a crash, and finds none after the restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEN = Table("seen", MetaData(), Column("n", BigInteger, primary_key=True, autoi
 
 
 class Copies:
-    """Keeps each number in a table, and publishes it again."""
+    """Stores each number in a table and republishes it."""
 
     name = "copies"
     sources = "name:prefix=numbers/"
@@ -58,10 +58,10 @@ def cluster() -> Iterator[SyncCluster]:
         yield made
 
 
-def test_what_crashes_leave_is_found_and_gone_after_the_next_start(
+def test_leftovers_of_crashes_are_found_until_the_next_start(
     cluster: SyncCluster, spark: SparkSession, tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "CARRIED_TO_APPEND", 0)  # Few rows are not staged otherwise.
+    monkeypatch.setattr(outputs, "CARRIED_TO_APPEND", 0)  # Stage even few rows.
     url = f"sqlite:///{tmp_path}/store.db"
     client = cluster.client()
     numbers = iter(range(10_000))
@@ -104,7 +104,7 @@ def test_what_crashes_leave_is_found_and_gone_after_the_next_start(
     publish(20)
     with pytest.raises(KeyboardInterrupt):
         consume(Step.STAGED)
-    assert kinds() == set()  # Its rows are staged under its own fence: it may still be running.
+    assert kinds() == set()  # The rows are staged under the current fence: the consumer may still be running.
     SqlStore(url).raise_fence("copies")
     assert kinds() == {Kind.ROWS_LEFT_STAGED}
 

@@ -1,4 +1,4 @@
-"""The memory of a consumer's audits, and the witness that knows if it was deleted, changed or put back."""
+"""The memory of a consumer's audits, and the witness that detects deletion, changes and rollback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "orders"
 
 
 class Kept:
-    """A place of one text, which waits while it is told to."""
+    """A location for one file, whose `save` waits while `open` is not set."""
 
     url = "file:///memory/"
 
@@ -71,7 +71,7 @@ async def save(memory: WitnessedMemory, *contents: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [b"first", b"forged", None])
-async def test_a_memory_that_is_not_the_last_one_does_not_pass(
+async def test_a_memory_other_than_the_last_saved_one_is_refused(
     memory: WitnessedMemory, kept: Kept, content: bytes | None
 ) -> None:
     await save(memory, b"first", b"second", b"second", b"third")
@@ -87,7 +87,7 @@ async def test_a_memory_that_is_not_the_last_one_does_not_pass(
         await memory.load(NAME)
 
 
-async def test_audits_at_once_contradict_nothing(kept: Kept, known: Known) -> None:
+async def test_concurrent_audits_do_not_conflict(kept: Kept, known: Known) -> None:
     one, other = WitnessedMemory(kept, known), WitnessedMemory(kept, known)
     await save(one, b"before")
     await other.load(NAME)
@@ -105,7 +105,7 @@ async def test_audits_at_once_contradict_nothing(kept: Kept, known: Known) -> No
         await one.load(NAME)
 
 
-async def test_an_audit_that_died_before_or_after_it_saved_contradicts_nothing(
+async def test_an_audit_that_died_before_or_after_saving_causes_no_conflict(
     memory: WitnessedMemory, kept: Kept, known: Known
 ) -> None:
     await save(memory, b"first")
@@ -117,7 +117,7 @@ async def test_an_audit_that_died_before_or_after_it_saved_contradicts_nothing(
     assert await memory.load(NAME) == b"second"
 
 
-async def test_without_a_witness_the_memory_is_believed(memory: WitnessedMemory, kept: Kept, known: Known) -> None:
+async def test_without_a_witness_the_memory_is_trusted(memory: WitnessedMemory, kept: Kept, known: Known) -> None:
     kept.content = b"from before"
     assert await memory.load(NAME) == b"from before"
     known.statement = Statement(files=(WitnessedFile("died", "died"),), number=1)

@@ -1,4 +1,4 @@
-"""The identity of a consumer: what is a change, what an error says, and what confirms it."""
+"""The identity of a consumer: changes, their errors, and their confirmation."""
 
 import pytest
 
@@ -17,14 +17,14 @@ def restored(now: Identity, accepted: str = "", known: Identity = KNOWN, unread=
 
 
 def refusal(work) -> tuple[str, str]:
-    """The text of the error, and the code in it."""
+    """Return the text of the error, and the code in it."""
     with pytest.raises(ConsumerChanged) as raised:
         work()
     text = str(raised.value)
     return text, text.partition("accept_changes='")[2].partition("'")[0]
 
 
-def test_a_consumer_as_it_was_has_no_change_and_a_record_is_made_where_there_is_none():
+def test_an_unchanged_consumer_passes_and_a_missing_record_is_created():
     check = restored(KNOWN)
     check.take({"table x"})
     assert check.record == KNOWN
@@ -35,7 +35,7 @@ def test_a_consumer_as_it_was_has_no_change_and_a_record_is_made_where_there_is_
     assert check.record == Identity(KNOWN.sources, frozenset({"table y"}), store=KNOWN.store)
 
 
-def test_another_selector_or_store_is_an_error_that_says_what_is_lost():
+def test_another_selector_or_store_is_an_error_that_names_the_loss():
     text, code = refusal(lambda: restored(Identity("name:prefix=b/", store=KNOWN.store), unread=lambda: ["a/two"]))
     assert "sources: recorded name:prefix=a/, now name:prefix=b/; the rest of a/two from 7 on is not read" in text
     assert "give it another name" in text
@@ -65,7 +65,7 @@ def test_another_output_is_an_error_before_it_is_written():
     again.take({"table y"})
 
 
-def test_a_code_is_for_one_change_and_two_changes_need_one_code():
+def test_a_code_confirms_exactly_one_set_of_changes():
     _, code = refusal(lambda: restored(KNOWN).take({"table y"}))
     _, other = refusal(lambda: restored(KNOWN, code).take({"table z"}))
     assert other != code
@@ -77,12 +77,12 @@ def test_a_code_is_for_one_change_and_two_changes_need_one_code():
     check.take({"table y"})
     check.settle()
 
-    unsettled = restored(now, code)  # A commit without outputs does not pass with a code of another change.
+    unsettled = restored(now, code)  # A commit without outputs does not pass with the code of another change.
     with pytest.raises(ConsumerChanged):
         unsettled.settle()
 
 
-def test_outputs_that_only_some_transactions_have_are_no_change():
+def test_outputs_of_only_some_transactions_are_not_a_change():
     check = restored(KNOWN, known=Identity())
     for outputs in ({"table x", "table y"}, {"table x"}, {"table x", "table z"}, {"table x"}):
         check.take(outputs)
@@ -93,7 +93,7 @@ def test_outputs_that_only_some_transactions_have_are_no_change():
     refusal(lambda: restored(KNOWN, known=check.record).take({"table z"}))
 
 
-def test_a_shard_may_get_journals_and_not_lose_any():
+def test_a_shard_may_gain_journals_but_not_lose_any():
     shard = Identity(journals_source(["a/one", "a/two"]), frozenset({"table x"}))
     more = Identity(journals_source(["a/one", "a/two", "a/zoo"]), frozenset({"table x"}))
     assert restored(more, known=shard, outputs_known=True).record == more
@@ -104,12 +104,12 @@ def test_a_shard_may_get_journals_and_not_lose_any():
     refusal(lambda: restored(Identity(more.sources, frozenset({"table y"})), known=shard, outputs_known=True))
 
 
-def test_sources_are_a_selector_in_any_order_or_names():
+def test_sources_are_journal_names_or_a_selector_in_any_order():
     assert sources_of("bb=2,aa=1") == sources_of("aa=1,bb=2")
     assert sources_of(["y", "x"]) == journals_source(["x", "y"])
 
 
-def test_what_is_no_code_is_refused():
+def test_an_invalid_code_is_refused():
     assert checked_codes("0123456789ab, aaaaaaaaaaaa,") == "0123456789ab, aaaaaaaaaaaa,"
     for text in ("yes", "0123456789AB", "0123"):
         with pytest.raises(InvalidInput, match="is not the code of a change"):

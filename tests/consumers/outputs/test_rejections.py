@@ -1,4 +1,4 @@
-"""Rejected messages are found by tries of parts, whatever combination of them a store rejects."""
+"""Rejected messages are found by trying parts, for any combination that a store rejects."""
 
 import pytest
 from hypothesis import given
@@ -11,16 +11,16 @@ BAD = RejectedRow("a text is too long")
 
 
 class Store:
-    """Rejects messages that are bad by themselves, beside an earlier one with their key, or without their parent."""
+    """Rejects messages that are bad, that repeat the key of an earlier one, or whose parent is missing."""
 
     def __init__(self, count, bad=(), keys=None, parents=None):
         self.count, self.bad = count, set(bad)
         self.keys, self.parents = keys or {}, parents or {}
         self.tries = 0
 
-    def __call__(self, left_out, until):
+    def __call__(self, omitted, until):
         self.tries += 1
-        there = [number for number in range(until) if number not in left_out]
+        there = [number for number in range(until) if number not in omitted]
         keys = [self.keys[number] for number in there if number in self.keys]
         lone = any(self.parents[number] not in there for number in there if number in self.parents)
         return BAD if self.bad & set(there) or len(set(keys)) < len(keys) or lone else None
@@ -35,29 +35,29 @@ def test_exactly_the_bad_messages_are_found(data):
     assert store.tries <= (len(bad) + 1) * 12
 
 
-def test_of_two_with_one_key_the_later_one_is_found():
+def test_of_two_messages_with_one_key_the_later_one_is_found():
     assert set(find_rejected(10, Store(10, keys={3: "a", 7: "a"}), BAD)) == {7}
 
 
-def test_a_message_that_needs_a_later_one_is_not_to_blame():
+def test_a_message_that_needs_a_later_one_is_not_reported():
     assert set(find_rejected(10, Store(10, bad={8}, parents={1: 5}), BAD)) == {8}
 
 
-def test_what_no_message_is_to_blame_for_is_raised():
+def test_an_error_caused_by_no_single_message_is_raised():
     with pytest.raises(RejectedRow, match="too long"):
-        find_rejected(3, lambda left_out, until: BAD if until == 3 else None, BAD)
+        find_rejected(3, lambda omitted, until: BAD if until == 3 else None, BAD)
     with pytest.raises(RejectedRow):
         find_rejected(0, Store(0), BAD)
 
 
-def test_more_than_the_most_are_not_looked_for():
+def test_the_search_stops_at_the_maximum_number_of_messages():
     with pytest.raises(TooManyRejected) as caught:
         find_rejected(100, Store(100, bad=range(10, 50)), BAD, most=3)
     assert set(caught.value.found) == {10, 11, 12}
 
 
 @given(st.sets(st.sampled_from("abcdef")))
-def test_no_more_columns_become_null_than_have_to(bad):
+def test_only_the_necessary_columns_become_null(bad):
     assert find_nulls("abcdef", lambda nulls: None if bad <= set(nulls) else BAD) == bad
     assert find_nulls("abc", lambda nulls: BAD) is None
     assert find_nulls("", lambda nulls: None) is None

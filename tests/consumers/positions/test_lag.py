@@ -1,4 +1,4 @@
-"""The lag of a consumer: what is counted, estimated and unknown."""
+"""The lag of a consumer: counted, estimated or unknown."""
 
 from __future__ import annotations
 

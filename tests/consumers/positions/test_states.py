@@ -1,4 +1,4 @@
-"""The state at an offset, where a consumer stands amid a transaction."""
+"""The state of a consumer at an offset inside a transaction."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ async def written() -> AsyncIterator[Written]:
         yield Written(client, list(iter_messages(JsonLines(), JOURNAL, [content], 0)))
 
 
-async def test_the_rest_of_a_transaction_that_is_partly_processed_is_not_omitted(written: Written) -> None:
+async def test_the_rest_of_a_partly_processed_transaction_is_not_omitted(written: Written) -> None:
     first, second, _, ack = written.messages
-    amid = Source(ack.begin, {first.producer: ProducerState(second.clock, second.end, ack.begin)})
+    partly = Source(ack.begin, {first.producer: ProducerState(second.clock, second.end, ack.begin)})
     with pytest.raises(InvalidInput, match=r"has processed a part of a transaction in in/one.*would omit the rest"):
-        await plan_moves(written.client, Checkpoint({JOURNAL: amid}), LATEST, only_forward=True)
-    (back,) = await plan_moves(written.client, Checkpoint({JOURNAL: amid}), "earliest")
+        await plan_moves(written.client, Checkpoint({JOURNAL: partly}), LATEST, only_forward=True)
+    (back,) = await plan_moves(written.client, Checkpoint({JOURNAL: partly}), "earliest")
     assert back.source == Source(0), "all of it is delivered again"
 
 
@@ -68,12 +68,12 @@ async def test_the_messages_of_a_large_range_are_not_counted(written: Written, m
     assert (counted.messages, large.messages, large.source) == (3, None, Source(0))
 
 
-async def test_a_transaction_that_is_pending_is_omitted_as_a_whole(written: Written) -> None:
+async def test_a_pending_transaction_is_omitted_as_a_whole(written: Written) -> None:
     first, _, third, ack = written.messages
     pending = Source(ack.begin, {first.producer: ProducerState(first.clock - 1, first.begin, third.end)})
     (move,) = await plan_moves(written.client, Checkpoint({JOURNAL: pending}), LATEST)
     assert (move.messages, move.omits) == (3, True)
     assert move.source == Source(ack.end, {first.producer: ProducerState(ack.clock, -1, ack.end)})
     (within,) = await plan_moves(written.client, Checkpoint({JOURNAL: Source(0)}), {JOURNAL: third.begin})
-    assert (within.messages, within.omits) == (0, True), "it is delivered as a whole later"
+    assert (within.messages, within.omits) == (0, True), "it is delivered later as a whole"
     assert within.source.producers[first.producer].begin == first.begin

@@ -1,4 +1,4 @@
-"""Consumers in `coranto status`: shards of processes, and checkpoints in stores."""
+"""Consumers in `coranto status`: shards in processes, and checkpoints in stores."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def status(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> Status:
-    """Runs `coranto status -o json` with the sections of this project."""
+    """Run `coranto status -o json` with the sections of this distribution."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     sections = [EntryPoint(name, value, GROUP) for name, value in project["entry-points"][GROUP].items()]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: sections if group == GROUP else [])
@@ -118,7 +118,7 @@ def test_consumers_of_a_store_are_shown_by_lag(status: Status, tmp_path: Path, m
     assert len(status()["consumers"]) == 2
 
 
-def test_a_damaged_checkpoint_hides_no_other_consumer(status: Status, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_hide_other_consumers(status: Status, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     commit(url, "well", Checkpoint({"in/few": Source(0)}))
     commit(url, "damaged", Checkpoint({"in/few": Source(0)}))
@@ -139,7 +139,7 @@ def test_a_consumer_whose_journal_is_gone_is_unhealthy(status: Status, tmp_path:
     assert consumer["behind"] is None
 
 
-def test_a_store_that_cannot_be_read_is_a_problem_without_its_password(status: Status, tmp_path: Path) -> None:
+def test_an_unreadable_store_is_a_problem_shown_without_its_password(status: Status, tmp_path: Path) -> None:
     (tmp_path / "broken.db").write_bytes(b"This is not a database." * 100)
     found = status("--consumer", f"sqlite:///{tmp_path}/broken.db", code=1)
     assert list(problems(found)) == [f"consumers in sqlite+pysqlite:///{tmp_path}/broken.db"]
@@ -150,7 +150,7 @@ def test_a_store_that_cannot_be_read_is_a_problem_without_its_password(status: S
 
 
 class Picky(Application):
-    """Fails at the messages of one journal."""
+    """Fails on messages of one journal."""
 
     def __init__(self, store):
         self._store = store
@@ -194,7 +194,7 @@ async def test_shards_are_shown_with_their_lag_and_failures(
         ):
             look = await gatherer.look()
         await shards.stat("good-0", {"in/few": 3 * len(LINE)})
-        # A process that is named and announced is asked once.
+        # A process that is both named and announced is queried once.
         monkeypatch.setenv("CORANTO_CONSUMER", process.endpoint.removeprefix("http://"))
         look = await gatherer.look()
     assert len(look.consumers) == 2
