@@ -1,4 +1,4 @@
-"""A user's first consumer: `coranto consumer serve` and `coranto shards` over a real cluster."""
+"""A first consumer: `coranto consumer serve` and `coranto shards` on a real cluster."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def environment(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def served(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """`coranto consumer serve counting:Counting`, just started: commands wait until it is ready."""
+    """A starting `coranto consumer serve counting:Counting`; commands wait until it is ready."""
     words = [*COMMAND, "consumer", "serve", "counting:Counting", "--id", "consumer-a"]
     folder = Path(environment["PWD"])
     with (folder / "served.log").open("wb") as log:
@@ -118,7 +118,7 @@ def served(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def command(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """Runs the command line in this process, with a longer retry timeout."""
+    """Run the command line in this process, with a longer retry timeout."""
     for name in ("coranto.cli.connect.RETRY_TIMEOUT", "coranto_consumers.cli.shards.RETRY_TIMEOUT"):
         monkeypatch.setattr(name, 120.0)
     monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_TIMEOUT", 120.0)
@@ -127,7 +127,7 @@ def command(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.Monke
 
 @pytest.fixture
 def run(command: CommandLine, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs a command that must end with an exit code, and returns what it wrote: its output, or else its errors."""
+    """Run a command that must end with the given exit code; return its output, or its errors if it fails."""
     monkeypatch.setenv("CORANTO_DATA", environment["CORANTO_DATA"])
     monkeypatch.delenv("CORANTO_ENDPOINT", raising=False)
 
@@ -169,7 +169,7 @@ def test_from_serve_to_lag_to_interrupt(environment, served, run, monkeypatch):
 
 
 def _recover(store: str, run: Callable[..., str], scope: list[str]) -> None:
-    """`coranto consumer recover` writes a deleted checkpoint back, once exactly that is approved."""
+    """Check that `coranto consumer recover` restores a deleted checkpoint after approval of exactly this plan."""
 
     def recover(command: str, *words: str, code: int = 0) -> str:
         return run("consumer", "recover", command, *scope, *words, code=code, whole=True)
@@ -189,7 +189,7 @@ def _recover(store: str, run: Callable[..., str], scope: list[str]) -> None:
 
 
 def _audit(environment, run, monkeypatch) -> None:
-    """`coranto consumer audit` finds nothing, then a table that lost rows, then a shard that lost its checkpoint."""
+    """Check that `coranto consumer audit` finds nothing, then lost rows of a table, then a lost checkpoint."""
     store, folder = environment["STORE"], environment["PWD"]
     monkeypatch.chdir(folder)
     words = ["consumer", "audit", "counting:Counting", "--store", store, "--memory", f"{folder}/memory"]
@@ -220,20 +220,20 @@ def _audit(environment, run, monkeypatch) -> None:
 
 
 def test_specs_that_cannot_be_applied_are_reported(cluster, run, monkeypatch):
-    """Without a consumer the commands wait, and then say so; see the test before for what they do with one."""
+    """Without a consumer the commands wait, and then report it. The test above covers a running consumer."""
     monkeypatch.setattr("coranto_consumers.cli.shards.CONSUMER_TIMEOUT", 0.1)
     assert "names no shards" in run("shards", "apply", "--specs", "-", code=1)
-    told, error = run("shards", "list", code=1).splitlines()
-    assert "no consumer answers on this cluster yet; waiting 0.1 s" in told
+    notice, error = run("shards", "list", code=1).splitlines()
+    assert "no consumer answers on this cluster yet; waiting 0.1 s" in notice
     assert "none was ready within 0.1 s; start one with `coranto consumer serve`" in error
 
 
-async def test_the_only_consumer_that_answers_is_found_also_if_it_starts_late(cluster):
+async def test_the_only_responding_consumer_is_found_even_if_it_starts_late(cluster):
     def member(consumer: str, port: int, zone: str = "zone") -> Put:
         spec = pc.ConsumerSpec(process_spec=pb.ProcessSpec(endpoint=f"http://127.0.0.1:{port}"))
         return Put(f"{CONSUMERS_PREFIX}{consumer}/members/{zone}#one", spec.SerializeToString())
 
-    dead = free_port()  # Of a process that was killed, and whose lease has not ended.
+    dead = free_port()  # The port of a killed process whose lease has not expired.
     async with (
         EtcdCoordinator(cluster.info.etcd) as coordinator,
         await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server,
@@ -297,7 +297,7 @@ shards:
 
 
 async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monkeypatch, command, tmp_path):
-    """The consumer runs here, and the commands beside it."""
+    """The consumer and the commands run in this process."""
     log = journal("recovery/local-000", RECOVERY_LOG)
     (Path(environment["PWD"]) / "local.py").write_text(LOCAL_APPLICATION)
     monkeypatch.chdir(environment["PWD"])
@@ -370,7 +370,7 @@ shards:
 async def test_a_shard_with_a_recovery_log_continues_as_its_error_says(
     cluster, environment, monkeypatch, command, tmp_path
 ):
-    """Its source was deleted, and created again with the same content. The consumer runs here."""
+    """The source is recreated with the same content. The consumer runs in this process."""
     (Path(environment["PWD"]) / "local.py").write_text(LOCAL_APPLICATION)
     monkeypatch.chdir(environment["PWD"])
     monkeypatch.syspath_prepend(environment["PWD"])
@@ -423,7 +423,7 @@ async def test_a_shard_with_a_recovery_log_continues_as_its_error_says(
         (info_of,) = (await client.list(f"name={source}")).journals
         delete = pb.ApplyRequest.Change(delete=source, expect_mod_revision=info_of.mod_revision)
         await client.apply([delete])
-        specs[0].fragment.ClearField("stores")  # Nothing of the earlier one is found again.
+        specs[0].fragment.ClearField("stores")  # The new journal must not find fragments of the deleted one.
         await client.apply([pb.ApplyRequest.Change(upsert=specs[0])])
         await client.append(source, before + lines(4))
 
@@ -437,9 +437,9 @@ async def test_a_shard_with_a_recovery_log_continues_as_its_error_says(
             (["again-000", "numbers/part-000"], "numbers/part-000 is not a source of shard again-000"),
         ):
             assert problem in await run_here("consumer", "accept-journals", *wrong, code=1)
-        told = await run_here(*advised.replace("HOST:PORT", process.endpoint).split())
-        assert told.startswith(f"{source}: shard again-000 takes id ")
-        assert told.endswith(" for the journal of its checkpoint now\n")
+        notice = await run_here(*advised.replace("HOST:PORT", process.endpoint).split())
+        assert notice.startswith(f"{source}: shard again-000 takes id ")
+        assert notice.endswith(" for the journal of its checkpoint now\n")
         await read_through(await client.head(source))
         folder = tmp_path / "recovered"
         await run_here("shards", "recover", "again-000", "--dir", str(folder))

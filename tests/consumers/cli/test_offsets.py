@@ -1,4 +1,4 @@
-"""`coranto consumer offsets` prints a checkpoint, `accept-journals` lets a consumer continue in recreated journals."""
+"""`coranto consumer offsets` prints a checkpoint; `accept-journals` lets a consumer resume in recreated journals."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def test_the_offsets_of_a_checkpoint_are_printed(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out) == {"shop/a": {"offset": 12, "journal_id": "c0-1"}, "shop/b": 7}
 
 
-def test_the_ids_of_accepted_journals_are_forgotten_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_accepting_journals_removes_only_their_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     store = SqlStore(url)
     command = ["consumer", "accept-journals", "revenue", "shop/a", "--store", url]

@@ -1,4 +1,4 @@
-"""`coranto consumer reset`, `skip` and `lag` over real brokers: what is repeated and omitted, exactly."""
+"""`coranto consumer reset`, `skip` and `lag` on real brokers: the exact repeated and omitted messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SEEN = Table("seen", MetaData(), Column("n", BigInteger))
 
 
 class Seen(Application[SqlShardStore]):
-    """Keeps each message as a row, however often it comes, and publishes it again."""
+    """Stores every delivery of a message as a row, and republishes it."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class Seen(Application[SqlShardStore]):
 
 
 class Scene:
-    """A shard over two journals, and commands about it."""
+    """A shard with two journals, and commands for it."""
 
     def __init__(self, client: JournalClient, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.client = client
@@ -100,7 +100,7 @@ class Scene:
         return running_shard(Seen(self.store), shard_spec(NAME, JOURNALS, max_seconds=0.5), self.client)
 
     async def consume(self) -> list[int]:
-        """Consume all, and return the rows that are new since the last call, sorted."""
+        """Consume all messages, and return the new rows, sorted."""
         before = len(self.rows())
         async with self.running() as shard:
             await shard.read_through({name: int(await self.client.head(name)) for name in JOURNALS})
@@ -125,7 +125,7 @@ class Scene:
         before = self.store.read(NAME)
         code, said = await self.command(*words)
         assert code == 1, said
-        assert self.store.read(NAME) == before, "nothing may change"
+        assert self.store.read(NAME) == before, "the checkpoint changed"
         return said
 
     async def audit(self, *, accept: bool = False, expect: Sequence[str] = ()) -> Report:
@@ -165,7 +165,7 @@ async def scene(
             await made.delete(name)
 
 
-async def test_a_reset_repeats_exactly_what_it_says(scene: Scene) -> None:
+async def test_a_reset_repeats_exactly_the_announced_messages(scene: Scene) -> None:
     middle = await scene.publish("in/one", 1, 2)
     await scene.publish("in/one", 3)
     await scene.publish("in/two", 10, 11)
@@ -184,7 +184,7 @@ async def test_a_reset_repeats_exactly_what_it_says(scene: Scene) -> None:
     assert (code, "nothing to move" in said) == (0, True)
 
 
-async def test_a_transaction_that_is_open_at_a_position_is_repeated_as_a_whole(scene: Scene) -> None:
+async def test_a_transaction_open_at_the_position_is_repeated_as_a_whole(scene: Scene) -> None:
     builder = scene.producer()
     await scene.pend(builder, "in/one", 1)
     middle = await scene.publish("in/one", 2)
@@ -195,11 +195,15 @@ async def test_a_transaction_that_is_open_at_a_position_is_repeated_as_a_whole(s
     code, said = await scene.command("reset", NAME, "--to", f"in/one={middle}", "--yes")
     assert code == 0, said
     (line,) = [each.split() for each in said.splitlines() if each.startswith("in/one ")]
-    assert line[3:5] + line[6:] == ["repeated", "2", "1"]  # Two messages, of one transaction that is open there.
+    assert line[3:5] + line[6:] == [
+        "repeated",
+        "2",
+        "1",
+    ]  # Two messages of one open transaction.
     assert await scene.consume() == [1, 3]
 
 
-async def test_a_skip_omits_exactly_what_it_says(scene: Scene) -> None:
+async def test_a_skip_omits_exactly_the_announced_messages(scene: Scene) -> None:
     first = await scene.publish("in/one", 1)
     await scene.publish("in/two", 10)
     assert await scene.consume() == [1, 10]
@@ -223,7 +227,7 @@ async def test_a_skip_omits_exactly_what_it_says(scene: Scene) -> None:
     assert await scene.consume() == []
 
 
-async def test_a_reset_to_a_time_repeats_what_was_written_since(scene: Scene) -> None:
+async def test_a_reset_to_a_time_repeats_later_messages(scene: Scene) -> None:
     scene.seconds_ago = 7200
     await scene.publish("in/one", 1)
     scene.seconds_ago = 0
@@ -235,7 +239,7 @@ async def test_a_reset_to_a_time_repeats_what_was_written_since(scene: Scene) ->
     assert await scene.consume() == [2, 10]
 
 
-async def test_a_running_shard_ends_as_fenced_and_says_why(scene: Scene) -> None:
+async def test_a_reset_fences_a_running_shard_with_a_reason(scene: Scene) -> None:
     await scene.publish("in/one", 1)
     shard: RunningShard
     async with scene.running() as shard:
@@ -248,9 +252,7 @@ async def test_a_running_shard_ends_as_fenced_and_says_why(scene: Scene) -> None
     assert await scene.consume() == [1, 2]
 
 
-async def test_a_running_shard_with_nothing_to_do_ends_as_fenced_too(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reset_fences_an_idle_running_shard(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coranto_consumers.runtime.primary.FENCE_SECONDS", 0.1)
     await scene.publish("in/one", 1)
     async with scene.running() as shard:
@@ -261,7 +263,7 @@ async def test_a_running_shard_with_nothing_to_do_ends_as_fenced_too(
             await asyncio.wait_for(shard.task, 60)
 
 
-async def test_what_was_published_before_a_reset_is_acknowledged_once(scene: Scene) -> None:
+async def test_messages_published_before_a_reset_are_acknowledged_once(scene: Scene) -> None:
     await scene.publish("in/one", 1)
     await scene.publish("in/two", 10)
     await scene.consume()
@@ -300,7 +302,7 @@ async def test_hostile_arguments_change_nothing(scene: Scene, tmp_path: Path) ->
     )
 
 
-async def test_a_consumer_of_a_recreated_journal_is_reset_to_the_present_one(scene: Scene) -> None:
+async def test_a_consumer_is_reset_to_a_recreated_journal(scene: Scene) -> None:
     await scene.publish("in/one", 1)
     await scene.publish("in/two", 10)
     await scene.consume()
@@ -313,14 +315,14 @@ async def test_a_consumer_of_a_recreated_journal_is_reset_to_the_present_one(sce
     assert await scene.consume() == [2]
 
 
-async def test_an_audit_takes_a_reset_for_intended(scene: Scene) -> None:
+async def test_an_audit_reports_a_reset_as_intended(scene: Scene) -> None:
     expect = ("SELECT COUNT(*) FROM seen == messages",)
     await scene.publish("in/one", 1, 2)
     await scene.publish("in/two", 10)
     await scene.consume()
     assert (await scene.audit(expect=expect)).sound
     await scene.command("reset", NAME, "--to", "earliest", "--yes")
-    for _ in range(2):  # Before the consumer starts again, and after it.
+    for _ in range(2):  # Before and after the consumer restarts.
         report = await scene.audit(expect=expect)
         kinds = {each.kind for each in report.findings}
         assert Kind.CHECKPOINT_RESET in kinds
@@ -337,7 +339,7 @@ async def test_an_audit_takes_a_reset_for_intended(scene: Scene) -> None:
     assert {each.kind for each in report.findings} <= {Kind.FIRST_AUDIT}
 
 
-async def test_an_audit_takes_a_skip_for_intended(scene: Scene) -> None:
+async def test_an_audit_reports_a_skip_as_intended(scene: Scene) -> None:
     await scene.publish("in/one", 1)
     await scene.publish("in/two", 10)
     await scene.consume()
@@ -370,7 +372,7 @@ async def test_lag_counts_bytes_and_messages(scene: Scene) -> None:
     assert (code, "consumer 'stranger' has no checkpoint in the store" in said) == (1, True)
 
 
-async def test_a_new_consumer_begins_where_it_is_told(scene: Scene) -> None:
+async def test_a_new_consumer_begins_at_the_given_position(scene: Scene) -> None:
     open_one = scene.producer()
     await scene.pend(open_one, "in/one", 1)
     await scene.publish("in/one", 2)
@@ -383,11 +385,11 @@ async def test_a_new_consumer_begins_where_it_is_told(scene: Scene) -> None:
     assert code == 0, said
     await scene.commit(open_one)
     await scene.publish("in/two", 11)
-    assert await scene.consume() == [1, 11], "a transaction that was open is delivered as a whole"
+    assert await scene.consume() == [1, 11], "an open transaction is delivered as a whole"
     assert (await scene.audit()).sound
 
 
-async def test_a_run_gives_only_a_consumer_that_never_ran_its_first_positions(scene: Scene) -> None:
+async def test_only_the_first_run_of_a_consumer_sets_first_positions(scene: Scene) -> None:
     async def start(to: str) -> None:
         await asyncio.to_thread(begin_at, NAME, to, scene.url, "name:prefix=in/", scene.client.config.endpoint)
 
@@ -398,7 +400,7 @@ async def test_a_run_gives_only_a_consumer_that_never_ran_its_first_positions(sc
         await asyncio.to_thread(begin_at, NAME, "latest", scene.url, "name=none", scene.client.config.endpoint)
     assert scene.store.read(NAME) is None
     await start("earliest")
-    assert scene.store.read(NAME) is None, "that is where it begins anyway"
+    assert scene.store.read(NAME) is None, "the default needs no checkpoint"
     open_one = scene.producer()
     await scene.pend(open_one, "in/one", 2)
     await start("latest")
@@ -406,12 +408,12 @@ async def test_a_run_gives_only_a_consumer_that_never_ran_its_first_positions(sc
     await scene.publish("in/two", 10)
     before = scene.store.read(NAME)
     await start("latest")
-    assert scene.store.read(NAME) == before, "it has positions"
-    assert await scene.consume() == [2, 10], "a transaction that was open is delivered as a whole"
+    assert scene.store.read(NAME) == before, "existing positions stay"
+    assert await scene.consume() == [2, 10], "an open transaction is delivered as a whole"
 
 
-async def test_a_run_of_a_consumer_that_has_read_nothing_omits_nothing(scene: Scene) -> None:
-    scene.store.raise_fence(NAME)  # Its first run found its journals empty.
+async def test_start_latest_omits_nothing_for_a_consumer_that_has_already_run(scene: Scene) -> None:
+    scene.store.raise_fence(NAME)  # The first run found empty journals.
     await scene.publish("in/one", 1)
     await asyncio.to_thread(begin_at, NAME, "latest", scene.url, "name:prefix=in/", scene.client.config.endpoint)
     assert await scene.consume() == [1]
@@ -428,7 +430,7 @@ async def test_a_new_consumer_begins_at_a_time(scene: Scene) -> None:
     assert await scene.consume() == [2, 10]
 
 
-async def test_a_checkpoint_of_a_query_or_of_windows_is_not_moved(scene: Scene) -> None:
+async def test_a_checkpoint_of_a_query_or_of_windows_cannot_be_moved(scene: Scene) -> None:
     fence, _ = scene.store.raise_fence("query")
     with scene.store.transaction("query", fence) as transaction:
         transaction.commit(Checkpoint({"in/one": Source(0)}, batch="{}"))

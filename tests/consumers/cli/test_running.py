@@ -1,4 +1,4 @@
-"""`coranto consumer run`, with the command, variables and application of deploy/kubernetes/consumer."""
+"""`coranto consumer run` with the command, variables and application of deploy/kubernetes/consumer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOURNAL = "shop/orders/part-000"
 
 @dataclass
 class Pod:
-    """Processes of the manifest's container, on a fake broker and SQLite."""
+    """Processes of the manifest's container, with a fake broker and SQLite."""
 
     broker: Broker
     folder: Path
@@ -50,7 +50,7 @@ class Pod:
         return self.folder / "store.db"
 
     def start(self, stack: ExitStack, log: str, *more: str, port: int = 0) -> subprocess.Popen[bytes]:
-        """Start the container's command, with other values for what depends on the place."""
+        """Start the container's command, with local values for settings of the environment."""
         (container,) = containers(MANIFESTS)
         options = {"--metrics-port": f"--metrics-port={port}", "--spark-master": "--spark-master=local[1]"}
         words = [options.get(word.partition("=")[0], word) for word in container["args"]]
@@ -105,7 +105,7 @@ def metrics(port: int) -> str:
 
 
 @pytest.mark.integration
-def test_a_service_consumes_what_is_written_shows_metrics_and_ends_with_its_transaction(pod: Pod) -> None:
+def test_a_service_consumes_exposes_metrics_and_stops_after_its_transaction(pod: Pod) -> None:
     port = free_port()
     pod.order("ada", 5)
     with ExitStack() as stack:
@@ -130,12 +130,12 @@ def test_a_service_consumes_what_is_written_shows_metrics_and_ends_with_its_tran
 
 @pytest.mark.integration
 @pytest.mark.exhaustive
-def test_a_run_until_it_has_caught_up_ends_by_itself(pod: Pod) -> None:
+def test_a_run_until_caught_up_ends_by_itself(pod: Pod) -> None:
     pod.order("ada", 5)
     with ExitStack() as stack:
         options = ("--until-caught-up", "--retry-timeout=30s", "--set=misfits=nulls", "--start=latest")
         assert pod.start(stack, "log", *options).wait(240) == 0, (pod.folder / "log").read_text()
-        assert pod.totals() == {}, "it began after that"
+        assert pod.totals() == {}, "it begins at the end"
         pod.order("ada", 7)
         assert pod.start(stack, "again", *options).wait(240) == 0, (pod.folder / "again").read_text()
     assert pod.totals() == {"ada": 7}
@@ -143,7 +143,7 @@ def test_a_run_until_it_has_caught_up_ends_by_itself(pod: Pod) -> None:
 
 @pytest.mark.integration
 @pytest.mark.exhaustive
-def test_spark_submit_runs_it_by_the_program_of_deploy(pod: Pod) -> None:
+def test_spark_submit_runs_the_program_of_deploy(pod: Pod) -> None:
     pod.order("ada", 5)
     words = ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=512m"]
     words += [str(DEPLOY / "spark" / "run_consumer.py"), "totals:Totals", "--until-caught-up", "--log-json"]
@@ -163,7 +163,7 @@ def test_spark_submit_runs_it_by_the_program_of_deploy(pod: Pod) -> None:
     assert "consumer.run_ended" in {event.get("event") for event in pod.events("log")}
 
 
-def test_options_are_those_of_a_consumer() -> None:
+def test_command_line_options_become_consumer_options() -> None:
     options = consumer_options(["max_transaction_bytes=1024", "misfits={journals: 'name=a/letters'}"], "10s", "1m30s")
     assert (options.max_transaction_bytes, options.min_transaction_seconds, options.retry_timeout) == (1024, 10, 90)
     assert consumer_options([], "0s", None).retry_timeout == 600
@@ -196,7 +196,7 @@ def test_an_application_of_another_kind_is_refused(tmp_path: Path, monkeypatch: 
         load_spark_application("kinds:number")
 
 
-def test_a_command_line_that_cannot_work_fails_before_a_session_starts(
+def test_an_invalid_command_line_fails_before_a_session_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

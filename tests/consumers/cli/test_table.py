@@ -1,4 +1,4 @@
-"""`coranto table …` against brokers in this process, and as a service that gets signals."""
+"""`coranto table …` with brokers in this process, and as a service that receives signals."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_run_status_and_check(shell: CommandLine, shop: Shop, tmp_path: Path) ->
     assert "SELECT COUNT(*) FROM items == messages" in checked.output
 
 
-def test_a_check_finds_rows_that_are_missing_and_columns(shell: CommandLine, shop: Shop, tmp_path: Path) -> None:
+def test_a_check_finds_missing_rows_and_columns(shell: CommandLine, shop: Shop, tmp_path: Path) -> None:
     from sqlalchemy import text
 
     from coranto_consumers.stores.sql import SqlStore
@@ -122,7 +122,7 @@ def test_a_table_in_iceberg(shell: CommandLine, shop: Shop, tmp_path: Path, monk
     assert "== messages" in checked.output
 
 
-def test_files_that_cannot_be_run(shell: CommandLine, shop: Shop, tmp_path: Path) -> None:
+def test_invalid_files_are_refused(shell: CommandLine, shop: Shop, tmp_path: Path) -> None:
     file = written(tmp_path, "name: items\n")
     wrong = shell("table", "run", file)
     assert (wrong.code, wrong.errors) == (1, f"coranto: {file}: line 1: the field 'input' is missing\n")
@@ -167,9 +167,7 @@ def _has_rows(spec: object) -> bool:
         return False
 
 
-def test_a_message_that_is_no_row_is_skipped_and_all_is_read_again(
-    shell: CommandLine, shop: Shop, tmp_path: Path
-) -> None:
+def test_a_message_that_is_not_a_row_can_be_skipped_and_reset(shell: CommandLine, shop: Shop, tmp_path: Path) -> None:
     journal = f"{shop.name}/items"
     shop.create(journal)
     shop.publish(journal, {"id": 1})
@@ -194,10 +192,12 @@ def test_a_message_that_is_no_row_is_skipped_and_all_is_read_again(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("missing", "code", "told"),
+    ("missing", "code", "wanted"),
     [("sqlalchemy", 1, "coranto[consumers]"), ("pyspark", 0, "1 messages"), ("pyiceberg", 0, "1 messages")],
 )
-def test_what_is_not_installed(shop: Shop, tmp_path: Path, missing: str, code: int, told: str) -> None:
+def test_missing_packages_are_named_or_not_needed(
+    shop: Shop, tmp_path: Path, missing: str, code: int, wanted: str
+) -> None:
     journal = f"{shop.name}/items"
     shop.create(journal)
     shop.publish(journal, {"id": 1})
@@ -209,4 +209,4 @@ def test_what_is_not_installed(shop: Shop, tmp_path: Path, missing: str, code: i
         text=True,
         timeout=120,
     )
-    assert (done.returncode, told in done.stdout + done.stderr) == (code, True), done.stderr
+    assert (done.returncode, wanted in done.stdout + done.stderr) == (code, True), done.stderr

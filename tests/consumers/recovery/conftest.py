@@ -1,4 +1,4 @@
-"""Fixtures of the consumers' recovery: the scene of the audit's tests."""
+"""Fixtures of the consumers' recovery tests: the scene of the audit tests."""
 
 from tests.consumers.audit.conftest import cluster, scene, store_url
 

@@ -1,8 +1,8 @@
-"""The damage table of consumers in virtual time: what a plan says does not depend on when it is made.
+"""The damage table of consumers in virtual time: a plan does not depend on the time when it is made.
 
-Each kind of damage is planned at once, after brokers have listed their stores again, and an hour later, with cheap and
-deep audits in between. Then the advice of the first plan is followed literally: its hash is approved, or what a loss
-or a remark says is done. `tests/platform/recovery/test_losses_in_time.py` has the rows of journals.
+Each kind of damage is planned immediately, after brokers have listed their stores again, and an hour later, with cheap
+and deep audits in between. Then the test follows the first plan literally: it approves the hash, or does as a loss or a
+remark advises. `tests/platform/recovery/test_losses_in_time.py` has the rows of journals.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from tests.sampling import sampled
 
 STEPS, SHARD = StepKind, "shard-orders"
 TOTAL = 24
-"""The number of orders. All are in the tables once they are consumed."""
+"""The number of orders in the tables after all are consumed."""
 DAY = 86400.0
 
 
 class Timed(Scene):
-    """A consumer that has committed two transactions, each found sound by an audit, and has four orders to read."""
+    """A consumer that has committed two transactions, each audited as sound, and has four orders to read."""
 
     def __init__(self, cluster: Cluster, folder: Path, ahead: float, expect: tuple[str, ...] = EXPECTATIONS) -> None:
         self.cluster = cluster
@@ -114,7 +114,7 @@ class Timed(Scene):
         return await make_plan([doctor(self)])
 
     async def audits(self) -> None:
-        """Audit as schedules do: mostly without reading content."""
+        """Audit as schedules do: cheaply, then deeply."""
         await self.audit(deep=False)
         await self.audit()
 
@@ -145,7 +145,7 @@ async def set_forward(scene: Timed) -> None:
 
 
 async def set_forward_over_messages(scene: Timed) -> None:
-    """It contradicts no journal, only the tables."""
+    """This contradicts only the tables, not the journals."""
     await scene.consume()
     scene.execute("DELETE FROM orders WHERE rowid > 20")
 
@@ -196,7 +196,7 @@ async def restore_backup(scene: Timed) -> None:
 
 
 async def restore_backup_of_a_running_consumer(scene: Timed) -> None:
-    """Its journal has later acknowledgements of the same writer."""
+    """The output journal has later acknowledgements of the same writer."""
     async with scene.running() as shard:
         await shard.read_through(await scene.heads())
         await shard.read_through(await scene.heads())
@@ -238,7 +238,7 @@ async def leave_staged_rows(scene: Timed) -> None:
 
 
 async def lose_unread_content(scene: Timed) -> None:
-    """Retention overtakes the consumer."""
+    """Retention removes content before the consumer reads it."""
     (info,) = (await scene.client.list("name=in/one")).journals
     info.spec.fragment.retention.FromSeconds(1)
     await scene.client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
@@ -252,20 +252,20 @@ async def delete_source(scene: Timed) -> None:
 
 
 async def create_source_again(scene: Timed) -> None:
-    """It is empty, and at most it ends below the checkpoint."""
+    """The new journal is empty, and ends below the checkpoint."""
     await scene.delete_source()
     scene.empty_store()
     await scene.create_source()
 
 
 async def create_source_again_and_fill_it(scene: Timed) -> None:
-    """It has other content at the offset of the checkpoint."""
+    """The new journal has other content at the offset of the checkpoint."""
     await create_source_again(scene)
     await scene.publish(40, "in/one")
 
 
 async def lose_read_content(scene: Timed) -> None:
-    """Disks are lost, and the journal continues where its store ends."""
+    """Disks are lost, and the journal continues at the end of its store."""
     await scene.consume()
     await scene.publish(2, "in/one")
     await scene.consume()
@@ -278,7 +278,7 @@ async def lose_read_content(scene: Timed) -> None:
     await scene.cluster.start(0)
     await scene.cluster.ready("in/one", "in/two", "out/one")
     for name in ("in/one", "in/two", "out/one"):
-        with contextlib.suppress(CorantoError):  # It has no content above its store.
+        with contextlib.suppress(CorantoError):  # The journal has no content above its store.
             await reset_head(scene.client, name)
 
 
@@ -288,7 +288,7 @@ class Row:
     steps: list[StepKind]
     losses: list[Kind]
     orders: int = 0
-    """The number of orders that are in the tables once all is consumed; 0 if the consumer cannot continue."""
+    """The number of orders in the tables after all are consumed; 0 if the consumer cannot continue."""
 
 
 RESTORED, TAKEN, ACCEPTED = [STEPS.RESTORE_CHECKPOINT], [STEPS.TAKE_CHECKPOINT, STEPS.ACCEPT_LOSS], [STEPS.ACCEPT_LOSS]
@@ -322,7 +322,7 @@ ROWS = [
     Row(create_source_again, ACCEPTED, [Kind.JOURNAL_RECREATED]),
     Row(create_source_again_and_fill_it, ACCEPTED, [Kind.JOURNAL_RECREATED]),
 ]
-"""A consumer continues behind each of them, except where its checkpoint or its journal is not there."""
+"""A consumer continues after each damage, unless its checkpoint or its journal is missing."""
 rows = pytest.mark.parametrize("row", sampled(ROWS, 6), ids=lambda row: row.damage.__name__)
 Story = Callable[[Timed], Coroutine[Any, Any, None]]
 Played = Callable[..., None]
@@ -330,7 +330,7 @@ Played = Callable[..., None]
 
 @pytest.fixture
 def played(tmp_path: Path) -> Played:
-    """Run a story about a consumer, whose machine's clock is ahead of the brokers' by some seconds."""
+    """Run a story with a consumer whose clock is ahead of the brokers' by some seconds."""
 
     def run(story: Story, ahead: float = 0.0) -> None:
         async def main() -> None:
@@ -353,7 +353,7 @@ async def approve(scene: Timed, plan: Plan) -> None:
 
 
 async def consumed(scene: Timed) -> int:
-    """Consume all, and return the number of orders in the tables."""
+    """Consume all messages, and return the number of orders in the tables."""
     await scene.consume()
     report = await scene.audit()
     assert report.sound, report.errors
@@ -362,7 +362,7 @@ async def consumed(scene: Timed) -> int:
 
 
 @rows
-def test_a_plan_is_the_same_at_once_and_later_and_its_first_hash_is_approved(played: Played, row: Row) -> None:
+def test_a_plan_is_stable_over_time_and_its_first_hash_can_be_approved(played: Played, row: Row) -> None:
     async def story(scene: Timed) -> None:
         await row.damage(scene)
         expected = row.steps, [str(kind) for kind in row.losses]
@@ -377,13 +377,13 @@ def test_a_plan_is_the_same_at_once_and_later_and_its_first_hash_is_approved(pla
     played(story)
 
 
-# -------------------------------------------------------------------------------------------- what a plan says to do
+# ------------------------------------------------------------------------------------------------- advice of plans
 
 WAITS = pytest.mark.parametrize("wait", [0.0, HOUR])
 
 
 def run_printed(message: str, monkeypatch: pytest.MonkeyPatch, scene: Timed) -> None:
-    """Run the command of `coranto consumer` that a message prints."""
+    """Run the `coranto consumer` command that a message contains."""
     (words,) = re.findall(r"`coranto consumer ([^`]*)`", message)
     monkeypatch.setenv("CORANTO_STORE_URL", scene.store.url)
     done = CliRunner().invoke(consumer_commands, words.split())
@@ -400,7 +400,7 @@ def test_restoring_the_whole_database_ends_a_loss_without_proof(
         await asyncio.sleep(wait)
         await scene.audits()
         plan = await scene.plan()
-        assert not any(step.kind is STEPS.ACCEPT_LOSS for step in plan.steps), "nothing can be accepted"
+        assert not any(step.kind is STEPS.ACCEPT_LOSS for step in plan.steps), "the loss cannot be accepted"
         assert any("restore the whole database from a backup" in remark.message for remark in plan.remarks)
         scene.restore()
         plan = await plans_at_all_times(scene.plan, (TAKEN, []), listed=40, meanwhile=scene.audits)
@@ -411,7 +411,7 @@ def test_restoring_the_whole_database_ends_a_loss_without_proof(
 
 
 @WAITS
-def test_a_checkpoint_behind_the_end_of_its_journal_is_not_written_back(played: Played, wait: float) -> None:
+def test_a_checkpoint_beyond_the_end_of_its_journal_is_not_restored(played: Played, wait: float) -> None:
     async def story(scene: Timed) -> None:
         await lose_read_content(scene)
         await asyncio.sleep(wait)
@@ -423,12 +423,12 @@ def test_a_checkpoint_behind_the_end_of_its_journal_is_not_written_back(played: 
         scene.restore()
         plan = await plans_at_all_times(scene.plan, (TAKEN, []), listed=40, meanwhile=scene.audits)
         await approve(scene, plan)
-        assert await consumed(scene) == 10 + 5 + 2, "as many as have acknowledgements in what is left of the journals"
+        assert await consumed(scene) == 10 + 5 + 2, "the remaining content acknowledges 17 orders"
 
     played(story)
 
 
-def test_a_checkpoint_in_lost_content_is_found_when_its_journal_has_grown_beyond_it(played: Played) -> None:
+def test_a_checkpoint_in_lost_content_is_found_after_the_journal_has_grown_past_it(played: Played) -> None:
     async def story(scene: Timed) -> None:
         await lose_read_content(scene)
         through = scene.checkpoint.sources["in/one"].read_through
@@ -444,7 +444,7 @@ def test_a_checkpoint_in_lost_content_is_found_when_its_journal_has_grown_beyond
 
 
 @WAITS
-def test_a_deleted_source_comes_back_by_the_advice(
+def test_following_the_advice_restores_a_deleted_source(
     played: Played, monkeypatch: pytest.MonkeyPatch, wait: float
 ) -> None:
     async def story(scene: Timed) -> None:
@@ -482,7 +482,7 @@ def test_a_deleted_source_comes_back_by_the_advice(
 
 
 @pytest.mark.parametrize("approved_first", [True, False])
-def test_a_consumer_that_begins_with_the_present_journal_is_sound_once_the_loss_is_accepted(
+def test_a_consumer_restarted_on_a_recreated_journal_is_sound_after_acceptance(
     played: Played, approved_first: bool
 ) -> None:
     async def story(scene: Timed) -> None:
@@ -503,12 +503,12 @@ def test_a_consumer_that_begins_with_the_present_journal_is_sound_once_the_loss_
             )
             await approve(scene, plan)
         await scene.publish(6)
-        assert await consumed(scene) == 20 + 2 + 6 + 6, "the two of in/one that it had not read are gone"
+        assert await consumed(scene) == 20 + 2 + 6 + 6, "the two unread orders of in/one are lost"
 
     played(story)
 
 
-def test_retention_that_continues_is_a_new_loss(played: Played) -> None:
+def test_further_retention_is_a_new_loss(played: Played) -> None:
     async def story(scene: Timed) -> None:
         await lose_unread_content(scene)
         plan = await scene.plan()
@@ -523,7 +523,7 @@ def test_retention_that_continues_is_a_new_loss(played: Played) -> None:
     played(story)
 
 
-def test_only_what_was_approved_is_accepted(played: Played) -> None:
+def test_only_the_approved_loss_is_accepted(played: Played) -> None:
     async def story(scene: Timed) -> None:
         await delete_rows(scene)
         made = doctor(scene)
@@ -532,12 +532,12 @@ def test_only_what_was_approved_is_accepted(played: Played) -> None:
         with pytest.raises(CorantoError, match="more was lost since the plan was approved, so plan again"):
             await made.act(plan.steps[-1])
         (again,) = (await scene.plan()).steps
-        assert again.kind is STEPS.ACCEPT_LOSS, "nothing was accepted"
+        assert again.kind is STEPS.ACCEPT_LOSS, "the refused step accepted a loss"
 
     played(story)
 
 
-def test_a_checkpoint_that_is_written_back_keeps_what_it_says_of_its_consumer(played: Played) -> None:
+def test_a_restored_checkpoint_keeps_the_identity_of_its_consumer(played: Played) -> None:
     async def story(scene: Timed) -> None:
         before = replace(scene.checkpoint, batch='{"number": 7}')
         assert before.identity.outputs, "shards record their outputs"
@@ -555,8 +555,8 @@ def test_a_checkpoint_that_is_written_back_keeps_what_it_says_of_its_consumer(pl
 
 
 @pytest.mark.parametrize("ahead", [DAY, -DAY])
-def test_the_clock_of_the_consumer_matters_to_no_audit(played: Played, ahead: float) -> None:
-    """Its acknowledgements are in files that a store received a day before they were made, by their clocks."""
+def test_audits_do_not_depend_on_the_clock_of_the_consumer(played: Played, ahead: float) -> None:
+    """By these clocks, stores receive acknowledgements a day before or after they are made."""
 
     async def story(scene: Timed) -> None:
         await lose_acknowledgements(scene)
@@ -585,7 +585,7 @@ WITH_LETTERS = (
 
 
 class Lettered(Orders):
-    """Keeps orders whose cents are no number, and lines that are no messages, as dead letters."""
+    """Stores orders with non-numeric cents, and lines that are not messages, as dead letters."""
 
     def new_store(self, shard: Shard) -> SqlShardStore:
         return SqlShardStore(self.database, ORDERS, LETTERS)
@@ -611,7 +611,7 @@ LETTERED = [
 
 
 @pytest.mark.parametrize("row", LETTERED, ids=lambda row: row.damage.__name__)
-def test_dead_letters_are_no_damage_and_are_not_lost(tmp_path: Path, row: Row) -> None:
+def test_dead_letters_are_not_damage_and_are_not_lost(tmp_path: Path, row: Row) -> None:
     async def story() -> None:
         async with Cluster(brokers=1) as cluster:
             scene = Timed(cluster, tmp_path, 0.0, expect=WITH_LETTERS)

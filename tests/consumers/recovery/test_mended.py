@@ -1,4 +1,4 @@
-"""Recovery of a consumer's Iceberg store: a proven checkpoint is written back, and its rows count once."""
+"""Recovery of a consumer's Iceberg store: a proven checkpoint is restored, and its rows count once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ URL, SHARD = "iceberg://lake/shop.orders", "shard-orders"
 
 
 class LakeOrders(Application[IcebergShardStore]):
-    """Keeps each order as a row of an Iceberg table."""
+    """Stores each order as a row of an Iceberg table."""
 
     def __init__(self, catalog: SqlCatalog) -> None:
         self.catalog = catalog
@@ -63,7 +63,7 @@ SET_BACK = [str(Kind.CHECKPOINT_GONE), str(Kind.CHECKPOINT_SET_BACK), str(Kind.C
         ("set back", [StepKind.ACCEPT_LOSS], SET_BACK),
     ],
 )
-def test_a_plan_for_a_home_is_the_same_at_once_and_later(
+def test_a_plan_for_an_iceberg_store_is_stable_over_time(
     catalog: SqlCatalog, tmp_path: Path, damage: str, steps: list[StepKind], losses: list[str]
 ) -> None:
     async def story() -> None:
@@ -97,7 +97,7 @@ def test_a_plan_for_a_home_is_the_same_at_once_and_later(
                 await check(False, deep=False).run()
                 await check(False).run()
 
-            await audits()  # They prove the checkpoint.
+            await audits()  # Both audits prove the checkpoint.
             now = read_checkpoint(URL, SHARD)
             with catalog.load_table("shop.orders").transaction() as change:
                 if damage == "deleted":
@@ -121,14 +121,14 @@ def test_a_plan_for_a_home_is_the_same_at_once_and_later(
             assert (await verify()).sound
             rows = catalog.load_table("shop.orders").scan().count()
             if losses:
-                assert rows == 34, "as the plan says, what is read again counts twice"
+                assert rows == 34, "messages that are read again count twice, as the plan says"
             else:
                 assert rows == 24
 
     play(story())
 
 
-def test_what_cannot_be_mended_in_a_catalog_is_refused(catalog: SqlCatalog) -> None:
+def test_repairs_that_a_catalog_does_not_support_are_refused(catalog: SqlCatalog) -> None:
     rows = pa.table({"cents": pa.array([1], pa.int64())})
     table = catalog.create_table("shop.orders", rows.schema)
     table.append(rows)

@@ -1,4 +1,4 @@
-"""Recovery of shards: failed ones are assigned anew, and the plan says why they failed and what nobody runs."""
+"""Recovery of shards: failed shards are reassigned, and the plan reports failures and shards without a process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODES = pc.ReplicaStatus.Code
 
 
 def shard(name: str, *codes: str, primary: int = 0, errors: Sequence[str] = (), disable: bool = False) -> object:
-    """A shard with a replica of each code."""
+    """A shard with one replica for each status code."""
     statuses = [pc.ReplicaStatus(code=CODES.Value(code)) for code in codes]
     for status in statuses:
         if status.code == pc.ReplicaStatus.FAILED:
@@ -36,8 +36,8 @@ def shard(name: str, *codes: str, primary: int = 0, errors: Sequence[str] = (), 
     return pc.ListResponse.Shard(spec=pc.ShardSpec(id=name, disable=disable), status=statuses, route=route)
 
 
-class Told(ShardClient):
-    """A client of a consumer that tells of these shards, in turn; the last ones again and again."""
+class ListedShards(ShardClient):
+    """A client of a consumer that returns these lists of shards in order, and repeats the last one."""
 
     def __init__(self, *answers: Sequence[object]) -> None:
         super().__init__(ClientConfig("127.0.0.1:1"))
@@ -57,8 +57,8 @@ class Told(ShardClient):
         return [] if "well" in shards else shards
 
 
-async def test_failed_shards_are_unassigned_and_what_mends_itself_is_left_alone():
-    client = Told(
+async def test_only_failed_shards_are_unassigned():
+    client = ListedShards(
         [
             shard("broken", "PRIMARY", "FAILED", errors=["ZeroDivisionError: boom"]),
             shard("silent", "FAILED"),
@@ -92,11 +92,11 @@ async def test_failed_shards_are_unassigned_and_what_mends_itself_is_left_alone(
         (shard("broken", primary=-1), "unassigned, and no process has taken it yet", ""),
     ],
 )
-async def test_a_step_tells_whether_the_shard_runs_again(monkeypatch, later, done, problem):
+async def test_a_step_reports_whether_the_shard_runs_again(monkeypatch, later, done, problem):
     monkeypatch.setattr(shards, "TIMEOUT_S", 0.1 if "yet" in done else 60)
     monkeypatch.setattr(shards, "LOOK_AGAIN_S", 0.01)
     failed = [shard("broken", "FAILED", errors=["boom"])]
-    client = Told(failed, failed, [shard("broken", "IDLE", primary=-1)], [later])
+    client = ListedShards(failed, failed, [shard("broken", "IDLE", primary=-1)], [later])
     doctor = ShardDoctor(client)
 
     recovery = await carry_out([doctor], (await make_plan([doctor])).hash)
@@ -107,7 +107,7 @@ async def test_a_step_tells_whether_the_shard_runs_again(monkeypatch, later, don
 
 
 async def test_a_step_is_safe_to_repeat():
-    doctor = ShardDoctor(Told([shard("well", "FAILED")]))
+    doctor = ShardDoctor(ListedShards([shard("well", "FAILED")]))
     (step,) = (await make_plan([doctor])).steps
 
     assert await doctor.act(step) == "it has not failed any more"
@@ -136,12 +136,12 @@ async def client(cluster: EmbeddedCluster) -> AsyncIterator[JournalClient]:
 
 async def until_failed(doctor: ShardDoctor) -> Plan:
     while not (plan := await make_plan([doctor])).steps:
-        continue  # Each plan asks the consumer.
+        continue  # Each plan queries the consumer.
     return plan
 
 
 @pytest.mark.timeout(300)
-async def test_a_failed_shard_of_a_real_consumer_runs_again_once_its_cause_is_gone(
+async def test_a_failed_shard_of_a_real_consumer_runs_again_once_the_cause_is_gone(
     cluster: EmbeddedCluster, client: JournalClient, tmp_path: Path
 ) -> None:
     app = Sums(SqlStore(f"sqlite:///{tmp_path}/store.db"))
@@ -165,7 +165,7 @@ async def test_a_failed_shard_of_a_real_consumer_runs_again_once_its_cause_is_go
         assert Remark("shard-sums", "it failed: ZeroDivisionError: boom") in plan.remarks
 
         await carry_out([doctor], plan.hash)
-        assert (await until_failed(doctor)).hash == plan.hash, "the cause is still there"
+        assert (await until_failed(doctor)).hash == plan.hash, "it fails again for the same cause"
 
         app.before = lambda message: None
         recovery = await carry_out([doctor], plan.hash)

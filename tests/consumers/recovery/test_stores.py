@@ -1,4 +1,4 @@
-"""Recovery of a consumer's store: what can be proven is mended, and what cannot is said to be gone."""
+"""Recovery of a consumer's store: proven state is restored, and the rest is reported as lost."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ async def test_a_sound_store_has_an_empty_plan(scene):
     ],
     indirect=["store_url"],
 )
-async def test_a_proven_checkpoint_is_written_back(scene, damage):
+async def test_a_proven_checkpoint_is_restored(scene, damage):
     await scene.publish(10)
     await scene.consume()
     old = scene.store.read("shard-orders").checkpoint
     await scene.publish(10)
     await scene.consume()
     assert (await scene.audit()).sound
-    await scene.publish(4)  # What it has still to read.
+    await scene.publish(4)  # Not consumed yet.
     now = scene.store.read("shard-orders")
     match damage:
         case "deleted":
@@ -94,7 +94,7 @@ async def test_a_proven_checkpoint_is_written_back(scene, damage):
     assert plan.losses == ()
     assert (await make_plan([doctor(scene)])).hash == plan.hash
     if damage == "unreadable":
-        with scene.store.engine.begin() as connection:  # Dropped since the plan was made.
+        with scene.store.engine.begin() as connection:  # Dropped after the plan was made.
             connection.execute(update(CHECKPOINTS).values(checkpoint=Retired().to_bytes()))
         with pytest.raises(InvalidInput, match="is dropped"):
             await doctor(scene).act(plan.steps[0])
@@ -112,12 +112,12 @@ async def test_a_proven_checkpoint_is_written_back(scene, damage):
     assert report.subjects["shard-orders"]["messages"] == 24
 
 
-async def test_a_checkpoint_is_not_written_back_when_the_tables_are_of_another_moment(scene):
+async def test_a_checkpoint_that_does_not_match_the_tables_is_not_restored(scene):
     await scene.publish(10)
     await scene.consume()
     await scene.audit()
     await scene.publish(10)
-    await scene.consume()  # No audit has seen this.
+    await scene.consume()  # Not audited.
     scene.execute("DELETE FROM gazette_checkpoints")
 
     plan = await make_plan([doctor(scene)])
@@ -127,15 +127,15 @@ async def test_a_checkpoint_is_not_written_back_when_the_tables_are_of_another_m
     assert any("restore the whole database from a backup" in remark.message for remark in plan.remarks)
 
 
-async def test_a_checkpoint_that_was_set_forward_over_whole_messages_is_written_back(scene):
-    """It contradicts no journal, only the tables."""
+async def test_a_checkpoint_set_forward_over_whole_messages_is_restored(scene):
+    """This contradicts only the tables, not the journals."""
     await scene.publish(10)
     await scene.consume()
     assert (await scene.audit()).sound
     proven = scene.store.read("shard-orders")
     await scene.publish(10)
     await scene.consume()
-    scene.execute("DELETE FROM orders WHERE rowid > 10")  # As if only the checkpoint had moved.
+    scene.execute("DELETE FROM orders WHERE rowid > 10")  # Simulate that only the checkpoint moved.
 
     assert {each.kind for each in (await scene.audit()).errors} == {Kind.EXPECTATION_FAILED}
     plan = await make_plan([doctor(scene)])
@@ -149,7 +149,7 @@ async def test_a_checkpoint_that_was_set_forward_over_whole_messages_is_written_
     assert report.subjects["shard-orders"]["messages"] == 20
 
 
-async def test_a_database_that_was_restored_as_a_whole_is_taken_as_it_is(scene, tmp_path):
+async def test_a_database_restored_as_a_whole_is_accepted(scene, tmp_path):
     database = Path(str(scene.store.engine.url.database))
     await scene.publish(10)
     await scene.consume()
@@ -174,14 +174,14 @@ async def test_a_database_that_was_restored_as_a_whole_is_taken_as_it_is(scene, 
     assert done.succeeded, done
     taken = scene.store.read("shard-orders")
     assert taken.checkpoint.sources == old.checkpoint.sources
-    assert taken.fence > fence, "a process from before the backup cannot commit"
+    assert taken.fence > fence, "a process that ran before the restore could commit"
     await scene.consume()
     report = await scene.audit()
     assert report.sound
     assert report.subjects["shard-orders"]["messages"] == 20
 
 
-async def test_a_checkpoint_that_moved_on_since_the_plan_is_not_taken(scene, tmp_path):
+async def test_a_checkpoint_that_advanced_since_the_plan_is_not_accepted(scene, tmp_path):
     database = Path(str(scene.store.engine.url.database))
     await scene.publish(10)
     await scene.consume()
@@ -199,7 +199,7 @@ async def test_a_checkpoint_that_moved_on_since_the_plan_is_not_taken(scene, tmp
         await made.act(plan.steps[0])
 
 
-async def test_staged_rows_are_deleted_below_the_fence_only(scene):
+async def test_only_staged_rows_below_the_fence_are_deleted(scene):
     await scene.publish(10)
     await scene.consume()
     await scene.consume()
@@ -232,7 +232,7 @@ async def test_missing_acknowledgements_are_appended(scene):
     assert scene.store.read("shard-orders").fence == 2
 
 
-async def test_rows_that_are_gone_are_a_loss_that_can_be_accepted(scene):
+async def test_missing_rows_are_a_loss_that_can_be_accepted(scene):
     await scene.publish(10)
     await scene.consume()
     await scene.audit()
@@ -249,7 +249,7 @@ async def test_rows_that_are_gone_are_a_loss_that_can_be_accepted(scene):
     assert (await make_plan([doctor(scene)])).is_empty
 
 
-async def test_an_interrupted_recovery_is_planned_again_and_ends_the_same(scene):
+async def test_an_interrupted_recovery_can_be_planned_and_run_again(scene):
     await scene.publish(10)
     await scene.consume()
     await scene.audit()
@@ -266,6 +266,6 @@ async def test_an_interrupted_recovery_is_planned_again_and_ends_the_same(scene)
 
     assert (await make_plan([doctor(scene)])).is_empty
     (step,) = plan.steps
-    await made.act(step)  # As if the answer had been lost.
+    await made.act(step)  # Simulate that the answer was lost.
     assert scene.store.read("shard-orders").fence > fence
     assert (await scene.audit()).sound
