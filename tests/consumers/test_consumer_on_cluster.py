@@ -1,4 +1,4 @@
-"""A consumer on a real cluster whose only broker is killed while it works."""
+"""A consumer on a real cluster, while its only broker is killed."""
 
 import os
 import time
@@ -28,7 +28,7 @@ COUNTS = Table("counts", MetaData(), Column("word", Text, primary_key=True), Col
 
 
 class Words:
-    """Counts words, and passes each on."""
+    """Counts words, and republishes each."""
 
     name = "words"
     sources = "name:prefix=words/in/"
@@ -44,7 +44,7 @@ class Words:
 
 
 class KillsTheBroker(Hooks):
-    """Before messages are read, before any is published, and before they are acknowledged."""
+    """Kills the broker before messages are read, before any is published, and before they are acknowledged."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._cluster = cluster
@@ -65,9 +65,9 @@ def spec(name: str) -> pb.JournalSpec:
 
 
 def test_a_consumer_is_exact_while_its_broker_is_killed(spark, tmp_path):
-    # With a lease that the broker, which is started again at once, finds alive on however busy a machine.
+    # The lease must outlast a restart of the broker on a busy machine.
     with EmbeddedCluster(tmp_path / "data", lease_seconds=30, etcd_fsync=False) as cluster:
-        # Beside other tests, a broker may take longer to start than clients wait by default.
+        # Next to other tests, a broker may take longer to start than clients wait by default.
         config = ClientConfig(cluster.info.endpoint, cluster.info.file_root, retry_timeout=300.0)
         with SyncJournalClient.of(config) as client:
             client.apply([pb.ApplyRequest.Change(upsert=spec(name)) for name in (*SOURCES, SINK)])

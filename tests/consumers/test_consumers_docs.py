@@ -1,4 +1,4 @@
-"""The first consumer of docs/consumers.md, as it stands, over real brokers."""
+"""The first consumer of docs/consumers.md, unchanged, on real brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading of what users name as `module:name`."""
+"""Loading of objects named as `module:name`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coranto.errors import InvalidInput
 from coranto_consumers.loading import load_target
 
 
-def test_classes_and_functions_are_called_and_other_objects_given_as_they_are() -> None:
+def test_classes_and_functions_are_called_and_other_objects_are_returned() -> None:
     assert load_target("fractions:Fraction", numerator=3, denominator=6) == Fraction(1, 2)
     assert load_target("json:decoder.scanner") is json.decoder.scanner
     assert load_target("builtins:dict", a=1) == {"a": 1}
@@ -29,7 +29,7 @@ def test_classes_and_functions_are_called_and_other_objects_given_as_they_are() 
         ("fractions:Fraction", {"a": 1}, "cannot be called with these arguments"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_with_the_reason(target: str, arguments: dict[str, int], problem: str) -> None:
+def test_an_invalid_target_is_refused_with_the_reason(target: str, arguments: dict[str, int], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem) as refused:
         load_target(target, **arguments)
     assert refused.value.field == "application"

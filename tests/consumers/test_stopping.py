@@ -1,4 +1,4 @@
-"""A signal ends a continuous consumer after its transaction, even if Spark has replaced the handler."""
+"""A signal stops a continuous consumer after its transaction, even if Spark has replaced the handler."""
 
 import signal
 
@@ -8,7 +8,7 @@ from coranto_consumers.spark import StopOnSignals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_asks_to_stop_and_wakes_who_waits(number):
+def test_a_signal_requests_a_stop_and_wakes_waiters(number):
     before = signal.getsignal(number)
     with StopOnSignals() as stop:
         assert not stop()
@@ -18,7 +18,7 @@ def test_a_signal_asks_to_stop_and_wakes_who_waits(number):
     assert signal.getsignal(number) is before
 
 
-def test_interrupts_are_taken_back_from_a_session_that_has_started_since():
+def test_the_interrupt_handler_is_reinstalled_after_a_session_replaces_it():
     with StopOnSignals() as stop:
         assert not stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The audit of a Spark consumer: it names the leftovers of a crash, and finds none after the restart."""
+"""The audit of a Spark consumer: it reports the state left by a crash until the restart."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def cluster() -> Iterator[SyncCluster]:
         yield made
 
 
-def test_leftovers_of_crashes_are_found_until_the_next_start(
+def test_state_left_by_crashes_is_found_until_the_next_start(
     cluster: SyncCluster, spark: SparkSession, tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "CARRIED_TO_APPEND", 0)  # Stage even few rows.

@@ -1,4 +1,4 @@
-"""A fake broker with a recovery log, and what the tests of recovery logs do with it again and again."""
+"""A fake broker with recovery logs, and shared operations on them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ async def client(broker: FakeBroker) -> AsyncIterator[JournalClient]:
 
 
 class Owners:
-    """Takes logs over, one owner after the other, each with a folder of its own. None is stopped before the test ends:
-    the earlier ones are zombies."""
+    """Takes over logs, one owner after the other, each with its own folder. All owners run until the test ends:
+    earlier ones are zombies."""
 
     def __init__(self, client: JournalClient, folder: Path, stack: AsyncExitStack) -> None:
         self._client = client
@@ -76,7 +76,7 @@ async def owners(client: JournalClient, tmp_path: Path) -> AsyncIterator[Owners]
 
 @pytest.fixture
 def content_of() -> Callable[[Path], dict[str, bytes]]:
-    """All files below a folder, by relative path."""
+    """Read all files below a folder, by relative path."""
 
     def read(folder: Path) -> dict[str, bytes]:
         return {

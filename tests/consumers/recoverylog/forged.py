@@ -1,4 +1,4 @@
-"""Histories that somebody has forged, for tests."""
+"""Forged histories for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORGER = Author(0xBAD)
 
 
 def forged(*changes: Change, chain: HistoryPosition = HistoryPosition(1, 0)) -> bytes:
-    """A history from its beginning on, as anybody who may append can write one."""
+    """Return a history from its beginning, as any client that may append can write it."""
     content = []
     for change in changes:
         payload = RecordedOperation(chain.seq_no, chain.checksum, FORGER, change).to_payload()

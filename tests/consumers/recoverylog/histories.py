@@ -1,4 +1,4 @@
-"""Segments of histories and files that have them, for tests."""
+"""Segments of histories, and live files with segments, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From bytes to operations, however they are cut, and past what is none."""
+"""Decoding of bytes into operations, for any split of the bytes, with garbage skipped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def decode(pieces: list[bytes], accepted: set[int], offset: int = 0) -> tuple[li
 
 
 def summary(events: list[Event]) -> list[object]:
-    """Sequence numbers, data put together, and the total of garbage."""
+    """Return sequence numbers and joined data."""
     found: list[object] = []
     for event in events:
         if isinstance(event, DecodedOperation):
@@ -58,7 +58,7 @@ CONTENT = frame(1, Create("/a")) + write(2, b"hello " * 20) + write(3, b"not for
 
 
 @given(st.lists(st.integers(0, len(CONTENT)), max_size=12))
-def test_however_content_is_cut_the_operations_are_the_same(cuts: list[int]) -> None:
+def test_operations_do_not_depend_on_how_content_is_split(cuts: list[int]) -> None:
     ends = [*sorted(cuts), len(CONTENT)]
     pieces = [CONTENT[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
     events, decoder = decode(pieces, accepted={1, 2, 4, 5}, offset=1000)
@@ -67,7 +67,7 @@ def test_however_content_is_cut_the_operations_are_the_same(cuts: list[int]) -> 
     assert decoder.position == decoder.fed == 1000 + len(CONTENT)
 
 
-def test_operations_know_where_they_are() -> None:
+def test_operations_have_their_offsets() -> None:
     events, _ = decode([CONTENT], accepted=set(), offset=1000)
     spans = [(event.op.begin, event.op.end) for event in events if isinstance(event, DecodedOperation)]
     assert spans[0][0] == 1000
@@ -75,7 +75,7 @@ def test_operations_know_where_they_are() -> None:
     assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
-def test_what_is_incomplete_is_awaited() -> None:
+def test_incomplete_content_is_awaited() -> None:
     content = write(1, b"0123456789")
     for cut in range(1, len(content)):
         events, decoder = decode([content[:cut]], accepted={1})
@@ -84,7 +84,7 @@ def test_what_is_incomplete_is_awaited() -> None:
         assert decoder.is_inside_wanted == (len(events) > 0)
 
 
-def test_garbage_is_passed_over() -> None:
+def test_garbage_is_skipped() -> None:
     events, decoder = decode([b"garbage" + frame(1) + b"\x66\x33" + frame(2)], accepted={1, 2})
     assert summary(events) == [1, 2]
     garbage = [event for event in events if isinstance(event, SkippedContent)]
@@ -92,19 +92,19 @@ def test_garbage_is_passed_over() -> None:
     assert decoder.is_between
 
 
-def test_a_frame_that_claims_too_much_is_garbage() -> None:
+def test_a_frame_with_an_excessive_length_is_garbage() -> None:
     huge = MAGIC + (MAX_PAYLOAD_BYTES + 1).to_bytes(4, "little")
     assert summary(decode([huge + frame(1)], accepted={1})[0]) == [1]
 
 
-def test_a_frame_that_holds_no_operation_is_garbage() -> None:
+def test_a_frame_without_an_operation_is_garbage() -> None:
     assert summary(decode([encode_frame(b"\xff\xff\xff") + frame(1)], accepted={1})[0]) == [1]
 
 
-def test_after_garbage_an_operation_out_of_place_does_not_hide_later_ones() -> None:
+def test_an_out_of_sequence_operation_after_garbage_does_not_hide_later_ones() -> None:
     bogus = frame(9, Write(Fnode(1), 0, 1 << 40))
     assert summary(decode([b"x" + bogus + frame(1) + write(2, b"data")], accepted={1, 2})[0]) == [9, 1, 2, b"data"]
-    # Without garbage, it is believed: it is another author's, and its bytes may look like anything.
+    # Without garbage before it, the operation is trusted: another author wrote it, and its data may be any bytes.
     assert summary(decode([frame(9, Write(Fnode(1), 0, len(frame(1)))) + frame(1) + frame(2)], {1, 2})[0]) == [9, 2]
 
 
@@ -117,7 +117,7 @@ def test_a_restart_drops_incomplete_content() -> None:
 
 
 @given(st.binary(max_size=200), st.data())
-def test_no_bytes_at_all_can_break_it(noise: bytes, data: st.DataObject) -> None:
+def test_any_bytes_are_decoded_without_an_error(noise: bytes, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(noise)))
     events, decoder = decode([noise[:cut], noise[cut:]], accepted={1})
     assert decoder.fed == len(noise)

@@ -1,4 +1,4 @@
-"""Content of recovery logs that looks like frames and is none."""
+"""Content of recovery logs that looks like frames but is garbage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from coranto_consumers.recoverylog.operations import Create, Fnode
 from tests.consumers.recoverylog.forged import LOG, forged
 
 
-async def test_what_looks_like_frames_is_passed_over_in_bounded_time(
+async def test_fake_frames_are_skipped_in_bounded_time(
     client: JournalClient, broker: FakeBroker, tmp_path: Path
 ) -> None:
-    """Each magic word claims a large frame. Looking at all of each would take minutes for every MiB of the log."""
+    """Each magic word declares a large frame. Scanning each frame completely would take minutes per MiB."""
     length = 1 << 20
     content = (MAGIC + struct.pack("<I", length)) * (length // 4)
     await broker.write(LOG, content)
@@ -31,4 +31,4 @@ async def test_what_looks_like_frames_is_passed_over_in_bounded_time(
     assert recovery.fsm.paths == {"/fine": Fnode(1)}
     assert time.process_time() - began < 10
     garbage = [each for each in logs if each["event"] == "recovery_log.garbage"]
-    assert 0 < len(garbage) < 1000, "it is told once for each piece that was read"
+    assert 0 < len(garbage) < 1000, "garbage is logged once for each piece that is read"

@@ -1,4 +1,4 @@
-"""Files of recovery logs that others have written."""
+"""Files of recovery logs with forged content."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def left_in(folder: Path) -> set[str]:
 )
 @pytest.mark.parametrize("kind", ["file", "link", "property"])
 @pytest.mark.parametrize("is_relative", [False, True], ids=["absolute", "relative"])
-async def test_paths_lead_nowhere_else(
+async def test_recorded_paths_stay_inside_the_folder(
     owners: Owners,
     client: JournalClient,
     broker: FakeBroker,
@@ -54,7 +54,7 @@ async def test_paths_lead_nowhere_else(
     kind: str,
     is_relative: bool,
 ) -> None:
-    """Also where the folder is the current one, as `coranto shards recover --dir .` has it."""
+    """This includes the current folder, as in `coranto shards recover --dir .`."""
     folder = tmp_path / "inner"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -72,7 +72,7 @@ async def test_paths_lead_nowhere_else(
 
 @pytest.mark.parametrize(("one", "other"), [("/a", "/a/b"), ("/a/b", "/a"), ("/x/a/b/c", "/x/a")])
 @pytest.mark.parametrize("kind", ["file", "property"])
-async def test_a_file_where_others_have_a_folder_is_reported(
+async def test_a_path_that_is_both_a_file_and_a_folder_is_refused(
     client: JournalClient, broker: FakeBroker, tmp_path: Path, one: str, other: str, kind: str
 ) -> None:
     await broker.write(LOG, forged(Create(one), Create(other) if kind == "file" else SetProperty(other, "content")))
@@ -82,10 +82,8 @@ async def test_a_file_where_others_have_a_folder_is_reported(
     assert not (tmp_path / "played").exists()
 
 
-async def test_any_number_of_files_takes_few_descriptors(
-    client: JournalClient, broker: FakeBroker, tmp_path: Path
-) -> None:
-    """A process plays the logs of many shards, and serves by descriptors, too."""
+async def test_many_files_need_few_descriptors(client: JournalClient, broker: FakeBroker, tmp_path: Path) -> None:
+    """A process plays the logs of many shards, and needs descriptors for its connections."""
     count = 4 * MAX_OPEN
     creations = [Create(f"/file-{number}") for number in range(count)]
     writes = [
@@ -95,7 +93,7 @@ async def test_any_number_of_files_takes_few_descriptors(
     ]
     await broker.write(LOG, forged(*creations, *writes))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # As many as are open now, those that a player may take, and some for calls under way.
+    # The descriptors open now, those of a player, and some for running calls.
     limit = max(int(name) for name in os.listdir("/proc/self/fd")) + MAX_OPEN + 32
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, before[0]), before[1]))
     try:

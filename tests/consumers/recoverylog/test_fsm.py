@@ -1,4 +1,4 @@
-"""The state machine. Frames here are counters, so that checksums do not depend on the encoding."""
+"""The state machine. The frames of these tests are counters, so that checksums do not depend on the encoding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ APPLIED, NOT_TRACKED = ApplyResult.APPLIED, ApplyResult.NOT_TRACKED
 
 
 class Machine:
-    """A state machine to which operations are written at ascending offsets, ten bytes each."""
+    """A state machine that gets operations at ascending offsets, ten bytes each."""
 
     def __init__(self, hints: Hints | None = None, offset: int = 0) -> None:
         self.fsm = Fsm(hints or Hints(LOG))
@@ -30,7 +30,7 @@ class Machine:
     def take(
         self, change: Change | None, author: int = 100, seq_no: int = 0, checksum: int | None = None
     ) -> ApplyResult:
-        """By default an operation that is in its place."""
+        """Apply an operation, by default with the next sequence number and checksum."""
         op = RecordedOperation(
             seq_no or self.fsm.next_seq_no,
             self.fsm.next_checksum if checksum is None else checksum,
@@ -85,7 +85,7 @@ def test_files_are_created() -> None:
     )
 
 
-def test_a_file_that_is_not_hinted_is_not_tracked() -> None:
+def test_a_file_without_hints_is_not_tracked() -> None:
     hints = Hints(LOG, (live(segment(100, 42, 42, 0)), live(segment(100, 44, 44, 0))))
     machine = Machine(Hints(LOG, (live(segment(100, 42, 44, 0)), hints.live_fnodes[1])))
     assert machine.create("/a") is APPLIED
@@ -96,7 +96,7 @@ def test_a_file_that_is_not_hinted_is_not_tracked() -> None:
     assert not machine.fsm.has_hints_left
 
 
-def test_a_hinted_file_must_be_created_where_hints_say() -> None:
+def test_a_hinted_file_must_be_created_at_its_hinted_position() -> None:
     machine = Machine(Hints(LOG, (live(segment(100, 42, 45, 0)), live(segment(100, 44, 44, 0)))))
     assert machine.create("/a") is APPLIED
     assert machine.write(42) is APPLIED
@@ -124,7 +124,7 @@ def test_files_are_linked() -> None:
     assert [(each.first_seq_no, each.last_seq_no) for each in second.segments] == [(2, 5)]
 
 
-def test_files_are_unlinked_and_go_with_their_last_path() -> None:
+def test_files_are_removed_with_their_last_path() -> None:
     machine = Machine()
     machine.create("/a")
     machine.create("/b")
@@ -160,7 +160,7 @@ def test_writes_extend_the_segments_of_their_file() -> None:
     assert machine.fsm.hints(LOG).live_fnodes == (live(segment(100, 1, 4, 0, 40)),)
 
 
-def test_hints_choose_among_the_histories_of_several_authors() -> None:
+def test_hints_select_one_history_among_several_authors() -> None:
     hints = Hints(
         LOG,
         (
@@ -173,7 +173,7 @@ def test_hints_choose_among_the_histories_of_several_authors() -> None:
     machine = Machine(hints)
     assert machine.take(Create("/a"), author=666) is ApplyResult.NOT_HINTED_AUTHOR
     assert machine.create("/a", author=100) is APPLIED
-    # 43 is of no interest: the next hinted operation is 44 of author 200, whose checksum the hints tell.
+    # Operation 43 is skipped: the next hinted one is 44 of author 200, and its checksum is in the hints.
     assert machine.fsm.next_seq_no == 44
     assert machine.write(42, author=100) is ApplyResult.NOT_HINTED_AUTHOR
     assert machine.take(Write(Fnode(42), 0, 1), author=200, seq_no=43) is ApplyResult.WRONG_SEQ_NO
@@ -190,13 +190,13 @@ def test_hints_choose_among_the_histories_of_several_authors() -> None:
     assert machine.write(42, author=666) is APPLIED
 
 
-def test_a_file_whose_removal_lies_between_segments_does_not_come_back() -> None:
+def test_a_file_removed_between_segments_stays_removed() -> None:
     first = Machine()
     first.create("/a")
     first.create("/b")
     first.take(SetProperty("/p", "early"))
     first.write(1)
-    first.unlink(2, "/b")  # In no segment of a file that is alive.
+    first.unlink(2, "/b")  # In no segment of a live file.
     first.take(SetProperty("/p", "late"))
     first.link(1, "/b", author=200)
     second = Machine(first.fsm.hints(LOG))
@@ -205,21 +205,21 @@ def test_a_file_whose_removal_lies_between_segments_does_not_come_back() -> None
     assert second.take(SetProperty("/p", "early")) is NOT_TRACKED
     assert second.write(1) is APPLIED
     assert second.fsm.next_seq_no == 7
-    second.offset = 60  # Frames are counters of offsets.
+    second.offset = 60  # Frames count offsets.
     assert second.link(1, "/b", author=200) is APPLIED
     assert dict(second.fsm.paths) == {"/a": 1, "/b": 1}
     assert second.fsm.properties == {"/p": "late"}
     assert second.fsm.next_checksum == first.fsm.next_checksum
 
 
-def test_hints_lead_to_the_state_that_they_were_made_of() -> None:
+def test_hints_rebuild_their_state() -> None:
     first = Machine()
     for path in ("/a", "/b", "/c"):
         first.create(path)
     first.write(2)
     first.unlink(1, "/a")
     first.write(3)
-    second = Machine(first.fsm.hints(LOG), offset=10)  # The file of the first operation is gone.
+    second = Machine(first.fsm.hints(LOG), offset=10)  # The file of the first operation was removed.
     second.create("/b")
     second.create("/c")
     second.write(2)

@@ -57,7 +57,7 @@ def hints(number: int) -> Hints:
     return Hints(LOG, (LiveFnode(Fnode(number), (LogSegment(Author(7), number, 0, 0, number, 0, LOG),)),))
 
 
-async def test_keys_and_values_are_laid_out_as_gazettes(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
+async def test_keys_and_values_have_the_layout_of_gazette(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
     store = HintStore(coordinator, keys)
     assert await store.store_recorded(hints(5))
     await store.store_recovered(hints(4))
@@ -66,7 +66,7 @@ async def test_keys_and_values_are_laid_out_as_gazettes(coordinator: EtcdCoordin
     assert json.loads(found["/a/shard.primary"])["live_nodes"][0]["segments"][0]["author"] == 7
 
 
-async def test_backups_move_along(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
+async def test_backups_rotate(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
     store = HintStore(coordinator, keys)
     assert (await store.fetch()).pick(LOG) == Hints(LOG)
     for number in (1, 2, 3):
@@ -95,7 +95,7 @@ async def test_a_shard_without_backups(coordinator: EtcdCoordinator, keys: HintK
     assert await store.fetch() == replace(await store.fetch(), primary=hints(2), backups=())
 
 
-async def test_hints_without_files_are_not_kept(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
+async def test_hints_without_files_are_not_stored(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
     store = HintStore(coordinator, keys)
     await store.store_recorded(hints(5))
     assert not await store.store_recorded(Hints(LOG))
@@ -103,7 +103,7 @@ async def test_hints_without_files_are_not_kept(coordinator: EtcdCoordinator, ke
     assert (await store.fetch()).present == [hints(5)]
 
 
-async def test_what_cannot_be_read_is_an_error_with_its_key(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
+async def test_the_error_of_an_unreadable_value_names_its_key(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
     await coordinator.txn([], [Put(keys.primary, b"{}")])
     with pytest.raises(CorruptData, match=r"a/shard\.primary"):
         await HintStore(coordinator, keys).fetch()
@@ -135,7 +135,7 @@ async def test_nothing_is_written_without_the_assignment(
     assert after == [kv for kv in before if kv.key != assignment.key]
 
 
-async def test_an_etcd_that_cannot_be_reached_is_no_harm_to_recorded_hints(keys: HintKeys) -> None:
+async def test_recorded_hints_may_fail_while_etcd_is_unreachable(keys: HintKeys) -> None:
     class Gone:
         def __init__(self, error: Exception) -> None:
             self.error = error
@@ -157,13 +157,13 @@ async def test_owners_are_claimed_and_confirmed(coordinator: EtcdCoordinator, ke
     await authority.confirm(handoff)
     assert await authority.current() == Ownership(Author(7), handoff)
     await authority.claim(Author(8))
-    # What is known to be in the log stays known while the next takeover is not there yet.
+    # The confirmed handoff stays until the next takeover is confirmed.
     assert await authority.current() == Ownership(Author(8), handoff)
     with pytest.raises(Fenced, match="0x8 is"):
         await authority.confirm(handoff)
 
 
-async def test_all_is_removed_with_the_shard(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
+async def test_all_keys_are_removed_with_the_shard(coordinator: EtcdCoordinator, keys: HintKeys) -> None:
     store = HintStore(coordinator, keys)
     for number in (1, 2, 3):
         await store.store_recovered(hints(number))
@@ -177,15 +177,15 @@ async def test_all_is_removed_with_the_shard(coordinator: EtcdCoordinator, keys:
     ("prefix", "shard", "backups"),
     [("", "s", 1), ("relative", "s", 1), ("/a/", "s", 1), ("/a", "", 1), ("/a", "s", -1)],
 )
-def test_keys_are_checked(prefix: str, shard: str, backups: int) -> None:
+def test_invalid_keys_are_refused(prefix: str, shard: str, backups: int) -> None:
     with pytest.raises(InvalidInput):
         HintKeys(prefix, shard, backups)
 
 
-async def test_a_log_is_handed_over_by_way_of_etcd(
+async def test_owners_take_over_a_log_through_etcd(
     broker: FakeBroker, coordinator: EtcdCoordinator, keys: HintKeys, owners: Owners
 ) -> None:
-    """Owner after owner recovers from the stored hints, and a loss of all brokers lets no stale one in."""
+    """Each owner recovers from the stored hints. After a loss of all brokers, stale owners stay fenced off."""
     store, authority = HintStore(coordinator, keys), EtcdAuthority(coordinator, keys, LOG)
     stale = None
     for number in range(4):

@@ -1,4 +1,4 @@
-"""Hints of recovery logs: their encodings, and ones that contradict themselves."""
+"""Hints of recovery logs: encodings and contradictions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.consumers.recoverylog.histories import LOG, live, segment
         Hints("other/log", (live(segment(100, 1, 5, 0)),)),
     ],
 )
-def test_hints_that_contradict_themselves_are_refused(hints: Hints) -> None:
+def test_contradictory_hints_are_refused(hints: Hints) -> None:
     with pytest.raises(InvalidInput):
         Fsm(hints)
     with pytest.raises(CorruptData):
@@ -47,7 +47,7 @@ HINTS = Hints(
 )
 
 
-def test_hints_in_json_are_as_gazette_writes_them() -> None:
+def test_hints_in_json_have_the_format_of_gazette() -> None:
     assert HINTS.to_json() == (
         b'{"log":"a/log","live_nodes":[{"fnode":5,"segments":['
         b'{"author":4294967295,"first_seq_no":5,"last_seq_no":8,"last_offset":1099511627776,"log":"old/log"},'
@@ -61,7 +61,7 @@ def test_hints_are_read_from_either_encoding(content: bytes) -> None:
     assert Hints.from_bytes(content) == HINTS
 
 
-def test_what_go_writes_for_nothing_is_read() -> None:
+def test_empty_hints_written_by_go_are_read() -> None:
     assert Hints.from_bytes(b'{"log":"a/log","live_nodes":null,"properties":null}') == Hints(LOG)
 
 
@@ -77,6 +77,6 @@ def test_what_go_writes_for_nothing_is_read() -> None:
         b'{"log":"a/log","live_nodes":[5]}',
     ],
 )
-def test_what_is_no_hints_is_refused(content: bytes) -> None:
+def test_invalid_hints_are_refused(content: bytes) -> None:
     with pytest.raises(CorruptData):
         Hints.from_bytes(content)

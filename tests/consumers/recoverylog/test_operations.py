@@ -25,11 +25,11 @@ from coranto_consumers.recoverylog.operations import (
     ("content", "expected"),
     [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)],
 )
-def test_checksums_are_castagnolis(content: bytes, expected: int) -> None:
+def test_checksums_use_crc32c(content: bytes, expected: int) -> None:
     assert crc32c(0, content) == expected
 
 
-def test_a_checksum_is_continued() -> None:
+def test_a_checksum_can_be_continued() -> None:
     assert crc32c(crc32c(0, b"12345"), b"6789") == crc32c(0, b"123456789")
 
 
@@ -55,7 +55,7 @@ def test_authors_are_random_and_never_zero() -> None:
 @pytest.mark.parametrize(
     ("change", "payload"),
     [
-        # seq_no 3, checksum 0x01020304 and author 0x0a0b0c0d come first; then the field of the change.
+        # First seq_no 3, checksum 0x01020304 and author 0x0a0b0c0d, then the field of the change.
         (None, ""),
         (Create("/a"), "2204" + "0a022f61"),
         (Link(Fnode(2), "/a"), "2a06" + "0802" + "12022f61"),
@@ -64,7 +64,7 @@ def test_authors_are_random_and_never_zero() -> None:
         (SetProperty("/a", "b"), "4207" + "0a022f61" + "120162"),
     ],
 )
-def test_operations_have_the_bytes_of_gazette(change: Change | None, payload: str) -> None:
+def test_operations_have_the_encoding_of_gazette(change: Change | None, payload: str) -> None:
     op = RecordedOperation(3, 0x01020304, Author(0x0A0B0C0D), change, "a/log", 100, 120)
     encoded = bytes.fromhex("0803" + "1504030201" + "1d0d0c0b0a" + payload)
     assert op.to_payload() == encoded
@@ -76,6 +76,6 @@ def test_operations_have_the_bytes_of_gazette(change: Change | None, payload: st
 @pytest.mark.parametrize(
     "payload", [b"\xff\xff", RecordedOperation(1, 0, Author(1), Write(Fnode(1), -1, 1)).to_payload()]
 )
-def test_what_is_no_operation_is_refused(payload: bytes) -> None:
+def test_invalid_operations_are_refused(payload: bytes) -> None:
     with pytest.raises(InvalidInput):
         RecordedOperation.from_payload(payload, "a/log", 0, 10)

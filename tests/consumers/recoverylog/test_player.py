@@ -54,7 +54,7 @@ async def test_an_empty_log_is_played(owners: Owners, content_of: ContentOf) -> 
     assert content_of(recovery.directory) == {}
 
 
-async def test_playing_needs_its_log(client: JournalClient, owners: Owners) -> None:
+async def test_playing_a_missing_log_is_an_error(client: JournalClient, owners: Owners) -> None:
     async with Player(client, Hints("no/such/log"), owners.new_folder()) as player:
         with pytest.raises(JournalNotFound):
             await player.finish()
@@ -62,7 +62,7 @@ async def test_playing_needs_its_log(client: JournalClient, owners: Owners) -> N
             await player.tailing()
 
 
-async def test_files_get_all_their_paths(owners: Owners, content_of: ContentOf) -> None:
+async def test_files_have_all_their_paths(owners: Owners, content_of: ContentOf) -> None:
     directory = await owners.take_over()
     put(directory, "a", b"one")
     directory.link("a", "deep/er/b")
@@ -77,7 +77,7 @@ async def test_files_get_all_their_paths(owners: Owners, content_of: ContentOf) 
     assert not (recovery.directory / STAGING).exists()
 
 
-async def test_what_the_folder_held_is_removed(owners: Owners, client: JournalClient, tmp_path: Path) -> None:
+async def test_earlier_content_of_the_folder_is_removed(owners: Owners, client: JournalClient, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "old").touch()
     async with Player(client, Hints(LOG), tmp_path / "folder") as player:
@@ -115,7 +115,7 @@ async def test_a_handoff_sets_the_fence(broker: FakeBroker, owners: Owners) -> N
     assert recovery.fsm.next_seq_no == 3
 
 
-async def test_a_standby_ends_at_the_head_without_a_trace(
+async def test_a_standby_can_finish_at_the_head_without_appending(
     broker: FakeBroker, owners: Owners, client: JournalClient, content_of: ContentOf
 ) -> None:
     first = await owners.take_over()
@@ -129,7 +129,7 @@ async def test_a_standby_ends_at_the_head_without_a_trace(
     assert broker.journals[LOG].head == head
 
 
-async def test_leaving_a_player_stops_it_and_removes_its_folder(owners: Owners, client: JournalClient) -> None:
+async def test_closing_a_player_stops_it_and_removes_its_folder(owners: Owners, client: JournalClient) -> None:
     folder = owners.new_folder()
     async with Player(client, Hints(LOG), folder) as standby:
         await standby.tailing()
@@ -139,7 +139,7 @@ async def test_leaving_a_player_stops_it_and_removes_its_folder(owners: Owners, 
         await standby.finish()
 
 
-async def test_a_player_plays_within_its_block(owners: Owners, client: JournalClient) -> None:
+async def test_a_player_works_only_inside_its_block(owners: Owners, client: JournalClient) -> None:
     player = Player(client, Hints(LOG), owners.new_folder())
     with pytest.raises(InvalidInput):
         await player.finish()
@@ -148,7 +148,7 @@ async def test_a_player_plays_within_its_block(owners: Owners, client: JournalCl
             await player.hand_off(Author(0))
 
 
-async def test_connections_that_break_are_survived(
+async def test_broken_connections_are_retried(
     broker: FakeBroker, owners: Owners, client: JournalClient, content_of: ContentOf
 ) -> None:
     first = await owners.take_over()
@@ -162,18 +162,18 @@ async def test_connections_that_break_are_survived(
         broker.at(CallPoint.APPEND_APPLIED, Break.CUT)
         recovery = await standby.hand_off(new_author())
     assert content_of(recovery.directory) == {"a": b"x" * 200_000}
-    # The handoff is there twice, and its repetition is out of place.
+    # The log has the handoff twice; the second one is out of sequence.
     second = await owners.record(recovery)
     put(second, "b", b"y")
     await second.recorder.barrier()
     assert set(content_of((await owners.peek()).directory)) == {"a", "b"}
 
 
-# -- Without the fence of registers: sequence and checksum alone ------------------------------------------------------
+# -- Without the fence in registers: only sequence and checksum -------------------------------------------------------
 
 
 class RacedClient(JournalClient):
-    """Something else happens just before its appends that set registers, as often as there is something to happen."""
+    """Runs the next of `races` before each append that sets registers."""
 
     def __init__(self, endpoint: str, *races: Callable[[], Awaitable[object]]) -> None:
         super().__init__(endpoint)
@@ -186,7 +186,7 @@ class RacedClient(JournalClient):
 
 
 def unfence(recorder: Recorder) -> None:
-    """Make it append whatever the registers are, and believe in it."""
+    """Make a recorder append with any registers, and trust the append."""
 
     async def believe(*arguments: object) -> None:
         pass
@@ -195,10 +195,10 @@ def unfence(recorder: Recorder) -> None:
     recorder._restore_fence = believe
 
 
-async def test_a_raced_handoff_is_tried_again(
+async def test_a_raced_handoff_is_retried(
     broker: FakeBroker, owners: Owners, client: JournalClient, content_of: ContentOf
 ) -> None:
-    """An author that no fence stops goes on writing while another takes over: all readers agree on one history."""
+    """An unfenced author keeps writing while another takes over: all readers agree on one history."""
     first = await owners.take_over()
     unfence(first.recorder)
     put(first, "a", b"one")
@@ -230,16 +230,14 @@ async def test_a_raced_handoff_is_tried_again(
     assert b"of the branch that lost" in broker.journals[LOG].content
 
 
-async def test_garbage_between_appends_is_passed_over(
-    broker: FakeBroker, owners: Owners, content_of: ContentOf
-) -> None:
+async def test_garbage_between_appends_is_skipped(broker: FakeBroker, owners: Owners, content_of: ContentOf) -> None:
     first = await owners.take_over()
     put(first, "a", b"one")
     await first.recorder.barrier()
     await broker.write(LOG, b"some garbage \x66\x33\x93\x36 and more of it")
     put(first, "b", b"two")
     await first.recorder.barrier()
-    # What looks like an operation that a large write follows.
+    # Garbage that looks like an operation before a large write.
     claim = RecordedOperation(999, 0, Author(1), Write(Fnode(2), 0, 1 << 40)).to_payload()
     await broker.write(LOG, b"x" + encode_frame(claim))
     second = await owners.take_over()
@@ -251,10 +249,10 @@ async def test_garbage_between_appends_is_passed_over(
         assert content_of((await owners.peek(hints)).directory) == expected
 
 
-# -- Content that is gone ---------------------------------------------------------------------------------------------
+# -- Missing content --------------------------------------------------------------------------------------------------
 
 
-async def test_pruned_content_is_passed_over(
+async def test_pruned_content_is_skipped(
     broker: FakeBroker, owners: Owners, content_of: ContentOf, tmp_path: Path
 ) -> None:
     journal = broker.journals[LOG]
@@ -274,12 +272,12 @@ async def test_pruned_content_is_passed_over(
         await owners.peek()
 
 
-async def test_hinted_content_that_is_gone_is_an_error(broker: FakeBroker, owners: Owners, tmp_path: Path) -> None:
+async def test_missing_hinted_content_is_an_error(broker: FakeBroker, owners: Owners, tmp_path: Path) -> None:
     journal = broker.journals[LOG]
     first = await owners.take_over()
     put(first, "a", b"x" * 1000)
     await first.recorder.barrier()
-    recovery = await owners.recover()  # A player knows where segments end.
+    recovery = await owners.recover()  # The hints of a player have the ends of segments.
     journal.roll(tmp_path)
     second = await owners.record(recovery)
     put(second, "b", b"y")
@@ -302,7 +300,7 @@ async def test_hints_beyond_the_head_are_an_error(owners: Owners) -> None:
     impossible = replace(hints, live_fnodes=(*hints.live_fnodes, LiveFnode(Fnode(1000), (beyond,))))
     with pytest.raises(CorruptData, match="below the hinted"):
         await owners.peek(impossible)
-    # Within the log, but nowhere in it.
+    # An offset inside the log, but without this operation.
     unmet = replace(
         hints, live_fnodes=(*hints.live_fnodes, LiveFnode(Fnode(1000), (replace(beyond, first_offset=20),)))
     )
@@ -310,7 +308,7 @@ async def test_hints_beyond_the_head_are_an_error(owners: Owners) -> None:
         await owners.peek(unmet)
 
 
-async def test_a_file_that_hints_name_must_be_created(broker: FakeBroker, owners: Owners) -> None:
+async def test_a_hinted_file_must_be_created_in_the_log(broker: FakeBroker, owners: Owners) -> None:
     author, log = Author(7), b""
     checksum = 0
     for change in (Create("/a"), None):
@@ -325,7 +323,7 @@ async def test_a_file_that_hints_name_must_be_created(broker: FakeBroker, owners
         await owners.peek(Hints(LOG, (live, ghost)))
 
 
-async def test_a_path_outside_of_the_folder_is_refused(broker: FakeBroker, owners: Owners, tmp_path: Path) -> None:
+async def test_a_path_that_leaves_the_folder_is_refused(broker: FakeBroker, owners: Owners, tmp_path: Path) -> None:
     op = RecordedOperation(1, 0, Author(7), Create("/../../evil"))
     await broker.write(LOG, encode_frame(op.to_payload()))
     with pytest.raises(CorruptData, match="not below the folder"):
@@ -333,7 +331,7 @@ async def test_a_path_outside_of_the_folder_is_refused(broker: FakeBroker, owner
     assert not any("evil" in names for _, _, names in os.walk(tmp_path))
 
 
-async def test_a_log_that_ends_within_a_write_is_an_error(broker: FakeBroker, owners: Owners) -> None:
+async def test_a_log_that_ends_inside_a_write_is_an_error(broker: FakeBroker, owners: Owners) -> None:
     first = RecordedOperation(1, 0, Author(7), Create("/a")).to_payload()
     checksum = HistoryPosition(1, 0).after(first).checksum
     torn = RecordedOperation(2, checksum, Author(7), Write(Fnode(1), 0, 100)).to_payload()
@@ -343,7 +341,7 @@ async def test_a_log_that_ends_within_a_write_is_an_error(broker: FakeBroker, ow
 
 
 async def test_logs_of_gazette_are_played(broker: FakeBroker, owners: Owners, content_of: ContentOf) -> None:
-    """Bytes laid out by hand from Gazette's message definitions: create, write, link, unlink, property."""
+    """Bytes encoded by hand from Gazette's message definitions: create, write, link, unlink, property."""
     payloads = [
         ("08011d0700000022040a022f61", b""),
         ("080215{crc}1d070000003a06080110001805", b"hello"),
@@ -363,7 +361,7 @@ async def test_logs_of_gazette_are_played(broker: FakeBroker, owners: Owners, co
     assert dict(played.fsm.paths) == {"/b": 1}
 
 
-# -- What the authority knows -----------------------------------------------------------------------------------------
+# -- Checks by the authority ------------------------------------------------------------------------------------------
 
 
 async def test_a_takeover_is_claimed_and_confirmed(owners: Owners) -> None:
@@ -375,7 +373,7 @@ async def test_a_takeover_is_claimed_and_confirmed(owners: Owners) -> None:
     assert authority.ownership.handoff == again.handoff
 
 
-async def test_a_takeover_that_is_refused_leaves_no_trace(broker: FakeBroker, owners: Owners) -> None:
+async def test_a_refused_takeover_appends_nothing(broker: FakeBroker, owners: Owners) -> None:
     class Refusal(MemoryAuthority):
         async def claim(self, author: Author) -> None:
             raise Fenced("this process was not assigned the shard")
@@ -385,7 +383,7 @@ async def test_a_takeover_that_is_refused_leaves_no_trace(broker: FakeBroker, ow
     assert broker.journals[LOG].content == b""
 
 
-async def test_who_is_overtaken_between_claim_and_handoff_does_not_take_over(owners: Owners) -> None:
+async def test_an_author_overtaken_between_claim_and_handoff_does_not_take_over(owners: Owners) -> None:
     class Overtaken(MemoryAuthority):
         async def claim(self, author: Author) -> None:
             await super().claim(author)
@@ -395,7 +393,7 @@ async def test_who_is_overtaken_between_claim_and_handoff_does_not_take_over(own
         await owners.recover(author=Author(7), authority=Overtaken())
 
 
-async def test_who_takes_over_while_another_begins_to_play_is_not_taken_for_a_loss(owners: Owners) -> None:
+async def test_a_takeover_while_another_player_starts_is_not_a_loss(owners: Owners) -> None:
     class Raced(MemoryAuthority):
         looks = 0
 
@@ -427,11 +425,11 @@ async def test_a_log_that_lost_its_last_takeover_is_not_played(
     await broker.write(LOG, b"z" * 500 + encode_frame(RecordedOperation(1, 0, Author(9)).to_payload()))
     with pytest.raises(CorruptData, match="something else now"):
         await owners.recover(hints, authority=authority)
-    # Without the authority's word, playing takes what is there.
+    # Without an authority, a player accepts the present content.
     assert set((await owners.peek(hints)).fsm.paths) == {"/a"}
 
 
-async def test_hints_that_lead_past_the_last_takeover_are_played(owners: Owners, content_of: ContentOf) -> None:
+async def test_hints_beyond_the_last_takeover_are_played(owners: Owners, content_of: ContentOf) -> None:
     authority = MemoryAuthority()
     first = await owners.take_over(authority=authority)
     put(first, "a", b"x")

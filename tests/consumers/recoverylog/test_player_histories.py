@@ -1,7 +1,7 @@
-"""Random histories of several authors in a log: whatever happens, players rebuild what the owner had made durable.
+"""Random histories of several authors in a log: players always rebuild the owner's durable files.
 
-The owner changes files at random and is at times replaced, in the midst of an append or not, by one that recovers from
-hints of any age. Those before it go on as zombies. Appends are repeated, answers are lost, garbage comes between, all
+The owner changes files at random. At random points, also during an append, a new owner recovers from hints of any age
+and replaces it. Earlier owners keep running as zombies. Appends are repeated, answers are lost, garbage is written, all
 brokers are lost with the registers, dead content is pruned, and the log is forked.
 """
 
@@ -47,11 +47,11 @@ def write_at(content: bytes, offset: int, piece: bytes) -> bytes:
 
 
 class Owner:
-    """An author, the files that it sees, and a model of them that knows links as the identity of a list."""
+    """An author, its files, and a model of the files with links as the identity of a list."""
 
     def __init__(self, directory: RecordedDirectory, paths: dict[str, list[bytes]]) -> None:
         self.directory = directory
-        self.paths = paths  # A file is a list with its content as the one item; links share it.
+        self.paths = paths  # A file is a list with its content as the only item; links share the list.
         self.since_durable: list[Model] = [self.model]
 
     @property
@@ -59,7 +59,7 @@ class Owner:
         return {path: file[0] for path, file in self.paths.items()}
 
     def change(self, draw: Any) -> None:
-        """One change, drawn among those that are possible."""
+        """Make one change, drawn from the possible ones."""
         directory, paths = self.directory, self.paths
         kinds = ["create"] + (["write", "remove", "rename", "link", "together"] if paths else [])
         kind = draw(st.sampled_from(kinds))
@@ -99,7 +99,7 @@ class Owner:
         self.since_durable.append(self.model)
 
     def note(self, target: str, file: list[bytes]) -> None:
-        """A state in between, which a crash may leave."""
+        """Record an intermediate state that a crash may leave."""
         self.since_durable.append({path: each[0] for path, each in {**self.paths, target: file}.items()})
 
     async def make_durable(self) -> None:
@@ -116,7 +116,7 @@ def files_of(folder: Path) -> Model:
 
 
 def linked(folder: Path) -> dict[str, list[bytes]]:
-    """The files below a folder with their links, as an owner's model has them."""
+    """Return the files below a folder with their links, in the form of an owner's model."""
     by_inode: dict[int, list[bytes]] = {}
     found: dict[str, list[bytes]] = {}
     for name, content in files_of(folder).items():
@@ -130,7 +130,7 @@ class World:
         self.journals = MemoryJournals(*LOGS)
         self.client = cast(JournalClient, self.journals)
         self.authority = MemoryAuthority()
-        self.hints = [Hints(LOGS[0])]  # All that lead to the present history, the latest last.
+        self.hints = [Hints(LOGS[0])]  # All hints for the current history, the latest last.
         self.zombies: list[Owner] = []
         self.folders = 0
         self.log = 0
@@ -148,7 +148,7 @@ class World:
             return await player.hand_off(author)
 
     async def take_over(self, earlier: Owner | None) -> Owner:
-        """Replace the owner, at any point of what it is doing."""
+        """Replace the owner, at any point of its work."""
         for _ in range(self.draw(st.integers(0, 6))):
             await asyncio.sleep(0)
         stop = earlier is not None and self.draw(st.booleans())
@@ -168,7 +168,7 @@ class World:
         owner = Owner(RecordedDirectory(recorder), found)
         if fork:
             event("forked")
-            # Nothing leads into a fork before a file was written there.
+            # Hints include the fork only after a write there.
             name = min(found)
             with owner.directory.open(name) as file:
                 file.write_at(0, b"forked")
@@ -178,7 +178,7 @@ class World:
         return owner
 
     async def fresh_hints(self, owner: Owner) -> Hints | None:
-        """None without files in the present log: such hints lead to its beginning, which may be pruned."""
+        """Return new hints, or None if the current log has no file: such hints need its beginning, which may be pruned."""
         await owner.make_durable()
         live = owner.directory.recorder._fsm.hints(LOGS[self.log]).live_fnodes
         if not any(segment.log == LOGS[self.log] for each in live for segment in each.segments):
@@ -186,7 +186,7 @@ class World:
         return await owner.directory.recorder.hints()
 
     async def check(self, owner: Owner) -> None:
-        """All that any hints lead to is what the owner sees."""
+        """Check that playing any hints gives the owner's files."""
         fresh = await self.fresh_hints(owner)
         candidates = [self.draw(st.sampled_from(self.hints))]
         if fresh is not None:
@@ -248,13 +248,13 @@ class World:
         return owner
 
     async def stir(self, zombie: Owner) -> None:
-        """A zombie writes on. It never learns that anything it wrote was durable."""
+        """Let a zombie write. Its writes are never reported as durable."""
         try:
             zombie.directory.recorder.create("zombie")
             await zombie.directory.recorder.barrier()
         except Fenced:
             return
-        raise AssertionError("a zombie was told that its append counts")
+        raise AssertionError("an append of a zombie was acknowledged")
 
 
 GARBAGE = (

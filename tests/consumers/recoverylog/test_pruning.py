@@ -55,13 +55,13 @@ def test_fragments_without_live_content_are_dead(begin: int, end: int, dead: boo
     assert is_dead(fragment(begin, end), live.by_log[A]) == dead
 
 
-def test_the_last_segment_has_no_end_even_if_its_end_is_known() -> None:
+def test_content_after_the_last_segment_is_live_even_if_the_segment_has_an_end() -> None:
     live = live_segments([shard("s", A, hints(OLD, MIDDLE))])
     assert not is_dead(fragment(5000, 6000), live.by_log[A])
     assert is_dead(fragment(200, 400), live.by_log[A])
 
 
-def test_what_any_hints_lead_to_stays() -> None:
+def test_content_referenced_by_any_hints_is_kept() -> None:
     shards = [shard("s", A, hints(LAST), hints(MIDDLE, LAST), hints(LAST))]
     assert not is_dead(fragment(400, 500), live_segments(shards).by_log[A])
     assert is_dead(fragment(100, 200), live_segments(shards).by_log[A])
@@ -77,7 +77,7 @@ def test_what_any_hints_lead_to_stays() -> None:
     ("primary", "backup"),
     [(None, hints(LAST)), (hints(LAST), None), (None, None), (Hints(A), hints(LAST)), (hints(LAST), Hints(A))],
 )
-def test_a_log_is_left_alone_until_all_hints_have_files(primary: Hints | None, backup: Hints | None) -> None:
+def test_a_log_is_not_pruned_until_all_hints_have_files(primary: Hints | None, backup: Hints | None) -> None:
     live = live_segments([shard("good", A, hints(LAST), hints(LAST)), shard("s", A, primary, backup)])
     assert set(live.kept) == {A}
     assert "shard s" in live.kept[A]
@@ -88,8 +88,8 @@ def test_segments_of_different_histories_need_not_agree() -> None:
     assert not is_dead(fragment(0, 100), live_segments([shard("s", A, hints(LAST), hints(other))]).by_log[A])
 
 
-def test_what_only_hints_name_is_left_alone() -> None:
-    """Whoever may apply a shard may give it hints, and name in them any journal whose content is to go."""
+def test_a_log_named_only_in_hints_is_not_pruned() -> None:
+    """Any client that may apply a shard may give it hints, and name any journal in them."""
     other = "flights/events"
     hostile = hints(segment(1, 2, 10**9, 10**9 + 1, other), segment(10, 20, 0, 0), log=A)
     live = live_segments([shard("s", A, hostile, hints(LAST))])
@@ -97,7 +97,7 @@ def test_what_only_hints_name_is_left_alone() -> None:
     assert "shard s" in live.kept[other]
 
 
-def test_the_log_that_a_shard_at_hand_has_forked_off_is_pruned_with_it() -> None:
+def test_a_forked_log_is_pruned_only_together_with_the_shard_of_the_original() -> None:
     fork = hints(OLD, segment(80, 90, 0, 0, B, author=8), log=B)
     assert live_segments([shard("s", A, hints(LAST)), shard("t", B, fork)]).kept == {}
     assert set(live_segments([shard("t", B, fork)]).kept) == {A}

@@ -1,4 +1,4 @@
-"""A recorder's operations, and a player that reads them back, against a fake broker."""
+"""A recorder's operations, and a player that reads them back, on a fake broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ContentOf = Callable[[Path], dict[str, bytes]]
 
 
 def parse(content: bytes, log: str = LOG) -> list[object]:
-    """Changes in a log, and the bytes of writes behind them."""
+    """Return the changes in a log, and the bytes after each write."""
     decoder = LogDecoder(log, 0)
     found: list[object] = []
     for event in decoder.feed(content):
@@ -64,7 +64,7 @@ async def test_files_are_recorded(broker: FakeBroker, owners: Owners) -> None:
     ]
 
 
-async def test_a_file_takes_the_place_of_another(broker: FakeBroker, owners: Owners) -> None:
+async def test_a_rename_replaces_another_file(broker: FakeBroker, owners: Owners) -> None:
     directory = await owners.take_over()
     for name in ("a", "b", "a"):
         directory.create(name).close()
@@ -83,7 +83,7 @@ async def test_a_file_takes_the_place_of_another(broker: FakeBroker, owners: Own
     assert [node.fnode for node in live] == [3]
 
 
-async def test_two_paths_of_one_file_stay_when_one_is_renamed_to_the_other(owners: Owners) -> None:
+async def test_renaming_a_path_to_another_path_of_the_same_file_keeps_both(owners: Owners) -> None:
     directory = await owners.take_over()
     directory.create("a").close()
     directory.link("a", "b")
@@ -125,7 +125,7 @@ async def test_a_property_is_set_by_a_rename_and_kept_in_hints(owners: Owners, c
         lambda recorder: recorder.rename("deep/er", "a/below"),
     ],
 )
-async def test_what_cannot_be_is_refused_and_harms_nothing(
+async def test_invalid_operations_are_refused_and_change_nothing(
     operation: Callable[[Recorder], object], owners: Owners, content_of: ContentOf
 ) -> None:
     directory = await owners.take_over()
@@ -138,7 +138,7 @@ async def test_what_cannot_be_is_refused_and_harms_nothing(
     assert content_of((await owners.peek()).directory) == {"a": b"", "b": b"", "deep/er": b""}
 
 
-async def test_a_file_may_be_renamed_to_below_its_former_name(owners: Owners, content_of: ContentOf) -> None:
+async def test_a_file_may_be_renamed_to_a_path_below_its_old_name(owners: Owners, content_of: ContentOf) -> None:
     directory = await owners.take_over()
     directory.create("a").close()
     directory.recorder.rename("a", "a/b")
@@ -146,7 +146,7 @@ async def test_a_file_may_be_renamed_to_below_its_former_name(owners: Owners, co
     assert content_of((await owners.peek()).directory) == {"a/b": b""}
 
 
-async def test_what_is_recorded_together_is_one_append(broker: FakeBroker, owners: Owners) -> None:
+async def test_operations_recorded_together_are_one_append(broker: FakeBroker, owners: Owners) -> None:
     directory = await owners.take_over()
     recorder, journal = directory.recorder, broker.journals[LOG]
     before = broker.count("Append")
@@ -162,7 +162,7 @@ async def test_what_is_recorded_together_is_one_append(broker: FakeBroker, owner
     assert journal.head > head + (8 << 20)
 
 
-async def test_an_exception_while_recording_together_is_the_end(broker: FakeBroker, owners: Owners) -> None:
+async def test_an_exception_while_recording_together_ends_the_recorder(broker: FakeBroker, owners: Owners) -> None:
     directory = await owners.take_over()
     head = broker.journals[LOG].head
 
@@ -244,7 +244,7 @@ async def test_closing_cancels_barriers(broker: FakeBroker, owners: Owners) -> N
 @pytest.mark.parametrize(
     "point", [CallPoint.APPEND_BEGUN, CallPoint.APPEND_CONTENT, CallPoint.APPEND_HALF_CLOSED, CallPoint.APPEND_APPLIED]
 )
-async def test_broken_connections_are_survived(
+async def test_broken_connections_are_retried(
     point: CallPoint, broker: FakeBroker, owners: Owners, content_of: ContentOf
 ) -> None:
     directory = await owners.take_over()
@@ -259,7 +259,7 @@ async def test_broken_connections_are_survived(
         assert content_of((await owners.peek(hints)).directory) == {"a": b"content", "b": b"more"}
 
 
-async def test_an_error_that_will_not_go_away_is_the_end(broker: FakeBroker, owners: Owners) -> None:
+async def test_a_permanent_error_ends_the_recorder(broker: FakeBroker, owners: Owners) -> None:
     directory = await owners.take_over()
     broker.at(CallPoint.APPEND_BEGUN, grpc.StatusCode.PERMISSION_DENIED)
     directory.create("a").close()
@@ -269,7 +269,7 @@ async def test_an_error_that_will_not_go_away_is_the_end(broker: FakeBroker, own
         directory.recorder.create("b")
 
 
-async def test_hints_of_a_recorder_lead_to_its_files(owners: Owners, content_of: ContentOf) -> None:
+async def test_hints_of_a_recorder_rebuild_its_files(owners: Owners, content_of: ContentOf) -> None:
     directory = await owners.take_over()
     for number in range(10):
         with directory.create(f"file-{number}") as file:
@@ -312,7 +312,7 @@ async def test_a_fork_continues_in_another_log(broker: FakeBroker, owners: Owner
     assert set(content_of(played.directory)) == {"a", "b", "c"}
 
 
-async def test_a_log_that_was_not_taken_over_is_not_recorded_to(client: JournalClient, owners: Owners) -> None:
+async def test_recording_needs_a_takeover_of_the_log(client: JournalClient, owners: Owners) -> None:
     recovery: RecoveredFiles = await owners.peek()
     with pytest.raises(InvalidInput, match="not taken over"):
         Recorder(client, recovery)

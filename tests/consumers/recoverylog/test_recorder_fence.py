@@ -1,4 +1,4 @@
-"""A fence that survives the loss of all brokers of a log, which takes its registers, and perhaps content, with it."""
+"""The fence of a log survives the loss of all brokers with its registers, and perhaps content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def commit(directory: RecordedDirectory, name: str) -> None:
 
 
 def lose_brokers(journal: FakeJournal, kept: int | None = None) -> None:
-    """All brokers of the journal are lost: its registers are, and content from `kept` on."""
+    """Lose all brokers of the journal: its registers, and its content from `kept`."""
     journal.registers = pb.LabelSet()
     if kept is not None:
         del journal.spool[kept:]
@@ -50,7 +50,7 @@ def journal(broker: FakeBroker) -> FakeJournal:
     return broker.journals[LOG]
 
 
-async def test_the_owner_puts_its_fence_back_and_continues(
+async def test_the_owner_restores_its_fence_and_continues(
     journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
     owner = await owners.take_over(authority=authority)
@@ -64,7 +64,7 @@ async def test_the_owner_puts_its_fence_back_and_continues(
     assert set((await owners.peek(await owner.recorder.hints())).fsm.paths) == {"/a", "/b", "/c", "/d"}
 
 
-async def test_a_stale_author_that_comes_first_is_kept_out(
+async def test_a_stale_author_that_appends_first_is_fenced_off(
     journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
     stale = await owners.take_over(authority=authority)
@@ -72,7 +72,7 @@ async def test_a_stale_author_that_comes_first_is_kept_out(
     owner = await owners.take_over(authority=authority)
     await commit(owner, "b")
     lose_brokers(journal)
-    # The empty registers let its append in. It does not believe in it, and leaves them as they are.
+    # The empty registers accept the stale append. Its author does not trust it, and does not set the registers.
     with pytest.raises(Fenced, match="not its owner"):
         await commit(stale, "stale")
     assert author_of(journal.registers) is None
@@ -81,7 +81,7 @@ async def test_a_stale_author_that_comes_first_is_kept_out(
     assert set((await owners.peek()).fsm.paths) == {"/a", "/b", "/c"}
 
 
-async def test_a_stale_author_that_comes_second_is_kept_out(
+async def test_a_stale_author_that_appends_second_is_fenced_off(
     journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
     stale = await owners.take_over(authority=authority)
@@ -93,10 +93,10 @@ async def test_a_stale_author_that_comes_second_is_kept_out(
     assert set((await owners.peek()).fsm.paths) == {"/a"}
 
 
-async def test_a_stale_author_is_kept_out_where_all_of_its_successor_was_lost(
+async def test_a_stale_author_is_fenced_off_even_if_all_content_of_its_successor_is_lost(
     journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
-    """Content alone cannot tell: what the stale author appends continues the log as it is."""
+    """Content alone does not show it: the stale append continues the remaining log correctly."""
     stale = await owners.take_over(authority=authority)
     await commit(stale, "a")
     kept = journal.head
@@ -105,7 +105,7 @@ async def test_a_stale_author_is_kept_out_where_all_of_its_successor_was_lost(
     lose_brokers(journal, kept)
     with pytest.raises(Fenced, match="not its owner"):
         await commit(stale, "stale")
-    # Nor can the owner go on, whose content is gone; nor the next take over without an operator's word.
+    # The owner cannot continue without its content, nor can the next one take over without an operator.
     with pytest.raises(CorruptData, match=r"lost content|not there any more"):
         await commit(owner, "c")
     with pytest.raises(CorruptData, match=r"content (is|was) lost"):
@@ -116,10 +116,10 @@ def handoff_of(author: Author, seq_no: int, checksum: int) -> bytes:
     return encode_frame(RecordedOperation(seq_no, checksum, author).to_payload())
 
 
-async def test_a_late_handoff_takes_the_log_from_nobody(
+async def test_a_late_handoff_does_not_take_over_the_log(
     client: JournalClient, journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
-    """Of a process that hung between its claim and its handoff, while another took over. Handoffs check no fence."""
+    """A process hung between its claim and its handoff while another took over. Handoffs check no fence."""
     earlier = await owners.take_over(authority=authority)
     await commit(earlier, "a")
     seen = (await owners.peek()).fsm
@@ -134,10 +134,10 @@ async def test_a_late_handoff_takes_the_log_from_nobody(
     assert set((await owners.peek()).fsm.paths) == {"/a", "/b", "/c", "/d"}
 
 
-async def test_a_handoff_in_its_place_takes_the_log_also_from_those_who_have_an_authority(
+async def test_a_handoff_in_sequence_takes_over_a_log_even_from_an_owner_with_an_authority(
     client: JournalClient, journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
-    """A Gazette process claims nothing before it takes over."""
+    """A Gazette process takes over without a claim."""
     owner = await owners.take_over(authority=authority)
     await commit(owner, "a")
     await owners.take_over(author=Author(7))
@@ -146,11 +146,11 @@ async def test_a_handoff_in_its_place_takes_the_log_also_from_those_who_have_an_
     assert journal.registers == fence_of(Author(7))
 
 
-async def test_who_takes_over_while_a_late_handoff_is_mended_is_the_owner(
+async def test_a_takeover_during_the_repair_of_a_late_handoff_wins(
     client: JournalClient, journal: FakeJournal, owners: Owners
 ) -> None:
     class Overtaken(MemoryAuthority):
-        """Another claims the log at the second look, and has taken it over when that is answered."""
+        """Another author claims and takes over the log during the second query."""
 
         looks = 0
 
@@ -174,7 +174,7 @@ async def test_who_takes_over_while_a_late_handoff_is_mended_is_the_owner(
 
 
 @pytest.mark.parametrize("refilled", [False, True])
-async def test_the_owner_stops_when_its_content_is_lost(
+async def test_the_owner_stops_after_a_loss_of_its_content(
     refilled: bool, broker: FakeBroker, journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
     owner = await owners.take_over(authority=authority)
@@ -188,7 +188,7 @@ async def test_the_owner_stops_when_its_content_is_lost(
         await commit(owner, "c")
 
 
-async def test_content_that_is_lost_between_an_append_and_its_proof_is_noticed(
+async def test_a_loss_between_an_append_and_its_proof_is_detected(
     journal: FakeJournal, owners: Owners, client: JournalClient
 ) -> None:
     class Losing(MemoryAuthority):
@@ -211,7 +211,7 @@ async def test_content_that_is_lost_between_an_append_and_its_proof_is_noticed(
         await commit(owner, "b")
 
 
-async def test_without_an_authority_a_lost_fence_is_the_end(journal: FakeJournal, owners: Owners) -> None:
+async def test_without_an_authority_a_lost_fence_ends_the_recorder(journal: FakeJournal, owners: Owners) -> None:
     owner = await owners.take_over()
     await commit(owner, "a")
     lose_brokers(journal)
@@ -219,7 +219,7 @@ async def test_without_an_authority_a_lost_fence_is_the_end(journal: FakeJournal
         await commit(owner, "b")
 
 
-async def test_a_barrier_without_content_notices_too(
+async def test_a_barrier_without_content_also_checks_the_fence(
     journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
     stale = await owners.take_over(authority=authority)
@@ -231,7 +231,7 @@ async def test_a_barrier_without_content_notices_too(
     assert journal.registers == fence_of(owner.recorder.author)
 
 
-async def test_a_takeover_in_the_log_is_seen_even_if_the_authority_forgot_it(
+async def test_a_takeover_in_the_log_is_detected_even_if_the_authority_lost_it(
     journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
     stale = await owners.take_over(authority=authority)
@@ -243,9 +243,9 @@ async def test_a_takeover_in_the_log_is_seen_even_if_the_authority_forgot_it(
         await stale.recorder.barrier()
 
 
-async def test_a_takeover_while_the_fence_is_put_back_wins(journal: FakeJournal, owners: Owners) -> None:
+async def test_a_takeover_while_the_fence_is_restored_wins(journal: FakeJournal, owners: Owners) -> None:
     class Slow(MemoryAuthority):
-        """The next owner claims the log right after the present one has asked, once or twice."""
+        """The next owner claims the log right after the first or second query of the current one."""
 
         claim_after = 0
 
@@ -266,12 +266,12 @@ async def test_a_takeover_while_the_fence_is_put_back_wins(journal: FakeJournal,
             with pytest.raises(Fenced):
                 await commit(owner, "b")
         else:
-            # It claims after the last look, so it finds what was appended.
+            # The claim follows the last query, so the next owner finds the append.
             await commit(owner, "b")
             assert "/b" in (await owners.peek()).fsm.paths
 
 
-async def test_the_fence_is_put_back_over_broken_connections(
+async def test_the_fence_is_restored_over_broken_connections(
     broker: FakeBroker, journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
     owner = await owners.take_over(authority=authority)
@@ -283,32 +283,32 @@ async def test_the_fence_is_put_back_over_broken_connections(
     assert set((await owners.peek()).fsm.paths) == {"/a", "/b", "/c"}
 
 
-# -- What a lost answer hides -----------------------------------------------------------------------------------------
+# -- Lost answers -----------------------------------------------------------------------------------------------------
 
 
 class Lossy(JournalClient):
-    """Loses the answer to its next append, before or after it is applied, and has something happen then."""
+    """Loses the answer to its next append, before or after it is applied, after running a given action."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(endpoint)
         self.lose: str = ""
-        self.meanwhile = None
+        self.before_error = None
 
     async def append(self, journal, content, **options):  # type: ignore[no-untyped-def]
         if content and self.lose:
             lose, self.lose = self.lose, ""
             if lose == "answer":
                 await super().append(journal, content, **options)
-            await self.meanwhile()
+            await self.before_error()
             raise AppendOutcomeUnknown("the answer was lost")
         return await super().append(journal, content, **options)
 
 
 @pytest.mark.parametrize("lose", ["answer", "append"])
-async def test_an_append_whose_answer_is_lost_is_looked_for_when_another_took_over(
+async def test_an_append_with_a_lost_answer_is_searched_for_after_a_takeover(
     lose: str, broker: FakeBroker, owners: Owners, tmp_path
 ) -> None:
-    """With the answer lost and the fence fallen, the log itself tells whether the append came first."""
+    """With a lost answer and a lost fence, the log itself shows whether the append came first."""
     async with Lossy(broker.endpoint) as lossy:
         owner = await type(owners)(lossy, tmp_path / "lossy", owners._stack).take_over()
         await commit(owner, "a")
@@ -317,7 +317,7 @@ async def test_an_append_whose_answer_is_lost_is_looked_for_when_another_took_ov
         async def take_over() -> None:
             successors.append(await owners.take_over())
 
-        lossy.meanwhile = take_over
+        lossy.before_error = take_over
         lossy.lose = lose
         put(owner, "b")
         if lose == "answer":
@@ -339,10 +339,10 @@ def test_a_chain_continues_over_payloads() -> None:
     assert HistoryPosition(1, 0).after(b"123456789") == HistoryPosition(2, 0xE3069283)
 
 
-async def test_two_authors_at_once_never_both_commit(
+async def test_concurrent_authors_never_both_commit(
     journal: FakeJournal, owners: Owners, authority: MemoryAuthority
 ) -> None:
-    """Zombies write all the time, over many losses of all brokers: what any owner was told is durable stays so."""
+    """Zombies write all the time, over many losses of all brokers: content reported as durable stays durable."""
     zombies: list[RecordedDirectory] = []
     durable: list[str] = []
     for round_ in range(6):
@@ -364,6 +364,6 @@ async def test_two_authors_at_once_never_both_commit(
             assert outcomes[:-1] == [False] * (len(zombies) - 1)
             if outcomes[-1]:
                 durable.append(name)
-    # A zombie may put its fence back only after it has asked, so the owner is never fenced off by one.
+    # A zombie queries the authority before it restores its fence, so it never fences off the owner.
     assert len(durable) == 18
     assert {path[1:] for path in (await owners.peek()).fsm.paths} == set(durable)

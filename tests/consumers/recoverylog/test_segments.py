@@ -35,7 +35,7 @@ VALID = seg(0xFEFE, 10, 10, 0, 1)
         (replace(VALID, log=""), "log"),
     ],
 )
-def test_what_no_history_has_is_refused(wrong: LogSegment, field: str) -> None:
+def test_impossible_segments_are_refused(wrong: LogSegment, field: str) -> None:
     VALID.validate()
     replace(VALID, last_offset=0).validate()
     with pytest.raises(InvalidInput) as caught:
@@ -57,7 +57,7 @@ def test_what_no_history_has_is_refused(wrong: LogSegment, field: str) -> None:
         pytest.param(seg(1, 2, 4, 200, 401), seg(1, 5, 7, 500, 701, log=B), None, id="adjacent, other log"),
     ],
 )
-def test_segments_join(a: LogSegment, b: LogSegment, joined: LogSegment | None) -> None:
+def test_adjacent_and_overlapping_segments_are_joined(a: LogSegment, b: LogSegment, joined: LogSegment | None) -> None:
     assert join(a, b) == joined
     assert join(b, a) == joined
 
@@ -75,7 +75,7 @@ def test_segments_join(a: LogSegment, b: LogSegment, joined: LogSegment | None) 
         (seg(1, 2, 4, 200), seg(1, 5, 7, 500, log=B), "another log"),
     ],
 )
-def test_segments_that_contradict_each_other_are_refused(a: LogSegment, b: LogSegment, problem: str) -> None:
+def test_contradictory_segments_are_refused(a: LogSegment, b: LogSegment, problem: str) -> None:
     for first, second in ((a, b), (b, a)):
         with pytest.raises(InvalidInput, match=problem):
             join(first, second)

@@ -1,4 +1,4 @@
-"""Recovery logs on real brokers and a real etcd: handovers, pruning, and the loss of all brokers."""
+"""Recovery logs on real brokers and a real etcd: takeovers, pruning, and the loss of all brokers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS numbers (number INTEGER, filler BLOB)"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    # Nobody starts a broker again here, which therefore must not lose its lease on however busy a machine.
+    # These tests do not restart brokers, so a broker must keep its lease on a busy machine.
     with EmbeddedCluster(
         tmp_path_factory.mktemp("cluster"), lease_seconds=60, etcd_fsync=False, supervise=False
     ) as cluster:
@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
 
 
 class Shard:
-    """A shard with its log, which is assigned to one process after the other."""
+    """A shard with its log, assigned to one process after the other."""
 
     def __init__(
         self, client: JournalClient, coordinator: EtcdCoordinator, folder: Path, stack: AsyncExitStack
@@ -79,7 +79,7 @@ class Shard:
         return await self._stack.enter_async_context(standby)
 
     async def own(self, standby: LogStandby) -> tuple[LogOwner, SqliteStore]:
-        """Take over, open the store, and say so."""
+        """Take over, open the store, and confirm it."""
         owner = await self._stack.enter_async_context(await standby.take_over())
         store = SqliteStore(owner.recorder, SCHEMA, copy_bytes=100_000)
         self.restored = await store.restore_checkpoint(SHARD)
@@ -103,13 +103,13 @@ def numbers(store: SqliteStore) -> list[int]:
     return [row[0] for row in store.connection.execute("SELECT number FROM numbers ORDER BY number")]
 
 
-async def test_a_store_moves_from_process_to_process(shard: Shard) -> None:
+async def test_a_store_moves_between_processes(shard: Shard) -> None:
     await shard.create_log()
     hot = await shard.standby(await shard.assign())
     for round_ in range(3):
         owner, store = await shard.own(hot)
         assert numbers(store) == list(range(round_))
-        # The next one follows while this one works, and is assigned the shard while it still does.
+        # The next process follows while this one works, and gets the assignment during that.
         hot = await shard.standby(await shard.assign())
         await hot.tailing()
         store.connection.execute("INSERT INTO numbers VALUES (?, zeroblob(50000))", (round_,))
@@ -120,7 +120,7 @@ async def test_a_store_moves_from_process_to_process(shard: Shard) -> None:
     assert await owner.store_hints()
 
 
-async def test_who_is_not_assigned_does_not_take_over(shard: Shard) -> None:
+async def test_a_process_without_the_assignment_does_not_take_over(shard: Shard) -> None:
     await shard.create_log()
     late = await shard.standby(await shard.assign())
     owner, store = await shard.new_owner()
@@ -132,7 +132,7 @@ async def test_who_is_not_assigned_does_not_take_over(shard: Shard) -> None:
     assert await owner.store_hints()
 
 
-async def test_the_log_has_to_be_one(shard: Shard) -> None:
+async def test_the_log_must_be_a_recovery_log(shard: Shard) -> None:
     guard = await shard.assign()
     with pytest.raises(JournalNotFound):
         await shard.standby(guard)
@@ -142,7 +142,7 @@ async def test_the_log_has_to_be_one(shard: Shard) -> None:
 
 
 async def until(shard: Shard, condition: Callable[[Sequence[FragmentInfo]], bool]) -> None:
-    """Return once the log's fragments are as they should be."""
+    """Return once the log's fragments meet a condition."""
     async with asyncio.timeout(120):
         while True:
             if condition(await shard.client.fragments(shard.log)):
@@ -151,7 +151,7 @@ async def until(shard: Shard, condition: Callable[[Sequence[FragmentInfo]], bool
 
 
 async def persist(shard: Shard) -> None:
-    """Return once all of the log is in its store, and the journal is suspended."""
+    """Return once the log is completely in its store, and the journal is suspended."""
     with pytest.raises(JournalSuspended):
         await shard.client.append(shard.log, b"", suspend=Suspend.NOW)
     await until(shard, lambda fragments: all(info.persisted for info in fragments))
@@ -164,7 +164,7 @@ async def test_dead_fragments_are_pruned(shard: Shard) -> None:
         store.connection.execute("DELETE FROM numbers")
         store.connection.execute("INSERT INTO numbers VALUES (?, zeroblob(20000))", (number,))
         await commit(store, number)
-    for _ in range(2):  # Primary and backup both lead to the last copy.
+    for _ in range(2):  # Primary and backup hints both refer to the last copy.
         owner, store = await shard.new_owner()
         store.connection.execute("UPDATE numbers SET filler = zeroblob(120000)")
         await commit(store, 100)
@@ -187,8 +187,7 @@ async def test_dead_fragments_are_pruned(shard: Shard) -> None:
 
 
 async def lose_broker(cluster: EmbeddedCluster, shard: Shard) -> None:
-    """The only broker is gone with its disk, its lease has run out, another has its place, and an operator has
-    confirmed the loss."""
+    """Replace the only broker, which loses its disk and its lease, and confirm the loss as an operator."""
     brokers = cluster.data_dir / "brokers"
     await asyncio.to_thread(cluster.kill_broker)
     remembered = LeaseRecord.within(brokers / "broker-0").load()
@@ -201,7 +200,9 @@ async def lose_broker(cluster: EmbeddedCluster, shard: Shard) -> None:
     await shard.client.append(shard.log, b"", offset=stored)  # As `coranto journals reset-head` does.
 
 
-async def test_no_stale_author_gets_in_when_all_brokers_were_lost(cluster: EmbeddedCluster, shard: Shard) -> None:
+async def test_a_stale_author_stays_fenced_off_after_the_loss_of_all_brokers(
+    cluster: EmbeddedCluster, shard: Shard
+) -> None:
     await shard.create_log()
     _, stale = await shard.new_owner()
     await commit(stale, 1)
@@ -210,7 +211,7 @@ async def test_no_stale_author_gets_in_when_all_brokers_were_lost(cluster: Embed
     await commit(store, 2)
     await persist(shard)
     await lose_broker(cluster, shard)
-    # Registers are empty now, which satisfies the check of every author.
+    # The empty registers satisfy the check of every author.
     assert not (await shard.client.append(shard.log, b"")).registers.labels
     stale.connection.execute("INSERT INTO numbers VALUES (666, NULL)")
     with pytest.raises(Fenced, match="not its owner"):
@@ -224,15 +225,13 @@ async def test_no_stale_author_gets_in_when_all_brokers_were_lost(cluster: Embed
     assert shard.restored == checkpoint(4)
 
 
-async def test_content_that_was_lost_with_all_brokers_is_not_passed_over(
-    cluster: EmbeddedCluster, shard: Shard
-) -> None:
+async def test_content_lost_with_all_brokers_is_not_skipped(cluster: EmbeddedCluster, shard: Shard) -> None:
     await shard.create_log()
     _, store = await shard.new_owner()
     await commit(store, 1)
     await persist(shard)
     store.connection.execute("INSERT INTO numbers VALUES (1, NULL)")
-    await commit(store, 2)  # In the spool only.
+    await commit(store, 2)  # Only in the spool.
     await lose_broker(cluster, shard)
     with pytest.raises(CorruptData, match="lost content"):
         await commit(store, 3)

@@ -1,4 +1,4 @@
-"""Fixtures of tables' tests: a cluster of one broker."""
+"""Fixtures for tests of tables: a cluster with one broker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shop(cluster: SyncCluster) -> Shop:
 
 @pytest.fixture(params=[*DATABASES, "iceberg"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """The store and the name of a table, in each kind of store in turn."""
+    """The store and the name of a table, for each kind of store."""
     if request.param == "iceberg":
         named_catalog(tmp_path, monkeypatch)
         return "iceberg://lake", "shop.items"

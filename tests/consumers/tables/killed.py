@@ -1,4 +1,4 @@
-"""Processes of tables that are killed, and DuckDB, which compares tables with their sources row by row."""
+"""Runs and kills processes of tables, and compares tables with their sources row by row in DuckDB."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def process(file: Path, endpoint: str, *words: str) -> Iterator[subprocess.Popen
 
 
 class KilledTables:
-    """Runs processes of tables, given by their files, and kills them."""
+    """Runs and kills processes of the tables of given files."""
 
     def __init__(self, endpoint: str, chance: random.Random, *files: Path) -> None:
         self.killed = 0
@@ -40,7 +40,7 @@ class KilledTables:
 
     @contextlib.contextmanager
     def running(self, count: int = 1) -> Iterator[None]:
-        """Run processes of random tables, and kill them when the block ends."""
+        """Run processes of random tables, and kill them at the end of the block."""
         with contextlib.ExitStack() as exits:
             made = [
                 exits.enter_context(process(self._chance.choice(self._files), self._endpoint)) for _ in range(count)
@@ -49,7 +49,7 @@ class KilledTables:
             self.killed += sum(each.poll() is None for each in made)
 
     async def complete(self) -> None:
-        """Run a process of each table until all that is in the stream is in the table."""
+        """Run a process of each table until it has read the whole stream."""
         for file in self._files:
             with process(file, self._endpoint, "--once") as last:
                 _, errors = await asyncio.to_thread(last.communicate, timeout=300)
@@ -62,7 +62,7 @@ def rows_of(file: Path) -> pa.Table:
 
 
 def differences(source: str | pa.Table, found: pa.Table) -> list[tuple[object, ...]]:
-    """Return the rows that only one of both has, or has more often. `source` is a table or a query."""
+    """Return the rows that one side has more often. `source` is a table or a query."""
     with duckdb.connect() as connection:
         connection.register("found", found)
         if isinstance(source, pa.Table):

@@ -1,4 +1,4 @@
-"""Messages of producers whose transactions overlap, and the tables that they should become."""
+"""Messages of overlapping transactions, and a model of the resulting tables."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ KEYS = (1, 2, 3, 4, 5, 6, -7, 2**40)
 NAMES = ("ada", "grün", "a\tb\n", "", "\\N", "'q\"", "日本")
 MODES = ("append", "upsert", "changes")
 PLACES = {"sqlite": "append", "postgresql": "upsert", "mariadb": "changes", "iceberg": "changes"}
-"""The kinds of stores, each with the mode that `make test` runs in it. `make test-all` runs all modes in all stores."""
+"""The kinds of stores, each with its mode in `make test`. `make test-all` runs all modes in all stores."""
 
 
 def place_param(kind: str, *more: str, sampled: bool) -> Any:
-    """Return a parameter `place`, with further ones, which is for `make test-all` only if it is not `sampled`."""
+    """Return a parameter `place` and further ones. Only `make test-all` runs it if it is not `sampled`."""
     marks = [needs_mariadb] if kind == "mariadb" else []
     return pytest.param(kind, *more, marks=marks if sampled else [*marks, pytest.mark.exhaustive])
 
 
 def places(*sample: str) -> pytest.MarkDecorator:
-    """Return a mark for tests of one mode, which `make test` runs in some stores."""
+    """Return a mark for tests of one mode. `make test` runs them in some stores."""
     return pytest.mark.parametrize(
         "place", [place_param(kind, sampled=kind in sample) for kind in PLACES], indirect=True
     )
@@ -57,7 +57,7 @@ places_and_modes = pytest.mark.parametrize(
 
 
 class Shop:
-    """The journals of a cluster that tests write to."""
+    """Journals of a cluster, and writes to them."""
 
     def __init__(self, cluster: SyncCluster) -> None:
         self.client = cluster.client()
@@ -90,7 +90,7 @@ class Shop:
         return name
 
     def write(self, stream: str, *events: Mapping[str, Any], key: str = "id") -> None:
-        """Write events to a stream, by the routing key that a field has."""
+        """Write events to a stream, with the routing key from a field."""
         with SyncStreamWriter(self.client, stream) as writer:
             for event in events:
                 writer.write_event(str(event[key]), dict(event))
@@ -100,7 +100,7 @@ class Shop:
         return TransactionBuilder(new_producer_id(os.urandom), self._clock, JsonLines())
 
     def pend(self, builder: TransactionBuilder[Any], journal: str, *messages: Mapping[str, Any]) -> None:
-        """Append messages of a transaction that is open."""
+        """Append messages of a transaction that stays open."""
         for message in messages:
             builder.add(journal, dict(message))
         for name, batch in builder.take_batches(1 << 20):
@@ -120,7 +120,7 @@ class Shop:
 
 
 def message(chance: random.Random) -> dict[str, Any]:
-    """Return a random message: fields may be null or absent, but the key."""
+    """Return a random message: all fields but the key may be null or absent."""
     made: dict[str, Any] = {"id": chance.choice(KEYS), "extra": {"deep": [1]}}
     if chance.random() < 0.8:
         made["name"] = chance.choice((None, *NAMES))
@@ -151,7 +151,7 @@ def row_of(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model(mode: str, committed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a table, for messages in the order of their commits."""
+    """Return the expected rows of a table, for messages in commit order."""
     if mode == "append":
         return [row_of(each) | {"op": each.get("op")} for each in committed]
     rows: dict[int, dict[str, Any]] = {}
@@ -166,7 +166,7 @@ def model(mode: str, committed: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 def table_file(
     input: str, store: str, mode: str = "append", *, name: str = "", table: str = "items", **more: str
 ) -> str:
-    """Return the file of a table of the messages that `message` makes."""
+    """Return the file of a table for messages of `message`."""
     fields = {"name": name or f"items-{next(_numbers)}", "input": input, "columns": COLUMNS, "store": store}
     fields |= {"table": table, "mode": mode}
     if mode != "append":
@@ -182,7 +182,7 @@ def run(shop: Shop, text: str, **options: Any) -> TableReport:
 
 
 def rows_in(spec: TableSpec) -> list[dict[str, Any]]:
-    """Return the rows of a table, in an order of their own values."""
+    """Return the rows of a table, ordered by their values."""
     if spec.is_iceberg:
         from coranto_consumers.stores.iceberg.urls import IcebergHome
 
@@ -197,12 +197,12 @@ def rows_in(spec: TableSpec) -> list[dict[str, Any]]:
 
 
 def ordered(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with comparable values, in an order of these."""
+    """Return rows with comparable values, ordered by these."""
     return sorted(({name: _plain(name, value) for name, value in row.items()} for row in rows), key=repr)
 
 
 def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, dt.datetime):  # SQLite and MariaDB have no zones, and times are in UTC there.
+    if isinstance(value, dt.datetime):  # SQLite and MariaDB store times in UTC, without zones.
         return value.replace(tzinfo=None) if value.tzinfo is None else value.astimezone(dt.UTC).replace(tzinfo=None)
     if name == "open" and value is not None:
         return bool(value)

@@ -1,4 +1,4 @@
-"""The columns of tables: types in databases, keys, and types that a store does not keep."""
+"""The columns of tables: types in databases, keys, and types that a store does not support."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_types_of_databases() -> None:
     assert [name for name in schema.names if not schema.field(name).nullable] == ["k", "f"]
 
 
-def test_the_operation_is_no_column() -> None:
+def test_the_operation_field_is_not_a_column() -> None:
     found = layout_of(
         read_table(
             FILE.format(columns="id INT, gone BOOLEAN", store="postgresql://h/d")
@@ -71,6 +71,6 @@ def test_the_operation_is_no_column() -> None:
         ("id INT, op STRING", "mode: changes\nkey: id\noperation: {column: op}\n", "sqlite:////s.db", "add `deletes`"),
     ],
 )
-def test_types_that_are_not_possible(columns: str, more: str, store: str, problem: str) -> None:
+def test_unsupported_types_are_refused(columns: str, more: str, store: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         layout(columns, more, store)

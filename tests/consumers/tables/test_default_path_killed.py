@@ -1,4 +1,4 @@
-"""Files become a stream, and the stream two tables, while all processes and a broker are killed.
+"""An ingest of files into a stream and two tables of it, while all processes and a broker are killed.
 
 DuckDB reads the files and compares them with the tables, row by row.
 """
@@ -25,10 +25,10 @@ from tests.platform.ingest.killing import Killing, crash_broker, two_brokers
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 KILLS = int(os.environ.get("CORANTO_INGEST_KILLS", "4"))
-"""The least number of killed processes of the ingest. Of tables, at least as many are killed."""
+"""The minimum number of killed processes of the ingest, and of the tables."""
 STREAM = "path/orders"
 ROWS = 2000
-"""The rows of a file. Before each turn two files are added."""
+"""The rows of a file. Each turn adds two files."""
 INGEST = """
 name: orders
 stream: {stream}
@@ -41,7 +41,7 @@ COLUMNS = "{id: 'VARCHAR', n: 'BIGINT', cents: 'BIGINT'}"
 
 
 def put_file(folder: Path, chance: random.Random) -> None:
-    """Write orders to a new file. All orders of an id are in one file, and the last one counts."""
+    """Write orders to a new file. All orders with the same id are in one file, and the last one wins."""
     folder.mkdir(exist_ok=True)
     file = len(list(folder.iterdir()))
     rows = ({"id": f"{file}-{chance.randrange(200)}", "n": n, "cents": chance.randrange(10_000)} for n in range(ROWS))

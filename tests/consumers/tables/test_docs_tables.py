@@ -1,4 +1,4 @@
-"""The first example of docs/tables.md, word by word, and its other files."""
+"""The first example of docs/tables.md, run literally, and its other files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_first_example(shell: CommandLine, tmp_path: Path, monkeypatch: pyte
     assert "shop-orders: 1 rows in table orders; 0 bytes behind; " in shell("table", "status", "orders.yaml").output
 
 
-def test_each_file_in_the_page_can_be_read() -> None:
+def test_each_file_on_the_page_is_valid() -> None:
     assert len(FILES) == 3
     for text in FILES:
         assert read_table(text, {"SHOP_PASSWORD": "secret"}).name.startswith("shop-")

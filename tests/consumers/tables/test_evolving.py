@@ -1,4 +1,4 @@
-"""Tables that are compared, created and changed, and errors with advice for others."""
+"""Comparison, creation and changes of tables, and errors with advice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTE = ColumnChange(TypeField("note", PlainKind.STRING), "has no column 'note'",
 
 
 class Target:
-    """A table that shows one state after the other."""
+    """A table that returns the given states in order."""
 
     def __init__(self, *states: TableState) -> None:
         self.states = list(states)
@@ -45,14 +45,14 @@ class Target:
         self.done += [each.advice for each in changes]
 
 
-def test_a_table_is_created_or_taken_as_it_is() -> None:
+def test_a_missing_table_is_created_and_a_matching_one_is_used() -> None:
     target = Target(TableState(False), TableState(True))
     assert prepare(LAYOUT, target) == ()
     assert target.done == ["created"]
     assert prepare(LAYOUT, Target(TableState(True))) == ()
 
 
-def test_changes_are_made_only_if_they_may_be() -> None:
+def test_changes_are_made_only_with_evolve() -> None:
     with pytest.raises(InvalidInput) as refused:
         prepare(LAYOUT, Target(TableState(True, [NOTE])))
     assert str(refused.value) == (
@@ -64,7 +64,7 @@ def test_changes_are_made_only_if_they_may_be() -> None:
     assert target.done == ["ADD note"]
 
 
-def test_problems_and_changes_that_are_undone() -> None:
+def test_remaining_differences_are_errors() -> None:
     with pytest.raises(InvalidInput, match="one; two"):
         prepare(EVOLVES, Target(TableState(True, [NOTE], ["one", "two"])))
     with pytest.raises(InvalidInput, match="still has no column 'note', although it was changed"):

@@ -1,4 +1,4 @@
-"""Tables in Iceberg: what they lack, and the changes that Iceberg has."""
+"""Tables in Iceberg: differences, and the changes that Iceberg supports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_a_table_is_created_and_evolves(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("columns", ["id INT, n DOUBLE", "id INT, n STRING", "id INT, n DECIMAL(12, 2)"])
-def test_changes_that_iceberg_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_changes_that_iceberg_does_not_support_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
     named_catalog(tmp_path, monkeypatch)
     first = layout("id INT, n INT")
     prepare(first, IcebergTarget(first))
@@ -62,7 +64,7 @@ def test_changes_that_iceberg_does_not_have(tmp_path: Path, monkeypatch: pytest.
         prepare(wrong, IcebergTarget(wrong))
 
 
-def test_a_required_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_required_column_for_an_optional_field_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = named_catalog(tmp_path, monkeypatch)
     schema = pa.schema([pa.field("id", pa.int32(), False), pa.field("n", pa.int32(), False)])
     catalog.create_table("shop.items", schema)

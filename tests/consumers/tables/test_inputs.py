@@ -1,4 +1,4 @@
-"""The journals of a table: those that may be read, and content that is gone or takes Spark."""
+"""The journals of a table: read order, missing content, and content that needs Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto_consumers.tables.inputs import find_layout, no_key_in_several, pres
 from tests.consumers.tables.shop import Shop, table_file
 
 
-def test_segments_are_read_when_those_before_them_were(shop: Shop) -> None:
+def test_segments_are_read_after_their_predecessors(shop: Shop) -> None:
     stream = shop.stream()
     shop.write(stream, {"id": 1}, {"id": 2})
     [first] = shop.streams.describe(stream).active()
@@ -25,14 +25,14 @@ def test_segments_are_read_when_those_before_them_were(shop: Shop) -> None:
     assert len(open_journals(present, {first.journal: present[first.journal].head})) == 3
 
 
-def test_content_that_is_gone() -> None:
+def test_missing_unread_content_is_an_error() -> None:
     present = {"a": ContentExtent(100, 200), "b": ContentExtent(0, 50)}
     require_content(present, {"a": Source(100), "b": Source(60), "gone": Source(5)})
     with pytest.raises(OffsetJump):
         require_content(present, {"a": Source(99)})
 
 
-def test_a_segment_that_is_gone_unread(shop: Shop) -> None:
+def test_a_segment_truncated_before_it_was_read_is_an_error(shop: Shop) -> None:
     stream = shop.stream()
     [first] = shop.streams.describe(stream).active()
     scaled = shop.streams.scale(stream, [Split(first.number, 2)])
@@ -44,7 +44,7 @@ def test_a_segment_that_is_gone_unread(shop: Shop) -> None:
     require_content(present, known)
 
 
-def test_journals_of_other_content(shop: Shop) -> None:
+def test_types_that_need_spark_and_missing_journals_are_refused(shop: Shop) -> None:
     name = f"{shop.name}/csv"
     shop.create(name)
     spec = read_table(table_file(f"{{journal: {name}}}", "sqlite:////s.db", columns="id BIGINT, day DATE"))
@@ -65,7 +65,7 @@ def test_journals_of_other_content(shop: Shop) -> None:
         ("{stream: a/b}", "changes", False),
     ],
 )
-def test_several_journals(input: str, mode: str, refused: bool) -> None:
+def test_several_journals_with_a_key_must_be_keyed(input: str, mode: str, refused: bool) -> None:
     spec = read_table(table_file(input, "sqlite:////s.db", mode))
     assert (no_key_in_several(spec, ["a/1", "a/2"]) is not None) == refused
     assert no_key_in_several(spec, ["a/1"]) is None

@@ -1,4 +1,4 @@
-"""The last rows of keys among the rows of a transaction, and keys in several journals."""
+"""The last row of each key in a transaction, and keys in several journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables on a shard of this process, in real stores: modes, order, new fields, later versions of a type, outages."""
+"""Tables on a shard in this process, in real stores: modes, order, new fields, later versions of a type, outages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.servers.sql import PostgresServer
 
 
 @places_and_modes
-def test_the_table_is_what_the_commits_make(shop: Shop, place: tuple[str, str], mode: str) -> None:
+def test_the_table_has_the_rows_in_commit_order(shop: Shop, place: tuple[str, str], mode: str) -> None:
     chance = random.Random(f"{mode}-{place[0][:6]}")
     journal = f"{shop.name}/items"
     shop.create(journal)
@@ -49,7 +49,7 @@ def test_the_table_is_what_the_commits_make(shop: Shop, place: tuple[str, str], 
         shop.pend(quick, journal, *second)
         shop.commit(quick)
         shop.pend(slow, journal, *first[6:])
-        shop.commit(slow)  # Commits later, although its messages came first.
+        shop.commit(slow)  # Commits later, although its messages are earlier.
         committed += second + first
         report = run(shop, file)
         assert report.messages == 24
@@ -58,7 +58,7 @@ def test_the_table_is_what_the_commits_make(shop: Shop, place: tuple[str, str], 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stream_that_is_split_keeps_each_key_in_order(shop: Shop, tmp_path: Path, mode: str) -> None:
+def test_a_split_stream_keeps_the_order_of_each_key(shop: Shop, tmp_path: Path, mode: str) -> None:
     chance = random.Random(mode)
     stream = shop.stream(2)
     file = table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db", mode)
@@ -67,7 +67,7 @@ def test_a_stream_that_is_split_keeps_each_key_in_order(shop: Shop, tmp_path: Pa
         made = [message(chance) for _ in range(20)]
         shop.write(stream, *made)
         committed += made
-        if number != 1:  # Once, two generations of segments are read by one run.
+        if number != 1:  # One run reads two generations of segments.
             run(shop, file)
             assert rows_in(read_table(file)) == ordered(model(mode, committed))
         busy = max(segment.number for segment in shop.streams.describe(stream).active())
@@ -77,9 +77,7 @@ def test_a_stream_that_is_split_keeps_each_key_in_order(shop: Shop, tmp_path: Pa
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_a_service_follows_a_stream_through_a_split_and_is_fenced_by_a_later_one(
-    shop: Shop, tmp_path: Path, splits: bool
-) -> None:
+def test_a_service_follows_a_split_and_is_fenced_by_a_later_process(shop: Shop, tmp_path: Path, splits: bool) -> None:
     stream = shop.stream()
     file = table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db", "upsert")
     spec, ended = read_table(file), threading.Event()
@@ -88,7 +86,7 @@ def test_a_service_follows_a_stream_through_a_split_and_is_fenced_by_a_later_one
     def serve() -> None:
         try:
             run_table(shop.config, spec, RunOptions(stop=ended.is_set))
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
+        except BaseException as error:  # noqa: BLE001 - the test inspects it
             failures.append(error)
 
     def await_rows(count: int) -> None:
@@ -111,8 +109,8 @@ def test_a_service_follows_a_stream_through_a_split_and_is_fenced_by_a_later_one
         shop.streams.scale(stream, [Split(segment.number, 2)])
         shop.write(stream, *({"id": number} for number in range(3, 9)))
         await_rows(8)
-        assert run(shop, file).messages == 0  # It raises the fence.
-        if splits:  # The service begins again with other segments, and must not fence the later process off.
+        assert run(shop, file).messages == 0  # This run raises the fence.
+        if splits:  # The service restarts with the new segments, and must not fence off the later process.
             shop.streams.scale(stream, [Split(shop.streams.describe(stream).active()[0].number, 2)])
         else:
             shop.write(stream, {"id": 9})
@@ -138,7 +136,7 @@ def test_several_journals_are_refused_unless_keyed(shop: Shop, tmp_path: Path) -
     last = 2
 
     def publish_to_both() -> None:
-        """Publish keys to both journals, until the messages of one key come in one batch."""
+        """Publish keys to both journals, until one batch has both messages of a key."""
         nonlocal last
         while last < 100:
             last += 1
@@ -186,7 +184,9 @@ def registered(shop: Shop, registry: str, fields: str) -> None:
 
 @pytest.mark.parametrize("evolves", [False, True])
 @pytest.mark.parametrize("named", [False, True])
-def test_a_later_version_of_the_type(shop: Shop, tmp_path: Path, evolves: bool, named: bool) -> None:
+def test_a_later_version_of_the_type_is_refused_or_adds_its_field(
+    shop: Shop, tmp_path: Path, evolves: bool, named: bool
+) -> None:
     registry, journal = f"{shop.name}/registry", f"{shop.name}/items"
     shop.create(registry)
     shop.create(journal, message_type="" if named else "shop.Item")
@@ -209,7 +209,7 @@ def test_a_later_version_of_the_type(shop: Shop, tmp_path: Path, evolves: bool, 
     def serve() -> None:
         try:
             run_table(shop.config, spec, RunOptions(stop=lambda: bool(begun.set()) or done.is_set()))  # type: ignore[func-returns-value]
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
+        except BaseException as error:  # noqa: BLE001 - the test inspects it
             failures.append(error)
 
     service = threading.Thread(target=serve)
@@ -233,7 +233,7 @@ def test_a_later_version_of_the_type(shop: Shop, tmp_path: Path, evolves: bool, 
         assert len(rows_in(spec)) == 1
 
 
-def test_messages_that_do_not_fit(shop: Shop, tmp_path: Path) -> None:
+def test_messages_that_do_not_fit_the_columns_follow_the_misfits_policy(shop: Shop, tmp_path: Path) -> None:
     journal = f"{shop.name}/items"
     shop.create(journal)
     shop.publish(journal, {"id": 1}, {"id": 2, "cents": "many"})
@@ -261,7 +261,7 @@ def test_a_row_that_the_store_rejects_is_named(shop: Shop, new_store: Callable[[
     assert len(rows_in(read_table(file))) == 21
 
 
-def test_another_input_needs_a_confirmation(shop: Shop, tmp_path: Path) -> None:
+def test_another_input_needs_confirmation(shop: Shop, tmp_path: Path) -> None:
     one, other = f"{shop.name}/one", f"{shop.name}/other"
     shop.create(one, other)
     shop.publish(one, {"id": 1})
@@ -287,7 +287,7 @@ def test_a_table_without_the_key_is_refused(shop: Shop, place: tuple[str, str]) 
         run(shop, file)
 
 
-def test_truncated_segments_are_no_change(shop: Shop, tmp_path: Path) -> None:
+def test_truncated_segments_are_not_a_changed_input(shop: Shop, tmp_path: Path) -> None:
     stream = shop.stream()
     file = table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db", "upsert")
     shop.write(stream, {"id": 1}, {"id": 2})
@@ -301,7 +301,7 @@ def test_truncated_segments_are_no_change(shop: Shop, tmp_path: Path) -> None:
     assert [row["id"] for row in rows_in(read_table(file))] == [1, 2, 3, 4]
 
 
-def test_rows_of_the_model_are_rows() -> None:
+def test_the_model_makes_rows_of_messages() -> None:
     assert row_of({"id": 1, "price": 3})["price"] == 3
 
 
@@ -317,7 +317,7 @@ def test_a_service_waits_for_its_store(tmp_path: Path) -> None:
         def serve() -> None:
             try:
                 run_table(shop.config, spec, RunOptions(stop=ended.is_set))
-            except BaseException as error:  # noqa: BLE001 - the test looks at it
+            except BaseException as error:  # noqa: BLE001 - the test inspects it
                 failures.append(error)
 
         def await_rows(count: int) -> None:

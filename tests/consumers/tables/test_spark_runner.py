@@ -1,4 +1,4 @@
-"""Tables on Spark: the same table as on a shard, for random messages; expressions; a change of the runner."""
+"""Tables on Spark: the same rows as on a shard for random messages; expressions; a change of the runner."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEEDS = int(os.environ.get("CORANTO_TABLE_SEEDS", "2"))
 
 
 def write_randomly(shop: Shop, journal: str, chance: random.Random) -> list[dict[str, Any]]:
-    """Let producers write overlapping transactions, and return the messages in the order of their commits."""
+    """Write overlapping transactions of several producers, and return the messages in commit order."""
     committed = []
     open_ = [(shop.producer(), []) for _ in range(3)]
     for _ in range(chance.randrange(4, 12)):
@@ -52,7 +52,7 @@ def write_randomly(shop: Shop, journal: str, chance: random.Random) -> list[dict
 
 @places_and_modes
 @pytest.mark.parametrize("seed", sampled(range(SEEDS), SEEDS))
-def test_both_runners_make_the_table_of_the_model(shop: Shop, place: tuple[str, str], mode: str, seed: int) -> None:
+def test_both_runners_write_the_rows_of_the_model(shop: Shop, place: tuple[str, str], mode: str, seed: int) -> None:
     chance = random.Random(f"{mode}-{seed}-{place[0][:6]}")
     journal = f"{shop.name}/items"
     shop.create(journal)
@@ -68,7 +68,7 @@ def test_both_runners_make_the_table_of_the_model(shop: Shop, place: tuple[str, 
             assert rows_in(read_table(file)) == ordered(model(mode, committed)), f"{mode} {seed}: {file}"
 
 
-def test_a_stream_and_a_change_of_the_runner(shop: Shop, tmp_path: Path) -> None:
+def test_the_runner_of_a_table_can_change_between_runs(shop: Shop, tmp_path: Path) -> None:
     chance = random.Random("runner")
     stream, committed = shop.stream(2), []
     shard = table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db", "changes", name="items-both")
@@ -83,7 +83,7 @@ def test_a_stream_and_a_change_of_the_runner(shop: Shop, tmp_path: Path) -> None
 
 
 @places("sqlite")
-def test_expressions(shop: Shop, place: tuple[str, str]) -> None:
+def test_filters_and_expressions(shop: Shop, place: tuple[str, str]) -> None:
     journal = f"{shop.name}/items"
     shop.create(journal)
     shop.publish(journal, {"id": 1, "name": "Ada", "cents": 500}, {"id": 2, "name": "Bob", "cents": 5})
@@ -99,7 +99,7 @@ def test_expressions(shop: Shop, place: tuple[str, str]) -> None:
         run(shop, file.replace("upper(name)", "upper(nothing)"))
 
 
-def test_keys_in_several_journals_and_misfits(shop: Shop, tmp_path: Path) -> None:
+def test_a_key_in_several_journals_and_misfits_are_refused(shop: Shop, tmp_path: Path) -> None:
     shop.create(f"{shop.name}/a", f"{shop.name}/b")
     store = f"sqlite:///{tmp_path}/s.db"
     with pytest.raises(InvalidInput, match="are 2 journals"):
@@ -118,7 +118,7 @@ def test_keys_in_several_journals_and_misfits(shop: Shop, tmp_path: Path) -> Non
         run(shop, file)
 
 
-def test_types_that_only_spark_reads_and_a_later_version(shop: Shop, tmp_path: Path) -> None:
+def test_types_that_need_spark_and_a_later_version_of_the_type(shop: Shop, tmp_path: Path) -> None:
     registry, journal = f"{shop.name}/registry", f"{shop.name}/items"
     shop.create(registry, journal)
 
@@ -144,7 +144,7 @@ def test_types_that_only_spark_reads_and_a_later_version(shop: Shop, tmp_path: P
 
 
 @places("postgresql", "iceberg")
-def test_nested_fields_are_the_same_on_both(shop: Shop, place: tuple[str, str], spark: SparkSession) -> None:
+def test_nested_fields_are_the_same_on_both_runners(shop: Shop, place: tuple[str, str], spark: SparkSession) -> None:
     journal = f"{shop.name}/items"
     shop.create(journal)
     shop.publish(journal, {"id": 1, "lines": [{"item": "ä", "n": 1}], "tags": ["x", None]}, {"id": 2, "lines": []})
@@ -156,5 +156,5 @@ def test_nested_fields_are_the_same_on_both(shop: Shop, place: tuple[str, str], 
         run(shop, file)
         found.append(rows_in(read_table(file)))
     assert found[0] == found[1]
-    tags = [row["tags"] for row in found[0]]  # MariaDB gives JSON as text.
+    tags = [row["tags"] for row in found[0]]  # MariaDB returns JSON as text.
     assert [json.loads(each) if isinstance(each, str) else each for each in tags] == [["x", None], None]

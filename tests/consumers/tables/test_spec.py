@@ -1,4 +1,4 @@
-"""Files of tables, and what is wrong with them."""
+"""Files of tables, and errors in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ table: orders
 UPSERT = FILE + "mode: upsert\nkey: id\n"
 
 
-def test_the_least_file_appends() -> None:
+def test_a_minimal_file_appends() -> None:
     spec = read_table(FILE)
     assert (spec.name, spec.table, spec.mode, spec.runner, spec.evolves) == (
         *("shop-orders", "orders", "append", "shard"),
@@ -97,13 +97,13 @@ interval: 1m
         (FILE.replace("shop.db", "${NOWHERE}"), "the environment has no variable NOWHERE"),
     ],
 )
-def test_problems_have_their_lines(text: str, problem: str) -> None:
+def test_errors_have_line_numbers(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read_table(text, {})
     assert problem in str(refused.value)
 
 
-def test_a_secret_is_in_no_error() -> None:
+def test_errors_contain_no_secrets() -> None:
     wrong = FILE.replace("sqlite:////srv/shop.db", "postgres+nothing://u:s3cret@h/d")
     with pytest.raises(InvalidInput) as refused:
         read_table(wrong, {})

@@ -1,4 +1,4 @@
-"""Tables of databases: what they lack, what can be changed, and changes of several processes at once."""
+"""Tables in databases: differences, possible changes, and concurrent changes by several processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_table_is_created_and_evolves(store_url: str) -> None:
     later = layout(store_url, "id BIGINT, n BIGINT, d DOUBLE, p DECIMAL(12, 3), s STRING, `new one` STRING NOT NULL")
     changes = prepare(later, SqlTarget(later))
     names = [each.field.name for each in changes]
-    if store_url.startswith("sqlite"):  # A column takes numbers of any size.
+    if store_url.startswith("sqlite"):  # The column accepts numbers of any size.
         assert names == ["new one"]
     else:
         assert names == ["id", "n", "p", "new one"]
@@ -70,7 +70,7 @@ def test_without_evolve_the_error_has_the_statement(store_url: str) -> None:
     assert list(types(store_url)) == ["id"]
 
 
-def test_changes_that_would_lose_values(store_url: str) -> None:
+def test_changes_that_would_lose_values_are_refused(store_url: str) -> None:
     first = layout(store_url, "id INT, t STRING, n BIGINT")
     prepare(first, SqlTarget(first))
     wrong = layout(store_url, "id INT, t INT, n BIGINT")
@@ -82,7 +82,7 @@ def test_changes_that_would_lose_values(store_url: str) -> None:
             prepare(wrong, SqlTarget(wrong))
 
 
-def test_several_processes_make_the_same_change(store_url: str) -> None:
+def test_several_processes_can_make_the_same_change(store_url: str) -> None:
     first = layout(store_url, "id INT")
     prepare(first, SqlTarget(first))
     later = layout(store_url, "id INT, a STRING, b BIGINT, c DOUBLE")
@@ -91,7 +91,7 @@ def test_several_processes_make_the_same_change(store_url: str) -> None:
     def change() -> None:
         try:
             prepare(later, SqlTarget(later))
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
+        except BaseException as error:  # noqa: BLE001 - the test inspects it
             failures.append(error)
 
     threads = [threading.Thread(target=change) for _ in range(4)]
@@ -103,7 +103,7 @@ def test_several_processes_make_the_same_change(store_url: str) -> None:
     assert list(types(store_url)) == ["id", "a", "b", "c"]
 
 
-def test_a_column_that_must_not_be_null(store_url: str) -> None:
+def test_a_not_null_column_for_an_optional_field_is_refused(store_url: str) -> None:
     with SqlStore(store_url).engine.begin() as connection:
         connection.execute(text("CREATE TABLE items (id INTEGER PRIMARY KEY, n INTEGER NOT NULL)"))
     wrong = layout(store_url, "id INT, n INT")

@@ -1,4 +1,4 @@
-"""The position and the rows of a table in its store, and the lines about a table beside its file."""
+"""The position and the rows of a table in its store, and its description next to its file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coranto_consumers.tables.state import TableProgress, describe, expectation_
 from tests.consumers.tables.shop import Shop, run, table_file
 
 
-def test_before_and_after_the_first_commit(shop: Shop, place: tuple[str, str]) -> None:
+def test_progress_before_and_after_the_first_commit(shop: Shop, place: tuple[str, str]) -> None:
     journal = f"{shop.name}/items"
     shop.create(journal)
     file = table_file(f"{{journal: {journal}}}", place[0], table=place[1])
@@ -33,7 +33,7 @@ def test_before_and_after_the_first_commit(shop: Shop, place: tuple[str, str]) -
     assert began - 1 < found.last_commit < time.time() + 1
 
 
-def test_the_last_commit_of_a_stream_is_of_its_last_event(shop: Shop, tmp_path: Path) -> None:
+def test_the_last_commit_is_that_of_the_last_event(shop: Shop, tmp_path: Path) -> None:
     stream = shop.stream(2)
     spec = read_table(file := table_file(f"{{stream: {stream}}}", f"sqlite:///{tmp_path}/s.db", "upsert"))
     began = time.time()
@@ -60,11 +60,13 @@ def test_the_last_commit_of_a_stream_is_of_its_last_event(shop: Shop, tmp_path: 
         ("append", {"table": "shop.items"}, "iceberg://lake", ['SELECT COUNT(*) FROM "shop"."items" == messages']),
     ],
 )
-def test_what_audits_expect(mode: str, more: dict[str, str], store: str, expected: list[str]) -> None:
+def test_audits_expect_as_many_rows_as_messages(
+    mode: str, more: dict[str, str], store: str, expected: list[str]
+) -> None:
     assert expectation_of(read_table(table_file("{stream: shop/items}", store, mode, **more))) == expected
 
 
-def test_lines_about_a_table(tmp_path: Path) -> None:
+def test_the_description_names_differences(tmp_path: Path) -> None:
     file = table_file("{stream: shop/items}", f"sqlite:///{tmp_path}/s.db", columns="id BIGINT, note STRING")
     layout = layout_of(read_table(file))
     change = ColumnChange(TypeField("note", PlainKind.STRING), "has no column 'note'", "ADD note")

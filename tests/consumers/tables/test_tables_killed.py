@@ -1,4 +1,4 @@
-"""Processes of a table are killed with SIGKILL, two at a time: the table is the stream, row by row."""
+"""Processes of a table are killed with SIGKILL, two at a time: the table still equals the stream, row by row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STREAM = "kill/items"
 
 
 class Writer:
-    """Writes random events to the stream in a thread of its own, until its block ends."""
+    """Writes random events to the stream in its own thread, until the block ends."""
 
     def __init__(self, client: SyncJournalClient, chance: random.Random) -> None:
         self.events: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ def count(store: SqlStore) -> int:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("mode", sampled(["changes", "append"], 2))
-def test_the_table_is_the_stream(tmp_path: Path, new_store: Callable[[str], str], mode: str) -> None:
+def test_the_table_has_the_rows_of_the_stream(tmp_path: Path, new_store: Callable[[str], str], mode: str) -> None:
     chance = random.Random(int(os.environ.get("CORANTO_TABLE_SEED", "1")))
     url = new_store("postgresql")
     store, file = SqlStore(url), tmp_path / "items.yaml"
@@ -89,7 +89,7 @@ def test_the_table_is_the_stream(tmp_path: Path, new_store: Callable[[str], str]
                             services[0].poll()
                             threading.Event().wait(0.02)
                         killed += sum(each.poll() is None for each in services)
-                        # A service ends by itself only because the other one fenced it off.
+                        # A service ends by itself only when the other one fences it off.
                         fenced = [each for each in services if each.poll() is not None]
                         assert len(fenced) < len(services) or not fenced
                         for each in fenced:
